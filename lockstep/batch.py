@@ -1,0 +1,131 @@
+"""Ragged batches: flat tokens plus lengths, with named columns; no padding crosses a process border.
+
+Legend: N flat tokens of all sequences, B sequences. Every per-token column speaks of its own token (see `align`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from lockstep.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences laid end to end.
+
+    Attributes:
+        tokens: Token ids, int64 [N].
+        lengths: Tokens of each sequence, int64 [B], on the CPU; their sum is N.
+        token: Per-token columns, each [N]. `mask` is True where the policy chose the token and is trained on it.
+        sample: Per-sequence columns, each [B].
+        sampling: The distribution the masked tokens were drawn from; a learner scores under the same one.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    token: dict[str, Tensor] = field(default_factory=dict)
+    sample: dict[str, Tensor] = field(default_factory=dict)
+    sampling: SamplingParams | None = None
+
+    def __post_init__(self) -> None:
+        if int(self.lengths.sum()) != self.tokens.numel():
+            raise ValueError(f"lengths add up to {int(self.lengths.sum())}, but there are {self.tokens.numel()} tokens")
+        for name, column in self.token.items():
+            if column.shape[0] != self.tokens.numel():
+                raise ValueError(f"token column '{name}' has {column.shape[0]} rows for {self.tokens.numel()} tokens")
+        for name, column in self.sample.items():
+            if column.shape[0] != len(self):
+                raise ValueError(f"sample column '{name}' has {column.shape[0]} rows for {len(self)} sequences")
+
+    def __len__(self) -> int:
+        return self.lengths.numel()
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A column by name, [N] or [B]."""
+        for columns in (self.token, self.sample):
+            if name in columns:
+                return columns[name]
+        raise KeyError(f"no column '{name}'; there are {sorted(self.token)} per token and {sorted(self.sample)} per sample")
+
+    @property
+    def mask(self) -> Tensor:
+        """Trainable tokens, bool [N]."""
+        return self["mask"]
+
+    @property
+    def starts(self) -> Tensor:
+        """Index of each sequence's first token, int64 [B], on the CPU."""
+        return torch.cumsum(self.lengths, 0) - self.lengths
+
+    @property
+    def row(self) -> Tensor:
+        """For each token the sequence it belongs to, int64 [N], on the device of the tokens."""
+        rows = torch.repeat_interleave(torch.arange(len(self)), self.lengths, output_size=self.tokens.numel())
+        return rows.to(self.tokens.device)
+
+    @property
+    def position(self) -> Tensor:
+        """For each token its index within its sequence, int64 [N], on the device of the tokens."""
+        starts = torch.repeat_interleave(self.starts, self.lengths, output_size=self.tokens.numel())
+        return (torch.arange(self.tokens.numel()) - starts).to(self.tokens.device)
+
+    def with_columns(self, token: dict[str, Tensor] | None = None, sample: dict[str, Tensor] | None = None) -> Batch:
+        """The same sequences with columns added or replaced."""
+        return replace(self, token={**self.token, **(token or {})}, sample={**self.sample, **(sample or {})})
+
+    def select(self, rows: Tensor | Sequence[int]) -> Batch:
+        """The sequences `rows`, in that order, with all their columns."""
+        rows = torch.as_tensor(rows, dtype=torch.int64)
+        lengths = self.lengths[rows]
+        starts = torch.repeat_interleave(self.starts[rows] - (torch.cumsum(lengths, 0) - lengths), lengths)
+        index = (torch.arange(int(lengths.sum())) + starts).to(self.tokens.device)
+        return Batch(
+            self.tokens[index],
+            lengths,
+            {name: column[index.to(column.device)] for name, column in self.token.items()},
+            {name: column[rows.to(column.device)] for name, column in self.sample.items()},
+            self.sampling,
+        )
+
+    def split(self, rows: int) -> list[Batch]:
+        """Consecutive pieces of `rows` sequences; the last may be smaller."""
+        return [self.select(range(i, min(i + rows, len(self)))) for i in range(0, len(self), rows)]
+
+    def sequences(self, name: str | None = None) -> list[Tensor]:
+        """The tokens, or a per-token column, as one tensor per sequence."""
+        return list(torch.split(self.tokens if name is None else self.token[name], self.lengths.tolist()))
+
+    def per_sample(self, column_N: Tensor) -> Tensor:
+        """Sums a per-token column over each sequence. Returns [B]."""
+        return column_N.new_zeros(len(self)).index_add_(0, self.row, column_N)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch with tokens and columns on `device`; lengths stay on the CPU."""
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            token={name: column.to(device) for name, column in self.token.items()},
+            sample={name: column.to(device) for name, column in self.sample.items()},
+        )
+
+
+def concat(batches: Sequence[Batch]) -> Batch:
+    """Lays batches end to end; all must have the same columns and sampling parameters."""
+    first = batches[0]
+    for other in batches[1:]:
+        if other.token.keys() != first.token.keys() or other.sample.keys() != first.sample.keys():
+            raise ValueError("batches with different columns cannot be joined")
+        if other.sampling != first.sampling:
+            raise ValueError("batches drawn with different sampling parameters cannot be joined")
+    return Batch(
+        torch.cat([b.tokens for b in batches]),
+        torch.cat([b.lengths for b in batches]),
+        {name: torch.cat([b.token[name] for b in batches]) for name in first.token},
+        {name: torch.cat([b.sample[name] for b in batches]) for name in first.sample},
+        first.sampling,
+    )

@@ -1,0 +1,55 @@
+"""Random numbers by key instead of by stream: no generator has a state, so none must be saved or kept in step.
+
+A key is a 64-bit hash of what the number is for: (seed, step, sample id, role, draw). The numbers of a sample therefore
+do not depend on the batch it travels in, on the number of workers, or on what was drawn before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer (splitmix64, Steele et al. 2014)
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def key(*parts: int | str) -> int:
+    """Hashes what a random number is for into a signed 64-bit key, the same on every machine and Python version."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def uniforms(key_B: Tensor, counter_K: Tensor) -> Tensor:
+    """Draws uniform numbers in the open interval (0, 1), one per key and counter.
+
+    Args:
+        key_B: Keys, int64.
+        counter_K: Counters (for a sampler: index of the token in the response), int64.
+
+    Returns:
+        float64 [B, K], from 52 bits of splitmix64, so that neither 0 nor 1 ever occurs.
+    """
+    z = key_B[:, None] + (counter_K[None, :] + 1) * _GOLDEN
+    z = (z ^ _shift_right(z, 30)) * _MIX_1
+    z = (z ^ _shift_right(z, 27)) * _MIX_2
+    bits = _shift_right(z ^ _shift_right(z, 31), 12)
+    return (bits.double() + 0.5) * 2.0**-52
+
+
+def permutation(length: int, *parts: int | str) -> Tensor:
+    """A random order of `range(length)` that depends on the key alone. Returns int64 [length]."""
+    draws = uniforms(torch.tensor([key(*parts)]), torch.arange(length))[0]
+    return torch.argsort(draws, stable=True)
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    """A torch generator seeded by a key, for initialising weights."""
+    return torch.Generator().manual_seed(key(*parts) & (2**63 - 1))
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's own `>>` on int64 copies the sign bit."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,50 @@
+"""The learner's protocol: the verbs that algorithms use, whatever trains behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.losses.base import Loss
+from lockstep.metrics import Metrics
+
+
+class Learner(Protocol):
+    """A model with a head and an optimizer. All tensors that cross this border are on the CPU."""
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """log π(x_t | x_<t) of the masked tokens under `batch.sampling`, nats, fp32 [N]; 0 elsewhere."""
+        ...
+
+    def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """V(x_<t) of every token, fp32 [N] (0 at the first of a sequence), and V after the last token, fp32 [B]."""
+        ...
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
+        """Adds the gradient of the summed loss to what has been gathered since the last `optim_step`."""
+        ...
+
+    def optim_step(self) -> Metrics:
+        """Divides the gathered gradient by the count of active tokens or rows, clips it, and updates the weights."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Streams (canonical name, tensor), names as in the Hugging Face checkpoint."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes weights, optimizer moments and counters as safetensors and JSON."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote, bit for bit."""
+        ...
+
+
+def train(learner: Learner, batch: Batch, loss: Loss) -> Metrics:
+    """One optimizer step on one batch."""
+    return learner.forward_backward(batch, loss) + learner.optim_step()

@@ -1,0 +1,45 @@
+"""A loss is a value: a frozen dataclass that any process can be sent and any pipeline stage can run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.metrics import Metrics
+
+Denominator = Literal["tokens", "rows"]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a learner's head says of each own token; fp32, the column of the other head is None.
+
+    Attributes:
+        logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the mask is off.
+        value: V(x_<t) [N]; 0 at the first token of a sequence.
+    """
+
+    logprob: Tensor | None = None
+    value: Tensor | None = None
+
+
+class Loss(Protocol):
+    """Called by a learner on each micro-batch; returns the *sum* over active tokens or rows, and metrics.
+
+    The learner divides the gradient once, by the count of active tokens or rows over all micro-batches and ranks.
+    """
+
+    @property
+    def denominator(self) -> Denominator: ...
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]: ...
+
+
+def active(batch: Batch, denominator: Denominator) -> Tensor:
+    """The number of trainable tokens, or of sequences that have one. A 0-d tensor on the batch's device."""
+    if denominator == "tokens":
+        return batch.mask.sum()
+    return (batch.per_sample(batch.mask.float()) > 0).sum()

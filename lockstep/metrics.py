@@ -1,0 +1,139 @@
+"""Metrics that carry their reduction, so that micro-batches, epochs and ranks merge exactly, whatever their sizes.
+
+Values may stay tensors on a device until `floats` is called, so that no metric makes the host wait on a hot path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from torch import Tensor
+
+Number = float | Tensor
+
+
+class Reduction(Protocol):
+    """A partial result that merges with its like and ends in one number."""
+
+    def merge(self, other: Self, /) -> Self: ...
+
+    def value(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """total / count; a mean of nothing is NaN."""
+
+    total: Number
+    count: Number = 1.0
+
+    def merge(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.count + other.count)
+
+    def value(self) -> float:
+        return float(self.total) / float(self.count) if float(self.count) else float("nan")
+
+
+@dataclass(frozen=True)
+class Sum:
+    total: Number
+
+    def merge(self, other: Sum) -> Sum:
+        return Sum(self.total + other.total)
+
+    def value(self) -> float:
+        return float(self.total)
+
+
+@dataclass(frozen=True)
+class Max:
+    largest: Number
+
+    def merge(self, other: Max) -> Max:
+        return Max(max(float(self.largest), float(other.largest)))
+
+    def value(self) -> float:
+        return float(self.largest)
+
+
+@dataclass(frozen=True)
+class Min:
+    smallest: Number
+
+    def merge(self, other: Min) -> Min:
+        return Min(min(float(self.smallest), float(other.smallest)))
+
+    def value(self) -> float:
+        return float(self.smallest)
+
+
+@dataclass(frozen=True)
+class Last:
+    """The newest value, for settings such as the learning rate."""
+
+    newest: Number
+
+    def merge(self, other: Last) -> Last:
+        return other
+
+    def value(self) -> float:
+        return float(self.newest)
+
+
+@dataclass(frozen=True)
+class ExplainedVariance:
+    """1 − Var(R−V) / Var(R) over all tokens, from sums, so that it is exact over any split.
+
+    It does not show whether values are aligned with their states: a critic that sees the action explains *more*.
+    """
+
+    count: Number
+    returns: Number
+    returns_squared: Number
+    errors: Number
+    errors_squared: Number
+
+    def merge(self, other: ExplainedVariance) -> ExplainedVariance:
+        return ExplainedVariance(
+            self.count + other.count,
+            self.returns + other.returns,
+            self.returns_squared + other.returns_squared,
+            self.errors + other.errors,
+            self.errors_squared + other.errors_squared,
+        )
+
+    def value(self) -> float:
+        n = float(self.count)
+        if not n:
+            return float("nan")
+        variance = float(self.returns_squared) / n - (float(self.returns) / n) ** 2
+        residual = float(self.errors_squared) / n - (float(self.errors) / n) ** 2
+        return 1.0 - residual / variance if variance > 0 else float("nan")
+
+
+class Metrics(dict[str, Reduction]):
+    """Named reductions. `a + b` merges what both have and keeps what one has."""
+
+    def __add__(self, other: Mapping[str, Reduction]) -> Metrics:
+        merged = Metrics(self)
+        for name, reduction in other.items():
+            merged[name] = merged[name].merge(reduction) if name in merged else reduction
+        return merged
+
+    def prefixed(self, prefix: str) -> Metrics:
+        """The same metrics as `prefix/name`."""
+        return Metrics({f"{prefix}/{name}": reduction for name, reduction in self.items()})
+
+    def floats(self) -> dict[str, float]:
+        """Every metric as a number; the only place that waits for a device."""
+        return {name: reduction.value() for name, reduction in self.items()}
+
+
+def merged(parts: Iterable[Mapping[str, Reduction]]) -> Metrics:
+    """Merges metrics of micro-batches, epochs or ranks, in order."""
+    total = Metrics()
+    for part in parts:
+        total = total + part
+    return total

@@ -1,0 +1,306 @@
+"""What a recipe may say: one frozen section per part of the house; unknown keys are errors (see `lockstep.config`).
+
+No default stands twice, no validator changes a field, derived values are properties. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import model_validator
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """A frozen group of options that forbids unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Scratch(Section):
+    """A new model with random weights: a `transformers` configuration, and a tokenizer made from the training text."""
+
+    config: dict[str, Any] = Field(description="fields of a transformers config, `model_type` among them")
+    tokenizer: Literal["words"] = Field("words", description="one token per word, number, sign and newline of the data")
+
+
+class ModelSection(Section):
+    """Where the first weights come from: exactly one of the three."""
+
+    path: str | None = Field(None, description="a Hugging Face folder on this machine")
+    from_recipe: str | None = Field(None, description="a recipe that is trained first, with the same seed")
+    scratch: Scratch | None = Field(None, description="build a new model")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if sum(source is not None for source in (self.path, self.from_recipe, self.scratch)) != 1:
+            raise ValueError("say exactly one of path, from_recipe and scratch (model.path=FOLDER names your model)")
+        return self
+
+
+class Arithmetic(Section):
+    """Word problems that are made, not read; see `lockstep.experience.arithmetic`."""
+
+    train_questions: PositiveInt = Field(description="distinct training questions")
+    validation_questions: PositiveInt = Field(description="held-out questions, none of them a training question")
+    demonstrations: NonNegativeInt = Field(0, description="solved rows for SFT, drawn from the training questions; 0: none")
+    direct_from: Probability = Field(0.75, description="share of the demonstrations after which direct answers appear")
+    direct_share: Probability = Field(0.6, description="share of questions that are then answered without reasoning")
+    seed: int = Field(0, description="of the questions; the run's seed does not change them")
+
+
+class DataSection(Section):
+    """Rows of JSONL, and how they become prompts. `{field}` in a template stands for a field of the row."""
+
+    train: str | None = Field(None, description="JSONL file to train on")
+    validation: str | None = Field(None, description="JSONL file to validate on")
+    arithmetic: Arithmetic | None = Field(None, description="make the data instead of reading it")
+    prompt: str = Field("{question}", description="template of the prompt, or of the user's message where `chat` is on")
+    completion: str = Field("{answer}", description="template of the completion that SFT learns")
+    answer: str = Field("{answer}", description="template of the right answer that a reward sees")
+    chat: bool = Field(False, description="put the prompt through the tokenizer's chat template")
+    system_prompt: str | None = Field(None, description="system message, with `chat`")
+    max_prompt_tokens: PositiveInt = Field(description="a longer prompt is over-long")
+    overlong_prompts: Literal["error", "skip"] = Field("error", description="what to do with them; skipped ones are counted")
+    bad_lines: Literal["error", "skip"] = Field("error", description="what to do with a line that is no row; likewise")
+    max_validation_samples: PositiveInt | None = Field(None, description="validate on the first so many rows")
+    shuffle: bool = Field(True, description="a new order each epoch, keyed by the seed")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataSection:
+        if (self.train is None) == (self.arithmetic is None):
+            raise ValueError("say exactly one of train (a JSONL file) and arithmetic")
+        if self.arithmetic is not None and self.validation is not None:
+            raise ValueError("validation does not go with arithmetic, which makes its own")
+        if self.system_prompt is not None and not self.chat:
+            raise ValueError("system_prompt needs chat: true")
+        return self
+
+
+class RewardSection(Section):
+    """What a response is worth."""
+
+    type: Literal["math", "python"] = Field(description="`math`: right or wrong by math-verify; `python`: your function")
+    marker: str | None = Field(None, description="math: the answer is what follows the last of these; null: the whole text")
+    function: str | None = Field(None, description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md")
+
+    @model_validator(mode="after")
+    def _function_given(self) -> RewardSection:
+        if (self.type == "python") != (self.function is not None):
+            raise ValueError("function goes with type: python, and only with it")
+        return self
+
+
+class Schedule(Section):
+    """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine."""
+
+    warmup_steps: NonNegativeInt = 0
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    decay_steps: PositiveInt | None = Field(None, description="optimizer steps until the end of the decay, warm-up included")
+    final_fraction: Probability = Field(0.0, description="the decay ends at lr times this")
+
+    @model_validator(mode="after")
+    def _decay_has_an_end(self) -> Schedule:
+        if (self.decay == "constant") != (self.decay_steps is None):
+            raise ValueError("decay_steps goes with decay: linear and decay: cosine, and only with them")
+        return self
+
+
+class Optimizer(Section):
+    """AdamW (Loshchilov & Hutter 2019) with fp32 weights and moments."""
+
+    lr: PositiveFloat
+    betas: tuple[Probability, Probability] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat | None = Field(1.0, description="clip the gradient's norm; null: do not")
+    schedule: Schedule = Schedule()
+
+
+class Parallel(Section):
+    """How many processes share the work."""
+
+    dp: PositiveInt = Field(1, description="data-parallel ranks, each with the whole model")
+
+
+class LearnerSection(Section):
+    """The training backend, for policy, critic and reference alike."""
+
+    backend: Literal["torch"] = "torch"
+    parallel: Parallel = Parallel()
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="of the computation; weights and moments are always fp32")
+    micro_batch_tokens: PositiveInt = Field(8192, description="tokens packed into one forward and backward pass")
+    activation_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+
+
+class Sampling(Section):
+    """The distribution that responses are drawn from."""
+
+    max_tokens: PositiveInt
+    temperature: NonNegativeFloat = Field(1.0, description="0: greedy")
+    top_k: NonNegativeInt = Field(0, description="0: all")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+
+
+class SamplerSection(Section):
+    """The engine that generates."""
+
+    backend: Literal["torch"] = "torch"
+    max_batch_size: PositiveInt = Field(256, description="sequences that are generated side by side")
+
+
+class Cluster(Section):
+    """Where processes live."""
+
+    backend: Literal["local"] = Field("local", description="child processes of this machine; none where every size is 1")
+    timeout_s: PositiveFloat = Field(1800.0, description="a worker that takes longer over one call is given up")
+
+
+class Run(Section):
+    """How long, how often, where to."""
+
+    max_steps: int = Field(-1, ge=-1, description="stop after so many steps; -1: after max_epochs")
+    max_epochs: PositiveInt = Field(1, description="passes over the training data")
+    validate_every: NonNegativeInt = Field(0, description="steps between validations; 0: only first and last")
+    save_every: PositiveInt = Field(10, description="steps between checkpoints; the last step is always saved")
+    keep: PositiveInt = Field(2, description="newest checkpoints that are kept")
+    num_logged_samples: NonNegativeInt = Field(8, description="responses a step writes to samples.jsonl")
+    folder: str | None = Field(None, description="run folder; null: runs/<recipe>-<hash of the resolved recipe>")
+
+
+class KL(Section):
+    """Divergence from the reference policy, the initial one (estimators: Schulman 2020, 'Approximating KL divergence')."""
+
+    coef: NonNegativeFloat = Field(0.0, description="0: the reference is never computed")
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    placement: Literal["reward", "loss"] = Field("loss", description="subtract from each token's reward, or add to the loss")
+    clamp_logratio: PositiveFloat | None = Field(20.0, description="bound on |log π/π_ref| before the estimate")
+    clamp: PositiveFloat | None = Field(10.0, description="bound on the estimate's magnitude")
+
+
+class RewardScaling(Section):
+    """Linear map of rewards: source range, clamped, to target range."""
+
+    source: tuple[float, float] = (0.0, 1.0)
+    target: tuple[float, float] = (-1.0, 1.0)
+
+    @model_validator(mode="after")
+    def _source_is_a_range(self) -> RewardScaling:
+        if self.source[1] <= self.source[0]:
+            raise ValueError(f"source must rise, but is {list(self.source)}")
+        return self
+
+
+class Overlong(Section):
+    """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13): linear over the last `buffer` tokens before `max_tokens`."""
+
+    buffer: PositiveInt
+    penalty: PositiveFloat = 1.0
+
+
+class DynamicSampling(Section):
+    """Draw until the step has enough prompts whose rewards differ (DAPO, Yu et al. 2025, §3.2)."""
+
+    max_batches: PositiveInt = Field(10, description="give up, with an error, after so many batches of prompts in one step")
+
+
+class Correction(Section):
+    """Importance weights from sampler to learner, for engines whose log-probabilities differ from the learner's."""
+
+    kind: Literal["token_tis", "sequence_tis", "icepop"]
+    high: PositiveFloat = Field(2.0, description="truncate (TIS) or mask (IcePop) ratios above this")
+    low: NonNegativeFloat = Field(0.5, description="IcePop: mask ratios below this")
+
+
+class PPO(Section):
+    """Proximal policy optimisation with a critic (Schulman et al. 2017); see docs/algorithms/ppo.md."""
+
+    num_prompts_per_step: PositiveInt
+    num_generations: PositiveInt = Field(1, description="responses per prompt")
+    global_batch_size: PositiveInt = Field(description="responses per optimizer step")
+    ppo_epochs: PositiveInt = 1
+    critic_warmup_steps: NonNegativeInt = Field(0, description="steps in which only the critic learns")
+    gamma: Probability = 1.0
+    gae_lambda: Probability = 0.95
+    gae_lambda_policy: Probability | None = Field(None, description="for advantages, where it differs (VAPO)")
+    gae_lambda_value: Probability | None = Field(None, description="for the critic's returns, where it differs (VAPO)")
+    length_adaptive_alpha: NonNegativeFloat = Field(0.0, description="advantages with λ = 1 − 1/(α·length) (VAPO); 0: off")
+    bootstrap_truncated: bool = Field(False, description="a truncated response goes on being worth V of its last state")
+    whiten_advantages: bool = True
+    clip: PositiveFloat = Field(0.2, description="ratio is clipped to [1 − clip, 1 + clip_high]")
+    clip_high: PositiveFloat | None = Field(None, description="null: as clip")
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(None, description="bound on the ratio where the advantage is negative")
+    value_clip: PositiveFloat | None = Field(0.2, description="null: plain squared error")
+    kl: KL = KL()
+    reward_scaling: RewardScaling | None = None
+    overlong_penalty: Overlong | None = None
+    truncation_penalty: NonNegativeFloat = Field(0.0, description="subtracted from the reward of a truncated response")
+    overlong_filtering: bool = Field(False, description="truncated responses leave the loss")
+    dynamic_sampling: DynamicSampling | None = None
+    correction: Correction | None = None
+    max_sequence_mismatch: PositiveFloat | None = Field(None, description="drop responses whose mean exp|Δ| exceeds this")
+
+
+class Common(Section):
+    """What every recipe has."""
+
+    seed: int = 0
+    model: ModelSection
+    data: DataSection
+    learner: LearnerSection = LearnerSection()
+    cluster: Cluster = Cluster()
+    run: Run
+
+
+class SFT(Section):
+    """Supervised fine-tuning on completions, the stop token included."""
+
+    global_batch_size: PositiveInt = Field(description="rows per optimizer step")
+    max_tokens: PositiveInt = Field(description="longest prompt and completion together")
+
+
+class SFTRecipe(Common):
+    """`algorithm: sft`"""
+
+    algorithm: Literal["sft"]
+    sft: SFT
+    optimizer: Optimizer
+
+
+class Bound(Section):
+    """A metric that `lockstep check` expects at a step: within [min, max]."""
+
+    metric: str
+    step: NonNegativeInt
+    min: float | None = None
+    max: float | None = None
+
+
+class PPORecipe(Common):
+    """`algorithm: ppo`"""
+
+    algorithm: Literal["ppo"]
+    ppo: PPO
+    reward: RewardSection
+    sampling: Sampling
+    validation_sampling: Sampling
+    sampler: SamplerSection = SamplerSection()
+    policy: Optimizer
+    critic: Optimizer
+    acceptance: tuple[Bound, ...] = Field((), description="bounds that `lockstep check RUN` reads")
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> PPORecipe:
+        samples, batch = self.ppo.num_prompts_per_step * self.ppo.num_generations, self.ppo.global_batch_size
+        if samples % batch:
+            raise ValueError(
+                f"ppo.num_prompts_per_step × num_generations = {samples} responses do not divide into "
+                f"ppo.global_batch_size = {batch}"
+            )
+        return self
+
+
+Recipe = Annotated[SFTRecipe | PPORecipe, Field(discriminator="algorithm")]

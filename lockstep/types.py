@@ -1,0 +1,60 @@
+"""The words that every floor shares: how to sample, what to complete, why a response ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The distribution that responses are drawn from, and where they stop.
+
+    Attributes:
+        max_tokens: Longest response, in tokens.
+        temperature: Divides the logits; 0 means greedy, and log-probabilities are then those of temperature 1.
+        top_k: Keep the k likeliest tokens; 0 keeps all.
+        top_p: Keep the smallest set of likeliest tokens whose probability reaches this; 1 keeps all.
+        stop_token_ids: A response ends with the first of these; it belongs to the response.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def full_support(self) -> bool:
+        """Whether every token can be drawn, so that only the temperature shapes the distribution."""
+        return self.greedy or (self.top_k == 0 and self.top_p == 1.0)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as it goes to a sampler, with the data row it came from, untouched.
+
+    Attributes:
+        id: Names the row over runs, `file:line`.
+        text: The prompt as the model reads it, after template.
+        tokens: Its token ids.
+        row: The data row as parsed from JSON.
+    """
+
+    id: str
+    text: str
+    tokens: tuple[int, ...]
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response wanted: what to complete, and the key of its random numbers (see `lockstep.keyed`)."""
+
+    tokens: tuple[int, ...]
+    key: int
