@@ -1,0 +1,72 @@
+"""Models from folders: always fp32 weights (the masters), always Lockstep's attention, never dropout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from lockstep import keyed
+from lockstep.models import attention
+
+transformers_logging.disable_progress_bar()
+
+
+class ModelError(ValueError):
+    """A model folder that cannot be used, said in one sentence."""
+
+
+def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
+    """Opens a Hugging Face folder as a causal language model."""
+    return _load(AutoModelForCausalLM, folder)
+
+
+def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
+    """Opens the same folder without its vocabulary head, for a critic."""
+    return _load(AutoModel, folder)
+
+
+def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    """Makes a model with random weights from the fields of a `transformers` configuration.
+
+    Args:
+        config: Fields, `model_type` among them; the vocabulary and the stop token are the tokenizer's.
+        tokenizer: The tokenizer the model is made for.
+        seed: Of the weights.
+    """
+    fields = {**config, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    model_type = fields.pop("model_type", None)
+    try:
+        built = AutoConfig.for_model(model_type, **fields)
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"model.scratch.config: {error}") from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(keyed.key("initial weights", seed) & (2**63 - 1))
+        model = AutoModelForCausalLM.from_config(built, attn_implementation=attention.NAME, dtype=torch.float32)
+    return _without_dropout(model)
+
+
+def _load(kind: Any, folder: str | os.PathLike[str]) -> PreTrainedModel:
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelError(f"{folder} is no Hugging Face model folder: it has no config.json; give the folder of a downloaded model")
+    try:
+        model = kind.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=attention.NAME, local_files_only=True, use_safetensors=True
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the model in {folder} cannot be opened: {error}") from error
+    return _without_dropout(model)
+
+
+def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    """Dropout would make the trained policy another one than the sampled."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model

@@ -1,0 +1,145 @@
+"""The torch sampler: generates with the learner's own modules and a key-value cache, dropping rows as they finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lockstep import keyed
+from lockstep.batch import Batch, concat
+from lockstep.distributed.sampling import draw
+from lockstep.models.attention import Cached
+from lockstep.models.weights import fingerprint
+from lockstep.samplers.base import Attestation
+from lockstep.types import Request, SamplingParams
+
+_COMPACT_BELOW = 0.8
+"""Finished rows are dropped when fewer than this share of the rows still run: a copy of the cache costs about a step."""
+
+
+class TorchSampler:
+    """Implements `samplers.base.Sampler`; given the learner's own model it shares the weights without a copy.
+
+    Args:
+        lm: A causal language model with Lockstep's attention.
+        max_batch_size: Sequences generated side by side.
+        bf16: Compute as a bf16 learner does.
+    """
+
+    def __init__(self, lm: PreTrainedModel, max_batch_size: int, bf16: bool = False) -> None:
+        self._lm, self._max_batch_size, self._bf16 = lm, max_batch_size, bf16
+        self._context = int(lm.config.get_text_config().max_position_embeddings)
+        self._version = 0
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
+        size = self._max_batch_size
+        pieces = [
+            self._generate([requests[i] for i in order[start : start + size]], sampling)
+            for start in range(0, len(order), size)
+        ]
+        return concat(pieces).select(torch.argsort(torch.tensor(order)))
+
+    @torch.no_grad()
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Attestation:
+        own = dict(self._lm.named_parameters())
+        for name, tensor in stream:
+            if own[name].data_ptr() != tensor.data_ptr():
+                own[name].copy_(tensor)
+        self._version = version
+        return Attestation(version, {name: fingerprint(tensor) for name, tensor in own.items()})
+
+    def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        prompts = _prompts(requests).to(self._lm.device)
+        room_B = (self._context - prompts.lengths).clamp(max=sampling.max_tokens).to(self._lm.device)
+        tokens_BK, logprob_BK, length_B, stopped_B = self._decode(prompts, requests, sampling, room_B)
+        return self._assembled(prompts.to("cpu"), tokens_BK, logprob_BK, length_B, stopped_B, sampling)
+
+    def _decode(
+        self, prompts: Batch, requests: Sequence[Request], sampling: SamplingParams, room_B: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Token by token. Returns tokens and log-probabilities [B, K], lengths [B], and who ended with a stop token [B]."""
+        device, rows, most = self._lm.device, len(requests), int(room_B.max())
+        cache = Cached(prompts, int(prompts.lengths.max()) + most)
+        tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)
+        logprob_BK = torch.zeros(rows, most, device=device)
+        length_B = torch.zeros(rows, dtype=torch.int64, device=device)
+        stopped_B = torch.zeros(rows, dtype=torch.bool, device=device)
+        uniform_BK = keyed.uniforms(torch.tensor([r.key for r in requests]), torch.arange(most)).to(device)
+        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
+        alive = torch.arange(rows, device=device)
+        running = torch.ones(rows, dtype=torch.bool, device=device)
+        logits = self._logits(prompts.tokens[None], prompts.position[None], cache, _last(prompts))[0]
+        for k in range(most):
+            token, logprob = draw(logits, uniform_BK[alive, k], sampling)
+            tokens_BK[alive, k], logprob_BK[alive, k] = token, logprob
+            length_B[alive] += running
+            stopped_B[alive] |= running & torch.isin(token, stops)
+            running = running & ~stopped_B[alive] & (room_B[alive] > k + 1)
+            left = int(running.sum())
+            if left == 0:
+                break
+            if left < _COMPACT_BELOW * alive.numel():
+                kept = running.nonzero().squeeze(-1)
+                cache.keep(kept)
+                alive, token, running = alive[kept], token[kept], running[kept]
+            cache.next_token()
+            logits = self._logits(token[:, None], cache.filled[:, None], cache, 1)[:, 0]
+        return tokens_BK, logprob_BK, length_B, stopped_B
+
+    def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self._bf16):
+            return self._lm(
+                input_ids=tokens, position_ids=position, use_cache=False, layout=cache, logits_to_keep=keep
+            ).logits
+
+    def _assembled(
+        self,
+        prompts: Batch,
+        tokens_BK: Tensor,
+        logprob_BK: Tensor,
+        length_B: Tensor,
+        stopped_B: Tensor,
+        sampling: SamplingParams,
+    ) -> Batch:
+        """Lays each response behind its prompt."""
+        length_B = length_B.cpu()
+        written = torch.arange(tokens_BK.shape[1])[None, :] < length_B[:, None]
+        responses = Batch(tokens_BK.cpu()[written], length_B, {"sampler_logprob": logprob_BK.cpu()[written]})
+        both = Batch(
+            torch.cat([prompts.tokens, responses.tokens]),
+            torch.stack([prompts.lengths, length_B]).reshape(-1),
+            {
+                "mask": torch.arange(prompts.tokens.numel() + responses.tokens.numel()) >= prompts.tokens.numel(),
+                "sampler_logprob": torch.cat(
+                    [torch.zeros(prompts.tokens.numel()), responses["sampler_logprob"]]
+                ),
+            },
+        ).select(torch.arange(2 * len(prompts)).view(2, -1).T.reshape(-1))
+        return Batch(
+            both.tokens,
+            prompts.lengths + length_B,
+            both.token,
+            {
+                "truncated": ~stopped_B.cpu(),
+                "version": torch.full((len(prompts),), self._version),
+            },
+            sampling,
+        )
+
+
+def _prompts(requests: Sequence[Request]) -> Batch:
+    """The requests' tokens as a batch."""
+    return Batch(
+        torch.tensor([token for request in requests for token in request.tokens], dtype=torch.int64),
+        torch.tensor([len(request.tokens) for request in requests], dtype=torch.int64),
+    )
+
+
+def _last(prompts: Batch) -> Tensor:
+    """Flat index of each prompt's last token, which is the state before the first response token."""
+    return (prompts.starts + prompts.lengths - 1).to(prompts.tokens.device)
