@@ -40,7 +40,7 @@ def shaped_logits(logits_MV: Tensor, sampling: SamplingParams, chosen_M: Tensor 
 
 def _outside(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
     """Tokens that top-k and top-p exclude, bool [M, V]; the likeliest token is always inside."""
-    ordered, index = logits_MV.sort(-1, descending=True, stable=True)
+    ordered, index = torch.sort(logits_MV, dim=-1, descending=True, stable=True)
     rank = torch.arange(logits_MV.shape[-1], device=logits_MV.device)
     cut = (rank >= sampling.top_k) if sampling.top_k else torch.zeros_like(rank, dtype=torch.bool)
     cut = cut.expand_as(ordered)
