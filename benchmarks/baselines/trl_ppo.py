@@ -1,0 +1,154 @@
+"""The other side of `benchmarks.ppo_step`: TRL's PPO trainer, in an environment of its own. Prints one JSON line.
+
+TRL 1.12.0 is the last release that has a PPO trainer. It needs four models: policy, reference, value and reward. The
+settings here are those that cost it least on a CPU: fp32 without autocast, no gradient checkpointing, one micro-batch
+per minibatch, no logging to disk, no progress bar, no sampled completions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import tempfile
+import time
+from types import SimpleNamespace
+
+import torch
+import transformers
+import trl  # pyright: ignore[reportMissingImports]
+from datasets import Dataset  # pyright: ignore[reportMissingImports]
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
+from trl.experimental.ppo import PPOConfig, PPOTrainer  # pyright: ignore[reportMissingImports]
+
+from benchmarks.harness import peak_rss_mb
+from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
+
+
+class FreeReward(nn.Module):
+    """Stands where the trainer expects a reward model, and costs nothing: the score of a response is its last token.
+
+    The trainer runs the module named by `base_model_prefix`, then `score` on the last hidden state.
+    """
+
+    base_model_prefix = "backbone"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = _TokenAsHidden()
+        self.score = nn.Identity()
+
+
+class _TokenAsHidden(nn.Module):
+    def forward(self, input_ids: Tensor, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(hidden_states=((input_ids / VOCAB)[:, :, None],))
+
+
+class StepClock(TrainerCallback):
+    """Notes the CPU clock at the end of each step, and the time that garbage collection took until then."""
+
+    def __init__(self) -> None:
+        self.ticks: list[float] = []
+        self.gc_ticks: list[float] = []
+        self._gc_s = 0.0
+        self._gc_start = 0.0
+        gc.callbacks.append(self._on_gc)
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        self.ticks.append(time.process_time())
+        self.gc_ticks.append(self._gc_s)
+
+    def _on_gc(self, phase: str, _: object) -> None:
+        now = time.process_time()
+        if phase == "start":
+            self._gc_start = now
+        else:
+            self._gc_s += now - self._gc_start
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Any tokenizer: prompts come tokenized. Its padding and end tokens lie outside the model's vocabulary."""
+    words = {f"t{i}": i for i in range(VOCAB)} | {"<pad>": VOCAB, "<end>": VOCAB + 1}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>", padding_side="left")
+
+
+def trainer(args: argparse.Namespace, steps: int, folder: str, clock: StepClock) -> PPOTrainer:
+    """TRL's trainer on the small Llama; value and reward model are of the same size."""
+    config = PPOConfig(
+        output_dir=folder,
+        per_device_train_batch_size=args.prompts // args.minibatches,
+        gradient_accumulation_steps=args.minibatches,
+        num_mini_batches=args.minibatches,
+        num_ppo_epochs=args.epochs,
+        total_episodes=steps * args.prompts,
+        response_length=args.new_tokens,
+        stop_token=None,
+        temperature=1.0,
+        kl_coef=args.kl_coef,
+        num_sample_generations=0,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        disable_tqdm=True,
+        logging_steps=1000,
+        save_strategy="no",
+        seed=0,
+    )
+    prompts = random_prompts([args.prompt_tokens] * args.prompts * 4)
+    head = llama_config()
+    head.num_labels = 1
+    return PPOTrainer(
+        args=config,
+        processing_class=tokenizer(),
+        model=causal_lm(),
+        ref_model=causal_lm(),
+        reward_model=FreeReward() if args.reward == "free" else LlamaForSequenceClassification(head),
+        value_model=LlamaForSequenceClassification(head),
+        train_dataset=Dataset.from_dict({"input_ids": prompts}),
+        callbacks=[clock],
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--prompt-tokens", type=int, default=16)
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=4, help="TRL's default is 4")
+    parser.add_argument("--minibatches", type=int, default=1)
+    parser.add_argument("--kl-coef", type=float, default=0.05)
+    parser.add_argument("--reward", choices=("free", "model"), default="free", help="'model' adds a fourth Llama")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--warmup", type=int, default=3)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(1)
+    clock = StepClock()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer(args, args.warmup + args.steps, folder, clock).train()
+    steps = [b - a for a, b in zip(clock.ticks, clock.ticks[1:], strict=False)][args.warmup - 1 :]
+    collecting = [b - a for a, b in zip(clock.gc_ticks, clock.gc_ticks[1:], strict=False)][args.warmup - 1 :]
+    result = {
+        "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
+        "epochs": args.epochs,
+        "minibatches": args.minibatches,
+        "steps": len(steps),
+        "cpu_s": statistics.median(steps),
+        "cpu_min_s": min(steps),
+        "gc_s": statistics.median(collecting),
+        "new_tokens": args.prompts * args.new_tokens,
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+    }
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Tokens per second of the torch sampler beside `transformers` `generate`: same weights, prompts and stop tokens.
+
+    python -m benchmarks.generate [--save]
+
+Thirty-two prompts of 8 to 64 tokens; 2 % of the vocabulary stop a response, so that lengths are uneven up to 128.
+Only tokens up to and including the stop are counted, on both sides. The greedy rows check that both sides wrote the
+same tokens. At temperature 1 each side has its own random numbers, hence other lengths; `transformers` is not asked for
+log-probabilities, which the torch sampler always returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from benchmarks.harness import Row, environment, measure_interleaved, save, table
+from benchmarks.small_llama import VOCAB, causal_lm, random_prompts
+from lockstep import keyed
+from lockstep.models import attention
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
+
+MAX_TOKENS = 128
+LENGTHS = [8 + i * 56 // 31 for i in range(32)]
+STOPS = tuple(range(0, VOCAB, 50))
+SPREAD = 0.2
+"""Standard deviation of the weights: with less, greedy decoding of a random model soon repeats one token."""
+
+
+@dataclass
+class Transformers:
+    """The baseline: one left-padded batch that runs until its last row has stopped."""
+
+    lm: PreTrainedModel
+    prompts: list[list[int]]
+    temperature: float
+    tokens: list[int] = field(default_factory=list)
+
+    def __call__(self) -> list[list[int]]:
+        torch.manual_seed(len(self.tokens))
+        width = max(map(len, self.prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in self.prompts])
+        seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in self.prompts])
+        out = self.lm.generate(input_ids=ids, attention_mask=seen, generation_config=self._config())
+        responses = [_until_stop(row) for row in out[:, width:]]
+        self.tokens.append(sum(map(len, responses)))
+        return responses
+
+    def _config(self) -> GenerationConfig:
+        if self.temperature == 0:
+            chosen = GenerationConfig(do_sample=False)
+        else:
+            chosen = GenerationConfig(do_sample=True, temperature=self.temperature, top_k=0, top_p=1.0)
+        chosen.update(max_new_tokens=MAX_TOKENS, eos_token_id=list(STOPS), pad_token_id=STOPS[0])
+        return chosen
+
+
+@dataclass
+class Lockstep:
+    """The torch sampler, all prompts in one batch as well."""
+
+    sampler: TorchSampler
+    prompts: list[list[int]]
+    temperature: float
+    tokens: list[int] = field(default_factory=list)
+
+    def __call__(self) -> list[list[int]]:
+        sampling = SamplingParams(MAX_TOKENS, temperature=self.temperature, stop_token_ids=STOPS)
+        turn = len(self.tokens)
+        requests = [Request(tuple(p), keyed.key("benchmark", turn, i)) for i, p in enumerate(self.prompts)]
+        batch = self.sampler.generate(requests, sampling)
+        sequences = zip(batch.sequences(), batch.sequences("mask"), strict=True)
+        responses = [tokens[mask].tolist() for tokens, mask in sequences]
+        self.tokens.append(sum(map(len, responses)))
+        return responses
+
+
+def _until_stop(row: Tensor) -> list[int]:
+    """The tokens up to and including the first stop."""
+    stopped = torch.isin(row, torch.tensor(STOPS)).nonzero()
+    return row[: int(stopped[0]) + 1].tolist() if len(stopped) else row.tolist()
+
+
+def compare(temperature: float, threads: int, repeats: int) -> list[Row]:
+    """Times both sides in turn. Returns rows in tokens per second, the ratio being the median over pairs."""
+    torch.set_num_threads(threads)
+    lm = causal_lm(SPREAD).eval()
+    ours_lm = copy.deepcopy(lm)
+    ours_lm.set_attn_implementation(attention.NAME)
+    prompts = random_prompts(LENGTHS)
+    theirs = Transformers(lm, prompts, temperature)
+    ours = Lockstep(TorchSampler(ours_lm, max_batch_size=len(prompts)), prompts, temperature)
+    if temperature == 0 and theirs() != ours():
+        raise RuntimeError("greedy decoding wrote other tokens on the two sides, so their speeds cannot be compared")
+    baseline, mine = measure_interleaved([theirs, ours], repeats)
+    name = f"{'greedy' if temperature == 0 else f'temperature {temperature:g}'}, {threads} thread(s)"
+    rows = [_row(name, theirs.tokens, baseline.wall_s, ours.tokens, mine.wall_s)]
+    if threads == 1:
+        rows.append(_row(f"{name}, CPU clock", theirs.tokens, baseline.cpu_s, ours.tokens, mine.cpu_s))
+    return rows
+
+
+def _row(name: str, tokens: list[int], seconds: tuple[float, ...], own: list[int], own_s: tuple[float, ...]) -> Row:
+    baseline = [n / s for n, s in zip(tokens[-len(seconds) :], seconds, strict=True)]
+    ours = [n / s for n, s in zip(own[-len(own_s) :], own_s, strict=True)]
+    ratio = statistics.median(b / a for a, b in zip(baseline, ours, strict=True))
+    return Row(name, statistics.median(baseline), statistics.median(ours), ratio)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=11, help="interleaved pairs")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/generate.json")
+    args = parser.parse_args()
+    rows = [row for t in (1.0, 0.0) for threads in (1, 2) for row in compare(t, threads, args.repeats)]
+    print(environment())
+    print(table(rows, "transformers generate", "tokens per second"))
+    if args.save:
+        print(save("generate", rows, {"repeats": args.repeats}))
+
+
+if __name__ == "__main__":
+    main()

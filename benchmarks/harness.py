@@ -1,0 +1,114 @@
+"""What every benchmark needs: timing side by side, peak memory, a Markdown table, and where it was measured."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Seconds of each repetition. CPU seconds add up all threads, and other programs on the machine disturb them less.
+
+    Attributes:
+        wall_s: Elapsed seconds, one entry per repetition.
+        cpu_s: CPU seconds of this process, one entry per repetition.
+    """
+
+    wall_s: tuple[float, ...]
+    cpu_s: tuple[float, ...]
+
+    @property
+    def wall_median_s(self) -> float:
+        return statistics.median(self.wall_s)
+
+    @property
+    def cpu_median_s(self) -> float:
+        return statistics.median(self.cpu_s)
+
+    @property
+    def cpu_min_s(self) -> float:
+        return min(self.cpu_s)
+
+
+def measure(fn: Callable[[], object], repeats: int, warmup: int = 1) -> Measurement:
+    """Times `fn` alone."""
+    return measure_interleaved([fn], repeats, warmup)[0]
+
+
+def measure_interleaved(fns: Sequence[Callable[[], object]], repeats: int, warmup: int = 1) -> list[Measurement]:
+    """Times several functions in turn (a b a b …), so that whatever disturbs the machine meets them all alike."""
+    for fn in fns:
+        for _ in range(warmup):
+            fn()
+    clocks: list[list[tuple[float, float]]] = [[] for _ in fns]
+    for _ in range(repeats):
+        for fn, seen in zip(fns, clocks, strict=True):
+            wall, cpu = time.perf_counter(), time.process_time()
+            fn()
+            seen.append((time.perf_counter() - wall, time.process_time() - cpu))
+    return [Measurement(tuple(w for w, _ in seen), tuple(c for _, c in seen)) for seen in clocks]
+
+
+def peak_rss_mb() -> float:
+    """The most memory that this process has held so far, MB (10⁶ bytes)."""
+    unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison of a table.
+
+    Attributes:
+        name: What was compared.
+        baseline: Figure of the other program.
+        ours: Figure of Lockstep, in the same unit.
+        ratio: How many times better ours is.
+    """
+
+    name: str
+    baseline: float
+    ours: float
+    ratio: float
+
+
+def table(rows: Sequence[Row], baseline: str, unit: str) -> str:
+    """The rows as a Markdown table; `baseline` names the other program."""
+    head = [f"| {unit} | {baseline} | Lockstep | ratio |", "|---|---:|---:|---:|"]
+    return "\n".join(head + [f"| {r.name} | {r.baseline:.4g} | {r.ours:.4g} | {r.ratio:.2f}× |" for r in rows])
+
+
+def environment() -> str:
+    """One line that says where and when a figure was taken."""
+    return (
+        f"{_cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s), torch {torch.__version__}, "
+        f"Python {platform.python_version()}, {datetime.date.today().isoformat()}"
+    )
+
+
+def save(name: str, rows: Sequence[Row], details: Mapping[str, object]) -> Path:
+    """Writes a table and what lies behind it to `benchmarks/results/<name>.json`."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    content = {"environment": environment(), "rows": [asdict(row) for row in rows], **details}
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

@@ -1,0 +1,40 @@
+"""The model that both sides of a benchmark run: a Llama of 0.6 M parameters with random weights."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCAB = 1024
+
+
+def llama_config(spread: float = 0.02) -> LlamaConfig:
+    """Two layers of width 128, without special tokens, so that nothing ends a response unless a benchmark says so.
+
+    Args:
+        spread: Standard deviation of the random weights.
+    """
+    return LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        initializer_range=spread,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+def causal_lm(spread: float = 0.02, seed: int = 0) -> LlamaForCausalLM:
+    """The language model, fp32."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(llama_config(spread))
+
+
+def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    """One prompt of random tokens per length."""
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randint(VOCAB, (length,), generator=draw).tolist() for length in lengths]
