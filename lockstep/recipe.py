@@ -133,7 +133,6 @@ class LearnerSection(Section):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="of the computation; weights and moments are always fp32")
     micro_batch_tokens: PositiveInt = Field(8192, description="tokens packed into one forward and backward pass")
-    activation_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
 
 
 class Sampling(Section):

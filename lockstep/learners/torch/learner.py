@@ -83,7 +83,7 @@ class TorchLearner:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
-            yield name.partition(".")[2], parameter.detach()
+            yield name.removeprefix("lm."), parameter.detach()
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

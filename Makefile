@@ -1,0 +1,42 @@
+# Two commands matter: `make quickstart` and `make test`. Both set up a virtual environment of their own first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Where torch comes from, for machines without a GPU; README, "What your machine needs".
+TORCH_INDEX ?=
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
+
+.PHONY: quickstart test check proofs bench clean
+
+quickstart: $(VENV)/.run
+	$(BIN)/lockstep train ppo_arithmetic
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest tests -m "not proof"
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+proofs: $(VENV)/.test
+	$(BIN)/python -m pytest tests -m proof -s
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/gae.py
+	$(BIN)/python benchmarks/generate.py
+	$(BIN)/python benchmarks/ppo_step.py
+
+$(VENV)/.run: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(PIP) -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info

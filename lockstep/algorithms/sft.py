@@ -1,0 +1,28 @@
+"""Supervised fine-tuning: maximum likelihood of completions, the stop token included, the prompt only read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.algorithms.step import Phase, StepResult
+from lockstep.experience.demonstrations import Demonstrations
+from lockstep.learners.base import Learner, train
+from lockstep.losses.cross_entropy import CrossEntropy
+
+
+@dataclass(frozen=True)
+class SFTWorkers:
+    """Who does the work."""
+
+    policy: Learner
+    demonstrations: Demonstrations
+    phase: Phase
+
+
+def sft_step(step: int, position: int, workers: SFTWorkers, global_batch_size: int, seed: int) -> StepResult:
+    """One optimizer step on the rows `position` … `position + global_batch_size − 1`."""
+    with workers.phase("data"):
+        batch = workers.demonstrations.at(position, global_batch_size, seed)
+    with workers.phase("policy"):
+        metrics = train(workers.policy, batch, CrossEntropy())
+    return StepResult(metrics.prefixed("policy"), position + global_batch_size, batch.tokens.numel())

@@ -1,0 +1,149 @@
+"""Rollouts: prompts become responses, responses become scores. Every draw is keyed, so nothing depends on batching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep import keyed
+from lockstep.batch import Batch, concat
+from lockstep.experience.prompts import Prompts
+from lockstep.experience.rewards import Reward
+from lockstep.metrics import Max, Mean, Metrics, Sum
+from lockstep.recipe import DynamicSampling
+from lockstep.samplers.base import Sampler
+from lockstep.types import Prompt, Request, SamplingParams
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Scored responses, one per row of the batch.
+
+    Attributes:
+        batch: As the sampler gave it, with per sample `score` (NaN: no verdict) and `group` (which prompt, from 0).
+        prompts: The prompt of each row.
+        responses: Each row's response as text.
+    """
+
+    batch: Batch
+    prompts: list[Prompt]
+    responses: list[str]
+
+    def metrics(self) -> Metrics:
+        """Reward, lengths, truncation; a response without a verdict is counted and not averaged."""
+        length_B = self.batch.per_sample(self.batch.mask.float())
+        judged = self.batch["score"].isfinite()
+        return Metrics(
+            reward=Mean(self.batch["score"][judged].sum(), judged.sum()),
+            no_verdict=Sum((~judged).sum()),
+            response_length=Mean(length_B.sum(), len(self.batch)),
+            response_length_max=Max(length_B.max()),
+            truncated=Mean(self.batch["truncated"].sum(), len(self.batch)),
+        )
+
+    def table(self, rows: int) -> list[dict[str, Any]]:
+        """The first `rows` rollouts as they are shown to people."""
+        lengths = self.batch.per_sample(self.batch.mask.long()).tolist()
+        scores = [score if score == score else None for score in self.batch["score"].tolist()]
+        return [
+            {
+                "id": self.prompts[i].id,
+                "prompt": self.prompts[i].text,
+                "response": self.responses[i],
+                "score": scores[i],
+                "tokens": lengths[i],
+                "truncated": bool(self.batch["truncated"][i]),
+            }
+            for i in range(min(rows, len(self.prompts)))
+        ]
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Everything that turns a position in the data into scored responses."""
+
+    sampler: Sampler
+    prompts: Prompts
+    reward: Reward
+    decode: Callable[[Sequence[int]], str]
+    seed: int
+
+    def collect(self, position: int, count: int, sampling: SamplingParams, num_generations: int) -> Rollouts:
+        """Answers the training prompts `position` … `position + count − 1`, each `num_generations` times."""
+        prompts = self.prompts.at(position, count, self.seed)
+        return self._answered(prompts, position, sampling, num_generations, "train")
+
+    def validate(self, sampling: SamplingParams, limit: int | None) -> Rollouts:
+        """Answers the first `limit` prompts (None: all), with the same random numbers each time it is called."""
+        return self._answered(self.prompts.first(limit), 0, sampling, 1, "validation")
+
+    def collect_mixed(
+        self, position: int, count: int, sampling: SamplingParams, num_generations: int, dynamic: DynamicSampling
+    ) -> tuple[Rollouts, int, int]:
+        """Draws until `count` prompts have responses of different scores (DAPO, Yu et al. 2025, §3.2).
+
+        Returns:
+            Rollouts of exactly `count` such prompts, the position behind the last prompt drawn, and how many were drawn.
+
+        Raises:
+            ValueError: If `dynamic.max_batches` batches do not give enough.
+        """
+        kept: list[Rollouts] = []
+        found = 0
+        for drawn in range(dynamic.max_batches):
+            rollouts = self.collect(position + drawn * count, count, sampling, num_generations)
+            mixed = _mixed_groups(rollouts.batch["score"].view(count, num_generations))
+            kept.append(_groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations))
+            found += len(kept[-1].prompts) // num_generations
+            if found == count:
+                return _joined(kept), position + (drawn + 1) * count, (drawn + 1) * count
+        raise ValueError(
+            f"dynamic sampling found {found} of {count} prompts with differing rewards in {dynamic.max_batches} batches; "
+            "the task is too easy or too hard for this policy, or raise ppo.dynamic_sampling.max_batches"
+        )
+
+    def _answered(
+        self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_generations: int, role: str
+    ) -> Rollouts:
+        repeated = [prompt for prompt in prompts for _ in range(num_generations)]
+        requests = [
+            Request(prompt.tokens, keyed.key(self.seed, role, position + i, prompt.id, draw))
+            for i, prompt in enumerate(prompts)
+            for draw in range(num_generations)
+        ]
+        batch = self.sampler.generate(requests, sampling)
+        tokens = zip(batch.sequences(), batch.sequences("mask"), strict=True)
+        responses = [self.decode(sequence[mask].tolist()) for sequence, mask in tokens]
+        answers = [self.prompts.answer(prompt) for prompt in repeated]
+        verdicts = self.reward(repeated, responses, answers)
+        score_B = torch.tensor([float("nan") if verdict is None else verdict for verdict in verdicts])
+        group_B = torch.arange(len(prompts)).repeat_interleave(num_generations)
+        return Rollouts(batch.with_columns(sample={"score": score_B, "group": group_B}), repeated, responses)
+
+
+def _mixed_groups(score_PG: Tensor) -> Tensor:
+    """Prompts whose responses did not all score the same, bool [P]; a missing verdict makes no difference."""
+    highest = score_PG.nan_to_num(float("-inf")).amax(-1)
+    lowest = score_PG.nan_to_num(float("inf")).amin(-1)
+    return highest > lowest
+
+
+def _groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollouts:
+    rows = (groups[:, None] * num_generations + torch.arange(num_generations)).reshape(-1)
+    return Rollouts(
+        rollouts.batch.select(rows),
+        [rollouts.prompts[row] for row in rows.tolist()],
+        [rollouts.responses[row] for row in rows.tolist()],
+    )
+
+
+def _joined(parts: Sequence[Rollouts]) -> Rollouts:
+    return Rollouts(
+        concat([part.batch for part in parts]),
+        [prompt for part in parts for prompt in part.prompts],
+        [response for part in parts for response in part.responses],
+    )
