@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LlamaForCausalLM
 
 from benchmarks.harness import Row, environment, measure_interleaved, save, table
-from benchmarks.small_llama import VOCAB, causal_lm, random_prompts
+from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
 from lockstep import keyed
 from lockstep.models import attention
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -37,7 +37,7 @@ SPREAD = 0.2
 class Transformers:
     """The baseline: one left-padded batch that runs until its last row has stopped."""
 
-    lm: PreTrainedModel
+    lm: LlamaForCausalLM
     prompts: list[list[int]]
     temperature: float
     tokens: list[int] = field(default_factory=list)
@@ -47,7 +47,10 @@ class Transformers:
         width = max(map(len, self.prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in self.prompts])
         seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in self.prompts])
-        out = self.lm.generate(input_ids=ids, attention_mask=seen, generation_config=self._config())
+        chosen = self._config()
+        out = self.lm.generate(  # pyright: ignore[reportAttributeAccessIssue]
+            input_ids=ids, attention_mask=seen, generation_config=chosen
+        )
         responses = [_until_stop(row) for row in out[:, width:]]
         self.tokens.append(sum(map(len, responses)))
         return responses
@@ -90,7 +93,7 @@ def _until_stop(row: Tensor) -> list[int]:
 def compare(temperature: float, threads: int, repeats: int) -> list[Row]:
     """Times both sides in turn. Returns rows in tokens per second, the ratio being the median over pairs."""
     torch.set_num_threads(threads)
-    lm = causal_lm(SPREAD).eval()
+    lm = causal_lm(llama_config(SPREAD)).eval()
     ours_lm = copy.deepcopy(lm)
     ours_lm.set_attn_implementation(attention.NAME)
     prompts = random_prompts(LENGTHS)
@@ -122,7 +125,7 @@ def main() -> None:
     print(environment())
     print(table(rows, "transformers generate", "tokens per second"))
     if args.save:
-        print(save("generate", rows, {"repeats": args.repeats}))
+        print(save("generate", environment(), rows, {"repeats": args.repeats}))
 
 
 if __name__ == "__main__":

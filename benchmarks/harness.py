@@ -91,19 +91,19 @@ def table(rows: Sequence[Row], baseline: str, unit: str) -> str:
     return "\n".join(head + [f"| {r.name} | {r.baseline:.4g} | {r.ours:.4g} | {r.ratio:.2f}× |" for r in rows])
 
 
-def environment() -> str:
-    """One line that says where and when a figure was taken."""
+def environment(threads: int | None = None) -> str:
+    """One line that says where and when a figure was taken; `threads` where other processes were measured."""
     return (
-        f"{_cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s), torch {torch.__version__}, "
-        f"Python {platform.python_version()}, {datetime.date.today().isoformat()}"
+        f"{_cpu_model()}, {os.cpu_count()} cores, {threads or torch.get_num_threads()} thread(s), "
+        f"torch {torch.__version__}, Python {platform.python_version()}, {datetime.date.today().isoformat()}"
     )
 
 
-def save(name: str, rows: Sequence[Row], details: Mapping[str, object]) -> Path:
-    """Writes a table and what lies behind it to `benchmarks/results/<name>.json`."""
+def save(name: str, where: str, rows: Sequence[Row], details: Mapping[str, object]) -> Path:
+    """Writes a table, its `environment`, and what lies behind it to `benchmarks/results/<name>.json`."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    content = {"environment": environment(), "rows": [asdict(row) for row in rows], **details}
+    content = {"environment": where, "rows": [asdict(row) for row in rows], **details}
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return path
 

@@ -8,18 +8,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 VOCAB = 1024
 
 
-def llama_config(spread: float = 0.02) -> LlamaConfig:
+def llama_config(spread: float = 0.02, hidden: int = 128, layers: int = 2) -> LlamaConfig:
     """Two layers of width 128, without special tokens, so that nothing ends a response unless a benchmark says so.
 
     Args:
         spread: Standard deviation of the random weights.
+        hidden: Width; a multiple of 32, the size of a head.
+        layers: Depth.
     """
     return LlamaConfig(
         vocab_size=VOCAB,
-        hidden_size=128,
-        intermediate_size=352,
-        num_hidden_layers=2,
-        num_attention_heads=4,
+        hidden_size=hidden,
+        intermediate_size=hidden * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
         max_position_embeddings=512,
         initializer_range=spread,
         bos_token_id=None,
@@ -28,10 +30,10 @@ def llama_config(spread: float = 0.02) -> LlamaConfig:
     )
 
 
-def causal_lm(spread: float = 0.02, seed: int = 0) -> LlamaForCausalLM:
+def causal_lm(config: LlamaConfig, seed: int = 0) -> LlamaForCausalLM:
     """The language model, fp32."""
     torch.manual_seed(seed)
-    return LlamaForCausalLM(llama_config(spread))
+    return LlamaForCausalLM(config)
 
 
 def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:

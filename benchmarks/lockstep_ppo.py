@@ -1,0 +1,160 @@
+"""Our side of `benchmarks.ppo_step`: the step that `lockstep train` runs, on the small Llama. Prints one JSON line.
+
+    python -m benchmarks.lockstep_ppo --hidden 1024 --layers 8      # peak memory where weights outweigh the libraries
+
+The reward is the rank of a response's last token, which costs nothing, as on the other side. What a step does that the
+other side's does not: it scores the responses again with the learner, reports how well sampler and learner agree, and
+attests the refit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.harness import peak_rss_mb
+from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
+from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules
+from lockstep.experience.jsonl import JsonlIndex
+from lockstep.experience.prompts import Prompts
+from lockstep.experience.rollout import Experience
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.models import attention
+from lockstep.models.heads import LogitsHead, ValueHead
+from lockstep.recipe import PPORecipe
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Prompt
+
+
+def recipe(args: argparse.Namespace) -> PPORecipe:
+    """TRL's defaults where it has them: λ = 0.95, clips of 0.2, k1 with 0.05 in the reward, AdamW with 3e-6."""
+    return PPORecipe.model_validate(
+        {
+            "algorithm": "ppo",
+            "model": {"path": "made by the benchmark"},
+            "data": {"train": "made by the benchmark", "max_prompt_tokens": args.prompt_tokens},
+            "reward": {"type": "python", "function": "benchmarks.lockstep_ppo:last_token"},
+            "learner": {"device": "cpu"},
+            "sampling": {"max_tokens": args.new_tokens},
+            "validation_sampling": {"max_tokens": args.new_tokens},
+            "run": {"num_logged_samples": 0},
+            "policy": {"lr": 3e-6},
+            "critic": {"lr": 3e-6},
+            "ppo": {
+                "num_prompts_per_step": args.prompts,
+                "global_batch_size": args.prompts,
+                "ppo_epochs": args.epochs,
+                "kl": {"coef": args.kl_coef, "estimator": "k1", "placement": "reward"},
+            },
+        }
+    )
+
+
+def last_token(prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+    """The number of the last token over the size of the vocabulary."""
+    return [int(response.rsplit("t", 1)[1]) / VOCAB for response in responses]
+
+
+def prompts_in(folder: Path, args: argparse.Namespace, options: PPORecipe) -> tuple[Prompts, PreTrainedTokenizerFast]:
+    """Prompts of random tokens, read from JSONL like any others, and the tokenizer of their words."""
+    inner = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    rows = random_prompts([args.prompt_tokens] * args.prompts * 4)
+    texts = (" ".join(f"t{token}" for token in row) for row in rows)
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"question": text, "answer": ""}) + "\n" for text in texts))
+    return Prompts(JsonlIndex(file, "error"), tokenizer, options.data), tokenizer
+
+
+def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], object], list[TorchLearner]]:
+    """The step as a function of its number, and the learners that hold the state."""
+    options = recipe(args)
+    lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers)).eval()
+    lm.set_attn_implementation(attention.NAME)
+    policy = TorchLearner(LogitsHead(lm), options.learner, options.policy)
+    critic = TorchLearner(ValueHead(copy.deepcopy(lm.model), seed=0), options.learner, options.critic)
+    reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), options.learner)
+    prompts, tokenizer = prompts_in(folder, args, options)
+    sampler = TorchSampler(lm, options.sampler.max_batch_size)
+    experience = Experience(sampler, prompts, last_token, partial(_decoded, tokenizer), options.seed)
+    workers = PPOWorkers(policy, critic, reference, experience, lambda name: nullcontext())
+    choices = rules(options, stop_token_ids=())
+    return (
+        lambda step: ppo_step(step, step * args.prompts, workers, choices).metrics.floats(),
+        [policy, critic, reference],
+    )
+
+
+def _decoded(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens)))
+
+
+def state_mb(learners: Sequence[TorchLearner]) -> float:
+    """Weights of all, and for those that learn a gradient and two moments beside each weight, MB (10⁶ bytes)."""
+    return sum(_bytes(learner.model) for learner in learners) / 1e6
+
+
+def _bytes(model: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters())
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--prompt-tokens", type=int, default=16)
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--kl-coef", type=float, default=0.05)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=2)
+    return parser.parse_args()
+
+
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """Runs the steps, the CPU clock being read between them, and says what they took."""
+    before_mb = peak_rss_mb()
+    with tempfile.TemporaryDirectory() as folder:
+        step, learners = step_of(Path(folder), args)
+        ticks: list[float] = []
+        for number in range(args.warmup + args.steps):
+            step(number)
+            ticks.append(time.process_time())
+    steps = [b - a for a, b in pairwise(ticks)][args.warmup - 1 :]
+    return {
+        "program": f"lockstep, torch {torch.__version__}",
+        "epochs": args.epochs,
+        "steps": len(steps),
+        "cpu_s": statistics.median(steps),
+        "cpu_min_s": min(steps),
+        "new_tokens": args.prompts * args.new_tokens,
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+        "peak_over_imports_mb": round(peak_rss_mb() - before_mb, 1),
+        "state_mb": round(state_mb(learners), 1),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(json.dumps(measured(arguments())), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""CPU seconds of one PPO step beside TRL 1.12.0, the last release of TRL that has a PPO trainer.
+
+    python3 -m venv benchmarks/.venv-trl
+    benchmarks/.venv-trl/bin/pip install torch==2.13.0 trl==1.12.0 transformers==5.19.0
+    python -m benchmarks.ppo_step [--save]
+
+Both sides train the same small Llama on 16 prompts of 16 tokens with 32 new tokens each, at temperature 1, with a
+reference policy whose KL (k1, 0.05) is part of the reward, one update of policy and critic per epoch, on one thread;
+each side runs in a process of its own, in turn. The clock is CPU time of the whole step, from one step to the next.
+
+TRL's trainer calls Python's garbage collector twice a step, which on a model this small is most of its time; it would
+not be on a large one. So there is a second table, in which that is taken off TRL's figures and nothing off ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Row, environment, save, table
+
+ROOT = Path(__file__).resolve().parent.parent
+TRL_PYTHON = Path(__file__).resolve().parent / ".venv-trl" / "bin" / "python"
+
+
+def run(python: Path, module: str, epochs: int, steps: int) -> dict[str, Any]:
+    """One side in a process of its own. Returns the JSON object that its last line holds."""
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    command = [str(python), "-m", module, "--epochs", str(epochs), "--steps", str(steps)]
+    done = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(epochs: int, rounds: int, steps: int, trl_python: Path) -> tuple[list[Row], list[dict[str, Any]]]:
+    """Runs both sides in turn. Returns rows for TRL as it ships and without its collections, and all figures."""
+    pairs = [
+        (
+            run(trl_python, "benchmarks.baselines.trl_ppo", epochs, steps),
+            run(Path(sys.executable), "benchmarks.lockstep_ppo", epochs, steps),
+        )
+        for _ in range(rounds)
+    ]
+    shipped = statistics.median(trl["cpu_s"] for trl, _ in pairs)
+    without = statistics.median(trl["cpu_without_gc_s"] for trl, _ in pairs)
+    ours = statistics.median(own["cpu_s"] for _, own in pairs)
+    name = f"{epochs} epoch{'s' if epochs > 1 else ''}"
+    rows = [Row(name, shipped, ours, shipped / ours), Row(name, without, ours, without / ours)]
+    return rows, [side for pair in pairs for side in pair]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl-python", type=Path, default=TRL_PYTHON, help="an interpreter that has TRL 1.12.0")
+    parser.add_argument("--rounds", type=int, default=3, help="processes per side and setting; the median counts")
+    parser.add_argument("--steps", type=int, default=15, help="measured steps per process; the median counts")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/ppo_step.json")
+    args = parser.parse_args()
+    if not args.trl_python.exists():
+        parser.error(f"there is no {args.trl_python}; --help has the two commands that make it, or give --trl-python")
+    compared = [compare(epochs, args.rounds, args.steps, args.trl_python) for epochs in (1, 4)]
+    shipped, without = ([rows[i] for rows, _ in compared] for i in (0, 1))
+    where = environment(threads=1)
+    print(where)
+    print(table(shipped, "TRL 1.12.0", "CPU s per PPO step"))
+    print()
+    print(table(without, "TRL 1.12.0 less its garbage collection", "CPU s per PPO step"))
+    processes = [process for _, seen in compared for process in seen]
+    if args.save:
+        details = {"without_garbage_collection": [asdict(row) for row in without], "processes": processes}
+        print(save("ppo_step", where, shipped, details))
+
+
+if __name__ == "__main__":
+    main()
