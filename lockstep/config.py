@@ -1,0 +1,257 @@
+"""From the name of a recipe and overrides to one validated, frozen recipe. Imports no torch.
+
+A recipe is a YAML file, one that ships with Lockstep or one of yours. It may name another one as `base:` and then says
+only what differs: mappings are merged key by key, everything else, lists included, is replaced. Overrides `key=value`
+come last; their values are YAML.
+
+Two conveniences, the same in files and overrides:
+
+- A scalar for a whole section sets its backend, or the run's folder: `sampler=torch` means `sampler.backend=torch`,
+  and `run=FOLDER` means `run.folder=FOLDER`.
+- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, arithmetic), to give one
+  takes back another that an underlying recipe gave: `model.path=FOLDER` is enough.
+
+Every key must be known and every value of the right type (`"3"` is not 3): nothing is ignored, nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from lockstep import yaml12
+from lockstep.recipe import Recipe
+from lockstep.recipe_errors import (
+    KeyPath,
+    RecipeError,
+    algorithm_sentence,
+    recipe_classes,
+    section_of,
+    sentence,
+    shown,
+)
+
+_EXCLUSIVE = {"model": ("path", "from_recipe", "scratch"), "data": ("train", "arithmetic")}
+_OVERRIDE = re.compile(r"(?P<key>\w+(\.\w+)*)=(?P<value>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A resolved recipe.
+
+    Attributes:
+        name: Of the recipe: its file's name without the suffix.
+        recipe: What it says, after bases and overrides.
+    """
+
+    name: str
+    recipe: Recipe
+
+    def dump(self) -> dict[str, Any]:
+        """Every option with its value, defaults included, as JSON types."""
+        return self.recipe.model_dump(mode="json")
+
+    @property
+    def digest(self) -> str:
+        """Ten hexadecimal digits of the SHA-256 of all options but `run.folder`: another option is another run."""
+        tree = self.dump()
+        del tree["run"]["folder"]
+        canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the run lives: `run.folder`, or `runs/<name>-<digest>`."""
+        folder = self.recipe.run.folder
+        return Path("runs") / f"{self.name}-{self.digest}" if folder is None else Path(folder)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Part of what a recipe says, and who says it."""
+
+    source: str
+    tree: dict[str, Any]
+
+
+def load(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
+    """Resolves a recipe.
+
+    Args:
+        recipe: Name of one that ships, or path of a YAML file.
+        overrides: `key.sub=value` each, later than every file.
+
+    Raises:
+        RecipeError: One sentence for each thing that is wrong.
+    """
+    path = _find(recipe, Path(), "")
+    said, overriding = _layers(path, ()), _overrides(overrides)
+    tree: dict[str, Any] = {}
+    for layer in [*said, _Layer("", _joined(overriding))]:
+        tree = _laid_over(tree, layer.tree)
+    return Loaded(path.stem, _validated(tree, said, overriding))
+
+
+def describe(loaded: Loaded) -> str:
+    """The resolved recipe as YAML; as a recipe of its own it resolves to the same."""
+    return yaml12.dump(loaded.dump())
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    folder = Path(str(files("lockstep").joinpath("recipes")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _find(recipe: str, beside: Path, asker: str) -> Path:
+    """The file of a recipe; a path is relative to `beside`, and `asker` begins the error."""
+    if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
+        path = beside / recipe
+        if not path.is_file():
+            raise RecipeError(f"{asker}there is no recipe file {path}")
+        return path
+    names = shipped()
+    if recipe not in names:
+        close = get_close_matches(recipe, names, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise RecipeError(
+            f"{asker}no recipe {recipe!r} ships with Lockstep; {hint}there are: {', '.join(names) or 'none'}; "
+            "a file of yours ends in .yaml"
+        )
+    return names[recipe]
+
+
+def _layers(path: Path, above: tuple[Path, ...]) -> list[_Layer]:
+    """What a file says, after what its base says."""
+    source = path.stem if path in shipped().values() else str(path)
+    try:
+        tree = yaml12.parse(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise RecipeError(f"{source}: {error}") from None
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {shown(tree)}")
+    base = tree.pop("base", None)
+    layer = _Layer(source, _expanded(tree))
+    if base is None:
+        return [layer]
+    if not isinstance(base, str):
+        raise RecipeError(f"{source}: base must name one recipe, but is {shown(base)}")
+    above = (*above, path.resolve())
+    base_path = _find(base, path.parent, f"{source}: base: ")
+    if base_path.resolve() in above:
+        raise RecipeError(f"{source}: base: {base} leads back to itself")
+    return [*_layers(base_path, above), layer]
+
+
+def _overrides(overrides: Sequence[str]) -> list[_Layer]:
+    """One layer per override, so that an error can quote it."""
+    layers: dict[str, _Layer] = {}
+    for text in overrides:
+        match = _OVERRIDE.fullmatch(text)
+        if match is None:
+            raise RecipeError(f"override {text!r}: say key=value, such as ppo.clip=0.1")
+        key, value = match["key"], match["value"]
+        if key in layers:
+            raise RecipeError(f"override {text}: {key} is overridden twice")
+        tree: Any = _override_value(text, key, value)
+        for part in reversed(key.split(".")):
+            tree = {part: tree}
+        layers[key] = _Layer(f"override {text}", _expanded(tree))
+    return list(layers.values())
+
+
+def _override_value(text: str, key: str, value: str) -> Any:
+    if not value.strip():
+        raise RecipeError(f"override {text}: the value is missing; {key}=null takes an option back")
+    if re.search(r"(^|\s)#", value) and value.lstrip()[0] not in "\"'[{":
+        raise RecipeError(f"""override {text}: # begins a comment in YAML; quote the text: {key}='"{value}"'""")
+    try:
+        return yaml12.parse(value)
+    except ValueError as error:
+        raise RecipeError(f"override {text}: {error}") from None
+
+
+def _expanded(tree: dict[str, Any]) -> dict[str, Any]:
+    """Spells out scalars that stand for a section."""
+    shorthands = _shorthands()
+    return {
+        key: {shorthands[key]: value} if key in shorthands and not isinstance(value, dict | list | None) else value
+        for key, value in tree.items()
+    }
+
+
+@cache
+def _shorthands() -> dict[str, str]:
+    fields = {name: info for recipe in recipe_classes().values() for name, info in recipe.model_fields.items()}
+    sections = {name: section_of(info.annotation) for name, info in fields.items()}
+    backends = {name: "backend" for name, section in sections.items() if section and "backend" in section.model_fields}
+    return backends | {"run": "folder"}
+
+
+def _joined(layers: Iterable[_Layer]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for layer in layers:
+        tree = _merged(tree, layer.tree)
+    return tree
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, where a source that is given takes back the others of its group."""
+    for section, group in _EXCLUSIVE.items():
+        given, taken = above.get(section), below.get(section)
+        if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(key) is not None for key in group):
+            kept = {key: value for key, value in taken.items() if key not in group or key in given}
+            below = below | {section: kept}
+    return _merged(below, above)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _merged(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _validated(tree: dict[str, Any], said: Sequence[_Layer], overriding: Sequence[_Layer]) -> Recipe:
+    """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number."""
+    adapter: TypeAdapter[Recipe] = TypeAdapter(Recipe)
+    try:
+        return adapter.validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    recipe = recipe_classes().get(str(tree.get("algorithm")))
+    if recipe is None:
+        raise RecipeError(f"{_source(said, overriding, ['algorithm'])}: {algorithm_sentence(tree.get('algorithm'))}")
+    paths = [problem["loc"][1:] for problem in problems]  # the first of loc is the algorithm's name
+    sentences = [
+        f"{_source(said, overriding, path)}: {sentence(problem, path, recipe)}"
+        for problem, path in zip(problems, paths, strict=True)
+    ]
+    raise RecipeError("\n".join(sentences))
+
+
+def _source(said: Sequence[_Layer], overriding: Sequence[_Layer], path: KeyPath) -> str:
+    """Who said last what stands at `path`; the recipe itself for what nobody said."""
+    sayers = [layer.source for layer in [*said, *overriding] if path and _says(layer.tree, path)]
+    return sayers[-1] if sayers else said[-1].source
+
+
+def _says(tree: Any, path: KeyPath) -> bool:
+    for key in path:
+        if isinstance(tree, list) and isinstance(key, int):
+            return True
+        if not isinstance(tree, dict) or key not in tree:
+            return False
+        tree = tree[key]
+    return True

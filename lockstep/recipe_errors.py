@@ -1,0 +1,115 @@
+"""Sentences for what is wrong with a recipe: the option by its full name, and what would be right. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from lockstep.recipe import Common, Recipe, Section
+
+KeyPath = Sequence[int | str]
+"""Keys, and indices of lists, from the top of a recipe to an option."""
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "model_type": "a group of options",
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+
+
+class RecipeError(ValueError):
+    """A recipe or an override is wrong. One sentence per line: where, what, and what would be right."""
+
+
+def recipe_classes() -> dict[str, type[Common]]:
+    """The recipe's class for each algorithm."""
+    classes = get_args(get_args(Recipe)[0])
+    return {get_args(cls.model_fields["algorithm"].annotation)[0]: cls for cls in classes}
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section that a field of this type holds: itself, optional, or as items of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((section for section in map(section_of, get_args(annotation)) if section), None)
+
+
+def algorithm_sentence(given: Any) -> str:
+    """For a recipe that is none, because its `algorithm` is missing or unknown."""
+    found = "is missing" if given is None else f"is {shown(given)}"
+    return f"algorithm {found}; there are: {', '.join(recipe_classes())}"
+
+
+def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Common]) -> str:
+    """For one problem that validation found at `path`."""
+    key, message = ".".join(map(str, path)), problem["msg"]
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"there is no option {key}; {_nearest(recipe, path)}"
+        case "missing":
+            return f"{key} is missing{_description(recipe, path)}"
+        case "value_error":
+            said = message.removeprefix("Value error, ")
+            return f"{key}: {said}" if key else said
+    expected = _EXPECTED.get(problem["type"])
+    if expected is None and not message.startswith("Input should be "):
+        return f"{key}: {message}"
+    expected = expected or message.removeprefix("Input should be ")
+    quoting = f"""; quote text that YAML reads as something else: {key}='"…"'""" if expected == "text" else ""
+    return f"{key} is {shown(problem['input'])}, but should be {expected}{quoting}"
+
+
+def shown(value: Any) -> str:
+    """A value for people, long ones by their kind."""
+    match value:
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+def _nearest(recipe: type[Common], path: KeyPath) -> str:
+    """What may have been meant: a neighbour, an option of that name elsewhere, or one that reads alike."""
+    *parents, wrong = map(str, path)
+    siblings = _fields_at(recipe, path[:-1])
+    everywhere = list(_all_keys(recipe, ()))
+    meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
+    meant = meant or [key for key in everywhere if key.rsplit(".", 1)[-1] == wrong]
+    meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)
+    if meant:
+        return f"did you mean {' or '.join(meant)}?"
+    return f"{'.'.join(parents) or 'this recipe'} has: {', '.join(siblings)}"
+
+
+def _description(recipe: type[Common], path: KeyPath) -> str:
+    field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
+    return f" ({field.description})" if field is not None and field.description else ""
+
+
+def _fields_at(section: type[Section] | None, path: KeyPath) -> dict[str, FieldInfo]:
+    """The options of the section at `path`; none where there is no section."""
+    for key in path:
+        if section is not None and isinstance(key, str):
+            field = section.model_fields.get(key)
+            section = section_of(field.annotation) if field else None
+    return section.model_fields if section else {}
+
+
+def _all_keys(section: type[Section], above: tuple[str, ...]) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield ".".join((*above, name))
+        inner = section_of(field.annotation)
+        if inner is not None:
+            yield from _all_keys(inner, (*above, name))

@@ -1,0 +1,264 @@
+"""Recipes: found, merged, overridden, validated; every mistake named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.config import Loaded, RecipeError, describe, load, shipped
+from lockstep.recipe import PPORecipe, SFTRecipe
+
+PPO = """
+algorithm: ppo
+model: {from_recipe: sft_arithmetic}
+data:
+  arithmetic: {train_questions: 64, validation_questions: 8}
+  max_prompt_tokens: 64
+reward: {type: math}
+sampling: {max_tokens: 36}
+validation_sampling: {max_tokens: 36, temperature: 0}
+ppo: {num_prompts_per_step: 16, global_batch_size: 8, clip: 0.2}
+policy: {lr: 1e-5}
+critic: {lr: 1.0e-3, betas: [0.9, 0.99]}
+run: {max_steps: 3}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(PPO)
+    return str(path)
+
+
+def ppo(recipe: str, *overrides: str) -> PPORecipe:
+    loaded = load(recipe, overrides).recipe
+    assert isinstance(loaded, PPORecipe)
+    return loaded
+
+
+def refusal(recipe: str, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load(recipe, overrides)
+    return str(caught.value)
+
+
+def variant(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "variant.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_floats_without_a_point_are_numbers_in_files_and_overrides(recipe: str) -> None:
+    assert ppo(recipe).policy.lr == 1e-5
+    assert ppo(recipe, "policy.lr=3e-6").policy.lr == 3e-6
+
+
+def test_overrides_are_typed_and_later_than_the_file(recipe: str) -> None:
+    options = ppo(recipe, "ppo.clip=0.1", "critic.betas=[0, 0.5]", "run.keep=5", "ppo.overlong_penalty.buffer=4")
+    assert options.ppo.clip == 0.1
+    assert options.critic.betas == (0.0, 0.5)
+    assert options.run.keep == 5
+    assert options.ppo.overlong_penalty is not None
+    assert options.ppo.overlong_penalty.buffer == 4
+
+
+def test_base_is_merged_key_by_key_and_lists_are_replaced(tmp_path: Path, recipe: str) -> None:
+    (tmp_path / "nested").mkdir()
+    child = tmp_path / "nested" / "child.yaml"
+    child.write_text("base: ../small.yaml\ncritic: {betas: [0.5, 0.6]}\nppo: {clip: 0.3}\n")
+    loaded = load(str(child), ["ppo.gamma=0.5"])
+    assert isinstance(loaded.recipe, PPORecipe)
+    assert loaded.name == "child"
+    assert loaded.recipe.critic.betas == (0.5, 0.6)
+    assert loaded.recipe.critic.lr == 1e-3
+    assert loaded.recipe.ppo.global_batch_size == 8
+    assert (loaded.recipe.ppo.clip, loaded.recipe.ppo.gamma) == (0.3, 0.5)
+
+
+def test_every_shipped_recipe_loads_by_name() -> None:
+    assert shipped()
+    for name in shipped():
+        assert load(name).name == name
+
+
+def test_base_can_be_a_shipped_recipe(tmp_path: Path) -> None:
+    child = variant(tmp_path, "base: sft_arithmetic\nseed: 7\n")
+    loaded = load(child).recipe
+    assert isinstance(loaded, SFTRecipe)
+    assert loaded.seed == 7
+
+
+def test_a_circle_of_bases_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("base: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("base: a.yaml\n")
+    assert "leads back to itself" in refusal(str(tmp_path / "a.yaml"))
+
+
+def test_a_missing_base_names_who_asked(tmp_path: Path) -> None:
+    child = variant(tmp_path, "base: ppo_arithmetics\n")
+    message = refusal(child)
+    assert child in message
+    assert "did you mean ppo_arithmetic?" in message
+
+
+@pytest.mark.parametrize("override", ["model.path=FOLDER", "model.scratch={config: {model_type: llama}}"])
+def test_another_model_source_takes_the_place_of_the_old(recipe: str, override: str) -> None:
+    assert ppo(recipe, override).model.from_recipe is None
+
+
+def test_another_data_source_takes_the_place_of_the_old(recipe: str, tmp_path: Path) -> None:
+    assert ppo(recipe, "data.train=rows.jsonl").data.arithmetic is None
+    child = variant(tmp_path, f"base: {Path(recipe).name}\ndata: {{train: rows.jsonl}}\n")
+    assert ppo(child).data.arithmetic is None
+
+
+def test_an_option_of_the_same_source_keeps_the_rest_of_it(recipe: str) -> None:
+    arithmetic = ppo(recipe, "data.arithmetic.train_questions=32").data.arithmetic
+    assert arithmetic is not None
+    assert (arithmetic.train_questions, arithmetic.validation_questions) == (32, 8)
+
+
+def test_two_sources_at_once_are_refused(recipe: str) -> None:
+    assert "exactly one of path, from_recipe and scratch" in refusal(recipe, "model.path=A", "model.from_recipe=B")
+
+
+def test_a_scalar_for_a_section_sets_its_backend_or_the_runs_folder(recipe: str) -> None:
+    assert ppo(recipe, "learner=torch", "learner.dtype=bf16").learner.dtype == "bf16"
+    assert load(recipe, ["run=here"]).run_folder == Path("here")
+
+
+def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
+    assert refusal(recipe, "sampler=nosuch") == (
+        "override sampler=nosuch: sampler.backend is \"nosuch\", but should be 'torch'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ppo.clpi=0.1", "override ppo.clpi=0.1: there is no option ppo.clpi; did you mean ppo.clip?"),
+        ("clip=0.1", "override clip=0.1: there is no option clip; did you mean ppo.clip?"),
+        ("ppo.kl.ceof=0.1", "override ppo.kl.ceof=0.1: there is no option ppo.kl.ceof; did you mean ppo.kl.coef?"),
+        ("lr=0.1", "override lr=0.1: there is no option lr; did you mean policy.lr or critic.lr?"),
+        ("ppo.clip=-1", "override ppo.clip=-1: ppo.clip is -1, but should be greater than 0"),
+        ("ppo.gamma=1.5", "override ppo.gamma=1.5: ppo.gamma is 1.5, but should be less than or equal to 1"),
+        ("ppo.clip=high", 'override ppo.clip=high: ppo.clip is "high", but should be a number'),
+        ("seed=0.5", "override seed=0.5: seed is 0.5, but should be a whole number"),
+        ("seed='3'", "override seed='3': seed is \"3\", but should be a whole number"),
+        ("data.chat=1", "override data.chat=1: data.chat is 1, but should be true or false"),
+        ("policy.lr=.nan", "override policy.lr=.nan: policy.lr is NaN, but should be a finite number"),
+        ("ppo.kl.estimator=k4", "override ppo.kl.estimator=k4: ppo.kl.estimator is \"k4\", "
+         "but should be 'k1', 'k2' or 'k3'"),
+        ("critic.betas=[0.9]", "override critic.betas=[0.9]: critic.betas.1 is missing"),
+        ("ppo=3", "override ppo=3: ppo is 3, but should be a group of options"),
+        ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo'),
+        ("ppo.clip", "override 'ppo.clip': say key=value, such as ppo.clip=0.1"),
+        ("model.path=", "override model.path=: the value is missing; model.path=null takes an option back"),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_refused_in_one_sentence(recipe: str, override: str, message: str) -> None:
+    assert refusal(recipe, override) == message
+
+
+@pytest.mark.parametrize("override", ["reward.marker=####", "data.prompt={question}", "data.prompt=Q: {question}"])
+def test_text_that_yaml_would_read_as_something_else_is_refused(recipe: str, override: str) -> None:
+    refusal(recipe, override)
+    key, value = override.split("=", 1)
+    load(recipe, [f'{key}="{value}"'])
+
+
+def test_an_override_given_twice_is_refused(recipe: str) -> None:
+    assert "ppo.clip is overridden twice" in refusal(recipe, "ppo.clip=0.1", "ppo.clip=0.2")
+
+
+def test_an_option_of_another_algorithm_is_unknown(recipe: str) -> None:
+    assert "there is no option sft" in refusal(recipe, "sft.max_tokens=3")
+
+
+def test_a_problem_in_a_file_names_file_and_option(tmp_path: Path) -> None:
+    wrong = variant(tmp_path, PPO.replace("clip: 0.2", "clpi: 0.2"))
+    assert refusal(wrong) == f"{wrong}: there is no option ppo.clpi; did you mean ppo.clip?"
+
+
+def test_a_problem_in_a_base_names_the_base(tmp_path: Path) -> None:
+    (tmp_path / "bottom.yaml").write_text(PPO.replace("clip: 0.2", "clip: x"))
+    top = variant(tmp_path, "base: bottom.yaml\nseed: 1\n")
+    assert refusal(top).startswith(f"{tmp_path / 'bottom.yaml'}: ppo.clip is")
+
+
+def test_a_missing_option_names_the_recipe_and_what_it_means(tmp_path: Path) -> None:
+    wrong = variant(tmp_path, PPO.replace("max_prompt_tokens: 64", ""))
+    assert refusal(wrong, "data.shuffle=false") == (
+        f"{wrong}: data.max_prompt_tokens is missing (a longer prompt is over-long)"
+    )
+
+
+def test_every_problem_gets_a_sentence(recipe: str) -> None:
+    assert len(refusal(recipe, "ppo.clip=-1", "ppo.gamma=2", "run.keep=0").splitlines()) == 3
+
+
+def test_a_rule_between_options_names_them(recipe: str) -> None:
+    message = refusal(recipe, "ppo.global_batch_size=7", "seed=1")
+    assert message.startswith(f"{recipe}: ppo.num_prompts_per_step × num_generations = 16 responses do not divide")
+
+
+def test_a_missing_algorithm_names_those_there_are(tmp_path: Path) -> None:
+    assert "algorithm is missing; there are: sft, ppo" in refusal(variant(tmp_path, "seed: 1\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nseed: 2\n", "line 2: the key seed is given twice"),
+        ("seed: [1\n", "no YAML"),
+        ("- 1\n", "a recipe is a mapping of options"),
+        ("", "a recipe is a mapping of options"),
+        ("seed: !!python/name:os.system\n", "is not followed"),
+        ("base: [a, b]\n", "base must name one recipe"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    path = variant(tmp_path, text)
+    assert refusal(path).startswith(path)
+    assert message in refusal(path)
+
+
+def test_an_unknown_name_lists_the_shipped_recipes(tmp_path: Path) -> None:
+    message = refusal("ppo_arithmetik")
+    assert "did you mean ppo_arithmetic?" in message
+    assert all(name in message for name in shipped())
+    missing = tmp_path / "missing.yaml"
+    assert refusal(str(missing)) == f"there is no recipe file {missing}"
+
+
+def test_the_digest_changes_with_every_option_but_the_folder(recipe: str) -> None:
+    loaded = load(recipe)
+    assert load(recipe, ["run.folder=elsewhere"]).digest == loaded.digest
+    assert load(recipe, ["ppo.clip=0.2"]).digest == loaded.digest
+    others = [load(recipe, [change]).digest for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")]
+    assert len({loaded.digest, *others}) == 4
+    assert loaded.run_folder == Path("runs") / f"small-{loaded.digest}"
+
+
+def test_a_described_recipe_is_the_same_recipe(recipe: str, tmp_path: Path) -> None:
+    odd = ["data.prompt='{question}: 1e5\n'", "model.path='1e5'", "data.system_prompt='no'", "data.chat=true"]
+    loaded = load(recipe, odd)
+    again = load(variant(tmp_path, describe(loaded)))
+    assert again.recipe == loaded.recipe
+    assert again.digest == loaded.digest
+
+
+def test_a_dump_is_json(recipe: str) -> None:
+    loaded: Loaded = load(recipe)
+    assert json.loads(json.dumps(loaded.dump())) == loaded.dump()
+
+
+def test_importing_config_pulls_in_no_torch() -> None:
+    code = "import sys, lockstep.config; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"

@@ -1,0 +1,52 @@
+"""The YAML that recipes are written in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep import yaml12
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5), ("1E3", 1000.0), ("-.5", -0.5), ("2.", 2.0), (".inf", float("inf")), ("-.inf", -float("inf")),
+        ("12", 12), ("-3", -3), ("0", 0), ("true", True), ("False", False), ("null", None), ("~", None), ("1_0", "1_0"),
+        ("no", "no"), ("on", "on"), ("12:30", "12:30"), ("010", "010"), ("2026-01-02", "2026-01-02"),
+        ("'1e-5'", "1e-5"), ('"true"', "true"), (".", "."), ("e5", "e5"), ("[1, a]", [1, "a"]), ("{a: }", {"a": None}),
+    ],
+)  # fmt: skip
+def test_scalars_mean_what_they_look_like(text: str, value: object) -> None:
+    assert yaml12.parse(text) == value
+    assert type(yaml12.parse(text)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: {c: 1, c: 2}\n", "line 2: the key c is given twice"),
+        ("1: a\n", "line 1: a key must be text, but is 1"),
+        ("a: !!binary abc\n", "line 1: the tag"),
+        ("a: 1\n---\nb: 2\n", "no YAML"),
+        ("a: b: c\n", "line 1: this is no YAML"),
+    ],
+)
+def test_what_is_refused_is_refused_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        yaml12.parse(text)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.sampled_from(
+    ["1e5", "no", "007", "null", "1:2", "~", "a\nb\n"]
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
+trees = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=20)
+
+
+@given(trees)
+def test_what_is_dumped_reads_back_as_the_same(tree: Any) -> None:
+    assert yaml12.parse(yaml12.dump(tree)) == tree
