@@ -1,0 +1,87 @@
+"""Tokenizers: one made from the words of a small data set, or one read from a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
+
+# A word takes the space before it; a word or sign also takes the space between it and a number. So a number never holds
+# a space, and 5 is one and the same token in "has 5 apples", "5+4=9" and "#### 5". The alternatives cover every
+# character, so nothing is lost: decoding gives back the text byte for byte.
+_PIECES = r" ?\p{L}+(?: (?=[0-9]))?|[0-9]+|([^\s\p{L}0-9])\1*(?: (?=[0-9]))?|\s"
+
+# A model should be able to emit every number in the range of its data, not only those that happened to be seen. Where
+# numbers are large the whole range would be nearly all of the vocabulary, and only the seen ones are taken.
+_LARGEST_FILLED_RANGE = 1000
+
+# These classes say that tokenizer.json is the whole tokenizer. AutoTokenizer does not believe them where config.json
+# names certain architectures (qwen2 among them, transformers 5.19): it then puts that architecture's splitting around
+# the vocabulary, which breaks every other tokenizer, ours included. So they are opened by their own name.
+_GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Makes a tokenizer with one token per word, number, run of one sign, and newline of the texts.
+
+    The order of the vocabulary depends only on the set of pieces: special tokens, numbers, then the rest by code point.
+
+    Args:
+        texts: All text that must survive encoding; anything else becomes `<unk>`.
+
+    Returns:
+        A tokenizer for which `decode(encode(x)) == x` for every text it was made from.
+    """
+    splitter = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    pieces = {piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)}
+    numbers = {piece for piece in pieces if piece.isascii() and piece.isdigit()}
+    largest = max((int(number) for number in numbers), default=-1)
+    filled = {str(n) for n in range(largest + 1)} if largest <= _LARGEST_FILLED_RANGE else set()
+    ordered = [PAD, EOS, UNK, *sorted(numbers | filled, key=lambda n: (int(n), n)), *sorted(pieces - numbers)]
+
+    tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(ordered)}, unk_token=UNK))
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """Reads the tokenizer of a Hugging Face folder on this machine.
+
+    Raises:
+        ValueError: The folder is missing, has no tokenizer, or has one that cannot be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: there is no such folder; name a Hugging Face model folder on this machine")
+    # Asked first, because for a folder with only a config.json transformers returns an empty tokenizer without a word.
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ValueError(
+            f"{folder}: has no tokenizer (no tokenizer.json, nor another of {', '.join(_TOKENIZER_FILES)}); "
+            "copy the tokenizer's files into it"
+        )
+    try:
+        opener = PreTrainedTokenizerFast if _class_name(folder) in _GENERIC_CLASSES else AutoTokenizer
+        return opener.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ValueError(f"{folder}: its tokenizer cannot be read ({error}); save it again from its source") from error
+
+
+def _class_name(folder: Path) -> str | None:
+    """The class that a folder's tokenizer says it is of."""
+    config = folder / "tokenizer_config.json"
+    if not ((folder / "tokenizer.json").is_file() and config.is_file()):
+        return None
+    return json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class")
