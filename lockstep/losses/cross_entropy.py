@@ -1,0 +1,26 @@
+"""Maximum likelihood of the trainable tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.losses.base import Denominator, Outputs
+from lockstep.metrics import Mean, Metrics
+from lockstep.objectives.masks import trainable
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """−Σ_t log π(x_t | x_<t) over trainable tokens, nats."""
+
+    @property
+    def denominator(self) -> Denominator:
+        return "tokens"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        assert outputs.logprob is not None, "cross-entropy needs a head that gives log-probabilities"
+        total = -trainable(outputs.logprob, batch.mask).sum()
+        return total, Metrics(loss=Mean(total.detach(), batch.mask.sum()))

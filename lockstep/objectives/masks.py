@@ -1,0 +1,46 @@
+"""Sums, means and whitening over trainable tokens of a ragged batch.
+
+Legend for this folder: N flat tokens of all sequences, B sequences; `mask_N` is True on trainable tokens, `lengths` is
+int64 [B] on the CPU. What stands at masked-off places, NaN included, never reaches a result or a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_EPSILON = 1e-8  # added to the variance, so that equal values whiten to zero instead of to noise
+
+
+def trainable(x_N: Tensor, mask_N: Tensor) -> Tensor:
+    """The column with zeros where the mask is off. Returns [N]."""
+    return x_N.masked_fill(~mask_N, 0.0)
+
+
+def rows(lengths: Tensor, device: torch.device) -> Tensor:
+    """For each token the sequence it belongs to. Returns int64 [N]."""
+    return torch.repeat_interleave(torch.arange(lengths.numel()), lengths).to(device)
+
+
+def sequence_sum(x_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
+    """Sums the trainable tokens of each sequence. Returns fp32 [B]."""
+    row_N = rows(lengths, x_N.device)
+    return x_N.new_zeros(lengths.numel(), dtype=torch.float32).index_add_(0, row_N, trainable(x_N.float(), mask_N))
+
+
+def masked_mean(x_N: Tensor, mask_N: Tensor) -> Tensor:
+    """Mean over trainable tokens; 0 where there is none. Returns a 0-d tensor."""
+    return trainable(x_N, mask_N).sum() / mask_N.sum().clamp(min=1)
+
+
+def masked_whiten(x_N: Tensor, mask_N: Tensor) -> Tensor:
+    """Shifts and scales the trainable tokens of the whole batch to mean 0 and (population) variance 1.
+
+    y = (x − mean) / √(var + 1e-8)
+
+    Returns:
+        [N], 0 where the mask is off.
+    """
+    centred_N = x_N - masked_mean(x_N, mask_N)
+    variance = masked_mean(centred_N.square(), mask_N)
+    return trainable(centred_N * torch.rsqrt(variance + _EPSILON), mask_N)

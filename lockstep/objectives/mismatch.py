@@ -1,0 +1,129 @@
+"""Sampler against learner: how far their log-probabilities of the same tokens differ, and what to do about it.
+
+Both score what the sampler drew, under the distribution it was drawn from. See `masks` for the legend; Δ is the
+learner's log-probability minus the sampler's, nats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep.metrics import Max, Mean, Metrics
+from lockstep.objectives.divergence import KLEstimate
+from lockstep.objectives.masks import rows, sequence_sum, trainable
+
+
+class Correction(Protocol):
+    """Importance weights from what was sampled to what is trained."""
+
+    def __call__(
+        self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor, /
+    ) -> Tensor:
+        """Returns detached weights, fp32 [N], 0 where the mask is off."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenTIS:
+    """Truncated importance sampling per token, min(e^Δ, high) (Ionides 2008; for this use, Yao et al. 2025)."""
+
+    high: float
+
+    def __call__(self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
+        ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
+        return trainable(ratio_N.clamp(max=self.high), mask_N)
+
+
+@dataclass(frozen=True)
+class SequenceTIS:
+    """Truncated importance sampling per sequence: all its tokens weigh min(e^ΣΔ, high)."""
+
+    high: float
+
+    def __call__(self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
+        delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
+        ratio_B = sequence_sum(delta_N, mask_N, lengths).exp()
+        return trainable(ratio_B.clamp(max=self.high)[rows(lengths, mask_N.device)], mask_N)
+
+
+@dataclass(frozen=True)
+class IcePop:
+    """Masked importance sampling per token: e^Δ within [low, high], else 0 (Zhao et al. 2025, 'IcePop')."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if self.high < self.low:
+            raise ValueError(f"IcePop keeps ratios from low to high, but low is {self.low} and high {self.high}")
+
+    def __call__(self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
+        ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
+        return trainable(ratio_N, mask_N & (ratio_N >= self.low) & (ratio_N <= self.high))
+
+
+@dataclass(frozen=True)
+class EffectiveSampleSize:
+    """(Σw)² / (n·Σw²) over sequences: the share of them that the weights leave (Kish 1965); 1 where all weigh the same.
+
+    Kept as logarithms, because the weight of a long sequence may not fit a float.
+
+    Attributes:
+        log_sum: log Σw, 0-d.
+        log_sum_squares: log Σw², 0-d.
+        count: n, sequences with a trainable token, 0-d.
+    """
+
+    log_sum: Tensor
+    log_sum_squares: Tensor
+    count: Tensor
+
+    def merge(self, other: EffectiveSampleSize) -> EffectiveSampleSize:
+        return EffectiveSampleSize(
+            torch.logaddexp(self.log_sum, other.log_sum),
+            torch.logaddexp(self.log_sum_squares, other.log_sum_squares),
+            self.count + other.count,
+        )
+
+    def value(self) -> float:
+        return float((2 * self.log_sum - self.log_sum_squares).exp() / self.count)
+
+
+def sequence_mismatch(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
+    """Mean of e^|Δ| over each sequence's trainable tokens. Returns fp32 [B]; 1, no mismatch, for one that has none."""
+    error_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).abs().exp()
+    count_B = sequence_sum(torch.ones_like(error_N), mask_N, lengths)
+    return torch.where(count_B > 0, sequence_sum(error_N, mask_N, lengths) / count_B, 1.0)
+
+
+def agreement(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Metrics:
+    """How well sampler and learner agree on what was sampled.
+
+    Returns:
+        `token_mult_prob_error`, the mean of e^|Δ| (NeMo RL's measure); `sampler_kl_k1` and `sampler_kl_k3`, estimates
+        of KL(sampler ‖ learner), nats per token; `sequence_ess`, the effective share of sequences if each were weighted
+        by its importance ratio; `max_abs_logprob_diff`, the largest |Δ|, nats.
+    """
+    delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
+    zero_N, count = torch.zeros_like(delta_N), mask_N.sum()
+    log_weight_B = sequence_sum(delta_N, mask_N, lengths)
+    present_B = sequence_sum(torch.ones_like(delta_N), mask_N, lengths) > 0
+    log_weight_B = log_weight_B.masked_fill(~present_B, float("-inf"))
+    return Metrics(
+        token_mult_prob_error=Mean(trainable(delta_N.abs().exp(), mask_N).sum(), count),
+        sampler_kl_k1=Mean(KLEstimate("k1")(zero_N, delta_N).sum(), count),
+        sampler_kl_k3=Mean(KLEstimate("k3")(zero_N, delta_N).sum(), count),
+        sequence_ess=EffectiveSampleSize(
+            torch.logsumexp(log_weight_B, 0), torch.logsumexp(2 * log_weight_B, 0), present_B.sum()
+        ),
+        max_abs_logprob_diff=Max(delta_N.abs().max()),
+    )
+
+
+def _delta(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor) -> Tensor:
+    """Δ, detached, 0 where the mask is off. Returns fp32 [N]."""
+    return trainable(learner_logprob_N.detach().float() - sampler_logprob_N.detach().float(), mask_N)

@@ -1,0 +1,28 @@
+"""The critic's clipped squared error."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def clipped_value_loss(
+    value_N: Tensor, old_value_N: Tensor, return_N: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """½·max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, ±ε), as OpenAI baselines' PPO2 clips values.
+
+    Args:
+        value_N: V of the state before each token, fp32 [N].
+        old_value_N: V at the time of the rollout.
+        return_N: R, what V should have said.
+        clip: ε in reward units; None: plain ½(V − R)².
+
+    Returns:
+        The loss of each token [N], and whether the bound decides it, so that its gradient is 0, bool [N].
+    """
+    plain_N = 0.5 * (value_N - return_N).square()
+    if clip is None:
+        return plain_N, torch.zeros_like(plain_N, dtype=torch.bool)
+    near_N = old_value_N + (value_N - old_value_N).clamp(-clip, clip)
+    bounded_N = 0.5 * (near_N - return_N).square()
+    return torch.maximum(plain_N, bounded_N), bounded_N > plain_N
