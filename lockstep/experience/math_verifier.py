@@ -10,6 +10,7 @@ This file is also the child's program. It imports nothing of the project, so tha
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 
-_CPU_LIMIT_S = 5.0
+_CPU_LIMIT_S = 3.0
 _LONGEST_TEXT = 1000  # characters; the last ones are kept, where an answer stands
 _CACHE_SIZE = 1 << 16
 
@@ -44,7 +45,9 @@ def _remembered(pid: int, gold: str, text: str) -> bool | None:
 @functools.cache
 def _child(pid: int) -> Child:
     """The child of this process: after a fork, two processes must not share one pipe."""
-    return Child()
+    child = Child()
+    atexit.register(child.close)
+    return child
 
 
 class Child:
@@ -57,9 +60,9 @@ class Child:
     def ask(self, gold: str, text: str) -> bool | None:
         """One question; None if the child died of it."""
         with self._lock:
-            process = self._process
-            if process is None or process.poll() is not None:
-                process = _started()
+            if self._process is not None and self._process.poll() is not None:
+                self.close()
+            process = self._process or _started()
             self._process = None  # back only after a whole answer: an interrupted question must not answer the next one
             verdict = _ask(process, json.dumps([gold, text]))
             if verdict is None:
@@ -67,6 +70,12 @@ class Child:
             else:
                 self._process = process
             return verdict
+
+    def close(self) -> None:
+        """Ends the process: its input ends, and so does it."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
 
 
 def _ask(process: subprocess.Popen[str], question: str) -> bool | None:

@@ -53,7 +53,7 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
         if name == "" or spec or conversion:
             raise ValueError(
                 f"template {template!r}: only plain fields like {{question}} can be filled in; write "
-                "braces as {{{{ and }}}}"
+                "braces as {{ and }}"
             )
         parts.append((literal, name))
     return tuple(parts)

@@ -1,0 +1,129 @@
+"""The word problems: right, distinct, the same every time, and shaped so that a toy can learn them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep.experience import arithmetic
+from lockstep.experience.jsonl import JsonlIndex
+from lockstep.models.tokenizer import words_tokenizer
+from lockstep.recipe import Arithmetic
+
+SPEC = Arithmetic(train_questions=300, validation_questions=100, demonstrations=1000)
+GAIN = re.compile(r"buys (\d+) more|brings (\d+) more|finds (\d+)")
+LOSS = re.compile(r"sells (\d+)|gives away (\d+)|loses (\d+)")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> arithmetic.Files:
+    return arithmetic.write(tmp_path_factory.mktemp("made"), SPEC)
+
+
+def rows(path: Path | None) -> list[dict[str, str]]:
+    assert path is not None
+    index = JsonlIndex(path)
+    return index.rows(range(len(index)))
+
+
+def solved(question: str) -> list[str]:
+    """Reads a question with other means than those that wrote it."""
+    first, *sentences, asked = re.findall(r"[^.?]+[.?]", question)
+    start = re.fullmatch(r"(\w+) has (\d+) (\w+)\.", first)
+    assert start is not None
+    assert asked == f" How many {start[3]} does {start[1]} have now?"
+    value, lines = int(start[2]), []
+    for sentence in sentences:
+        match = GAIN.search(sentence) or LOSS.search(sentence)
+        assert match is not None, sentence
+        n = int(match[match.lastindex or 0])
+        sign, result = ("+", value + n) if GAIN.search(sentence) else ("-", value - n)
+        lines.append(f"{value}{sign}{n}={result}")
+        value = result
+    return [*lines, f"#### {value}"]
+
+
+def test_answers_follow_from_the_questions(files: arithmetic.Files) -> None:
+    for row in rows(files.train) + rows(files.validation):
+        assert row["answer"].split("\n") == solved(row["question"])
+
+
+def test_numbers_keep_to_their_ranges(files: arithmetic.Files) -> None:
+    lines = [line for row in rows(files.train) for line in row["answer"].split("\n")[:-1]]
+    values = [tuple(map(int, re.split(r"[+=-]", line))) for line in lines]
+    assert {len(row["answer"].split("\n")) for row in rows(files.train)} == {4, 5}
+    assert min(result for _, _, result in values) >= 1
+    assert max(n for _, n, _ in values) == 10
+    assert {"+", "-"} == {line[len(str(value[0]))] for line, value in zip(lines, values, strict=True)}
+
+
+def test_no_question_comes_twice_and_none_is_held_out_and_trained_on(files: arithmetic.Files) -> None:
+    train = [row["question"] for row in rows(files.train)]
+    validation = [row["question"] for row in rows(files.validation)]
+    assert (len(train), len(validation)) == (300, 100)
+    assert len({*train, *validation}) == 400
+
+
+def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(files: arithmetic.Files) -> None:
+    order = {row["question"]: i for i, row in enumerate(rows(files.train))}
+    shown = rows(files.demonstrations)
+    direct = ["=" not in row["answer"] for row in shown]
+    assert len(shown) == 1000
+    assert not any(direct[:750])
+    assert direct[750:] == [order[row["question"]] < 0.6 * 300 for row in shown[750:]]
+    assert 0.5 < sum(direct[750:]) / 250 < 0.7
+    for row, is_direct in zip(shown, direct, strict=True):
+        assert row["answer"].split("\n") == (solved(row["question"])[-1:] if is_direct else solved(row["question"]))
+
+
+def test_demonstrations_pass_over_all_questions_each_time_in_another_order(files: arithmetic.Files) -> None:
+    questions = [row["question"] for row in rows(files.demonstrations)]
+    passes = [questions[i : i + 300] for i in (0, 300, 600)]
+    assert all(set(one) == {row["question"] for row in rows(files.train)} for one in passes)
+    assert passes[0] != passes[1] != passes[2]
+
+
+def test_the_same_spec_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, files: arithmetic.Files) -> None:
+    again = arithmetic.write(tmp_path / "again", SPEC)
+    assert again.demonstrations is not None
+    assert files.demonstrations is not None
+    assert again.train.read_bytes() == files.train.read_bytes()
+    assert again.validation.read_bytes() == files.validation.read_bytes()
+    assert again.demonstrations.read_bytes() == files.demonstrations.read_bytes()
+    other = arithmetic.write(tmp_path / "other", SPEC.model_copy(update={"seed": 1}))
+    assert other.train.read_bytes() != files.train.read_bytes()
+
+
+def test_the_first_problem_of_seed_0_stays_what_it_is(files: arithmetic.Files) -> None:
+    """Runs are compared over versions: whoever changes the problems must know it."""
+    assert rows(files.train)[0] == {
+        "question": "Finn has 9 stamps. Finn buys 5 more stamps. Finn buys 10 more stamps. Finn loses 7 of the stamps. "
+        "Finn gives away 4 stamps. How many stamps does Finn have now?",
+        "answer": "9+5=14\n14+10=24\n24-7=17\n17-4=13\n#### 13",
+    }
+
+
+def test_files_that_are_there_already_are_left_alone(tmp_path: Path) -> None:
+    spec = Arithmetic(train_questions=5, validation_questions=5)
+    first = arithmetic.write(tmp_path, spec)
+    assert first.demonstrations is None
+    before = first.train.stat()
+    arithmetic.write(tmp_path, spec)
+    assert (first.train.stat().st_ino, first.train.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    first.validation.write_bytes(b"half a fi")
+    arithmetic.write(tmp_path, spec)
+    assert len(rows(first.validation)) == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.jsonl", "validation.jsonl"]
+
+
+def test_the_toys_size_is_what_its_figures_were_measured_with(files: arithmetic.Files) -> None:
+    texts = [row["question"] + "\n" + row["answer"] for row in rows(files.train)]
+    tokenizer = words_tokenizer(texts)
+    prompts = [len(tokenizer(row["question"] + "\n")["input_ids"]) for row in rows(files.train)]
+    answers = [len(tokenizer(row["answer"])["input_ids"]) for row in rows(files.train)]
+    assert 90 <= len(tokenizer) <= 100
+    assert max(prompts) <= 43
+    assert 34 <= sum(prompts) / len(prompts) <= 37
+    assert max(answers) + 1 <= 36  # with the stop token it fits the recipe's 36 new tokens
+    assert json.loads(files.train.read_text().split("\n")[0]).keys() == {"question", "answer"}

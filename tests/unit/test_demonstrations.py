@@ -1,0 +1,91 @@
+"""Demonstrations: what is given, what is learned, and where one ends."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from lockstep.experience.demonstrations import Demonstrations
+from lockstep.experience.jsonl import DataError, JsonlIndex
+from lockstep.experience.prompts import Prompts
+from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
+from lockstep.recipe import DataSection
+
+ROWS = [{"question": f"Say {'very ' * n}{n}", "answer": "7 " * (3 - n) + "end"} for n in range(4)]
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return words_tokenizer([text for row in ROWS for text in (row["question"] + "\n", row["answer"])])
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> JsonlIndex:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return JsonlIndex(path)
+
+
+def section(**options: Any) -> DataSection:
+    fields = {"train": "rows.jsonl", "prompt": "{question}\n", "max_prompt_tokens": 64, "shuffle": False, **options}
+    return DataSection(**fields)
+
+
+def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(index: Any, tokenizer: Any) -> None:
+    batch = Demonstrations(index, tokenizer, section(), max_tokens=64).first()
+    rows = zip(ROWS, batch.sequences(), batch.sequences("mask"), strict=True)
+    for row, tokens, mask in rows:
+        assert tokenizer.decode(tokens[~mask]) == row["question"] + "\n"
+        assert tokenizer.decode(tokens[mask]) == row["answer"] + "<eos>"
+        assert mask.int().diff().abs().sum() == 1  # all of the prompt stands before all of the completion
+
+
+def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: Path) -> None:
+    llama = load_tokenizer(assets / "models/stories260K/hf")
+    demonstrations, prompts = Demonstrations(index, llama, section(), 512), Prompts(index, llama, section())
+    for i in range(4):
+        assert demonstrations[i].prompt == prompts[i]
+        assert llama.bos_token_id not in demonstrations[i].completion
+        assert demonstrations[i].completion[-1] == llama.eos_token_id
+
+
+def test_rows_come_in_the_order_of_prompts(index: Any, tokenizer: Any) -> None:
+    data = section(shuffle=True)
+    demonstrations, prompts = Demonstrations(index, tokenizer, data, 64), Prompts(index, tokenizer, data)
+    batch = demonstrations.at(2, 5, seed=9)
+    given = [tuple(t[~m].tolist()) for t, m in zip(batch.sequences(), batch.sequences("mask"), strict=True)]
+    assert given == [prompt.tokens for prompt in prompts.at(2, 5, seed=9)]
+
+
+def test_completions_have_their_own_template(index: Any, tokenizer: Any) -> None:
+    row = Demonstrations(index, tokenizer, section(completion="{answer} {answer}"), 64)[3]
+    assert tokenizer.decode(row.completion[:-1]) == "end end"
+
+
+def test_a_row_that_is_over_long_as_a_whole_is_an_error_with_both_lengths(index: Any, tokenizer: Any) -> None:
+    length = len(Demonstrations(index, tokenizer, section(), 64)[0])
+    with pytest.raises(
+        DataError, match=rf"line 1: prompt and completion have {length} tokens, .*max_tokens={length - 1}"
+    ):
+        Demonstrations(index, tokenizer, section(), max_tokens=length - 1)
+
+
+def test_over_long_rows_can_be_skipped_and_are_counted(index: Any, tokenizer: Any) -> None:
+    lengths = [len(Demonstrations(index, tokenizer, section(), 64)[i]) for i in range(4)]
+    limit = sorted(lengths)[1]
+    rows = Demonstrations(index, tokenizer, section(overlong_prompts="skip"), limit)
+    assert [len(rows[i]) for i in range(len(rows))] == [length for length in lengths if length <= limit]
+    assert rows.num_overlong == rows.skipped == 4 - len(rows) > 0
+
+
+def test_the_limit_on_prompts_holds_too(index: Any, tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"line 3: the prompt has 5 tokens, more than data\.max_prompt_tokens=4"):
+        Demonstrations(index, tokenizer, section(max_prompt_tokens=4), 64)
+
+
+def test_a_tokenizer_without_a_stop_token_is_refused(index: Any, tokenizer: Any) -> None:
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no end-of-sequence token"):
+        Demonstrations(index, tokenizer, section(), 64)

@@ -1,0 +1,156 @@
+"""Prompts: templates, tokens, over-long rows, and which row stands at which position."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from lockstep.experience.jsonl import DataError, JsonlIndex
+from lockstep.experience.prompts import Prompts, render, rows_at
+from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
+from lockstep.recipe import DataSection
+
+ROWS = [{"question": f"What is {n} more than {n}?" + " Say." * (n % 3), "answer": str(2 * n)} for n in range(10)]
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<reply>{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return words_tokenizer([*(row["question"] for row in ROWS), "<user> What <system> Be brief.\n<reply>"])
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> JsonlIndex:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return JsonlIndex(path)
+
+
+def section(**options: Any) -> DataSection:
+    return DataSection(**{"train": "rows.jsonl", "max_prompt_tokens": 64, **options})
+
+
+def test_render_fills_fields_and_leaves_everything_else() -> None:
+    row = {"a": "{x}", "n": 7, "yes": True, "list": [1, "é"], "a.b": "dotted"}
+    assert render("{{{a}}} {n}/{yes} {list} {a.b}\n", row, "") == '{{x}} 7/true [1, "é"] dotted\n'
+    assert render("no fields", {}, "") == "no fields"
+
+
+@pytest.mark.parametrize(
+    ("row", "state"), [({"q": "x", "b": 1}, "no such field"), ({"q": "x", "question": None}, "null")]
+)
+def test_a_missing_field_names_row_field_and_what_there_is(row: dict, state: str) -> None:
+    with pytest.raises(DataError, match=rf"rows\.jsonl, line 3: .*'question'.*{state}.*fields are q, "):
+        render("{question}", row, "rows.jsonl, line 3")
+
+
+@pytest.mark.parametrize("template", ["{question", "question}", "{}", "{question!r}", "{question:>5}"])
+def test_a_template_that_is_more_than_plain_fields_is_refused(template: str) -> None:
+    with pytest.raises(ValueError, match=r"write braces as \{\{ and \}\}"):
+        render(template, {"question": "x"}, "")
+
+
+def test_a_prompt_is_the_rendered_row_with_its_tokens_and_place(index: JsonlIndex, tokenizer: Any) -> None:
+    prompt = Prompts(index, tokenizer, section(prompt="{question}\n", answer="#### {answer}"))[3]
+    assert prompt.id == "rows.jsonl:4"
+    assert prompt.text == ROWS[3]["question"] + "\n"
+    assert tokenizer.decode(prompt.tokens) == prompt.text
+    assert prompt.row == ROWS[3]
+
+
+def test_the_answer_has_its_own_template(index: JsonlIndex, tokenizer: Any) -> None:
+    prompts = Prompts(index, tokenizer, section(answer="#### {answer}"))
+    assert prompts.answer(prompts[3]) == "#### 6"
+
+
+def test_a_row_without_an_answer_stops_the_run_before_it_starts(index: JsonlIndex, tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 1: .*'solution'.*question, answer"):
+        Prompts(index, tokenizer, section(answer="{solution}"))
+
+
+def test_reading_twice_or_in_another_company_gives_equal_prompts(index: JsonlIndex, tokenizer: Any) -> None:
+    prompts = Prompts(index, tokenizer, section())
+    assert prompts.first() == [prompts[i] for i in range(10)] == prompts.first()
+    assert prompts.first(2) == [prompts[0], prompts[1]]
+
+
+def test_a_chat_template_wraps_the_prompt_and_opens_the_reply(index: JsonlIndex, tokenizer: Any) -> None:
+    tokenizer.chat_template = CHAT
+    prompt = Prompts(index, tokenizer, section(chat=True, system_prompt="Be brief."))[1]
+    assert prompt.text == f"<system> Be brief.\n<user> {ROWS[1]['question']}\n<reply>"
+    assert tokenizer.decode(prompt.tokens) == prompt.text
+
+
+def test_chat_without_a_template_is_an_error(index: JsonlIndex, tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"has no chat template; turn data\.chat off"):
+        Prompts(index, tokenizer, section(chat=True))
+
+
+def test_special_tokens_come_from_the_tokenizer_or_from_the_chat_template_never_from_both(
+    index: JsonlIndex, assets: Path
+) -> None:
+    llama = load_tokenizer(assets / "models/stories260K/hf")
+    assert Prompts(index, llama, section())[0].tokens[0] == llama.bos_token_id
+    llama.chat_template = "{{ bos_token }}{{ messages[0].content }}"
+    assert Prompts(index, llama, section(chat=True))[0].tokens.count(llama.bos_token_id) == 1
+
+
+def test_an_over_long_prompt_is_an_error_with_both_lengths(index: JsonlIndex, tokenizer: Any) -> None:
+    length = len(tokenizer(ROWS[1]["question"])["input_ids"])
+    with pytest.raises(DataError, match=rf"line 2: the prompt has {length} tokens, more than .*={length - 1}; .*=skip"):
+        Prompts(index, tokenizer, section(max_prompt_tokens=length - 1))
+
+
+def test_over_long_prompts_can_be_skipped_and_are_counted(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("broken\n" + "".join(json.dumps(row) + "\n" for row in ROWS))
+    limit = len(tokenizer(ROWS[0]["question"])["input_ids"])
+    data = section(max_prompt_tokens=limit, overlong_prompts="skip", bad_lines="skip")
+    prompts = Prompts(JsonlIndex(path, "skip"), tokenizer, data)
+    assert [prompt.row for prompt in prompts.first()] == [ROWS[i] for i in (0, 3, 6, 9)]
+    assert (len(prompts), prompts.num_overlong, prompts.skipped) == (4, 6, 7)
+
+
+def test_data_of_only_over_long_prompts_is_an_error(index: JsonlIndex, tokenizer: Any) -> None:
+    with pytest.raises(DataError, match="all 10 rows are over-long"):
+        Prompts(index, tokenizer, section(max_prompt_tokens=1, overlong_prompts="skip"))
+
+
+def test_every_row_comes_once_an_epoch_and_each_epoch_in_its_own_order(index: JsonlIndex, tokenizer: Any) -> None:
+    prompts = Prompts(index, tokenizer, section())
+    epochs = [[prompt.id for prompt in prompts.at(10 * epoch, 10, seed=0)] for epoch in range(3)]
+    assert all(sorted(epoch) == sorted(epochs[0]) and len(set(epoch)) == 10 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert [prompt.id for prompt in prompts.at(0, 10, seed=1)] != epochs[0]
+
+
+def test_batches_run_across_the_end_of_an_epoch_and_lose_nothing() -> None:
+    whole = rows_at(0, 30, length=10, seed=5, shuffle=True)
+    pieces = [row for position in range(0, 30, 4) for row in rows_at(position, 4, 10, 5, True)]
+    assert pieces[:30] == whole
+    assert set(Counter(whole).values()) == {3}
+
+
+def test_a_batch_may_be_larger_than_the_data() -> None:
+    assert rows_at(1, 7, length=3, seed=0, shuffle=False) == [1, 2, 0, 1, 2, 0, 1]
+
+
+def test_without_shuffle_rows_come_as_in_the_file(index: JsonlIndex, tokenizer: Any) -> None:
+    prompts = Prompts(index, tokenizer, section(shuffle=False))
+    assert prompts.at(8, 4, seed=3) == [prompts[i] for i in (8, 9, 0, 1)]
+
+
+def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
+    data = section(prompt="Question: {question}\nAnswer:", max_prompt_tokens=300, overlong_prompts="skip")
+    tokenizer = load_tokenizer(assets / "models/stories260K/hf")
+    prompts = Prompts(JsonlIndex(assets / "data/gsm8k/test.jsonl"), tokenizer, data)
+    assert len(prompts) + prompts.num_overlong == 1319
+    assert 0 < prompts.num_overlong < 1319
+    assert all(len(prompt.tokens) <= 300 for prompt in prompts.first())
+    assert tokenizer.decode(prompts[0].tokens, skip_special_tokens=True) == prompts[0].text
