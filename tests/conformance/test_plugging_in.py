@@ -70,6 +70,7 @@ def test_a_wrong_function_fails_where_it_is_wrong_and_what_it_lacks_is_named(els
     assert failed == {
         "tool tokens in mid-response",
         "every other token is a tool's",
+        "trailing observation",
         "padding and tool tokens",
         "junk that is not a number",
         "junk that is infinite",
