@@ -77,9 +77,9 @@ class Experience:
         prompts = self.prompts.at(position, count, self.seed)
         return self._answered(prompts, position, sampling, num_generations, "train")
 
-    def validate(self, sampling: SamplingParams, limit: int | None) -> Rollouts:
-        """Answers the first `limit` prompts (None: all), with the same random numbers each time it is called."""
-        return self._answered(self.prompts.first(limit), 0, sampling, 1, "validation")
+    def validate(self, prompts: Prompts, sampling: SamplingParams, limit: int | None) -> Rollouts:
+        """Answers the first `limit` held-out prompts (None: all), with the same random numbers each time."""
+        return self._answered(prompts.first(limit), 0, sampling, 1, "validation")
 
     def collect_mixed(
         self, position: int, count: int, sampling: SamplingParams, num_generations: int, dynamic: DynamicSampling

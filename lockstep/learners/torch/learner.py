@@ -99,6 +99,8 @@ class TorchLearner:
                 parameter.copy_(saved[name])
         if self._optimizer is not None:
             restore_moments(self.model, self._optimizer, load_file(folder / "optimizer.safetensors"))
+            self._optimizer.zero_grad()
+        self._count.zero_()
         self._updates = int(json.loads((folder / "learner.json").read_text())["updates"])
 
     def _parameters(self) -> list[nn.Parameter]:

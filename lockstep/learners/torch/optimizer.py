@@ -48,13 +48,10 @@ def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]
 
 
 def restore_moments(model: nn.Module, optimizer: torch.optim.AdamW, saved: dict[str, Tensor]) -> None:
-    """Puts back what `moments` gave."""
+    """Puts back what `moments` gave; a parameter it had nothing for starts afresh."""
+    optimizer.state.clear()
     keys = ("step", "exp_avg", "exp_avg_sq")
     for name, parameter in model.named_parameters():
         if f"step.{name}" in saved:
-            optimizer.state[parameter] = {key: saved[f"{key}.{name}"].to(_home(key, parameter)) for key in keys}
-
-
-def _home(key: str, parameter: Tensor) -> torch.device:
-    """Fused AdamW keeps its step counts beside the parameters, like the moments."""
-    return parameter.device
+            # Fused AdamW keeps its step counts beside the parameters, like the moments.
+            optimizer.state[parameter] = {key: saved[f"{key}.{name}"].to(parameter.device) for key in keys}

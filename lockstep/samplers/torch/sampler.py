@@ -36,6 +36,7 @@ class TorchSampler:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        self._check(requests)
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
         size = self._max_batch_size
         pieces = [
@@ -52,6 +53,15 @@ class TorchSampler:
                 own[name].copy_(tensor)
         self._version = version
         return Attestation(version, {name: fingerprint(tensor) for name, tensor in own.items()})
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        """Raises ValueError for a prompt that has nothing to go on from, or leaves no room for a response."""
+        for index, request in enumerate(requests):
+            if not 0 < len(request.tokens) < self._context:
+                raise ValueError(
+                    f"request {index} has {len(request.tokens)} prompt tokens; a prompt needs at least 1 and, in this "
+                    f"model's context of {self._context}, at most {self._context - 1}"
+                )
 
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         prompts = _prompts(requests).to(self._lm.device)

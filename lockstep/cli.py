@@ -1,0 +1,74 @@
+"""The command line. Nothing heavy is imported before a command needs it, so that --help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the command `lockstep`. Returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except (ValueError, OSError, RuntimeError) as error:
+        if options.traceback:
+            raise
+        print(f"lockstep: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lockstep",
+        description="Post-trains language models; the policy that is trained and the one that samples stay in lockstep.",
+        epilog="Start with: lockstep train ppo_arithmetic",
+    )
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    train = commands.add_parser("train", help="run a recipe; the same command again continues the run")
+    train.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
+    train.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe, such as ppo.clip=0.1")
+    train.set_defaults(command=_train)
+    config = commands.add_parser("config", help="print a recipe as it would be run")
+    config.add_argument("recipe")
+    config.add_argument("overrides", nargs="*", metavar="key=value")
+    config.set_defaults(command=_config)
+    check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
+    check.add_argument("run", help="folder of the run")
+    check.set_defaults(command=_check)
+    return parser
+
+
+def _train(options: argparse.Namespace) -> int:
+    from lockstep.config import load
+    from lockstep.runtime.train import train
+
+    train(load(options.recipe, options.overrides))
+    return 0
+
+
+def _config(options: argparse.Namespace) -> int:
+    from lockstep.config import describe, load
+
+    print(describe(load(options.recipe, options.overrides)), end="")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from lockstep.config import load
+    from lockstep.recipe import PPORecipe
+    from lockstep.report.acceptance import check
+    from lockstep.report.log import read_metrics
+
+    recipe = load(str(Path(options.run) / "recipe.yaml")).recipe
+    bounds = recipe.acceptance if isinstance(recipe, PPORecipe) else ()
+    if not bounds:
+        raise ValueError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
+    verdicts = check(bounds, read_metrics(Path(options.run)))
+    for verdict in verdicts:
+        print(verdict.sentence)
+    return 0 if all(verdict.passed for verdict in verdicts) else 1

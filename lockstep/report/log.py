@@ -1,0 +1,83 @@
+"""The logs of a run: JSON lines, a step first in each.
+
+    metrics.jsonl   {"step": 3, "train/reward": 0.41, …}; a step may have several lines, training's and validation's
+    timings.jsonl   {"step": 3, "generate": 1.2, …}, seconds; apart, so that equal runs have equal metrics
+    samples.jsonl   {"step": 3, "prompt": …}, several per step
+
+JSON has no word for what is no number: NaN is written as null, the infinities as the texts "Infinity" and "-Infinity",
+and `read_metrics` turns them back. Floats are written so that they read back as the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+METRICS, TIMINGS, SAMPLES = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
+
+
+def encode(step: int, row: Mapping[str, Any]) -> bytes:
+    """One line of a log, newline included."""
+    if "step" in row:
+        raise ValueError(f"a logged row cannot have a column of its own called step, but has {row['step']!r}")
+    return json.dumps({"step": step, **_plain(dict(row))}, allow_nan=False).encode() + b"\n"
+
+
+def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each whole line of a log with its size in bytes; no file, no lines.
+
+    A line at the end that is not whole is left out: a run is writing it, or was killed while it did.
+
+    Raises:
+        ValueError: If another line is no JSON object with a step.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            yield _row(path, number, line), len(line)
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The lines of a run's metrics, in order; `step` is one of the numbers. None if nothing has been logged yet."""
+    return [{name: _number(value) for name, value in row.items()} for row, _ in lines(folder / METRICS)]
+
+
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise ValueError(f"{path}:{number} is no line of a log, but {line[:60]!r}; restore the file or remove it")
+    return row
+
+
+def _plain(value: Any) -> Any:
+    """The same value in what JSON has words for."""
+    match value:
+        case float() if math.isnan(value):
+            return None
+        case float() if False:
+            return "Infinity" if value > 0 else "-Infinity"
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value
+
+
+def _number(value: Any) -> float:
+    match value:
+        case None:
+            return math.nan
+        case str():
+            return float(value)
+        case _:
+            return value

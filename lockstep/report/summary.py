@@ -1,0 +1,46 @@
+"""What a run came to, on one screen: accuracy before and after, the reward curve, and whether the policies agreed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lockstep.report.terminal import curve, summary_table
+from lockstep.report.log import read_metrics
+
+
+def summary(folder: Path) -> str:
+    """Reads a run's metrics. Returns text for a terminal; ends with the path of the run."""
+    rows = read_metrics(folder)
+    parts = [_headline(rows), _drawing(rows), f"run: {folder}\nmodel: {folder / 'final'} (opens with transformers)"]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _series(rows: list[dict[str, Any]], name: str) -> list[float]:
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
+def _headline(rows: list[dict[str, Any]]) -> str:
+    """First and last of what matters, and the worst agreement of all steps."""
+    lines: list[tuple[str, str]] = []
+    for name, label in (
+        ("validation/accuracy", "held-out accuracy"),
+        ("train/reward", "sampled reward"),
+        ("train/response_length", "response length"),
+        ("policy/loss", "loss"),
+    ):
+        series = _series(rows, name)
+        if series:
+            lines.append((label, f"{series[0]:.3f} → {series[-1]:.3f}"))
+    errors = _series(rows, "agreement/max_abs_logprob_diff")
+    if errors:
+        ratio = max(_series(rows, "agreement/token_mult_prob_error"))
+        lines.append(
+            ("training and sampling agree", f"largest |Δ log-prob| {max(errors):.1e}, mean exp|Δ| at most {ratio:.6f}")
+        )
+    return summary_table(lines)
+
+
+def _drawing(rows: list[dict[str, Any]]) -> str:
+    rewards = _series(rows, "train/reward")
+    return curve(rewards, "sampled reward per step") if len(rewards) > 1 else ""

@@ -1,0 +1,52 @@
+"""Reports that fit a terminal."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+
+import plotext
+
+
+def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14) -> str:
+    """Draws numbers over 1, 2, 3, … as a line; what is not finite leaves a gap.
+
+    Args:
+        values: One per step; none give an empty frame.
+        title: Stands above.
+        width: In characters.
+        height: In lines.
+
+    Returns:
+        Lines of text; with colours where standard output is a terminal, without escape codes elsewhere.
+    """
+    figure = plotext.figure
+    plotext.terminal.limit(False, False)  # as wide as asked for, whatever the terminal
+    figure.clear()
+    figure.theme("simple" if sys.stdout.isatty() else "colorless")
+    figure.plot_size(width, height)
+    figure.title(title)
+    figure.ruler("x").ticks(list(range(1, len(values) + 1, max(1, len(values) // 8))))
+    for finite, points in groupby(enumerate(values, 1), key=lambda point: math.isfinite(point[1])):
+        if finite:
+            steps, heights = zip(*points, strict=True)
+            figure.draw(figure.signal(list(steps), list(heights), marker="hd").lines())
+    drawn = str(figure.build())
+    figure.clear()
+    if not sys.stdout.isatty():
+        drawn = plotext.uncolorize(drawn)
+    return "\n".join(line.rstrip() for line in drawn.splitlines())
+
+
+def summary_table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text, each as wide as its widest entry; no escape codes.
+
+    Raises:
+        ValueError: If rows differ in length.
+    """
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,104 @@
+"""The first transport: a child process of this machine at the other end of a socket.
+
+Children are spawned, not forked, so that they inherit neither threads nor locks. As always with spawned processes, a
+script that starts them does so under `if __name__ == "__main__":`, since each child imports the script again; without
+that guard the child stops with Python's own explanation on stderr, and the parent reports that it died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+from multiprocessing import connection
+
+import torch
+
+from lockstep.runtime.transport import Build, Channel, Factory, Message, serve
+
+_GRACE_S = 2.0
+"""How long a worker that is told to end may take to leave by itself."""
+
+
+class ChildProcess:
+    """Implements `transport.Transport`. The child ends with its parent, however that ends.
+
+    Args:
+        factory: Builds the object that answers calls; the first message from the child says how that went.
+        name: Of the process, for people.
+        threads: Torch threads of the child.
+    """
+
+    def __init__(self, factory: Factory, name: str, threads: int) -> None:
+        ours, theirs = socket.socketpair()
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=_main, args=(theirs, threads), name=name, daemon=True)
+        self._process.start()
+        theirs.close()
+        self._channel = Channel(ours)
+        self._closed = False
+        # A child that dies while it starts makes this fail; the first `recv` then tells how it died.
+        with contextlib.suppress(ConnectionError):
+            self._channel.send(Build(factory))
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        self._channel.send(message, timeout_s)
+
+    def recv(self, timeout_s: float) -> Message:
+        return self._channel.recv(timeout_s)
+
+    def poll(self, timeout_s: float) -> bool:
+        return self._closed or bool(connection.wait([self._channel], timeout_s))
+
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def ending(self) -> str:
+        if self._closed:
+            return "it was ended by this process"
+        self._process.join(_GRACE_S)
+        code = self._process.exitcode
+        if code is None:
+            return "it closed its connection"
+        return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+    def close(self, at_once: bool = False) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._channel.close()
+        if not at_once:
+            self._process.join(_GRACE_S)
+        self._process.kill()
+        self._process.join()
+
+
+def _main(ours: socket.socket, threads: int) -> None:
+    """The child. Ctrl-C is the parent's to handle: it closes its children.
+
+    It leaves without the interpreter's tidying-up, which takes seconds once `transformers` is loaded.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    with contextlib.suppress(EOFError, ConnectionError):
+        serve(Channel(ours))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """A worker deep in a verb does not see its connection close, so a thread waits for the parent's end."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a child process has a parent"
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,101 @@
+"""What must be there before the first step: data files, a model folder, a tokenizer, prompts."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+import lockstep
+from lockstep.config import Loaded, describe
+from lockstep.experience import arithmetic
+from lockstep.experience.jsonl import JsonlIndex
+from lockstep.experience.prompts import Prompts, render
+from lockstep.models.export import save_model
+from lockstep.models.load import build_causal_lm
+from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
+from lockstep.recipe import DataSection, Scratch
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """Files of rows: to draw prompts from, to validate on, to imitate."""
+
+    train: Path
+    validation: Path | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The first model: its folder, its tokenizer, and the tokens that end a response."""
+
+    folder: str
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+
+
+def run_folder(loaded: Loaded) -> Path:
+    """Makes the run's folder and notes the resolved recipe and the machine in it.
+
+    Raises:
+        ValueError: If the folder holds a run of another recipe.
+    """
+    folder = loaded.run_folder
+    recipe = folder / "recipe.yaml"
+    if recipe.exists() and recipe.read_text() != describe(loaded):
+        raise ValueError(f"{folder} holds a run of another recipe (see {recipe}); choose another run.folder or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe.write_text(describe(loaded))
+    versions = {
+        "lockstep": lockstep.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.platform(),
+        "cpus": os.cpu_count(),
+    }
+    (folder / "environment.json").write_text(json.dumps(versions, indent=2) + "\n")
+    return folder
+
+
+def data_files(section: DataSection, folder: Path) -> DataFiles:
+    """The recipe's files, made first where the recipe says so."""
+    if section.arithmetic is None:
+        return DataFiles(Path(str(section.train)), None if section.validation is None else Path(section.validation))
+    made = arithmetic.write(folder / "data", section.arithmetic)
+    return DataFiles(made.demonstrations or made.train, made.validation)
+
+
+def scratch_model(scratch: Scratch, section: DataSection, index: JsonlIndex, folder: Path, seed: int) -> Path:
+    """Builds the model and its tokenizer once, into `folder`."""
+    if not folder.exists():
+        rows = (index.row(i) for i in range(len(index)))
+        texts = (render(section.prompt, row, "") + render(section.completion, row, "") for row in rows)
+        tokenizer = words_tokenizer(texts)
+        save_model(build_causal_lm(scratch.config, tokenizer, seed), tokenizer, folder)
+    return folder
+
+
+def open_source(folder: Path | str) -> Source:
+    """Reads the tokenizer of a model folder and what ends its responses."""
+    tokenizer = load_tokenizer(folder)
+    stops = {tokenizer.eos_token_id}
+    if (Path(folder) / "generation_config.json").is_file():
+        listed = GenerationConfig.from_pretrained(folder).eos_token_id
+        stops |= set(listed) if isinstance(listed, list) else {listed}
+    stops.discard(None)
+    if not stops:
+        raise ValueError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
+    return Source(str(folder), tokenizer, tuple(sorted(stops)))
+
+
+def prompts(file: Path, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
+    """Opens a file of rows as prompts."""
+    return Prompts(JsonlIndex(file, section.bad_lines), tokenizer, section)

@@ -1,0 +1,217 @@
+"""What a person sees of a run: a live bar on a terminal, plain lines anywhere else; and the seconds of each phase."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+HEADLINES = ("train/reward", "policy/loss", "critic/loss", "agreement/token_mult_prob_error")
+"""The metrics that are shown, where a step has them; all are in metrics.jsonl."""
+
+_LINE_EVERY_S = 1.0
+_WINDOW = 10  # steps that the throughput and the time left are measured over
+
+
+@dataclass(frozen=True)
+class View:
+    """What there is to show at one moment.
+
+    Attributes:
+        step: Steps done.
+        total: Steps of the whole run; None while that is not known.
+        phase: What is being done now, and for how many seconds.
+        metrics: Headlines of the newest step.
+        tokens_per_s: Over the newest steps; None before the first.
+        left_s: Seconds until the last step, at the pace of the newest.
+    """
+
+    title: str
+    step: int
+    total: int | None
+    phase: tuple[str, float] | None
+    metrics: Mapping[str, float]
+    tokens_per_s: float | None
+    left_s: float | None
+
+    @property
+    def line(self) -> str:
+        """One line of text, without the title and the phase."""
+        parts = [f"step {self.step}" if self.total is None else f"step {self.step}/{self.total}"]
+        parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
+        if self.left_s is not None:
+            parts.append(f"{_clock(self.left_s)} left")
+        return " · ".join(parts)
+
+
+class _Display(Protocol):
+    """Where a run is shown."""
+
+    def opened(self, view: Callable[[], View]) -> AbstractContextManager[object]: ...
+
+    def note(self, text: str) -> None: ...
+
+    def stepped(self, view: View) -> None: ...
+
+
+class Progress:
+    """Told by the loop what happens; see `progress`."""
+
+    def __init__(self, title: str, total_steps: int | None, display: _Display, clock: Callable[[], float]) -> None:
+        self._title, self._total, self._display, self._clock = title, total_steps, display, clock
+        self._phase: str | None = None
+        self._phase_since = self._step_since = clock()
+        self._timings: dict[str, float] = {}
+        self._step = 0
+        self._metrics: dict[str, float] = {}
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_WINDOW)  # seconds and tokens
+
+    def total(self, steps: int, note: str) -> None:
+        """Says how many steps the run has, as soon as that is known, and what a step is. The first step begins now."""
+        self._total, self._step_since = steps, self._clock()
+        self._display.note(note)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Names and times what happens inside. A phase within a phase stops the clock of the outer one."""
+        outer = self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    def step(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
+        """A step is over.
+
+        Args:
+            step: Steps done.
+            metrics: All of the step's; `HEADLINES` are shown.
+            tokens: That the step worked on.
+        """
+        now = self._clock()
+        self._recent.append((now - self._step_since, tokens))
+        self._step, self._step_since = step, now
+        self._metrics = {name: metrics[name] for name in HEADLINES if name in metrics}
+        self._display.stepped(self.view())
+
+    def take_timings(self) -> dict[str, float]:
+        """Seconds spent in each phase since the last call."""
+        self._switch(self._phase)
+        timings, self._timings = self._timings, {}
+        return timings
+
+    def view(self) -> View:
+        """What there is to show now."""
+        seconds, tokens = sum(second for second, _ in self._recent), sum(token for _, token in self._recent)
+        left_s = None
+        if self._total is not None and self._recent:
+            left_s = (self._total - self._step) * seconds / len(self._recent)
+        return View(
+            title=self._title,
+            step=self._step,
+            total=self._total,
+            phase=None if self._phase is None else (self._phase, self._clock() - self._phase_since),
+            metrics=self._metrics,
+            tokens_per_s=tokens / seconds if seconds else None,
+            left_s=left_s,
+        )
+
+    def _switch(self, phase: str | None) -> str | None:
+        """Charges the time until now to the phase that was, and returns it."""
+        now, before = self._clock(), self._phase
+        if before is not None:
+            self._timings[before] = self._timings.get(before, 0.0) + now - self._phase_since
+        self._phase, self._phase_since = phase, now
+        return before
+
+
+@contextmanager
+def progress(
+    title: str,
+    total_steps: int | None = None,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Progress]:
+    """Shows a run while the `with` block lasts.
+
+    Args:
+        title: What is run.
+        total_steps: Steps of the whole run; where it is not known yet, `Progress.total` says it later.
+        stream: Where to; standard error if None. On a terminal a bar moves, elsewhere there are lines, at most one a
+            second, the first and the last step always.
+        clock: Seconds that only grow.
+    """
+    out = sys.stderr if stream is None else stream
+    console = Console(file=out)
+    display = _Bar(console) if out.isatty() and not console.is_dumb_terminal else _Lines(out, clock)
+    shown = Progress(title, total_steps, display, clock)
+    with display.opened(shown.view):
+        yield shown
+
+
+class _Lines:
+    """For log files and pipes."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._stream, self._clock = stream, clock
+        self._printed: float | None = None
+
+    def opened(self, view: Callable[[], View]) -> AbstractContextManager[object]:
+        self.note(view().title)
+        return nullcontext()
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def stepped(self, view: View) -> None:
+        now = self._clock()
+        if self._printed is None or now - self._printed >= _LINE_EVERY_S or view.step == view.total:
+            self._printed = now
+            self.note(view.line)
+
+
+class _Bar:
+    """For people: redrawn several times a second, so that a long phase is seen to be alive."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def opened(self, view: Callable[[], View]) -> AbstractContextManager[object]:
+        return Live(
+            get_renderable=lambda: _drawn(view()),
+            console=self._console,
+            refresh_per_second=5,
+            redirect_stdout=sys.stdout.isatty(),  # what is printed appears above the bar, but a pipe keeps its output
+        )
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def stepped(self, view: View) -> None:
+        """Nothing to do: the next redrawing shows it."""
+
+
+def _drawn(view: View) -> RenderableType:
+    bar = Table.grid(padding=(0, 1))
+    doing = "" if view.phase is None else f"{view.phase[0]} {view.phase[1]:.1f} s"
+    bar.add_row(ProgressBar(view.total, view.step, width=32), Text(doing, style="dim"))
+    return Group(Text(view.title, style="bold", overflow="ellipsis"), bar, Text(view.line))
+
+
+def _clock(seconds: float) -> str:
+    """Hours, minutes and seconds, as on a clock."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,273 @@
+"""One generic proxy: verbs of an object that lives in another process, with deadlines, death and restart.
+
+A worker does one thing at a time, so a proxy has at most one call under way; `submit` returns at once, so that several
+workers work side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.losses.base import Loss
+from lockstep.metrics import Metrics
+from lockstep.runtime.child import ChildProcess
+from lockstep.runtime.transport import Abort, Call, End, Factory, Failure, Item, Message, Result, Transport
+from lockstep.samplers.base import Attestation
+from lockstep.types import Request, SamplingParams
+
+
+BUILD = "build"
+"""The call under way when a worker has just been started."""
+
+
+class RemoteError(RuntimeError):
+    """A verb raised in its worker; the text ends with the worker's traceback. The worker can be asked again."""
+
+
+class RemoteValueError(RemoteError, ValueError):
+    """A worker refused what it was given: the text is its sentence alone, the worker's traceback is a note."""
+
+
+class RemoteTimeout(RuntimeError):
+    """A worker took longer than its deadline and was given up."""
+
+
+class WorkerDied(RuntimeError):
+    """A worker's process is gone."""
+
+
+class Pending:
+    """A call under way."""
+
+    def __init__(self, transport: Transport, name: str, verb: str, timeout_s: float) -> None:
+        self.name, self.verb = name, verb
+        self.open = True
+        self._transport, self._timeout_s = transport, timeout_s
+        self.renew()
+
+    def renew(self) -> None:
+        """Sets the deadline anew, counted from now."""
+        self._deadline = time.monotonic() + self._timeout_s
+
+    def send(self, message: Message) -> None:
+        """Hands the worker a part of the call.
+
+        Raises:
+            WorkerDied, RemoteTimeout: As `Remote.call`.
+        """
+        try:
+            self._transport.send(message, self._timeout_s)
+        except TimeoutError as error:
+            raise self._given_up() from error
+        except OSError as error:
+            raise self._died("before") from error
+
+    def done(self, wait_s: float = 0.0) -> bool:
+        """Whether `result` would return, or raise, without waiting; waits up to `wait_s` for that."""
+        return self._transport.poll(wait_s) or time.monotonic() > self._deadline
+
+    def result(self) -> Any:
+        """Waits for the outcome; raises as `Remote.call`."""
+        message = self.next_message()
+        if isinstance(message, Item):
+            self.drain()
+            raise TypeError(f"{self.verb} of worker {self.name} streams its result; use Remote.stream")
+        assert isinstance(message, Result), f"a worker answers with a result, not {type(message).__name__}"
+        return message.value
+
+    def next_message(self) -> Message:
+        """An item of a stream, each with a deadline of its own, or the result that ends the call."""
+        try:
+            message = self._transport.recv(max(0.0, self._deadline - time.monotonic()))
+        except TimeoutError as error:
+            raise self._given_up() from error
+        except (EOFError, OSError) as error:
+            raise self._died("in") from error
+        self.renew()
+        self.open = isinstance(message, Item)
+        if isinstance(message, Failure):
+            raise _error(self.name, self.verb, message)
+        return message
+
+    def drain(self) -> None:
+        """Reads what is left of a call whose outcome nobody wants, so that the worker is free for the next."""
+        with contextlib.suppress(RemoteError):
+            while self.open:
+                self.next_message()
+
+    def abandon(self) -> None:
+        """Ends the worker, since this call will not end by itself."""
+        self.open = False
+        self._transport.close(at_once=True)
+
+    def _given_up(self) -> RemoteTimeout:
+        self.abandon()
+        return RemoteTimeout(f"worker {self.name} took longer than {self._timeout_s:g} s over {self.verb} and was ended")
+
+    def _died(self, when: str) -> WorkerDied:
+        self.open = False
+        return WorkerDied(f"worker {self.name} died {when} {self.verb}: {self._transport.ending()}")
+
+
+class Remote:
+    """A worker and the call under way.
+
+    Args:
+        connect: Starts the worker; also what `restart` does.
+        name: Of the worker, for error messages.
+        timeout_s: The longest that one call, or one item of a stream, may take.
+
+    Attributes:
+        pending: The newest call, at first the building of the worker's object.
+    """
+
+    def __init__(self, connect: Callable[[], Transport], name: str, timeout_s: float) -> None:
+        self._connect, self.name, self._timeout_s = connect, name, timeout_s
+        self._start()
+
+    def ready(self) -> None:
+        """Waits until the worker has built its object. Any call does so too; here an error in building shows first."""
+        if self.pending.verb == BUILD and self.pending.open:
+            self.pending.result()
+
+    def submit(self, verb: str, *args: Any, **keywords: Any) -> Pending:
+        """Starts a call and returns at once.
+
+        Raises:
+            WorkerDied: If the worker is gone.
+            RuntimeError: If another call is under way.
+        """
+        return self._submit(Call(verb, args, keywords))
+
+    def call(self, verb: str, *args: Any, **keywords: Any) -> Any:
+        """Runs a method of the worker's object.
+
+        Raises:
+            RemoteValueError: If it raised a ValueError.
+            RemoteError: If it raised anything else.
+            RemoteTimeout: If it took too long; the worker is then ended.
+            WorkerDied: If the worker is gone.
+        """
+        return self.submit(verb, *args, **keywords).result()
+
+    def stream(self, verb: str, *args: Any, **keywords: Any) -> Iterator[Any]:
+        """Runs a method that returns an iterator and yields its items as they come; raises as `call`."""
+        pending = self.submit(verb, *args, **keywords)
+        try:
+            while isinstance(message := pending.next_message(), Item):
+                yield message.value
+        finally:
+            pending.drain()
+
+    def feed(self, verb: str, items: Iterable[Any], *args: Any, **keywords: Any) -> Any:
+        """Runs a method whose first argument is an iterator over `items`, sent one by one; raises as `call`."""
+        pending = self._submit(Call(verb, args, keywords, fed=True))
+        try:
+            for item in items:
+                pending.send(Item(item))
+        except BaseException as error:
+            if pending.open:
+                pending.send(Abort(f"{type(error).__name__}: {error}"))
+                pending.drain()
+            raise
+        pending.send(End())
+        pending.renew()
+        return pending.result()
+
+    def restart(self) -> None:
+        """Ends the worker, if it runs, and starts the same one anew; what it held is lost."""
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        """Ends the worker."""
+        self._transport.close()
+
+    def alive(self) -> bool:
+        """Whether the worker runs."""
+        return self._transport.alive()
+
+    def _start(self) -> None:
+        self._transport = self._connect()
+        self.pending = Pending(self._transport, self.name, BUILD, self._timeout_s)
+
+    def _submit(self, call: Call) -> Pending:
+        self.ready()
+        if self.pending.open:
+            raise RuntimeError(f"worker {self.name} was asked for {call.verb} while {self.pending.verb} is under way")
+        pending = Pending(self._transport, self.name, call.verb, self._timeout_s)
+        pending.send(call)
+        self.pending = pending
+        return pending
+
+
+def spawned(factory: Factory, name: str, timeout_s: float, threads: int | None = None, workers: int = 1) -> Remote:
+    """A worker in a child process.
+
+    Args:
+        factory: Builds the worker's object in the child.
+        name: Of the worker.
+        timeout_s: The longest that one call may take.
+        threads: Torch threads of the worker; None: this process's share among `workers`.
+        workers: How many work side by side.
+    """
+    share = max(1, torch.get_num_threads() // workers)
+    return Remote(partial(ChildProcess, factory, name, threads or share), name, timeout_s)
+
+
+class RemoteLearner:
+    """Implements `learners.base.Learner` by a learner in another process."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.remote = remote
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        return self.remote.call("logprobs", batch)
+
+    def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.remote.call("values", batch)
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
+        return self.remote.call("forward_backward", batch, loss)
+
+    def optim_step(self) -> Metrics:
+        return self.remote.call("optim_step")
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return self.remote.stream("weights")
+
+    def save(self, folder: Path) -> None:
+        self.remote.call("save", folder)
+
+    def load(self, folder: Path) -> None:
+        self.remote.call("load", folder)
+
+
+class RemoteSampler:
+    """Implements `samplers.base.Sampler` by a sampler in another process."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.remote = remote
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        return self.remote.call("generate", requests, sampling)
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Attestation:
+        return self.remote.feed("load_weights", stream, version)
+
+
+def _error(name: str, verb: str, failure: Failure) -> RemoteError:
+    if failure.users:
+        error = RemoteValueError(failure.message)
+        error.add_note(f"raised in {verb} of worker {name}:\n{failure.trace}")
+        return error
+    return RemoteError(f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}")

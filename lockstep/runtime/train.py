@@ -1,0 +1,234 @@
+"""`lockstep train`: from a resolved recipe to a finished run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules
+from lockstep.algorithms.sft import SFTWorkers, sft_step
+from lockstep.algorithms.step import StepResult
+from lockstep.config import Loaded, load
+from lockstep.experience.demonstrations import Demonstrations
+from lockstep.experience.jsonl import JsonlIndex
+from lockstep.experience.prompts import Prompts
+from lockstep.experience.refit import refit
+from lockstep.experience.rewards import build as build_reward
+from lockstep.experience.rollout import Experience
+from lockstep.learners.base import Learner
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.metrics import Mean, Metrics
+from lockstep.models.export import export
+from lockstep.models.heads import LogitsHead
+from lockstep.recipe import Common, Optimizer, PPORecipe, SFTRecipe
+from lockstep.report.summary import summary
+from lockstep.runtime import prepare
+from lockstep.runtime.checkpoint import Checkpoints
+from lockstep.runtime.loop import Hook, Start, Step, loop
+from lockstep.runtime.parallel import launch
+from lockstep.runtime.prepare import Source
+from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.track import Tracker
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.samplers.base import Sampler
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to start.
+
+    Attributes:
+        step: The algorithm's step.
+        total: Steps of the whole run.
+        learners: What a checkpoint holds, by name; the policy among them.
+        resumed: Called when the learners have their weights, with the steps done.
+        validate: Scores the policy on held-out rows; None where there are none.
+        arithmetic: How rows become optimizer steps, for people.
+    """
+
+    step: Step
+    total: int
+    learners: dict[str, Learner]
+    resumed: Callable[[int], object]
+    validate: Callable[[], Metrics] | None
+    arithmetic: str
+
+
+def train(loaded: Loaded) -> Path:
+    """Runs a recipe to its end, from its newest checkpoint where there is one.
+
+    Returns:
+        The run's folder; `final/` in it is the trained model as a Hugging Face folder.
+    """
+    recipe, folder = loaded.recipe, prepare.run_folder(loaded)
+    if (folder / "final").exists():
+        print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
+        return folder
+    if recipe.model.from_recipe is not None:
+        train(load(recipe.model.from_recipe, [f"seed={recipe.seed}"]))
+    source = _source(recipe, folder)
+    with progress(f"{loaded.name} → {folder}") as shown:
+        job = _sft(recipe, source, folder, shown) if isinstance(recipe, SFTRecipe) else _ppo(recipe, source, folder, shown)
+        shown.total(job.total, job.arithmetic)
+        _run(recipe, job, folder, shown)
+        export(source.folder, job.learners["policy"].weights(), source.tokenizer, folder / "final")
+    print(summary(folder))
+    return folder
+
+
+def _source(recipe: Common, folder: Path) -> Source:
+    """The model to begin with."""
+    model = recipe.model
+    if model.path is not None:
+        return prepare.open_source(model.path)
+    if model.from_recipe is not None:
+        return prepare.open_source(load(model.from_recipe, [f"seed={recipe.seed}"]).run_folder / "final")
+    assert model.scratch is not None
+    index = JsonlIndex(prepare.data_files(recipe.data, folder).train, recipe.data.bad_lines)
+    return prepare.open_source(prepare.scratch_model(model.scratch, recipe.data, index, folder / "initial", recipe.seed))
+
+
+def _run(recipe: Common, job: Job, folder: Path, shown: Progress) -> None:
+    tracker, checkpoints = Tracker(folder), Checkpoints(folder / "checkpoints", recipe.run.keep)
+    start = _restored(job, checkpoints)
+    tracker.rewind(start.step if start.step else -1)
+    job.resumed(start.step)
+    hooks: list[Hook] = [partial(_log, tracker, shown)]
+    if job.validate is not None:
+        hooks.append(partial(_validate, job, recipe.run.validate_every, tracker, shown))
+        if start.step == 0:
+            _validated(0, job.validate, tracker, shown)
+    hooks.append(partial(_save, job, recipe.run.save_every, checkpoints, shown))
+    loop(job.step, start, job.total, shown, hooks)
+
+
+def _restored(job: Job, checkpoints: Checkpoints) -> Start:
+    newest = checkpoints.latest()
+    if newest is None:
+        return Start()
+    for name, learner in job.learners.items():
+        learner.load(newest.folder / name)
+    return Start(newest.step, int(newest.state["position"]))
+
+
+def _log(tracker: Tracker, shown: Progress, step: int, result: StepResult) -> None:
+    tracker.metrics(step, result.metrics.floats())
+    tracker.timings(step, shown.take_timings())
+    tracker.samples(step, result.samples)
+
+
+def _validate(job: Job, every: int, tracker: Tracker, shown: Progress, step: int, result: StepResult) -> None:
+    if job.validate is not None and (step == job.total or (every and step % every == 0)):
+        _validated(step, job.validate, tracker, shown)
+
+
+def _validated(step: int, validate: Callable[[], Metrics], tracker: Tracker, shown: Progress) -> None:
+    with shown.phase("validate"):
+        tracker.metrics(step, validate().floats())
+
+
+def _save(job: Job, every: int, checkpoints: Checkpoints, shown: Progress, step: int, result: StepResult) -> None:
+    if step != job.total and step % every:
+        return
+
+    def write(folder: Path) -> None:
+        for name, learner in job.learners.items():
+            learner.save(folder / name)
+
+    with shown.phase("save"):
+        checkpoints.save(step, write, {"position": result.position})
+
+
+def _learner(spec: LearnerSpec, recipe: Common) -> Learner:
+    """In this process where there is one rank, else in child processes."""
+    ranks = recipe.learner.parallel.dp
+    return spec.build() if ranks == 1 else launch(spec, ranks, recipe.cluster.timeout_s)
+
+
+def _total(recipe: Common, rows: int, rows_per_step: int) -> int:
+    by_epochs = recipe.run.max_epochs * rows // rows_per_step
+    if by_epochs == 0:
+        raise ValueError(f"{rows} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs")
+    return by_epochs if recipe.run.max_steps < 0 else min(by_epochs, recipe.run.max_steps)
+
+
+def _sft(recipe: SFTRecipe, source: Source, folder: Path, shown: Progress) -> Job:
+    file = prepare.data_files(recipe.data, folder).train
+    rows = Demonstrations(JsonlIndex(file, recipe.data.bad_lines), source.tokenizer, recipe.data, recipe.sft.max_tokens)
+    spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
+    policy, size = _learner(spec, recipe), recipe.sft.global_batch_size
+    workers = SFTWorkers(policy, rows, shown.phase)
+    return Job(
+        step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
+        total=_total(recipe, len(rows), size),
+        learners={"policy": policy},
+        resumed=lambda step: None,
+        validate=None,
+        arithmetic=f"{len(rows)} rows ({rows.skipped} skipped); {size} rows → 1 optimizer step",
+    )
+
+
+def _ppo(recipe: PPORecipe, source: Source, folder: Path, shown: Progress) -> Job:
+    files = prepare.data_files(recipe.data, folder)
+    shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
+    policy = _learner(LearnerSpec(head="logits", optimizer=recipe.policy, **shared), recipe)
+    critic = _learner(LearnerSpec(head="value", optimizer=recipe.critic, **shared), recipe)
+    reference = _learner(LearnerSpec(head="logits", optimizer=None, **shared), recipe) if recipe.ppo.kl.coef else None
+    options = rules(recipe, source.stop_token_ids)
+    experience = Experience(
+        _sampler(policy, source, recipe),
+        prepare.prompts(files.train, recipe.data, source.tokenizer),
+        build_reward(recipe.reward),
+        partial(source.tokenizer.decode, skip_special_tokens=True),
+        recipe.seed,
+    )
+    workers = PPOWorkers(policy, critic, reference, experience, shown.phase)
+    rows = experience.prompts
+    return Job(
+        step=lambda step, position: ppo_step(step, position, workers, options),
+        total=_total(recipe, len(rows), recipe.ppo.num_prompts_per_step),
+        learners={"policy": policy, "critic": critic},
+        resumed=lambda step: refit(policy, experience.sampler, step),
+        validate=_validation(recipe, experience, files.validation, source),
+        arithmetic=_batch_arithmetic(recipe, rows),
+    )
+
+
+def _sampler(policy: Learner, source: Source, recipe: PPORecipe) -> Sampler:
+    """Shares the weights of a learner in this process; has its own where the learner lives elsewhere."""
+    bf16 = recipe.learner.dtype == "bf16"
+    if isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
+        return TorchSampler(policy.model.lm, recipe.sampler.max_batch_size, bf16)
+    return SamplerSpec(source.folder, recipe.sampler, bf16).build()
+
+
+def _validation(
+    recipe: PPORecipe, experience: Experience, file: Path | None, source: Source
+) -> Callable[[], Metrics] | None:
+    if file is None:
+        return None
+    rows = prepare.prompts(file, recipe.data, source.tokenizer)
+    sampling = SamplingParams(**recipe.validation_sampling.model_dump(), stop_token_ids=source.stop_token_ids)
+
+    def validate() -> Metrics:
+        rollouts = experience.validate(rows, sampling, recipe.data.max_validation_samples)
+        metrics = rollouts.metrics()
+        accuracy = metrics.pop("reward")
+        return (metrics + Metrics(accuracy=accuracy)).prefixed("validation")
+
+    return validate
+
+
+def _batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
+    ppo = recipe.ppo
+    responses = ppo.num_prompts_per_step * ppo.num_generations
+    updates = responses // ppo.global_batch_size * ppo.ppo_epochs
+    return (
+        f"{len(rows)} prompts ({rows.skipped} skipped); {ppo.num_prompts_per_step} prompts × {ppo.num_generations} = "
+        f"{responses} responses → {updates} optimizer steps of {ppo.global_batch_size} responses"
+    )

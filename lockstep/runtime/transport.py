@@ -1,0 +1,283 @@
+"""How a proxy and its worker talk: messages, their bytes, framed sockets with deadlines, and the worker's serving loop.
+
+A tensor travels as its bytes, beside the pickle and never through shared memory: what arrives is a copy on the CPU
+that no later update of the sender can change, and a worker that is killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import socket
+import struct
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+
+class Factory(Protocol):
+    """A small picklable value that knows how to build a worker's object."""
+
+    def build(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Build:
+    """First message to a worker: make the object that answers all calls."""
+
+    factory: Factory
+
+
+@dataclass(frozen=True)
+class Call:
+    """Run a method; where `fed` is set, its first argument is an iterator over the items that follow."""
+
+    verb: str
+    args: Sequence[Any]
+    keywords: Mapping[str, Any]
+    fed: bool = False
+
+
+@dataclass(frozen=True)
+class Item:
+    """One element of a stream, in either direction."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class End:
+    """The stream is complete."""
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The stream broke at its source."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A call's outcome, after the items where it streamed."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The exception that ended a call.
+
+    Attributes:
+        kind: Name of the exception's type.
+        message: Its text.
+        trace: The worker's traceback.
+        users: Whether it is a ValueError: a sentence for the user about what was given.
+    """
+
+    kind: str
+    message: str
+    trace: str
+    users: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        trace = "".join(traceback.format_exception(error))
+        return cls(type(error).__name__, str(error), trace, isinstance(error, ValueError))
+
+
+Message = Build | Call | Item | End | Abort | Result | Failure
+M = TypeVar("M")
+
+
+class Transport(Protocol):
+    """The way to one worker, which it starts and ends. Messages arrive in the order they were sent."""
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        """Hands a message over.
+
+        Raises:
+            TimeoutError: If the worker does not take it in time.
+            OSError: If the worker is gone.
+        """
+        ...
+
+    def recv(self, timeout_s: float) -> Message:
+        """Waits for the worker's next message.
+
+        Raises:
+            TimeoutError: If it does not come in time.
+            EOFError, OSError: If the worker is gone.
+        """
+        ...
+
+    def poll(self, timeout_s: float) -> bool:
+        """Whether `recv` has something to say: a message, or that the worker is gone."""
+        ...
+
+    def alive(self) -> bool:
+        """Whether the worker runs."""
+        ...
+
+    def ending(self) -> str:
+        """How the worker came to its end, for an error message."""
+        ...
+
+    def close(self, at_once: bool = False) -> None:
+        """Ends the worker, which may first finish what it does unless `at_once`; harmless when it has ended."""
+        ...
+
+
+def encode(message: Message) -> list[memoryview]:
+    """The pickle of a message and the bytes of its tensors, these without a copy."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append)
+    pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: _reduce_tensor}
+    pickler.dump(message)
+    return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+
+
+def decode(frame: Sequence[bytearray]) -> Message:
+    """What `encode` was given; tensors live in the frame's memory."""
+    return pickle.loads(frame[0], buffers=frame[1:])
+
+
+def _reduce_tensor(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return _tensor, (pickle.PickleBuffer(raw.numpy()), tensor.dtype, tuple(tensor.shape))
+
+
+def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not raw:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).view(shape)
+
+
+class Channel:
+    """Whole messages over a stream socket. A frame is the number of parts, their sizes in bytes, then the parts."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def send(self, message: Message, timeout_s: float | None = None) -> None:
+        parts = encode(message)
+        header = struct.pack(f"<I{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
+        deadline = _deadline(timeout_s)
+        for part in (header, *parts):
+            self._socket.settimeout(_left(deadline))
+            self._socket.sendall(part)
+
+    def recv(self, timeout_s: float | None = None) -> Message:
+        return decode(self.frame(timeout_s))
+
+    def frame(self, timeout_s: float | None = None) -> list[bytearray]:
+        """The parts of the next message.
+
+        Raises:
+            EOFError: If the other side has closed.
+        """
+        deadline = _deadline(timeout_s)
+        (count,) = struct.unpack("<I", self._exactly(4, deadline))
+        sizes = struct.unpack(f"<{count}Q", self._exactly(8 * count, deadline))
+        return [self._exactly(size, deadline) for size in sizes]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def _exactly(self, size: int, deadline: float | None) -> bytearray:
+        data = bytearray(size)
+        view, filled = memoryview(data), 0
+        while filled < size:
+            self._socket.settimeout(_left(deadline))
+            received = self._socket.recv_into(view[filled:])
+            if received == 0:
+                raise EOFError("the other side has closed")
+            filled += received
+        return data
+
+
+def _deadline(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _left(deadline: float | None) -> float | None:
+    """Seconds until the deadline; a hair where it has passed, since 0 would mean a socket that never waits."""
+    return None if deadline is None else max(deadline - time.monotonic(), 1e-4)
+
+
+def serve(channel: Channel) -> None:
+    """The worker's life: builds what it is told, then answers calls one by one until the other side closes.
+
+    Raises:
+        EOFError, ConnectionError: When the other side has closed.
+    """
+    frame = channel.frame()
+    try:
+        target = _expected(Build, decode(frame)).factory.build()
+        channel.send(Result(None))
+    except Exception as error:
+        channel.send(Failure.of(error))
+        return
+    while True:
+        frame = channel.frame()
+        # Whatever a verb raises belongs to its caller, and the worker goes on; a broken channel ends it just below.
+        try:
+            channel.send(Result(_run(target, _expected(Call, decode(frame)), channel)))
+        except Exception as error:
+            channel.send(Failure.of(error))
+
+
+def _expected(kind: type[M], message: Message) -> M:
+    if not isinstance(message, kind):
+        raise TypeError(f"a worker expects a {kind.__name__}, not a {type(message).__name__}")
+    return message
+
+
+def _run(target: Any, call: Call, channel: Channel) -> Any:
+    """Runs one call. A result that is an iterator goes out item by item."""
+    incoming = _Incoming(channel, ended=not call.fed)
+    try:
+        fed = (incoming,) if call.fed else ()
+        result = getattr(target, call.verb)(*fed, *call.args, **call.keywords)
+    finally:
+        incoming.drain()
+    if not isinstance(result, Iterator):
+        return result
+    for item in result:
+        channel.send(Item(item))
+    return None
+
+
+class _Incoming:
+    """Iterates over the items that follow a call; `drain` reads what the verb left unread, so that calls stay in step."""
+
+    def __init__(self, channel: Channel, ended: bool) -> None:
+        self._channel, self._ended = channel, ended
+
+    def __iter__(self) -> _Incoming:
+        return self
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        message = self._channel.recv()
+        if isinstance(message, Item):
+            return message.value
+        self._ended = True
+        if isinstance(message, Abort):
+            raise RuntimeError(f"the stream broke at its source: {message.reason}")
+        raise StopIteration
+
+    def drain(self) -> None:
+        while not self._ended:
+            self._ended = not isinstance(self._channel.recv(), Item)

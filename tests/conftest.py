@@ -1,0 +1,42 @@
+"""Fixtures of all tiers: what a test needs of the outside, and small models that are built once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+NEEDS = ("assets", "gloo")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"needs(name): the capability a test proves, one of {NEEDS}; CI must have run it")
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "assets" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.needs("assets"))
+        for mark in item.iter_markers("needs"):
+            assert mark.args[0] in NEEDS, f"{item.nodeid} needs '{mark.args[0]}', which no one knows"
+            item.user_properties.append(("needs", mark.args[0]))
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """Real weights and real data."""
+    folder = os.environ.get("LOCKSTEP_ASSETS")
+    if folder is None:
+        pytest.skip("needs assets: set LOCKSTEP_ASSETS to the folder that holds models/ and data/")
+    return Path(folder)
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Runs the test in an empty folder, so that `runs/` is its own."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
