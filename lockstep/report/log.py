@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
     match value:
         case float() if math.isnan(value):
             return None
-        case float() if False:
+        case float() if math.isinf(value):
             return "Infinity" if value > 0 else "-Infinity"
         case dict():
             return {key: _plain(item) for key, item in value.items()}

@@ -24,7 +24,7 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
     """
     figure = plotext.figure
     plotext.terminal.limit(False, False)  # as wide as asked for, whatever the terminal
-    figure.clear()
+    figure.clear()  # there is one figure for the whole process
     figure.theme("simple" if sys.stdout.isatty() else "colorless")
     figure.plot_size(width, height)
     figure.title(title)
@@ -34,7 +34,6 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
             steps, heights = zip(*points, strict=True)
             figure.draw(figure.signal(list(steps), list(heights), marker="hd").lines())
     drawn = str(figure.build())
-    figure.clear()
     if not sys.stdout.isatty():
         drawn = plotext.uncolorize(drawn)
     return "\n".join(line.rstrip() for line in drawn.splitlines())

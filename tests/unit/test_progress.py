@@ -1,0 +1,128 @@
+"""What people see of a run, and the seconds that the log gets."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+
+from lockstep.runtime.progress import progress
+
+
+@dataclass
+class Clock:
+    """Shows the time that it is set to."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_phases_are_timed_and_taken_once(clock: Clock) -> None:
+    with progress("run", 3, io.StringIO(), clock) as shown:
+        for seconds in (1.0, 2.0):
+            with shown.phase("generate"):
+                clock.now += seconds
+        with shown.phase("train"):
+            clock.now += 0.5
+        assert shown.take_timings() == {"generate": 3.0, "train": 0.5}
+        assert shown.take_timings() == {}
+
+
+def test_a_phase_within_a_phase_stops_the_outer_clock(clock: Clock) -> None:
+    with progress("run", 3, io.StringIO(), clock) as shown:
+        with shown.phase("outer"):
+            clock.now += 1
+            with shown.phase("inner"):
+                clock.now += 10
+            clock.now += 2
+        assert shown.take_timings() == {"outer": 3.0, "inner": 10.0}
+
+
+def test_a_phase_that_fails_is_timed_and_over(clock: Clock) -> None:
+    with progress("run", 3, io.StringIO(), clock) as shown:
+        with suppress(RuntimeError), shown.phase("generate"):
+            clock.now += 1
+            raise RuntimeError
+        clock.now += 5
+        assert shown.view().phase is None
+        assert shown.take_timings() == {"generate": 1.0}
+
+
+def test_timings_taken_within_a_phase_count_it_so_far(clock: Clock) -> None:
+    with progress("run", 3, io.StringIO(), clock) as shown, shown.phase("save"):
+        clock.now += 1
+        assert shown.take_timings() == {"save": 1.0}
+        clock.now += 2
+        assert shown.take_timings() == {"save": 2.0}
+
+
+def test_elsewhere_than_on_a_terminal_there_are_plain_lines(clock: Clock) -> None:
+    out = io.StringIO()
+    with progress("my run", None, out, clock) as shown:
+        clock.now += 50  # loading a model is not part of a step
+        shown.total(10, "4 prompts")
+        for step in (1, 2):
+            clock.now += 2
+            shown.step(step, {"train/reward": 0.25, "policy/loss": -0.125, "train/other": 1.0}, 1000)
+    assert out.getvalue().splitlines() == [
+        "my run",
+        "4 prompts",
+        "step 1/10 · train/reward 0.25 · policy/loss -0.125 · 500 tokens/s · 0:18 left",
+        "step 2/10 · train/reward 0.25 · policy/loss -0.125 · 500 tokens/s · 0:16 left",
+    ]
+
+
+def test_fast_steps_give_a_line_a_second_and_the_first_and_the_last(clock: Clock) -> None:
+    out = io.StringIO()
+    with progress("run", 35, out, clock) as shown:
+        for step in range(1, 36):
+            clock.now += 0.125
+            shown.step(step, {}, 10)
+    shown_steps = [line.split()[1] for line in out.getvalue().splitlines()[1:]]
+    assert shown_steps == ["1/35", "9/35", "17/35", "25/35", "33/35", "35/35"]
+
+
+def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(clock: Clock) -> None:
+    with progress("run", 1000, io.StringIO(), clock) as shown:
+        for step in range(500, 520):
+            clock.now += 100 if step < 510 else 1
+            shown.step(step + 1, {}, 1)
+        assert shown.view().left_s == 480
+        assert shown.view().line.endswith("8:00 left")
+
+
+def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as terminal:
+        with progress("my run", None, terminal) as shown:
+            shown.total(4, "2 prompts → 2 responses")
+            shown.step(1, {"train/reward": 0.5}, 100)
+            with shown.phase("generate"):
+                time.sleep(0.5)
+        screen = os.read(reader, 1 << 20).decode()
+    os.close(reader)
+    for part in (
+        "my run",
+        "2 prompts → 2 responses",
+        "step 1/4",
+        "train/reward 0.5",
+        "tokens/s",
+        "left",
+        "generate 0.",
+    ):
+        assert part in screen, part
+    assert "\x1b[" in screen

@@ -1,0 +1,111 @@
+"""Logs: whole lines, no step twice, numbers that come back as they were."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.report.log import encode, lines, read_metrics
+from lockstep.runtime.track import Tracker
+
+
+def steps(folder: Path, name: str) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / name).read_text().splitlines()]
+
+
+def run(tracker: Tracker, start: int, stop: int) -> None:
+    for step in range(start, stop):
+        tracker.metrics(step, {"train/reward": step / 10})
+        tracker.timings(step, {"generate": 0.5})
+        tracker.samples(step, [{"prompt": "a\n\u2028b", "parts": {"x": math.nan}}, {"prompt": "c"}])
+
+
+def test_the_step_stands_first_and_several_lines_may_share_it(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path / "run")
+    tracker.metrics(3, {"train/reward": 0.1})
+    tracker.metrics(3, {"validation/accuracy": 0.5})
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (
+        '{"step": 3, "train/reward": 0.1}\n{"step": 3, "validation/accuracy": 0.5}\n'
+    )
+    assert read_metrics(tmp_path / "run") == [
+        {"step": 3, "train/reward": 0.1},
+        {"step": 3, "validation/accuracy": 0.5},
+    ]
+
+
+@given(st.floats())
+def test_every_number_comes_back_and_every_line_is_strict_json(value: float) -> None:
+    line = encode(1, {"x": value})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    json.loads(line, parse_constant=refuse)
+    assert line.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("value", [0.1 + 0.2, 1e-300, -0.0, math.inf, -math.inf, math.nan])
+def test_numbers_read_back_as_the_same_bits(tmp_path: Path, value: float) -> None:
+    Tracker(tmp_path).metrics(0, {"x": value})
+    assert read_metrics(tmp_path)[0]["x"].hex() == value.hex()
+
+
+def test_clock_times_are_no_metrics(tmp_path: Path) -> None:
+    run(Tracker(tmp_path), 0, 1)
+    assert "generate" not in (tmp_path / "metrics.jsonl").read_text()
+    assert (tmp_path / "timings.jsonl").read_text() == '{"step": 0, "generate": 0.5}\n'
+
+
+def test_going_on_from_an_earlier_step_logs_no_step_twice(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path)
+    run(tracker, 0, 8)
+    before = (tmp_path / "samples.jsonl").read_text()
+    tracker.rewind(4)
+    assert steps(tmp_path, "metrics.jsonl") == [0, 1, 2, 3, 4]
+    run(tracker, 5, 8)
+    assert steps(tmp_path, "metrics.jsonl") == steps(tmp_path, "timings.jsonl") == list(range(8))
+    assert (tmp_path / "samples.jsonl").read_text() == before
+
+
+def test_starting_anew_empties_the_logs(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path)
+    run(tracker, 0, 2)
+    tracker.rewind(-1)
+    assert read_metrics(tmp_path) == []
+    assert (tmp_path / "samples.jsonl").stat().st_size == 0
+
+
+def test_a_line_cut_short_is_not_read_and_is_dropped(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path)
+    run(tracker, 0, 3)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "train/rew')
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
+    tracker.rewind(5)
+    run(tracker, 3, 4)
+    assert steps(tmp_path, "metrics.jsonl") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("bad", ["nonsense", "[1]", '{"reward": 1}'])
+def test_a_line_that_is_none_is_named(tmp_path: Path, bad: str) -> None:
+    Tracker(tmp_path).metrics(0, {})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + bad + '\n{"step": 1}\n')
+    with pytest.raises(ValueError, match=f"{path}:2 is no line of a log"):
+        read_metrics(tmp_path)
+
+
+def test_a_column_called_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="step"):
+        Tracker(tmp_path).samples(1, [{"step": 7}])
+
+
+def test_a_run_without_logs_has_no_lines(tmp_path: Path) -> None:
+    Tracker(tmp_path).rewind(3)
+    assert read_metrics(tmp_path) == []
+    assert list(lines(tmp_path / "samples.jsonl")) == []
