@@ -6,11 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 
-from lockstep.config import load
-from lockstep.recipe import Bound, PPORecipe
-from lockstep.report.log import read_metrics
+from lockstep.recipe import Bound
 
 
 @dataclass(frozen=True)
@@ -25,21 +22,6 @@ class Verdict:
     bound: Bound
     passed: bool
     sentence: str
-
-
-def check_run(folder: Path | str) -> list[Verdict]:
-    """Compares a run with the acceptance bounds of the recipe that its folder holds.
-
-    Raises:
-        ValueError: If the folder holds no run, or a run of a recipe that promises nothing.
-    """
-    path = Path(folder) / "recipe.yaml"
-    if not path.is_file():
-        raise ValueError(f"{folder} is no run folder: it has no recipe.yaml")
-    recipe = load(str(path)).recipe
-    if not isinstance(recipe, PPORecipe) or not recipe.acceptance:
-        raise ValueError(f"there is nothing to check: {path} has no acceptance bounds")
-    return check(recipe.acceptance, read_metrics(path.parent))
 
 
 def check(bounds: Sequence[Bound], rows: Sequence[Mapping[str, float]]) -> list[Verdict]:

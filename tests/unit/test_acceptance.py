@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 
-from lockstep.config import describe, load
 from lockstep.recipe import Bound
-from lockstep.report.acceptance import check, check_run
-from lockstep.runtime.track import Tracker
+from lockstep.report.acceptance import check
 
 ROWS = [
     {"step": 0, "validation/accuracy": 0.2},
@@ -52,22 +48,3 @@ def test_a_run_that_logged_nothing_has_reached_nothing() -> None:
     (verdict,) = check([Bound(metric="x", step=0)], [])
     assert not verdict.passed
     assert "no step yet" in verdict.sentence
-
-
-def run_folder(tmp_path: Path, recipe: str, *overrides: str) -> Path:
-    (tmp_path / "recipe.yaml").write_text(describe(load(recipe, overrides)))
-    return tmp_path
-
-
-def test_a_run_is_checked_against_its_own_recipe(tmp_path: Path) -> None:
-    bounds = json.dumps([{"metric": "train/reward", "step": 2, "min": 0.5}, {"metric": "train/reward", "step": 3}])
-    folder = run_folder(tmp_path, "ppo_arithmetic", f"acceptance={bounds}")
-    Tracker(folder).metrics(2, {"train/reward": 0.6})
-    assert [verdict.passed for verdict in check_run(folder)] == [True, False]
-
-
-def test_where_nothing_is_promised_there_is_nothing_to_check(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no run folder"):
-        check_run(tmp_path)
-    with pytest.raises(ValueError, match="nothing to check"):
-        check_run(run_folder(tmp_path, "ppo_arithmetic"))

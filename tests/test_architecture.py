@@ -1,0 +1,339 @@
+"""The house holds: imports point down, every engine stays in its place, nothing grows too large to read.
+
+Each rule looks at one file and yields the lines that break it. The rules themselves are tested at the end of the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ("lockstep", "tests", "benchmarks", "examples")
+
+FLOORS = (
+    # 0: words; the modules that lie in lockstep/ itself
+    ("__init__", "types", "batch", "align", "metrics", "keyed", "yaml12", "recipe", "recipe_errors", "config"),
+    ("objectives", "losses"),  # 1: mathematics
+    ("distributed",),  # 2: the same over shards
+    ("models",),  # 3
+    ("learners", "samplers"),  # 4
+    ("experience",),  # 5
+    ("algorithms", "report"),  # 6
+    ("runtime",),  # 7: the only place that knows processes
+    ("doctor",),  # 8
+    ("cli", "__main__", "recipes"),  # 9
+)
+FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
+NEIGHBOURS = {("losses", "objectives")}  # importer and imported on one floor, beside modules of one folder
+LOWEST_WITH_TRANSFORMERS = FLOOR["models"]
+
+ENGINES = {
+    "ray": ("lockstep/runtime/ray.py",),
+    "vllm": ("lockstep/samplers/vllm/",),
+    "megatron": ("lockstep/learners/megatron/", "lockstep/distributed/linear_ce.py"),
+}
+LAZY_ENGINES = {"lockstep/distributed/linear_ce.py"}  # may name their engine, but only inside functions
+
+PROTOCOLS_ONLY = ("experience", "algorithms", "report")
+SHARED_BY_ALGORITHMS = "step"
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 80
+MAX_NESTING = 3
+
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+"""(path, name of the rule) → why this file may break it."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A Python file of the project; `path` is relative to its root, with slashes."""
+
+    path: str
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @property
+    def part(self) -> str | None:
+        """What of the package it belongs to: a folder, or a module that lies in the package itself."""
+        parts = PurePosixPath(self.path).with_suffix("").parts
+        return parts[1] if parts[0] == "lockstep" else None
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` in full, with the imported name at its end; `lazy` inside a function."""
+
+    line: int
+    module: str
+    lazy: bool
+
+    @property
+    def part(self) -> str | None:
+        """What of the package is imported; names that are no module are those of the package itself."""
+        package, _, rest = self.module.partition(".")
+        name = rest.split(".")[0]
+        return (name if name in FLOOR else "__init__") if package == "lockstep" else None
+
+    def of(self, module: str) -> bool:
+        return f"{self.module}.".startswith(f"{module}.")
+
+
+Finding = tuple[int, str]  # line, and what is wrong with it
+Rule = Callable[[SourceFile], Iterator[Finding]]
+
+
+def imports(file: SourceFile) -> Iterator[Import]:
+    """All imports, at the top and in functions, and `import_module("…")` with a name written out."""
+    nodes: list[tuple[ast.AST, bool]] = [(file.tree, False)]
+    while nodes:
+        node, lazy = nodes.pop()
+        lazy_inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        nodes.extend((child, lazy_inside) for child in ast.iter_child_nodes(node))
+        for module in imported_modules(node, file.path):
+            yield Import(node.lineno if isinstance(node, ast.stmt | ast.expr) else 0, module, lazy)
+
+
+def imported_modules(node: ast.AST, path: str) -> list[str]:
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=module, names=names, level=level):
+            package = PurePosixPath(path).parts[: -level or None] if level else ()
+            base = ".".join([*package, *([module] if module else [])])
+            return [f"{base}.{alias.name}" for alias in names]
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(module)), *_],
+        ):
+            return [module]
+        case _:
+            return []
+
+
+def imports_point_down(file: SourceFile) -> Iterator[Finding]:
+    if file.part is None:
+        return
+    if file.part not in FLOOR:
+        yield 1, f"{file.part} is on no floor; say in FLOORS, and in the design, where it belongs"
+        return
+    floor = FLOOR[file.part]
+    for imported in imports(file):
+        part = imported.part
+        if part is None or FLOOR[part] < floor or part == file.part or (file.part, part) in NEIGHBOURS:
+            continue
+        if FLOOR[part] == floor and floor in (0, FLOOR["cli"]):  # all of them lie in one folder
+            continue
+        yield imported.line, f"{file.part} (floor {floor}) imports {imported.module} (floor {FLOOR[part]})"
+
+
+def engines_stay_in_their_place(file: SourceFile) -> Iterator[Finding]:
+    if file.part is None:
+        return
+    for imported in imports(file):
+        for engine in filter(imported.of, ENGINES):
+            if not file.path.startswith(ENGINES[engine]):
+                yield imported.line, f"{engine} may be imported only in {' and '.join(ENGINES[engine])}"
+            elif file.path in LAZY_ENGINES and not imported.lazy:
+                yield imported.line, f"{engine} may be imported here only inside a function"
+
+
+def transformers_only_from_models_up(file: SourceFile) -> Iterator[Finding]:
+    if file.part is None or FLOOR.get(file.part, 0) >= LOWEST_WITH_TRANSFORMERS:
+        return
+    for imported in imports(file):
+        if imported.of("transformers"):
+            yield imported.line, f"transformers below floor {LOWEST_WITH_TRANSFORMERS}"
+
+
+def protocols_only(file: SourceFile) -> Iterator[Finding]:
+    """What lies between the backends and the runtime knows `base`, never what is behind it."""
+    if file.part not in PROTOCOLS_ONLY:
+        return
+    for imported in imports(file):
+        for backends in ("lockstep.learners", "lockstep.samplers"):
+            if imported.of(backends) and not imported.of(f"{backends}.base"):
+                yield imported.line, f"{imported.module} is an implementation; import the protocol in {backends}.base"
+
+
+def algorithms_know_no_other(file: SourceFile) -> Iterator[Finding]:
+    if file.part != "algorithms":
+        return
+    own = PurePosixPath(file.path).with_suffix("").parts[2]
+    for imported in imports(file):
+        if imported.of("lockstep.algorithms"):
+            other = imported.module.split(".")[2]
+            if other not in (own, SHARED_BY_ALGORITHMS):
+                yield imported.line, f"algorithm {own} imports algorithm {other}; share downwards"
+
+
+def no_module_is_called_utils(file: SourceFile) -> Iterator[Finding]:
+    if {"utils", "util"} & set(PurePosixPath(file.path).with_suffix("").parts):
+        yield 1, "a file or folder called utils says nothing; name what is in it"
+
+
+def no_mocks(file: SourceFile) -> Iterator[Finding]:
+    for imported in imports(file):
+        if any(map(imported.of, ("unittest.mock", "mock", "pytest_mock"))):
+            yield imported.line, f"{imported.module}: write a fake that implements the protocol"
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.arg) and node.arg == "mocker":
+            yield node.lineno, "mocker: write a fake that implements the protocol"
+
+
+def files_are_short(file: SourceFile) -> Iterator[Finding]:
+    count = len(file.text.splitlines())
+    if count > MAX_FILE_LINES:
+        yield count, f"{count} lines, more than {MAX_FILE_LINES}"
+
+
+def functions_are_short(file: SourceFile) -> Iterator[Finding]:
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+            count = node.end_lineno - node.lineno + 1
+            if count > MAX_FUNCTION_LINES:
+                yield node.lineno, f"{node.name} has {count} lines, more than {MAX_FUNCTION_LINES}"
+
+
+def nesting_is_shallow(file: SourceFile) -> Iterator[Finding]:
+    for line, depth in blocks(file.tree, 0):
+        if depth > MAX_NESTING:
+            yield line, f"nested {depth} deep, more than {MAX_NESTING}"
+
+
+def blocks(node: ast.AST, depth: int) -> Iterator[tuple[int, int]]:
+    """Line and depth of each if, loop, with, try and match; a function begins anew, an elif is as deep as its if."""
+    compound = (
+        ast.If | ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith | ast.Try | ast.TryStar | ast.Match
+    )
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from blocks(child, 0)
+        elif isinstance(child, compound):
+            elif_ = isinstance(node, ast.If) and isinstance(child, ast.If) and child.col_offset == node.col_offset
+            here = depth if elif_ else depth + 1
+            yield child.lineno, here
+            yield from blocks(child, here)
+        else:
+            yield from blocks(child, depth)
+
+
+RULES: tuple[Rule, ...] = (
+    imports_point_down,
+    engines_stay_in_their_place,
+    transformers_only_from_models_up,
+    protocols_only,
+    algorithms_know_no_other,
+    no_module_is_called_utils,
+    no_mocks,
+    files_are_short,
+    functions_are_short,
+    nesting_is_shallow,
+)
+
+
+def name_of(rule: Rule) -> str:
+    return rule.__name__
+
+
+@pytest.fixture(scope="module")
+def project() -> list[SourceFile]:
+    paths = [path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*.py"))]
+    relative = [path.relative_to(ROOT) for path in paths]
+    visible = [path for path in relative if not any(part.startswith(".") for part in path.parts)]
+    return [SourceFile(path.as_posix(), (ROOT / path).read_text(encoding="utf-8")) for path in visible]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name_of)
+def test_the_project_keeps(rule: Rule, project: list[SourceFile]) -> None:
+    broken = [
+        f"{file.path}:{line}: {name_of(rule)}: {what}"
+        for file in project
+        if (file.path, name_of(rule)) not in EXCEPTIONS
+        for line, what in rule(file)
+    ]
+    assert not broken, "\n" + "\n".join(broken)
+
+
+def test_every_exception_has_a_reason_and_is_still_needed(project: list[SourceFile]) -> None:
+    files, rules = {file.path: file for file in project}, {name_of(rule): rule for rule in RULES}
+    for (path, rule), reason in EXCEPTIONS.items():
+        assert reason, f"why may {path} break {rule}?"
+        assert list(rules[rule](files[path])), f"{path} keeps {rule} by now; remove the exception"
+
+
+@pytest.mark.parametrize("module", ["lockstep.config", "lockstep.cli"])
+def test_the_command_line_answers_without_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0, f"import {module} pulls in torch"
+
+
+DEEP = "for a in b:\n for c in d:\n  with e:\n   if f:\n    g()\n"
+HANDLER = "def f():\n  try: 1\n  except A:\n    match b:\n      case 1:\n        if c:\n          if d: 2\n"
+ELIFS = "def f():\n" + "  for a in b:\n    for c in d:\n      if a:\n        1\n" + "      elif b:\n        2\n" * 5
+
+BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
+    (imports_point_down, "lockstep/batch.py", "import torch\nimport lockstep.models.load\n", 2),
+    (imports_point_down, "lockstep/objectives/policy.py", "def f():\n    from lockstep.runtime import loop\n", 2),
+    (imports_point_down, "lockstep/objectives/policy.py", "from lockstep.losses.ppo import ClippedValue\n", 1),
+    (imports_point_down, "lockstep/learners/base.py", "from lockstep import samplers\n", 1),
+    (imports_point_down, "lockstep/report/log.py", "from ..runtime.track import Tracker\n", 1),
+    (imports_point_down, "lockstep/algorithms/ppo.py", "from lockstep.report import log\n", 1),
+    (imports_point_down, "lockstep/models/load.py", "import_module('lockstep.cli')\n", 1),
+    (imports_point_down, "lockstep/helpers.py", "", 1),
+    (engines_stay_in_their_place, "lockstep/runtime/loop.py", "import ray.util\n", 1),
+    (engines_stay_in_their_place, "lockstep/samplers/torch/sampler.py", "def f():\n  import vllm\n", 2),
+    (engines_stay_in_their_place, "lockstep/distributed/linear_ce.py", "from megatron.core import x\n", 1),
+    (transformers_only_from_models_up, "lockstep/distributed/vocab.py", "from transformers import x\n", 1),
+    (protocols_only, "lockstep/algorithms/ppo.py", "from lockstep.learners.torch.learner import TorchLearner\n", 1),
+    (protocols_only, "lockstep/experience/rollout.py", "from lockstep.samplers import torch\n", 1),
+    (algorithms_know_no_other, "lockstep/algorithms/ppo.py", "from lockstep.algorithms.sft import sft_step\n", 1),
+    (algorithms_know_no_other, "lockstep/algorithms/step.py", "from lockstep.algorithms import ppo\n", 1),
+    (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),
+    (no_module_is_called_utils, "tests/utils.py", "", 1),
+    (no_mocks, "tests/unit/test_x.py", "from unittest import mock\n", 1),
+    (no_mocks, "tests/unit/test_x.py", "def test_x(mocker): ...\n", 1),
+    (files_are_short, "lockstep/batch.py", "x = 1\n" * 501, 501),
+    (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 80, 1),
+    (nesting_is_shallow, "lockstep/batch.py", DEEP, 4),
+    (nesting_is_shallow, "lockstep/batch.py", HANDLER, 7),
+)  # fmt: skip
+
+KEPT: tuple[tuple[Rule, str, str], ...] = (
+    (imports_point_down, "lockstep/losses/ppo.py", "from lockstep.objectives import policy\nfrom . import base\n"),
+    (imports_point_down, "lockstep/recipe.py", "from lockstep import __version__, types\n"),
+    (imports_point_down, "lockstep/cli.py", "from lockstep.runtime.train import train\nimport torch\n"),
+    (imports_point_down, "tests/unit/test_x.py", "import lockstep.cli\n"),
+    (engines_stay_in_their_place, "lockstep/runtime/ray.py", "import ray\nimport rayon\n"),
+    (engines_stay_in_their_place, "lockstep/distributed/linear_ce.py", "def f():\n    from megatron.core import x\n"),
+    (transformers_only_from_models_up, "lockstep/models/load.py", "import transformers\n"),
+    (protocols_only, "lockstep/algorithms/ppo.py", "from lockstep.learners.base import Learner\n"),
+    (protocols_only, "lockstep/runtime/workers.py", "from lockstep.learners.torch.learner import TorchLearner\n"),
+    (algorithms_know_no_other, "lockstep/algorithms/ppo.py", "from lockstep.algorithms.step import StepResult\n"),
+    (algorithms_know_no_other, "lockstep/algorithms/x/a.py", "from lockstep.algorithms.x import b\n"),
+    (no_module_is_called_utils, "lockstep/distributed/model_utils.py", ""),
+    (files_are_short, "lockstep/batch.py", "x = 1\n" * 500),
+    (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 79),
+    (nesting_is_shallow, "lockstep/batch.py", ELIFS),
+    (nesting_is_shallow, "lockstep/batch.py", "for a in b:\n for c in d:\n  if e:\n   def f():\n    if g: 1\n"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "path", "text", "line"), BROKEN)
+def test_a_rule_finds_what_breaks_it(rule: Rule, path: str, text: str, line: int) -> None:
+    assert [found for found, _ in rule(SourceFile(path, text))] == [line]
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), KEPT)
+def test_a_rule_lets_pass_what_keeps_it(rule: Rule, path: str, text: str) -> None:
+    assert not list(rule(SourceFile(path, text)))
