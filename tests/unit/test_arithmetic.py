@@ -65,6 +65,11 @@ def test_no_question_comes_twice_and_none_is_held_out_and_trained_on(files: arit
     assert len({*train, *validation}) == 400
 
 
+def test_a_question_that_is_drawn_again_is_left_out() -> None:
+    problems = arithmetic.distinct_problems(12_000, seed=0)  # the 11,399th draw of this seed is the first repetition
+    assert len({problem.question for problem in problems}) == 12_000
+
+
 def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(files: arithmetic.Files) -> None:
     order = {row["question"]: i for i, row in enumerate(rows(files.train))}
     shown = rows(files.demonstrations)

@@ -86,10 +86,9 @@ def test_a_whole_surrogate_pair_is_text(tmp_path: Path) -> None:
     assert JsonlIndex(written(tmp_path, b'{"a": "\\ud83e\\udd86"}')).row(0) == {"a": "🦆"}
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
-def test_utf_16_is_named(tmp_path: Path, encoding: str) -> None:
-    with pytest.raises(DataError, match=r"rows\.jsonl, line 1: "):
-        JsonlIndex(written(tmp_path, '{"a": 1}\n'.encode(encoding)))
+def test_utf_16_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 1: the file is UTF-16; save it as UTF-8"):
+        JsonlIndex(written(tmp_path, '{"a": 1}\n'.encode("utf-16")))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])

@@ -53,6 +53,7 @@ def test_right_answers_are_right_however_they_are_written(response: str, answer:
         ("#### 17", "#### 18"),
         ("#### 180", "#### 18"),
         ("#### 18\n#### 19", "#### 18"),
+        ("#### 18\n#### eighteen", "#### 18"),  # only what follows the last marker counts
         ("18", "#### 18"),  # no marker
         ("", "#### 18"),
         ("####", "#### 18"),
@@ -97,7 +98,8 @@ def test_an_answer_that_takes_for_ever_is_no_verdict_and_the_next_one_is_judged(
 
 
 def test_a_very_long_response_is_read_at_its_end() -> None:
-    assert score(MathReward(), "(" * 100_000 + " so it is 18") == 1.0
+    # math-verify's search for sums takes time quadratic in the length of one: all of this would be minutes.
+    assert score(MathReward(), "1+" * 50_000 + "x, so it is 18") == 1.0
 
 
 def test_works_in_any_thread() -> None:
