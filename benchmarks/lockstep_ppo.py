@@ -57,7 +57,7 @@ def recipe(args: argparse.Namespace) -> PPORecipe:
             "critic": {"lr": 3e-6},
             "ppo": {
                 "num_prompts_per_step": args.prompts,
-                "global_batch_size": args.prompts,
+                "global_batch_size": args.prompts // args.minibatches,
                 "ppo_epochs": args.epochs,
                 "kl": {"coef": args.kl_coef, "estimator": "k1", "placement": "reward"},
             },
@@ -120,6 +120,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--minibatches", type=int, default=1, help="updates per epoch")
     parser.add_argument("--kl-coef", type=float, default=0.05)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=3)
@@ -141,6 +142,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "program": f"lockstep, torch {torch.__version__}",
         "epochs": args.epochs,
+        "minibatches": args.minibatches,
         "steps": len(steps),
         "cpu_s": statistics.median(steps),
         "cpu_min_s": min(steps),

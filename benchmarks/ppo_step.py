@@ -1,15 +1,17 @@
 """CPU seconds of one PPO step beside TRL 1.12.0, the last release of TRL that has a PPO trainer.
 
     python3 -m venv benchmarks/.venv-trl
-    benchmarks/.venv-trl/bin/pip install torch==2.13.0 trl==1.12.0 transformers==5.19.0
+    benchmarks/.venv-trl/bin/pip install torch==2.13.0 trl==1.12.0 transformers==5.19.0 \\
+        --extra-index-url https://download.pytorch.org/whl/cpu
     python -m benchmarks.ppo_step [--save]
 
 Both sides train the same small Llama on 16 prompts of 16 tokens with 32 new tokens each, at temperature 1, with a
 reference policy whose KL (k1, 0.05) is part of the reward, one update of policy and critic per epoch, on one thread;
 each side runs in a process of its own, in turn. The clock is CPU time of the whole step, from one step to the next.
 
-TRL's trainer calls Python's garbage collector twice a step, which on a model this small is most of its time; it would
-not be on a large one. So there is a second table, in which that is taken off TRL's figures and nothing off ours.
+TRL's trainer calls Python's garbage collector twice a step, which on a model this small is half of its time and
+more; on a large one it would not matter. So there is a second table, in which all collecting is taken off TRL's figures
+and nothing off ours.
 """
 
 from __future__ import annotations
