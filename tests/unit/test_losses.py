@@ -1,0 +1,154 @@
+"""Losses are values that return sums: on a small ragged batch, against the formula written out in float64."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+import torch
+
+from lockstep.batch import Batch
+from lockstep.losses.base import Loss, Outputs
+from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
+from lockstep.objectives.divergence import KLEstimate
+
+NAN = float("nan")
+LENGTHS = torch.tensor([3, 2])
+MASK = torch.tensor([False, True, True, False, True])
+RATIO = [1.0, 1.5, 0.9, 1.0, 5.0]  # of the trainable tokens: clipped above, inside, beyond the dual clip
+ADVANTAGE = [NAN, 2.0, 1.0, NAN, -1.0]
+WEIGHT = [NAN, 1.0, 0.5, NAN, 2.0]
+REF = [NAN, -1.0, -2.0, NAN, -0.5]
+
+SURROGATE = ClippedSurrogate(0.2, 0.3, dual_clip=3.0)
+WITH_KL = ClippedSurrogate(0.2, 0.3, dual_clip=3.0, kl_coef=0.1, kl=KLEstimate("k3"))
+ALL: list[Loss] = [SURROGATE, WITH_KL, ClippedValue(0.5), ClippedValue(None), CrossEntropy()]
+
+
+def batch(**columns: list[float]) -> Batch:
+    tensors = {name.rstrip("_"): torch.tensor(column) for name, column in columns.items()}
+    return Batch(torch.zeros(5, dtype=torch.int64), LENGTHS, {"mask": MASK, **tensors})
+
+
+@pytest.fixture
+def rollouts() -> Batch:
+    return batch(old_logprob=[NAN, -1.0, -1.0, NAN, -2.0], advantage=ADVANTAGE, weight=WEIGHT, ref_logprob=REF)
+
+
+@pytest.fixture
+def logprob(rollouts: Batch) -> torch.Tensor:
+    return (rollouts["old_logprob"].nan_to_num(0.0) + torch.tensor(RATIO).log()).requires_grad_()
+
+
+def test_surrogate_sums_weighted_token_losses(rollouts: Batch, logprob: torch.Tensor) -> None:
+    total, metrics = SURROGATE(Outputs(logprob=logprob), rollouts)
+    assert total.item() == pytest.approx(1.0 * -2.6 + 0.5 * -0.9 + 2.0 * 3.0)
+    total.backward()
+    assert logprob.grad is not None
+    assert logprob.grad.tolist() == pytest.approx([0.0, 0.0, 0.5 * -0.9, 0.0, 0.0])
+    figures = metrics.floats()
+    assert figures == pytest.approx(
+        {
+            "loss": total.item() / 3,
+            "probs_ratio": (1.5 + 0.9 + 5.0) / 3,
+            "probs_ratio_min": 0.9,
+            "probs_ratio_max": 5.0,
+            "clip_fraction": 2 / 3,
+            "approx_kl": sum(r - 1 - math.log(r) for r in (1.5, 0.9, 5.0)) / 3,
+            "approx_entropy": -sum((math.log(1.5) - 1, math.log(0.9) - 1, math.log(5.0) - 2)) / 3,
+        },
+        rel=1e-5,
+    )
+
+
+def test_kl_in_the_loss_adds_beta_times_the_estimate(rollouts: Batch, logprob: torch.Tensor) -> None:
+    plain, _ = SURROGATE(Outputs(logprob=logprob), rollouts)
+    total, metrics = WITH_KL(Outputs(logprob=logprob), rollouts)
+    deltas = [float(logprob[t].detach()) - REF[t] for t in (1, 2, 4)]
+    kl = sum(math.exp(-d) - 1 + d for d in deltas)
+    assert (total - plain).item() == pytest.approx(0.1 * kl, rel=1e-5)
+    assert metrics["kl"].value() == pytest.approx(kl / 3, rel=1e-5)
+    assert metrics["loss"].value() == pytest.approx(total.item() / 3, rel=1e-5)
+    total.backward()
+    assert logprob.grad is not None
+    assert logprob.grad[1].item() == pytest.approx(
+        0.1 * (1 - math.exp(-deltas[0])), rel=1e-5
+    )  # its surrogate is clipped
+
+
+def test_the_reference_is_not_asked_for_without_a_kl(logprob: torch.Tensor) -> None:
+    without = batch(old_logprob=[0.0] * 5, advantage=[1.0] * 5, weight=[1.0] * 5)
+    assert "kl" not in SURROGATE(Outputs(logprob=logprob), without)[1]
+    with pytest.raises(KeyError, match="ref_logprob"):
+        WITH_KL(Outputs(logprob=logprob), without)
+
+
+@pytest.mark.parametrize(("coef", "kl"), [(0.1, None), (0.0, KLEstimate("k1"))])
+def test_a_kl_and_its_coefficient_go_together(coef: float, kl: KLEstimate | None) -> None:
+    with pytest.raises(ValueError, match="go together"):
+        ClippedSurrogate(0.2, 0.2, kl_coef=coef, kl=kl)
+
+
+def test_value_loss_by_hand() -> None:
+    rollouts = batch(old_value=[NAN, 1.0, 1.0, NAN, 1.0], return_=[NAN, 2.0, 4.0, NAN, 3.0])
+    value = torch.tensor([9.0, 3.0, 3.0, 9.0, 1.25], requires_grad=True)
+    total, metrics = ClippedValue(0.5)(Outputs(value=value), rollouts)
+    assert total.item() == pytest.approx(0.5 + 3.125 + 0.5 * 1.75**2)
+    total.backward()
+    assert value.grad is not None
+    assert value.grad.tolist() == pytest.approx([0.0, 1.0, 0.0, 0.0, -1.75])
+    assert metrics.floats() == pytest.approx(
+        {
+            "loss": total.item() / 3,
+            "vf_clipfrac": 1 / 3,
+            "values_mean": 7.25 / 3,
+            "returns_mean": 3.0,
+            "explained_variance": 0.0,  # old values are one constant
+        }
+    )
+
+
+def test_explained_variance_is_of_the_values_before_the_update() -> None:
+    returns = [NAN, 2.0, 4.0, NAN, 3.0]
+    perfect = batch(old_value=returns, return_=returns)
+    _, metrics = ClippedValue(None)(Outputs(value=torch.zeros(5)), perfect)
+    assert metrics["explained_variance"].value() == pytest.approx(1.0)
+
+
+def test_explained_variance_of_large_returns_that_hardly_differ() -> None:
+    returns = [0.0, 20000.0, 20001.0, 0.0, 20002.0]
+    nearly = batch(old_value=[0.0, 20000.5, 20001.0, 0.0, 20001.5], return_=returns)
+    _, metrics = ClippedValue(None)(Outputs(value=torch.zeros(5)), nearly)
+    assert metrics["explained_variance"].value() == pytest.approx(0.75, abs=1e-3)
+
+
+def test_cross_entropy_sums_what_is_masked_in() -> None:
+    logprob = torch.tensor([NAN, -1.0, -2.0, NAN, -4.0], requires_grad=True)
+    total, metrics = CrossEntropy()(Outputs(logprob=logprob), batch())
+    total.backward()
+    assert total.item() == 7.0
+    assert metrics.floats() == {"loss": pytest.approx(7 / 3)}
+    assert logprob.grad is not None
+    assert logprob.grad.tolist() == [0.0, -1.0, -1.0, 0.0, -1.0]
+
+
+@pytest.mark.parametrize("loss", ALL, ids=repr)
+def test_a_loss_is_a_value(loss: Loss) -> None:
+    copy = pickle.loads(pickle.dumps(loss))
+    assert copy == loss
+    assert hash(copy) == hash(loss)
+    assert loss.denominator == "tokens"
+
+
+@pytest.mark.parametrize("loss", ALL, ids=repr)
+def test_a_batch_with_nothing_to_train_on_costs_nothing(loss: Loss, rollouts: Batch) -> None:
+    columns = {"mask": torch.zeros(5, dtype=torch.bool), "old_value": torch.full((5,), NAN), "return": torch.ones(5)}
+    head = torch.full((5,), 3.0, requires_grad=True)
+    total, metrics = loss(Outputs(logprob=head, value=head), rollouts.with_columns(columns))
+    total.backward()
+    assert total.item() == 0.0
+    assert head.grad is not None
+    assert head.grad.eq(0).all()
+    assert math.isnan(metrics["loss"].value())  # a mean of nothing

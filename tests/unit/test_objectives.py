@@ -1,0 +1,325 @@
+"""The mathematics of PPO against values worked out by hand and float64 references of a few lines."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.metrics import merged
+from lockstep.objectives import advantage
+from lockstep.objectives.advantage import gae, length_adaptive_lambda
+from lockstep.objectives.divergence import KLEstimate
+from lockstep.objectives.masks import masked_mean, masked_whiten, sequence_sum
+from lockstep.objectives.mismatch import IcePop, SequenceTIS, TokenTIS, agreement, sequence_mismatch
+from lockstep.objectives.policy import clipped_surrogate, probability_ratio
+from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, TruncationPenalty, token_rewards
+from lockstep.objectives.value import clipped_value_loss
+
+NAN = float("nan")
+LN2 = math.log(2.0)
+
+
+def close(actual: Tensor, expected: Tensor | list[float], atol: float = 1e-6) -> None:
+    torch.testing.assert_close(actual.double(), torch.as_tensor(expected).double(), rtol=1e-5, atol=atol)
+
+
+def on(*flags: int) -> Tensor:
+    return torch.tensor(flags, dtype=torch.bool)
+
+
+# masks
+
+
+def test_masked_mean_sees_trainable_tokens_only() -> None:
+    close(masked_mean(torch.tensor([1.0, NAN, 3.0]), on(1, 0, 1)), torch.tensor(2.0))
+    close(masked_mean(torch.tensor([1.0, 2.0]), on(0, 0)), torch.tensor(0.0))
+
+
+def test_masked_whiten_by_hand() -> None:
+    # mean of 1, 3, 5 is 3 and the population variance 8/3
+    close(
+        masked_whiten(torch.tensor([1.0, NAN, 3.0, 5.0]), on(1, 0, 1, 1)), [-math.sqrt(1.5), 0.0, 0.0, math.sqrt(1.5)]
+    )
+
+
+def test_masked_whiten_of_nothing_or_of_equals_is_zero() -> None:
+    close(masked_whiten(torch.tensor([NAN, 4.0]), on(0, 0)), [0.0, 0.0])
+    close(masked_whiten(torch.tensor([4.0, 4.0]), on(1, 1)), [0.0, 0.0])
+
+
+def test_sequence_sum() -> None:
+    close(sequence_sum(torch.tensor([1.0, 2.0, NAN, 4.0]), on(1, 1, 0, 1), torch.tensor([2, 0, 2])), [3.0, 0.0, 4.0])
+
+
+# advantages: the conformance suite has the cases, the property tests the laws
+
+
+def test_gae_by_hand() -> None:
+    # γ = ½, λ = ½, tokens 1, 3, 4 trainable, V_final = 4:  δ₄ = 1 + 2 − 2 = 1, δ₃ = 0 + 1 − 1 = 0, δ₁ = 0 + ½ − 3 = −2½
+    reward, value = torch.tensor([9.0, 0.0, 9.0, 0.0, 1.0, 9.0]), torch.tensor([9.0, 3.0, 9.0, 1.0, 2.0, 9.0])
+    actual = gae(
+        reward, value, on(0, 1, 0, 1, 1, 0), torch.tensor([6]), gamma=0.5, lam=0.5, final_value_B=torch.tensor([4.0])
+    )
+    close(actual, [0.0, -2.5 + 0.25 * 0.25, 0.0, 0.25, 1.0, 0.0])
+    assert actual.dtype == torch.float32
+
+
+def test_gae_takes_a_lambda_per_sequence() -> None:
+    reward, value = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 1.0]), torch.zeros(6)
+    lam = torch.tensor([1.0, 0.3, 0.0, 0.5])
+    actual = gae(reward, value, torch.ones(6).bool(), torch.tensor([2, 0, 2, 2]), gamma=1.0, lam=lam)
+    close(actual, [1.0, 1.0, 0.0, 1.0, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("per_sequence", [False, True])
+def test_gae_does_not_depend_on_its_chunks(per_sequence: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    lengths = torch.tensor([1, 300, 0, 31, 32, 33, 64, 500])
+    num_tokens, final = int(lengths.sum()), torch.randn(8)
+    reward, value, mask = torch.randn(num_tokens), torch.randn(num_tokens), torch.rand(num_tokens) > 0.3
+    lam = torch.rand(8) if per_sequence else 0.97
+    whole = gae(reward, value, mask, lengths, gamma=0.99, lam=lam, final_value_B=final)
+    for chunk in (32, 64, 96):
+        monkeypatch.setattr(advantage, "_CHUNK", chunk)
+        pieces = gae(reward, value, mask, lengths, gamma=0.99, lam=lam, final_value_B=final)
+        torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-5)
+
+
+def test_gae_leaves_its_inputs_alone_and_gives_no_gradient() -> None:
+    reward, value = torch.ones(3), torch.full((3,), 2.0, requires_grad=True)
+    advantages = gae(reward, value, on(0, 1, 1), torch.tensor([3]), gamma=1.0, lam=0.9)
+    assert not advantages.requires_grad
+    assert reward.tolist() == [1.0] * 3
+    assert value.tolist() == [2.0] * 3
+
+
+def test_an_empty_sequence_has_no_future() -> None:
+    final = torch.tensor([7.0, 1.0, 7.0, 2.0, 7.0])
+    arguments = torch.zeros(2), torch.zeros(2), on(1, 1), torch.tensor([0, 1, 0, 1, 0])
+    close(gae(*arguments, gamma=1.0, lam=0.9, final_value_B=final), [1.0, 2.0])
+
+
+def test_gae_of_nothing() -> None:
+    empty = torch.zeros(0)
+    assert gae(empty, empty, empty.bool(), torch.zeros(0, dtype=torch.int64), gamma=1.0, lam=0.9).shape == (0,)
+
+
+def test_gae_says_when_lengths_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="lengths add up to 4, but there are 3 rewards"):
+        gae(torch.ones(3), torch.ones(3), torch.ones(3).bool(), torch.tensor([2, 2]), gamma=1.0, lam=0.9)
+
+
+def test_length_adaptive_lambda() -> None:
+    # α = ½ and 4, 1 and 0 trainable tokens: 1 − 1/2, and where α·length < 1 the clamp gives 0
+    mask = on(0, 1, 1, 1, 1, 0, 1, 0)
+    close(length_adaptive_lambda(mask, torch.tensor([5, 2, 1]), alpha=0.5), [0.5, 0.0, 0.0])
+
+
+# divergence
+
+
+def test_kl_estimates_by_hand() -> None:
+    # Δ = ln 2: k1 = ln 2, k2 = (ln 2)²/2, k3 = ½ − 1 + ln 2
+    logprob, ref = torch.tensor([LN2, 0.0]), torch.zeros(2)
+    close(KLEstimate("k1")(logprob, ref), [LN2, 0.0])
+    close(KLEstimate("k2")(logprob, ref), [LN2**2 / 2, 0.0])
+    close(KLEstimate("k3")(logprob, ref), [LN2 - 0.5, 0.0])
+
+
+def test_kl_clamps() -> None:
+    far, ref = torch.tensor([-30.0, 30.0]), torch.zeros(2)
+    close(KLEstimate("k1", clamp_logratio=20.0)(far, ref), [-20.0, 20.0])
+    close(KLEstimate("k1", clamp_logratio=20.0, clamp=10.0)(far, ref), [-10.0, 10.0])
+    close(KLEstimate("k3", clamp_logratio=2.0)(far, ref), [math.exp(2.0) - 3.0, math.exp(-2.0) + 1.0])
+    close(KLEstimate("k3", clamp_logratio=20.0, clamp=10.0)(far, ref), [10.0, 10.0])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_kl_estimates_are_unbiased(estimator: Literal["k1", "k3"]) -> None:
+    logp, logq = torch.randn(2, 7, dtype=torch.float64).log_softmax(-1)
+    exact = (logp.exp() * (logp - logq)).sum()
+    close((logp.exp() * KLEstimate(estimator)(logp, logq)).sum(), exact)
+
+
+def test_kl_gradients_are_what_the_docstring_says() -> None:
+    logits, logq = torch.randn(7, dtype=torch.float64, requires_grad=True), torch.randn(7).double().log_softmax(-1)
+    logp = logits.log_softmax(-1)
+    forward = torch.autograd.grad((logp.exp() * (logp - logq)).sum(), logits, retain_graph=True)[0]
+    backward = torch.autograd.grad((logq.exp() * (logq - logp)).sum(), logits, retain_graph=True)[0]
+    for estimate, expected in (
+        (KLEstimate("k1"), torch.zeros(7)),
+        (KLEstimate("k2"), forward),
+        (KLEstimate("k3"), backward),
+    ):
+        sampled = (logp.detach().exp() * estimate(logp, logq)).sum()  # the mean over draws from π
+        close(torch.autograd.grad(sampled, logits, retain_graph=True)[0], expected)
+
+
+# policy
+
+
+def surrogate(ratio: float, a: float, dual_clip: float | None = None) -> tuple[float, bool, float]:
+    """Loss, whether a bound decides it, and the gradient with respect to log π."""
+    logprob = torch.tensor([math.log(ratio)], requires_grad=True)
+    loss, clipped = clipped_surrogate(
+        logprob, torch.zeros(1), torch.tensor([a]), clip_low=0.2, clip_high=0.3, dual_clip=dual_clip
+    )
+    loss.sum().backward()
+    assert logprob.grad is not None
+    return round(loss.item(), 5), bool(clipped), round(logprob.grad.item(), 5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "a", "dual_clip", "expected"),
+    [
+        (1.0, 2.0, None, (-2.0, False, -2.0)),  # at ratio 1 the gradient is −A
+        (1.5, 2.0, None, (-2.6, True, 0.0)),  # too likely already: 1 + 0.3
+        (0.5, 2.0, None, (-1.0, False, -1.0)),  # a good token became unlikely: pull it back
+        (0.5, -2.0, None, (1.6, True, 0.0)),  # a bad one is unlikely enough: 1 − 0.2
+        (5.0, -2.0, None, (10.0, False, 10.0)),  # a bad one became likely: pull without limit …
+        (5.0, -2.0, 3.0, (6.0, True, 0.0)),  # … or with one
+        (2.0, -2.0, 3.0, (4.0, False, 4.0)),
+        (5.0, 2.0, 3.0, (-2.6, True, 0.0)),  # dual clip is for negative advantages only
+    ],
+)
+def test_clipped_surrogate_by_hand(ratio: float, a: float, dual_clip: float | None, expected: tuple) -> None:
+    assert surrogate(ratio, a, dual_clip) == expected
+
+
+def test_a_ratio_beyond_floats_gives_no_nan() -> None:
+    logprob = torch.tensor([200.0, -200.0], requires_grad=True)
+    for sign in (1.0, -1.0):
+        loss, _ = clipped_surrogate(
+            logprob, torch.zeros(2), torch.full((2,), sign), clip_low=0.2, clip_high=0.2, dual_clip=None
+        )
+        loss.sum().backward()
+    assert logprob.grad is not None
+    assert logprob.grad.isfinite().all()
+    close(probability_ratio(torch.tensor([200.0]), torch.zeros(1)), [math.exp(20.0)])
+
+
+# value
+
+
+def test_clipped_value_loss_by_hand() -> None:
+    # old value 1, ε = ½.  V = 3, R = 2: ½·max(1, (1.5 − 2)²) = ½.  V = 3, R = 4: ½·max(1, (1.5 − 4)²) = 3.125, bounded.
+    value = torch.tensor([3.0, 3.0, 1.25], requires_grad=True)
+    loss, clipped = clipped_value_loss(value, torch.ones(3), torch.tensor([2.0, 4.0, 2.0]), clip=0.5)
+    close(loss.detach(), [0.5, 3.125, 0.5 * 0.75**2])
+    assert clipped.tolist() == [False, True, False]
+    loss.sum().backward()
+    assert value.grad is not None
+    close(value.grad, [1.0, 0.0, -0.75])
+
+
+def test_value_loss_without_clip_is_half_the_squared_error() -> None:
+    loss, clipped = clipped_value_loss(torch.tensor([3.0, 0.0]), torch.zeros(2), torch.tensor([1.0, 1.0]), clip=None)
+    close(loss, [2.0, 0.5])
+    assert not clipped.any()
+
+
+# mismatch
+
+# ratios learner / sampler: sequence one 2 and 4, sequence two ½ (and a token that does not count), sequence three none
+LEARNER = torch.tensor([LN2, 2 * LN2, -LN2, NAN, 5.0])
+SAMPLER = torch.tensor([0.0, 0.0, 0.0, 0.0, NAN])
+MASK, LENGTHS = on(1, 1, 1, 0, 0), torch.tensor([2, 2, 1])
+
+
+def test_corrections_by_hand() -> None:
+    arguments = (LEARNER, SAMPLER, MASK, LENGTHS)
+    close(TokenTIS(3.0)(*arguments), [2.0, 3.0, 0.5, 0.0, 0.0])
+    close(SequenceTIS(6.0)(*arguments), [6.0, 6.0, 0.5, 0.0, 0.0])
+    close(SequenceTIS(10.0)(*arguments), [8.0, 8.0, 0.5, 0.0, 0.0])
+    close(IcePop(0.6, 3.0)(*arguments), [2.0, 0.0, 0.0, 0.0, 0.0])
+    close(IcePop(0.5, 4.0)(*arguments), [2.0, 4.0, 0.5, 0.0, 0.0], atol=1e-5)
+
+
+def test_corrections_carry_no_gradient_and_bear_any_ratio() -> None:
+    learner = torch.tensor([500.0, -500.0], requires_grad=True)
+    for correction in (TokenTIS(2.0), SequenceTIS(2.0), IcePop(0.5, 2.0)):
+        weight = correction(learner, torch.zeros(2), on(1, 1), torch.tensor([1, 1]))
+        assert not weight.requires_grad
+        assert weight.isfinite().all()
+        assert pickle.loads(pickle.dumps(correction)) == correction
+
+
+def test_icepop_says_when_its_range_is_empty() -> None:
+    with pytest.raises(ValueError, match="low is 3"):
+        IcePop(3.0, 2.0)
+
+
+def test_sequence_mismatch_by_hand() -> None:
+    close(sequence_mismatch(LEARNER, SAMPLER, MASK, LENGTHS), [3.0, 2.0, 1.0])
+
+
+def test_agreement_by_hand() -> None:
+    figures = agreement(LEARNER, SAMPLER, MASK, LENGTHS).floats()
+    assert figures["token_mult_prob_error"] == pytest.approx((2 + 4 + 2) / 3)
+    assert figures["sampler_kl_k1"] == pytest.approx(-2 * LN2 / 3)  # −ΣΔ / 3
+    assert figures["sampler_kl_k3"] == pytest.approx((2 + 4 + 0.5 - 3 - 2 * LN2) / 3)  # Σ(e^Δ − 1 − Δ) / 3
+    assert figures["sequence_ess"] == pytest.approx((8 + 0.5) ** 2 / (2 * (64 + 0.25)))
+    assert figures["max_abs_logprob_diff"] == pytest.approx(2 * LN2)
+
+
+def test_agreement_of_equals() -> None:
+    figures = agreement(SAMPLER, SAMPLER, MASK, LENGTHS).floats()
+    assert figures == pytest.approx(
+        {
+            "token_mult_prob_error": 1.0,
+            "sampler_kl_k1": 0.0,
+            "sampler_kl_k3": 0.0,
+            "sequence_ess": 1.0,
+            "max_abs_logprob_diff": 0.0,
+        }
+    )
+
+
+def test_agreement_merges_exactly_whatever_the_weights() -> None:
+    torch.manual_seed(0)
+    learner, sampler, mask = torch.randn(40) * 30, torch.randn(40), torch.rand(40) > 0.3
+    mask[::4] = True
+    mask[8:12] = False  # one sequence has nothing
+    lengths = torch.full((10,), 4)
+    whole = agreement(learner, sampler, mask, lengths).floats()
+    parts = [slice(0, 8), slice(8, 12), slice(12, 40)]
+    split = merged(
+        agreement(learner[p], sampler[p], mask[p], lengths[: (p.stop - p.start) // 4]) for p in parts
+    ).floats()
+    assert split == pytest.approx(whole, rel=1e-4)
+    weight = sequence_sum(learner - sampler, mask, lengths).double()[torch.arange(10) != 2].softmax(0)
+    assert whole["sequence_ess"] == pytest.approx(float(1 / (9 * weight.square().sum())), rel=1e-4)
+
+
+# shaping
+
+LENGTH, TRUNCATED = torch.tensor([10, 75, 90, 120]), on(0, 0, 0, 1)
+
+
+def test_shaping_by_hand() -> None:
+    score = torch.tensor([0.0, 0.5, 1.0, 2.0])
+    close(ScaleReward((0.0, 1.0), (-1.0, 1.0))(score, LENGTH, TRUNCATED), [-1.0, 0.0, 1.0, 1.0])
+    close(TruncationPenalty(0.5)(score, LENGTH, TRUNCATED), [0.0, 0.5, 1.0, 1.5])
+    # nothing up to 70 tokens, all of it from 100: 5/30 at 75, 20/30 at 90
+    close(OverlongPenalty(100, 30, 3.0)(score, LENGTH, TRUNCATED), [0.0, 0.0, -1.0, -1.0])
+
+
+def test_a_reward_range_must_rise() -> None:
+    with pytest.raises(ValueError, match=r"must rise, but is \[1.0, 1.0\]"):
+        ScaleReward((1.0, 1.0), (0.0, 1.0))
+
+
+def test_token_rewards_stand_at_the_last_trainable_token() -> None:
+    mask = on(0, 1, 1, 0, 0, 0, 1, 0)
+    reward = token_rewards(torch.tensor([2.0, 3.0, NAN, 5.0]), mask, torch.tensor([4, 0, 2, 2]))
+    close(reward, [0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 5.0, 0.0])
+
+
+def test_token_rewards_of_a_batch_that_starts_untrained() -> None:
+    close(token_rewards(torch.tensor([7.0, 1.0]), on(0, 1, 1), torch.tensor([1, 2])), [0.0, 0.0, 1.0])
+    close(token_rewards(torch.tensor([7.0]), on(0, 0), torch.tensor([2])), [0.0, 0.0])
