@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from lockstep import keyed
@@ -24,12 +25,31 @@ class ModelError(ValueError):
 
 def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
     """Opens a Hugging Face folder as a causal language model."""
-    return _load(AutoModelForCausalLM, folder)
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelError(
+            f"{folder} is no Hugging Face model folder: it has no config.json; give the folder of a downloaded model"
+        )
+    try:
+        opened: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"the model in {folder} cannot be opened: {error}") from error
+    model, report = opened
+    if report["missing_keys"]:
+        names = ", ".join(sorted(report["missing_keys"]))
+        raise ModelError(f"the model in {folder} has no weights for {names}; download it again, or name a causal model")
+    return _without_dropout(model)
 
 
 def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
     """Opens the same folder without its vocabulary head, for a critic."""
-    return _load(AutoModel, folder)
+    return load_causal_lm(folder).base_model
 
 
 def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
@@ -49,18 +69,6 @@ def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBas
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed.key("initial weights", seed) & (2**63 - 1))
         model = AutoModelForCausalLM.from_config(built, attn_implementation=attention.NAME, dtype=torch.float32)
-    return _without_dropout(model)
-
-
-def _load(kind: Any, folder: str | os.PathLike[str]) -> PreTrainedModel:
-    if not (Path(folder) / "config.json").is_file():
-        raise ModelError(f"{folder} is no Hugging Face model folder: it has no config.json; give the folder of a downloaded model")
-    try:
-        model = kind.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=attention.NAME, local_files_only=True, use_safetensors=True
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the model in {folder} cannot be opened: {error}") from error
     return _without_dropout(model)
 
 

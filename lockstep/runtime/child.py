@@ -56,7 +56,7 @@ class ChildProcess:
         return self._channel.recv(timeout_s)
 
     def poll(self, timeout_s: float) -> bool:
-        return self._closed or bool(connection.wait([self._channel], timeout_s))
+        return self._closed or bool(connection.wait([self._channel.fileno()], timeout_s))
 
     def alive(self) -> bool:
         return self._process.is_alive()

@@ -29,8 +29,6 @@ from lockstep.runtime.remote import Pending, Remote, RemoteError, RemoteTimeout,
 from lockstep.runtime.workers import LearnerSpec
 
 _POLL_S = 0.002
-_GRACE_S = 5.0
-"""After one rank fails, how long the others may take to fail or finish too: they may wait for it in a collective."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class RankSpec:
             torch.cuda.set_device(self.rank)
         dist.init_process_group(
             "nccl" if cuda else "gloo",
-            store=dist.FileStore(self.store, self.size),
+            init_method=f"file://{self.store}",
             rank=self.rank,
             world_size=self.size,
             timeout=timedelta(seconds=self.timeout_s),
@@ -142,7 +140,11 @@ class DataParallelLearner:
         return self._outcomes(rank.submit(verb, *args) for rank in self.ranks)
 
     def _on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:
-        """Runs a verb on each rank's rows; a rank without rows is not asked. Returns the rows in rank order, and results."""
+        """Runs a verb on each rank's rows; a rank without rows is not asked.
+
+        Returns:
+            The rows in the order of the ranks, int64 [B], and each rank's result.
+        """
         shares = [rows for rows in balanced(batch.lengths.tolist(), len(self.ranks)) if rows]
         calls = zip(self.ranks, shares, strict=False)
         results = self._outcomes(rank.submit(verb, batch.select(rows), *args) for rank, rows in calls)
@@ -176,14 +178,19 @@ def balanced(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def outcomes(calls: Sequence[Pending]) -> list[Any]:
-    """Results of calls on several workers, in order.
+def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
+    """Waits for calls on several workers.
 
-    After the first failure the others get a moment, then those that still work are ended: they may be waiting for the
-    one that failed. A worker's death is reported before errors of others, which it may have caused.
+    Args:
+        calls: All under way.
+        grace_s: After the first failure the others get so long; then those that still work are ended, since they may
+            be waiting, in a collective, for the one that failed.
+
+    Returns:
+        Results, in the order of the calls.
 
     Raises:
-        WorkerDied, RemoteTimeout, RemoteError: As the calls.
+        WorkerDied, RemoteTimeout, RemoteError: As the calls; a death before errors of others, which it may have caused.
     """
     results: dict[Pending, Any] = {}
     failures: list[RemoteError | RemoteTimeout | WorkerDied] = []
@@ -195,7 +202,7 @@ def outcomes(calls: Sequence[Pending]) -> list[Any]:
                 results[call] = call.result()
             except (RemoteError, RemoteTimeout, WorkerDied) as error:
                 failures.append(error)
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
+                deadline = min(deadline, time.monotonic() + grace_s)
     for call in waiting:
         call.abandon()
     if failures:

@@ -24,7 +24,6 @@ from lockstep.runtime.transport import Abort, Call, End, Factory, Failure, Item,
 from lockstep.samplers.base import Attestation
 from lockstep.types import Request, SamplingParams
 
-
 BUILD = "build"
 """The call under way when a worker has just been started."""
 
@@ -111,7 +110,9 @@ class Pending:
 
     def _given_up(self) -> RemoteTimeout:
         self.abandon()
-        return RemoteTimeout(f"worker {self.name} took longer than {self._timeout_s:g} s over {self.verb} and was ended")
+        return RemoteTimeout(
+            f"worker {self.name} took longer than {self._timeout_s:g} s over {self.verb} and was ended"
+        )
 
     def _died(self, when: str) -> WorkerDied:
         self.open = False

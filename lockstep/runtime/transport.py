@@ -151,7 +151,7 @@ def decode(frame: Sequence[bytearray]) -> Message:
 
 def _reduce_tensor(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return _tensor, (pickle.PickleBuffer(raw.numpy()), tensor.dtype, tuple(tensor.shape))
+    return _tensor, (pickle.PickleBuffer(raw.numpy().data), tensor.dtype, tuple(tensor.shape))
 
 
 def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -259,7 +259,7 @@ def _run(target: Any, call: Call, channel: Channel) -> Any:
 
 
 class _Incoming:
-    """Iterates over the items that follow a call; `drain` reads what the verb left unread, so that calls stay in step."""
+    """The items that follow a call; `drain` reads what the verb left unread, so that calls stay in step."""
 
     def __init__(self, channel: Channel, ended: bool) -> None:
         self._channel, self._ended = channel, ended

@@ -48,7 +48,8 @@ class TorchLearner:
         return self._scored(batch, lambda outputs: outputs.logprob)[0]
 
     def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self._scored(batch, lambda outputs: outputs.value, lambda outputs: outputs.final_value)
+        value, final_value = self._scored(batch, lambda outputs: outputs.value, lambda outputs: outputs.final_value)
+        return value, final_value
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
         self._count += active(batch, loss.denominator).to(self.device)
@@ -62,7 +63,8 @@ class TorchLearner:
         return merged(parts)
 
     def optim_step(self) -> Metrics:
-        assert self._optimizer is not None and self._settings is not None, "this learner was built without an optimizer"
+        assert self._optimizer is not None, "this learner was built without an optimizer"
+        assert self._settings is not None, "an optimizer comes with its settings"
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters()]
         all_reduce_sum([*gradients, self._count], self._group)
         count, lr = float(self._count), learning_rate(self._settings, self._updates)
@@ -74,7 +76,9 @@ class TorchLearner:
             parameter.grad = gradient.div_(count)
         norm = nn.utils.clip_grad_norm_(self._parameters(), self._settings.max_grad_norm or float("inf"))
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"the gradient's norm is {float(norm)} at update {self._updates}; lower the learning rate")
+            raise FloatingPointError(
+                f"the gradient's norm is {float(norm)} at update {self._updates}; lower the learning rate"
+            )
         self._optimizer.param_groups[0]["lr"] = lr
         self._optimizer.step()
         self._optimizer.zero_grad()
@@ -87,7 +91,9 @@ class TorchLearner:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: p.detach().contiguous() for name, p in self.model.named_parameters()}, folder / "model.safetensors")
+        save_file(
+            {name: p.detach().contiguous() for name, p in self.model.named_parameters()}, folder / "model.safetensors"
+        )
         if self._optimizer is not None:
             save_file(moments(self.model, self._optimizer), folder / "optimizer.safetensors")
         (folder / "learner.json").write_text(json.dumps({"updates": self._updates}))
@@ -132,7 +138,7 @@ class TorchLearner:
 
 
 def restored(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
-    """Undoes a reordering of sequences: `column` is that of sequences `order_B`; returns it in the order of `lengths`."""
+    """Undoes a reordering of sequences: `column` is that of sequences `order_B`; returned in the order of `lengths`."""
     if column.shape[0] == order_B.numel():
         return torch.empty_like(column).index_copy_(0, order_B, column)
     carried = Batch(column, lengths[order_B])

@@ -17,7 +17,7 @@ from lockstep.samplers.base import Attestation
 from lockstep.types import Request, SamplingParams
 
 _COMPACT_BELOW = 0.8
-"""Finished rows are dropped when fewer than this share of the rows still run: a copy of the cache costs about a step."""
+"""Finished rows are dropped once fewer than this share still runs: a copy of the cache costs about a step."""
 
 
 class TorchSampler:
@@ -72,7 +72,7 @@ class TorchSampler:
     def _decode(
         self, prompts: Batch, requests: Sequence[Request], sampling: SamplingParams, room_B: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Token by token. Returns tokens and log-probabilities [B, K], lengths [B], and who ended with a stop token [B]."""
+        """Token by token. Returns tokens and log-probabilities [B, K], lengths [B], and who met a stop token [B]."""
         device, rows, most = self._lm.device, len(requests), int(room_B.max())
         cache = Cached(prompts, int(prompts.lengths.max()) + most)
         tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)
@@ -125,9 +125,7 @@ class TorchSampler:
             torch.stack([prompts.lengths, length_B]).reshape(-1),
             {
                 "mask": torch.arange(prompts.tokens.numel() + responses.tokens.numel()) >= prompts.tokens.numel(),
-                "sampler_logprob": torch.cat(
-                    [torch.zeros(prompts.tokens.numel()), responses["sampler_logprob"]]
-                ),
+                "sampler_logprob": torch.cat([torch.zeros(prompts.tokens.numel()), responses["sampler_logprob"]]),
             },
         ).select(torch.arange(2 * len(prompts)).view(2, -1).T.reshape(-1))
         return Batch(

@@ -1,0 +1,289 @@
+"""The proxy: calls, streams, errors, deadlines, death and restart, over its first transport."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from remote_workers import AbacusSpec, BrokenSpec
+
+from lockstep.runtime.child import ChildProcess
+from lockstep.runtime.parallel import outcomes
+from lockstep.runtime.remote import Remote, RemoteError, RemoteTimeout, RemoteValueError, WorkerDied, spawned
+from lockstep.runtime.transport import Result, decode, encode
+
+TENSORS = {
+    "fp32": torch.randn(3, 4),
+    "transposed": torch.randn(3, 4).T,
+    "bf16": torch.randn(5).bfloat16(),
+    "bool": torch.tensor([True, False]),
+    "scalar": torch.tensor(7, dtype=torch.int64),
+    "empty": torch.zeros(0, 3),
+    "a slice": torch.arange(1_000_000)[5:8],
+}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Remote]:
+    remote = spawned(AbacusSpec(), "abacus", timeout_s=30.0)
+    yield remote
+    remote.close()
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Remote]:
+    remote = spawned(AbacusSpec(start=10), "abacus", timeout_s=30.0)
+    yield remote
+    remote.close()
+
+
+@pytest.fixture
+def own(mortal: Remote) -> Remote:
+    """A worker that a test may ruin; the next finds it restarted."""
+    if not mortal.alive():
+        mortal.restart()
+    mortal.ready()
+    return mortal
+
+
+def gone(pid: int, within_s: float) -> bool:
+    """Whether a process ends in time; one that only waits for its parent to take note has ended."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_crosses_as_it_is_and_alone(name: str) -> None:
+    tensor = TENSORS[name]
+    parts = encode(Result({"tensor": tensor}))
+    assert sum(part.nbytes for part in parts[1:]) == tensor.numel() * tensor.element_size()
+    crossed = decode([bytearray(part) for part in parts])
+    assert isinstance(crossed, Result)
+    assert crossed.value["tensor"].dtype == tensor.dtype
+    assert torch.equal(crossed.value["tensor"], tensor)
+
+
+def test_calls_keep_their_object(shared: Remote) -> None:
+    total = shared.call("add", 2)
+    assert shared.call("add", 3) == total + 3
+    assert shared.call("echo", "x", twice=True) == ("x", "x")
+
+
+def test_several_workers_work_at_the_same_time(shared: Remote, own: Remote) -> None:
+    shared.ready()
+    began = time.monotonic()
+    assert outcomes([worker.submit("sleep", 0.5) for worker in (shared, own)]) == ["rested", "rested"]
+    assert time.monotonic() - began < 0.95
+
+
+def test_a_worker_does_one_thing_at_a_time(shared: Remote) -> None:
+    pending = shared.submit("sleep", 0.2)
+    assert not pending.done()
+    with pytest.raises(RuntimeError, match="worker abacus was asked for add while sleep is under way"):
+        shared.submit("add", 1)
+    assert pending.result() == "rested"
+
+
+def test_a_refusal_reads_as_it_was_written(shared: Remote) -> None:
+    with pytest.raises(ValueError, match=r"policy\.lr is -1") as caught:
+        shared.call("refuse")
+    assert isinstance(caught.value, RemoteValueError)
+    assert str(caught.value) == "policy.lr is -1, but must be positive"
+    assert "raised in refuse of worker abacus" in caught.value.__notes__[0]
+    assert shared.call("echo", 1) == 1
+
+
+def test_an_error_brings_its_traceback(shared: Remote) -> None:
+    with pytest.raises(RemoteError, match="fail of worker abacus raised LookupError: no such thing") as caught:
+        shared.call("fail")
+    assert 'remote_workers.py", line' in str(caught.value)
+    assert shared.call("echo", 1) == 1
+
+
+def test_an_unknown_verb_is_an_error(shared: Remote) -> None:
+    with pytest.raises(RemoteError, match="'Abacus' object has no attribute 'subtract'"):
+        shared.call("subtract", 1)
+
+
+def test_what_cannot_be_pickled_is_not_sent(shared: Remote) -> None:
+    with pytest.raises(AttributeError, match="lambda"):
+        shared.call("echo", lambda: None)
+    assert shared.call("echo", 1) == 1
+
+
+def test_streams_come_item_by_item(shared: Remote) -> None:
+    pieces = shared.stream("pieces", 1000, 100_000)
+    assert next(pieces)[0] == 0
+    pieces.close()
+    pieces = list(shared.stream("pieces", 3, 2))
+    assert [piece.tolist() for piece in pieces] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_a_stream_is_not_made_ahead_of_its_reader(shared: Remote, tmp_path: Path) -> None:
+    pieces = shared.stream("pieces", 50, 1_000_000, progress=tmp_path / "made")
+    next(pieces)
+    time.sleep(0.3)
+    assert int((tmp_path / "made").read_text()) <= 2
+    pieces.close()
+
+
+def test_a_stream_that_breaks_says_so(shared: Remote) -> None:
+    pieces = shared.stream("broken_pieces")
+    assert next(pieces) == 1
+    with pytest.raises(RemoteError, match="the second piece is missing"):
+        next(pieces)
+    assert shared.call("echo", 1) == 1
+
+
+def test_a_stream_is_no_result(shared: Remote) -> None:
+    with pytest.raises(TypeError, match=r"pieces of worker abacus streams its result; use Remote\.stream"):
+        shared.call("pieces", 3, 2)
+    assert shared.call("echo", 1) == 1
+
+
+def test_items_are_fed_to_a_verb(shared: Remote) -> None:
+    assert shared.feed("gather", iter(range(1000)), 2) == 999_000
+    assert shared.feed("gather", [], 2) == 0
+
+
+def test_a_verb_may_leave_items_unread(shared: Remote) -> None:
+    assert shared.feed("gather_one", iter(range(5))) == 0
+    with pytest.raises(ValueError, match="this worker gathers nothing"):
+        shared.feed("gather_none", iter(range(5)))
+    assert shared.call("echo", 1) == 1
+
+
+def test_a_source_that_breaks_raises_its_own_error(shared: Remote) -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        raise KeyError("source")
+
+    with pytest.raises(KeyError, match="source"):
+        shared.feed("gather", source(), 2)
+    assert shared.feed("gather", iter([4]), 2) == 8
+
+
+def test_an_error_in_building_shows_itself() -> None:
+    remote = spawned(BrokenSpec(), "broken", timeout_s=30.0)
+    with pytest.raises(ValueError, match="the model folder is empty"):
+        remote.ready()
+    with pytest.raises(WorkerDied, match="worker broken died"):
+        remote.call("add", 1)
+    remote.close()
+
+
+def test_a_worker_that_takes_too_long_is_given_up_and_can_be_restarted() -> None:
+    hasty = Remote(started, "hasty", timeout_s=0.5)
+    pid, began = hasty.call("pid"), time.monotonic()
+    with pytest.raises(RemoteTimeout, match=r"worker hasty took longer than 0\.5 s over sleep and was ended"):
+        hasty.call("sleep", 60.0)
+    assert time.monotonic() - began < 1.5
+    assert gone(pid, 5.0)
+    with pytest.raises(WorkerDied, match="worker hasty died before add: it was ended by this process"):
+        hasty.call("add", 1)
+    hasty.restart()
+    assert hasty.call("add", 1) == 1
+    os.kill(hasty.call("pid"), signal.SIGSTOP)
+    with pytest.raises(RemoteTimeout, match=r"over echo and was ended"):
+        hasty.call("echo", torch.zeros(10_000_000))
+
+
+def started() -> ChildProcess:
+    """An abacus whose building has ended, so that a short deadline is about its verbs alone."""
+    child = ChildProcess(AbacusSpec(), "abacus", threads=1)
+    assert child.poll(30.0)
+    return child
+
+
+@pytest.mark.parametrize(
+    ("verb", "argument", "ending"),
+    [("end", signal.SIGKILL, "killed by SIGKILL"), ("leave", 3, "exit code 3")],
+)
+def test_death_is_named_and_restart_starts_afresh(own: Remote, verb: str, argument: int, ending: str) -> None:
+    total = own.call("add", 5)
+    assert total >= 15
+    with pytest.raises(WorkerDied, match=f"^worker abacus died in {verb}: {ending}$"):
+        own.call(verb, argument)
+    assert not own.alive()
+    with pytest.raises(WorkerDied, match=f"^worker abacus died before add: {ending}$"):
+        own.call("add", 1)
+    own.restart()
+    assert own.call("add", 1) == 11
+
+
+def test_a_worker_killed_from_outside_is_noticed_at_once(own: Remote) -> None:
+    pid = own.call("pid")
+    pending = own.submit("sleep", 60.0)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+        pending.result()
+
+
+def test_the_rest_is_not_waited_for_where_one_fails(shared: Remote, own: Remote) -> None:
+    shared.ready()
+    began = time.monotonic()
+    with pytest.raises(RemoteError, match="no such thing"):
+        outcomes([own.submit("sleep", 60.0), shared.submit("fail")], grace_s=0.2)
+    assert time.monotonic() - began < 1.5
+    assert not own.alive()
+    assert shared.call("echo", 1) == 1
+
+
+def test_threads_are_shared_out(own: Remote) -> None:
+    assert own.call("threads") == torch.get_num_threads()
+    one = spawned(AbacusSpec(), "abacus", timeout_s=30.0, threads=3)
+    assert one.call("threads") == 3
+    one.close()
+
+
+SCRIPT = """
+from lockstep.runtime.remote import spawned
+from remote_workers import AbacusSpec
+if __name__ == "__main__":
+    remote = spawned(AbacusSpec(), "orphan", timeout_s=60.0)
+    print(remote.call("pid"), flush=True)
+    remote.call("sleep", 60.0)
+"""
+
+
+def test_a_busy_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    parent = subprocess.Popen(
+        [sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
+    )
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    assert gone(pid, 5.0)
+
+
+def test_a_script_without_a_main_guard_fails_in_one_sentence(tmp_path: Path) -> None:
+    script = SCRIPT.replace('if __name__ == "__main__":', "if True:").replace('"orphan"', '"unguarded"')
+    (tmp_path / "script.py").write_text(script)
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **paths},
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("WorkerDied: worker unguarded died in build: exit code 1")

@@ -1,0 +1,260 @@
+"""What every sampler owes, whatever process it lives in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import (
+    ARCHITECTURES,
+    CONTEXT,
+    OPTIMIZER,
+    SECTION,
+    WeightedLogprob,
+    plain_logits,
+    plain_model,
+    ragged,
+)
+from torch import Tensor
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.learners.base import train
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.models.heads import LogitsHead
+from lockstep.models.load import load_causal_lm
+from lockstep.models.weights import fingerprint
+from lockstep.recipe import SamplerSection
+from lockstep.runtime.remote import RemoteSampler, spawned
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.samplers.base import Sampler
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
+
+PLAIN = SamplingParams(max_tokens=12)
+SHAPED = {
+    "full support": PLAIN,
+    "temperature": SamplingParams(max_tokens=12, temperature=0.7),
+    "top-k": SamplingParams(max_tokens=12, top_k=5),
+    "top-p": SamplingParams(max_tokens=12, top_p=0.8),
+    "all three": SamplingParams(max_tokens=12, temperature=1.5, top_k=20, top_p=0.9),
+    "greedy": SamplingParams(max_tokens=12, temperature=0.0),
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A sampler, and a learner with the same weights."""
+
+    sampler: Sampler
+    learner: TorchLearner
+    model: Path
+
+
+@pytest.fixture(scope="module", params=["in process", "spawned"])
+def started(request: pytest.FixtureRequest, models: Callable[..., Path]) -> Iterator[Subject]:
+    model = models("qwen2")
+    spec = SamplerSpec(str(model), SamplerSection(max_batch_size=7), bf16=False)
+    learner = LearnerSpec(str(model), "logits", SECTION, None, 0).build()
+    if request.param == "in process":
+        yield Subject(spec.build(), learner, model)
+    else:
+        remote = spawned(spec, "sampler", timeout_s=60.0)
+        yield Subject(RemoteSampler(remote), learner, model)
+        remote.close()
+
+
+@pytest.fixture
+def subject(started: Subject) -> Subject:
+    started.sampler.load_weights(started.learner.weights(), 0)
+    return started
+
+
+def requests(
+    lengths: range | tuple[int, ...] = (5, 1, 17, 3, 30, 2, 9, 12, 4, 21), role: str = "test"
+) -> list[Request]:
+    """Prompts of uneven lengths, each with a key of its own."""
+    return [
+        Request(tuple(ragged((length,), seed).tokens.tolist()), keyed.key(role, seed))
+        for seed, length in enumerate(lengths)
+    ]
+
+
+def responses(batch: Batch) -> list[tuple[int, ...]]:
+    pairs = zip(batch.sequences(), batch.sequences("mask"), strict=True)
+    return [tuple(tokens[mask].tolist()) for tokens, mask in pairs]
+
+
+@pytest.mark.parametrize("sampling", SHAPED.values(), ids=SHAPED)
+def test_logprobs_are_the_learners(subject: Subject, sampling: SamplingParams) -> None:
+    batch = subject.sampler.generate(requests(), sampling)
+    assert int(batch.mask.sum()) == 120
+    learned = subject.learner.logprobs(batch)
+    torch.testing.assert_close(batch["sampler_logprob"], learned, atol=1e-5, rtol=0.0)
+    assert (batch["sampler_logprob"][~batch.mask] == 0).all()
+
+
+def test_a_response_follows_its_prompt(subject: Subject) -> None:
+    wanted = requests()
+    batch = subject.sampler.generate(wanted, PLAIN)
+    assert batch.sampling == PLAIN
+    assert batch.tokens.dtype == torch.int64
+    assert batch.mask.dtype == torch.bool
+    for request, tokens, mask in zip(wanted, batch.sequences(), batch.sequences("mask"), strict=True):
+        prompt = len(request.tokens)
+        assert tuple(tokens[:prompt].tolist()) == request.tokens
+        assert mask.tolist() == [False] * prompt + [True] * 12
+    assert batch["truncated"].all()
+
+
+def test_draws_depend_on_the_key_alone(subject: Subject) -> None:
+    wanted = requests()
+    drawn = responses(subject.sampler.generate(wanted, PLAIN))
+    assert responses(subject.sampler.generate(wanted[::-1], PLAIN)) == drawn[::-1]
+    assert responses(subject.sampler.generate(wanted[3:5], PLAIN)) == drawn[3:5]
+    assert responses(subject.sampler.generate(requests(role="another"), PLAIN)) != drawn
+
+
+def test_a_stop_token_ends_and_belongs(subject: Subject) -> None:
+    stops = (7, 20, 33, 48)
+    wanted = requests(tuple(range(1, 25)))
+    free = responses(subject.sampler.generate(wanted, PLAIN))
+    batch = subject.sampler.generate(wanted, SamplingParams(max_tokens=12, stop_token_ids=stops))
+    ended = [next((k + 1 for k, token in enumerate(row) if token in stops), None) for row in free]
+    assert responses(batch) == [row[:end] for row, end in zip(free, ended, strict=True)]
+    assert batch["truncated"].tolist() == [end is None for end in ended]
+    assert 4 < sum(end is None for end in ended) < 20
+    torch.testing.assert_close(batch["sampler_logprob"], subject.learner.logprobs(batch), atol=1e-5, rtol=0.0)
+
+
+def test_the_context_ends_a_response(subject: Subject) -> None:
+    lengths = (CONTEXT - 3, 5, CONTEXT - 1, CONTEXT - 20)
+    batch = subject.sampler.generate(requests(lengths), PLAIN)
+    assert [len(response) for response in responses(batch)] == [3, 12, 1, 12]
+    assert batch["truncated"].all()
+
+
+@pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 5])
+def test_a_prompt_without_room_is_refused(subject: Subject, length: int) -> None:
+    with pytest.raises(ValueError, match=f"request 1 has {length} prompt tokens; .* at most {CONTEXT - 1}"):
+        subject.sampler.generate(requests((4, length)), PLAIN)
+
+
+def test_new_weights_are_used_stamped_and_attested(subject: Subject, models: Callable[..., Path]) -> None:
+    other = LearnerSpec(str(models("qwen2", seed=1)), "logits", SECTION, None, 0).build()
+    before = subject.sampler.generate(requests(), PLAIN)
+    attestation = subject.sampler.load_weights(other.weights(), 5)
+    assert attestation.version == 5
+    assert attestation.fingerprints == {name: fingerprint(tensor) for name, tensor in other.weights()}
+    batch = subject.sampler.generate(requests(), PLAIN)
+    assert before["version"].unique().tolist() == [0]
+    assert batch["version"].tolist() == [5] * len(batch)
+    torch.testing.assert_close(batch["sampler_logprob"], other.logprobs(batch), atol=1e-5, rtol=0.0)
+    assert (batch["sampler_logprob"] - subject.learner.logprobs(batch)).abs().max() > 0.1
+
+
+def test_attestation_tells_of_a_tensor_that_did_not_come(subject: Subject, models: Callable[..., Path]) -> None:
+    other = LearnerSpec(str(models("qwen2", seed=1)), "logits", SECTION, None, 0).build()
+    skipped = "model.layers.1.mlp.up_proj.weight"
+    stream = ((name, tensor) for name, tensor in other.weights() if name != skipped)
+    held = subject.sampler.load_weights(stream, 6).fingerprints
+    sent = {name: fingerprint(tensor) for name, tensor in other.weights()}
+    assert {name for name in sent if sent[name] != held[name]} == {skipped}
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, SHAPED["all three"]], ids=["full support", "all three"])
+def test_frequencies_are_those_of_the_distribution(subject: Subject, sampling: SamplingParams) -> None:
+    draws = 3000
+    prompt = requests((6,))[0].tokens
+    short = SamplingParams(1, sampling.temperature, sampling.top_k, sampling.top_p)
+    batch = subject.sampler.generate([Request(prompt, keyed.key("frequency", i)) for i in range(draws)], short)
+    counts = Counter(row[0] for row in responses(batch))
+    probability = plain_distribution(plain_model(subject.model), torch.tensor(prompt), sampling)
+    observed = torch.tensor([counts[token] for token in range(len(probability))], dtype=torch.float64)
+    assert (observed[probability == 0] == 0).all()
+    common = probability * draws >= 5
+    expected = probability[common] * draws
+    statistic = float(((observed[common] - expected) ** 2 / expected).sum())
+    freedom = int(common.sum()) - 1
+    assert freedom >= 5
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
+
+
+def plain_distribution(model: Any, prompt: Tensor, sampling: SamplingParams) -> Tensor:
+    """Next-token probabilities by the filters of `transformers`, float64 [V]."""
+    with torch.no_grad():
+        logits = plain_logits(model, prompt)[-1:] / sampling.temperature
+    if sampling.top_k:
+        logits = TopKLogitsWarper(sampling.top_k)(prompt[None], logits)
+    if sampling.top_p < 1.0:
+        logits = TopPLogitsWarper(sampling.top_p)(prompt[None], logits)
+    return logits.softmax(-1)[0]
+
+
+@pytest.mark.parametrize("size", [1, 4, 64])
+def test_batch_size_changes_no_draw(models: Callable[..., Path], size: int) -> None:
+    lm = load_causal_lm(models("qwen3"))
+    stops = SamplingParams(max_tokens=12, stop_token_ids=(7, 20, 33, 48))
+    wanted = requests(tuple(range(1, 25)))
+    batch, expected = TorchSampler(lm, size).generate(wanted, stops), TorchSampler(lm, 9).generate(wanted, stops)
+    assert responses(batch) == responses(expected)
+    torch.testing.assert_close(batch["sampler_logprob"], expected["sampler_logprob"], atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_is_what_transformers_generates(models: Callable[..., Path], architecture: str) -> None:
+    folder, wanted = models(architecture), requests((9, 2, 25))
+    drawn = responses(TorchSampler(load_causal_lm(folder), 8).generate(wanted, SHAPED["greedy"]))
+    model = plain_model(folder)
+    for request, response in zip(wanted, drawn, strict=True):
+        prompt = torch.tensor([request.tokens])
+        expected = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=12, pad_token_id=0
+        )
+        assert response == tuple(expected[0, prompt.shape[1] :].tolist())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_samples_as_it_scores(models: Callable[..., Path], architecture: str) -> None:
+    lm = load_causal_lm(models(architecture))
+    learner = TorchLearner(LogitsHead(lm), SECTION)
+    batch = TorchSampler(lm, 64).generate(requests(), SHAPED["all three"])
+    torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
+
+
+def test_a_shared_model_needs_no_copy(models: Callable[..., Path]) -> None:
+    lm = load_causal_lm(models("llama"))
+    learner, sampler = TorchLearner(LogitsHead(lm), SECTION, OPTIMIZER), TorchSampler(lm, 64)
+    first = sampler.generate(requests(), PLAIN)
+    for seed in range(3):
+        train(learner, ragged((9, 14, 30), seed), WeightedLogprob(scale=10.0))
+    places = {name: tensor.data_ptr() for name, tensor in learner.weights()}
+    second = sampler.generate(requests(), PLAIN)
+    torch.testing.assert_close(second["sampler_logprob"], learner.logprobs(second), atol=1e-5, rtol=0.0)
+    assert (learner.logprobs(first) - first["sampler_logprob"]).abs().max() > 1e-3
+    held = sampler.load_weights(learner.weights(), 1).fingerprints
+    assert {name: p.data_ptr() for name, p in lm.named_parameters()} == places
+    assert held == {name: fingerprint(tensor) for name, tensor in learner.weights()}
+
+
+def test_bf16_samples_as_a_bf16_learner_scores(models: Callable[..., Path]) -> None:
+    lm = load_causal_lm(models("qwen2"))
+    learner = TorchLearner(LogitsHead(lm), SECTION.model_copy(update={"dtype": "bf16"}))
+    batch = TorchSampler(lm, 64, bf16=True).generate(requests(), PLAIN)
+    mismatch = (batch["sampler_logprob"] - learner.logprobs(batch))[batch.mask].abs()
+    assert mismatch.mean() < 0.05
+
+
+def test_a_real_model_tells_a_story(assets: Path) -> None:
+    lm = load_causal_lm(assets / "models/stories260K/hf")
+    learner, sampler = TorchLearner(LogitsHead(lm), SECTION), TorchSampler(lm, 16)
+    sampling = SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, stop_token_ids=(1, 2))
+    batch = sampler.generate([Request((1,), keyed.key("story", i)) for i in range(8)], sampling)
+    torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
+    assert batch["sampler_logprob"][batch.mask].mean() > -2.5

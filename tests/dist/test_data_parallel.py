@@ -1,0 +1,105 @@
+"""Two ranks over gloo against one process, and what happens when a rank dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
+
+from lockstep.learners.base import train
+from lockstep.runtime.parallel import DataParallelLearner, balanced, launch
+from lockstep.runtime.remote import RemoteError, WorkerDied
+from lockstep.runtime.workers import LearnerSpec
+
+pytestmark = pytest.mark.needs("gloo")
+LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
+
+
+@pytest.fixture(scope="module")
+def spec(models: Callable[..., Path]) -> LearnerSpec:
+    return LearnerSpec(str(models("qwen3")), "logits", SECTION, OPTIMIZER, seed=0)
+
+
+@pytest.fixture(scope="module")
+def two(spec: LearnerSpec) -> Iterator[DataParallelLearner]:
+    learner = launch(spec, 2, timeout_s=60.0)
+    yield learner
+    learner.close()
+
+
+def test_two_ranks_step_as_one(two: DataParallelLearner, spec: LearnerSpec) -> None:
+    one = spec.build()
+    for seed in range(3):
+        batch = ragged(LENGTHS, seed)
+        alone, together = (train(learner, batch, WeightedLogprob()).floats() for learner in (one, two))
+        assert together == pytest.approx(alone, rel=1e-6)
+    expected = dict(one.weights())
+    for name, tensor in two.weights():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
+
+
+def test_ranks_hold_the_same_bits(two: DataParallelLearner) -> None:
+    train(two, ragged(LENGTHS, 7), WeightedLogprob())
+    first, second = (dict(rank.stream("weights")) for rank in two.ranks)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_rank_without_rows_takes_part_in_the_update(
+    two: DataParallelLearner, spec: LearnerSpec, tmp_path: Path
+) -> None:
+    two.save(tmp_path)
+    one, batch = spec.build(), ragged((15,))
+    one.load(tmp_path)
+    torch.testing.assert_close(two.logprobs(batch), one.logprobs(batch), atol=1e-6, rtol=0.0)
+    for learner in (one, two):
+        train(learner, batch, WeightedLogprob())
+    for rank in two.ranks:
+        for name, tensor in rank.stream("weights"):
+            torch.testing.assert_close(tensor, dict(one.weights())[name], atol=1e-6, rtol=0.0)
+
+
+def test_an_error_on_ranks_leaves_them_usable(two: DataParallelLearner, tmp_path: Path) -> None:
+    batch = ragged(LENGTHS)
+    with pytest.raises(RemoteError, match="no column 'advantage'"):
+        two.forward_backward(replace(batch, token={"mask": batch.mask}), WeightedLogprob())
+    two.save(tmp_path)
+    two.load(tmp_path)
+    assert "grad_norm" in train(two, batch, WeightedLogprob())
+
+
+def test_a_rank_that_dies_in_a_collective_is_noticed(two: DataParallelLearner) -> None:
+    batch = ragged(LENGTHS)
+    two.forward_backward(batch, WeightedLogprob())
+    pid = next(child.pid for child in multiprocessing.active_children() if child.name == two.ranks[1].name)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # rank 0 now waits for it in the sum of the gradients
+    timer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(WorkerDied, match="worker logits learner rank 1 died in optim_step: killed by SIGKILL"):
+        two.optim_step()
+    assert time.monotonic() - began < 10.0
+    assert not any(rank.alive() for rank in two.ranks)
+    with pytest.raises(WorkerDied, match="died before"):
+        two.logprobs(batch)
+
+
+@given(st.lists(st.integers(1, 200), max_size=60), st.integers(1, 9))
+def test_shares_are_balanced_and_whole(lengths: list[int], ranks: int) -> None:
+    shares = balanced(lengths, ranks)
+    assert sorted(row for share in shares for row in share) == list(range(len(lengths)))
+    loads = [sum(lengths[row] for row in share) for share in shares]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+    assert [bool(share) for share in shares] == sorted((bool(share) for share in shares), reverse=True)

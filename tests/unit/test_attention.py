@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, ragged
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lockstep.batch import Batch
+from lockstep.models.attention import NAME, Cached, Packed
+from lockstep.models.load import load_causal_lm
+
+HEADS, GROUPS, SIZE = 4, 2, 8
+
+
+def projections(batch: Batch, seed: int) -> list[Tensor]:
+    """Queries, keys and values of all tokens, [1, heads, N, size]."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(1, heads, batch.tokens.numel(), SIZE) for heads in (HEADS, GROUPS, GROUPS)]
+    return [torch.randn(shape, generator=draw, requires_grad=True) for shape in shapes]
+
+
+def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+    """Softmax attention of one sequence, written out. Returns [tokens, heads, size]."""
+    key, value = (x.repeat_interleave(HEADS // GROUPS, 0) for x in (key, value))
+    scores = query @ key.transpose(1, 2) * 0.3
+    distance = torch.arange(query.shape[1])[:, None] - torch.arange(query.shape[1])[None, :]
+    hidden = (distance < 0) | (distance >= (window or 10**6))
+    return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value).transpose(0, 1)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 100])
+def test_packed_attention_is_that_of_each_sequence_alone(window: int | None) -> None:
+    batch = ragged((5, 1, 9, 3))
+    query, key, value = projections(batch, 0)
+    out = Packed.of(batch).attend(0, query, key, value, 0.3, window)[0]
+    pieces = [x[0].split(batch.lengths.tolist(), dim=1) for x in (query, key, value)]
+    expected = torch.cat([alone(*piece, window) for piece in zip(*pieces, strict=True)])
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=0.0)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    gradients = torch.autograd.grad((out * weights).sum(), [query, key, value])
+    others = torch.autograd.grad((expected * weights).sum(), [query, key, value])
+    for gradient, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(gradient, other, atol=1e-6, rtol=0.0)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_neighbours_do_not_see_each_other(models: Callable[..., Path], architecture: str) -> None:
+    lm = load_causal_lm(models(architecture))
+    batch = ragged((6, 11, 4))
+    embedded = lm.get_input_embeddings()(batch.tokens)[None].detach().requires_grad_()
+
+    def logits(vectors: Tensor) -> Tensor:
+        layout = Packed.of(batch)
+        return lm(inputs_embeds=vectors, position_ids=batch.position[None], use_cache=False, layout=layout).logits[0]
+
+    middle = batch.row == 1
+    before = logits(embedded)
+    (gradient,) = torch.autograd.grad(before[middle].square().sum(), embedded)
+    assert (gradient[0, ~middle] == 0).all()
+    assert (gradient[0, middle].abs().sum(-1) > 0).all()
+    replaced = torch.where(middle[None, :, None], embedded, torch.randn_like(embedded))
+    after = logits(replaced)
+    assert torch.equal(after[middle], before[middle])
+    assert not torch.equal(after[~middle], before[~middle])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_one_token_at_a_time_gives_what_the_whole_gives(models: Callable[..., Path], architecture: str) -> None:
+    lm = load_causal_lm(models(architecture))
+    whole = ragged((12, 9, 14, 8))
+    prompts = Batch(torch.cat([sequence[:-6] for sequence in whole.sequences()]), whole.lengths - 6)
+    full = lm(input_ids=whole.tokens[None], position_ids=whole.position[None], use_cache=False, layout=Packed.of(whole))
+    expected = [rows[-6:] for rows in full.logits[0].split(whole.lengths.tolist())]
+    cache = Cached(prompts, int(prompts.lengths.max()) + 6)
+    lm(input_ids=prompts.tokens[None], position_ids=prompts.position[None], use_cache=False, layout=cache)
+    rows = [0, 1, 2, 3]
+    for step in range(6):
+        if step == 3:
+            cache.keep(torch.tensor([3, 1]))
+            rows = [3, 1]
+        cache.next_token()
+        tokens = torch.stack([whole.sequences()[row][step - 6] for row in rows])
+        out = lm(input_ids=tokens[:, None], position_ids=cache.filled[:, None], use_cache=False, layout=cache).logits[
+            :, 0
+        ]
+        torch.testing.assert_close(out, torch.stack([expected[row][step] for row in rows]), atol=2e-5, rtol=0.0)
+
+
+def test_a_model_that_needs_more_is_refused() -> None:
+    fields = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+    }
+    config = AutoConfig.for_model("gemma2", vocab_size=16, num_key_value_heads=2, **fields)
+    lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+    batch = Batch(torch.tensor([1, 2, 3]), torch.tensor([3]))
+    with pytest.raises(ValueError, match="Gemma2Attention needs 'softcap' in its attention"):
+        lm(input_ids=batch.tokens[None], position_ids=batch.position[None], layout=Packed.of(batch))
+
+
+def test_a_call_without_layout_is_refused(models: Callable[..., Path]) -> None:
+    lm = load_causal_lm(models("llama"))
+    with pytest.raises(ValueError, match="LlamaAttention hands no keyword arguments to its attention"):
+        lm(input_ids=torch.tensor([[1, 2, 3]]))
+
+
+def test_attention_written_out_agrees_with_torch() -> None:
+    query, key, value = (x[0] for x in projections(Batch(torch.arange(7), torch.tensor([7])), 2))
+    expected = F.scaled_dot_product_attention(
+        query[None], key[None], value[None], is_causal=True, scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(alone(query, key, value, None), expected[0].transpose(0, 1), atol=1e-6, rtol=0.0)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import ragged
+
+from lockstep import align
+from lockstep.batch import Batch, concat
+from lockstep.types import SamplingParams
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
+
+
+def assert_equal(left: Batch, right: Batch) -> None:
+    assert torch.equal(left.tokens, right.tokens)
+    assert torch.equal(left.lengths, right.lengths)
+    assert left.token.keys() == right.token.keys()
+    assert left.sample.keys() == right.sample.keys()
+    assert all(torch.equal(left[name], right[name]) for name in [*left.token, *left.sample])
+    assert left.sampling == right.sampling
+
+
+def test_rows_and_positions() -> None:
+    batch = Batch(torch.arange(6), torch.tensor([2, 3, 1]))
+    assert batch.row.tolist() == [0, 0, 1, 1, 1, 2]
+    assert batch.position.tolist() == [0, 1, 0, 1, 2, 0]
+    assert batch.starts.tolist() == [0, 2, 5]
+    assert batch.per_sample(torch.ones(6)).tolist() == [2.0, 3.0, 1.0]
+
+
+def test_outputs_describe_the_token_to_their_right() -> None:
+    batch = Batch(torch.arange(6), torch.tensor([2, 3, 1]))
+    own = align.described(batch)
+    assert own.tolist() == [1, 3, 4]
+    assert align.state_before(own).tolist() == [0, 2, 3]
+    assert align.state_after(batch).tolist() == [1, 4, 5]
+
+
+@given(LENGTHS, st.randoms())
+def test_select_moves_sequences_whole(lengths: list[int], random) -> None:
+    batch = ragged(lengths)
+    rows = [random.randrange(len(lengths)) for _ in range(random.randrange(2 * len(lengths) + 1))]
+    picked = batch.select(rows)
+    assert len(picked) == len(rows)
+    for name in (None, *batch.token):
+        pieces = batch.sequences(name)
+        for piece, row in zip(picked.sequences(name), rows, strict=False):
+            assert torch.equal(piece, pieces[row])
+    assert picked["truncated"].tolist() == [batch["truncated"].tolist()[row] for row in rows]
+
+
+@given(LENGTHS, st.integers(1, 5))
+def test_pieces_join_to_the_whole(lengths: list[int], rows: int) -> None:
+    batch = ragged(lengths, sampling=SamplingParams(max_tokens=3))
+    pieces = batch.split(rows)
+    assert all(len(piece) <= rows for piece in pieces)
+    assert_equal(concat(pieces), batch)
+
+
+def test_a_batch_pickles() -> None:
+    batch = ragged((3, 1, 4), sampling=SamplingParams(max_tokens=3, top_p=0.5))
+    assert_equal(pickle.loads(pickle.dumps(batch)), batch)
+
+
+def test_columns_are_replaced_in_a_copy() -> None:
+    batch = ragged((3, 1))
+    changed = batch.with_columns({"mask": ~batch.mask}, {"score": torch.zeros(2)})
+    assert torch.equal(changed.mask, ~batch.mask)
+    assert "score" not in batch.sample
+
+
+def test_columns_must_fit() -> None:
+    with pytest.raises(ValueError, match="lengths add up to 3, but there are 4 tokens"):
+        Batch(torch.arange(4), torch.tensor([2, 1]))
+    with pytest.raises(ValueError, match="token column 'mask' has 3 rows for 4 tokens"):
+        Batch(torch.arange(4), torch.tensor([2, 2]), {"mask": torch.ones(3)})
+    with pytest.raises(ValueError, match="sample column 'score' has 3 rows for 2 sequences"):
+        Batch(torch.arange(4), torch.tensor([2, 2]), {}, {"score": torch.ones(3)})
+
+
+def test_only_like_batches_join() -> None:
+    batch = ragged((3, 1))
+    with pytest.raises(ValueError, match="different columns"):
+        concat([batch, Batch(batch.tokens, batch.lengths)])
+    with pytest.raises(ValueError, match="different sampling parameters"):
+        concat([batch, ragged((2,), sampling=SamplingParams(max_tokens=1))])
+
+
+def test_a_missing_column_names_those_there_are() -> None:
+    with pytest.raises(
+        KeyError, match=r"no column 'reward'; there are \['advantage', 'mask', .*'truncated'\] per sample"
+    ):
+        ragged((2,))["reward"]

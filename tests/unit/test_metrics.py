@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.metrics import ExplainedVariance, Last, Max, Mean, Metrics, Min, Reduction, Sum, merged
+
+NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20)
+
+
+def explained(returns: list[float], errors: list[float]) -> ExplainedVariance:
+    r, e = torch.tensor(returns).double(), torch.tensor(errors).double()
+    return ExplainedVariance(len(returns), r.sum(), (r**2).sum(), e.sum(), (e**2).sum())
+
+
+KINDS: dict[str, tuple[Callable[[list[float]], Reduction], Callable[[list[float]], float]]] = {
+    "mean": (lambda x: Mean(torch.tensor(x, dtype=torch.float64).sum(), len(x)), lambda x: sum(x) / len(x)),
+    "sum": (lambda x: Sum(torch.tensor(x, dtype=torch.float64).sum()), sum),
+    "max": (lambda x: Max(torch.tensor(x, dtype=torch.float64).max()), max),
+    "min": (lambda x: Min(min(x)), min),
+    "last": (lambda x: Last(x[-1]), lambda x: x[-1]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(x=NUMBERS, cut=st.integers(1, 19))
+def test_parts_merge_to_the_whole(kind: str, x: list[float], cut: int) -> None:
+    part, whole = KINDS[kind]
+    pieces = [Metrics(it=part(piece)) for piece in (x[:cut], x[cut:]) if piece]
+    assert merged(pieces).floats()["it"] == pytest.approx(whole(x), rel=1e-9, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-3, 3)), min_size=2, max_size=30), st.integers(1, 29))
+def test_explained_variance_is_exact_over_any_split(pairs: list[tuple[float, float]], cut: int) -> None:
+    returns, errors = (list(column) for column in zip(*pairs, strict=True))
+    variance = torch.tensor(returns).double().var(correction=0)
+    if variance < 1e-3:
+        return
+    expected = 1.0 - float(torch.tensor(errors).double().var(correction=0) / variance)
+    halves = [explained(returns[:cut], errors[:cut]), explained(returns[cut:], errors[cut:])]
+    assert halves[0].merge(halves[1]).value() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_nothing_has_no_mean_and_no_variance() -> None:
+    assert math.isnan(Mean(0.0, 0.0).value())
+    assert math.isnan(ExplainedVariance(0, 0, 0, 0, 0).value())
+    assert math.isnan(explained([2.0, 2.0], [1.0, 0.0]).value())
+
+
+def test_names_that_only_one_side_has_stay() -> None:
+    total = Metrics(a=Sum(1.0), b=Sum(2.0)) + Metrics(b=Sum(3.0), c=Sum(4.0))
+    assert total.floats() == {"a": 1.0, "b": 5.0, "c": 4.0}
+    assert total.prefixed("train").floats() == {"train/a": 1.0, "train/b": 5.0, "train/c": 4.0}
+
+
+def test_addition_changes_neither_side() -> None:
+    left, right = Metrics(a=Sum(1.0)), Metrics(a=Sum(2.0))
+    assert (left + right).floats() == {"a": 3.0}
+    assert (left.floats(), right.floats()) == ({"a": 1.0}, {"a": 2.0})
+
+
+def test_metrics_pickle() -> None:
+    metrics = Metrics(a=Mean(torch.tensor(3.0), torch.tensor(2)), b=Max(1.0))
+    assert pickle.loads(pickle.dumps(metrics)).floats() == metrics.floats()

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from lockstep.distributed.sampling import draw, shaped_logits, token_logprobs
+from lockstep.types import SamplingParams
+
+LOGITS = 3 * torch.randn(32, 50, generator=torch.Generator().manual_seed(0))
+NO_TOKENS = torch.zeros(32, 0, dtype=torch.int64)
+
+
+def by_transformers(logits: Tensor, sampling: SamplingParams) -> Tensor:
+    logits = logits / sampling.temperature
+    if sampling.top_k:
+        logits = TopKLogitsWarper(sampling.top_k)(NO_TOKENS, logits)
+    if sampling.top_p < 1.0:
+        logits = TopPLogitsWarper(sampling.top_p)(NO_TOKENS, logits)
+    return logits
+
+
+def even_uniforms(draws: int) -> Tensor:
+    """The middles of equal pieces of (0, 1): inverting at all of them counts each token to within one draw."""
+    return (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("top_k", [0, 1, 7, 50, 80])
+@pytest.mark.parametrize("top_p", [0.05, 0.6, 0.99, 1.0])
+def test_filters_are_those_of_transformers(temperature: float, top_k: int, top_p: float) -> None:
+    sampling = SamplingParams(1, temperature, top_k, top_p)
+    torch.testing.assert_close(shaped_logits(LOGITS, sampling), by_transformers(LOGITS, sampling))
+
+
+def test_ties_keep_exactly_k_and_the_first_of_equals() -> None:
+    """transformers keeps all that tie with the k-th; here k is k, so that every engine draws from the same set."""
+    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
+    assert torch.isfinite(shaped_logits(logits, SamplingParams(1, top_k=2))).tolist() == [
+        [False, True, True, False, False]
+    ]
+    assert torch.isfinite(by_transformers(logits, SamplingParams(1, top_k=2))).sum() == 3
+    even = torch.zeros(1, 4)
+    assert torch.isfinite(shaped_logits(even, SamplingParams(1, top_p=0.5))).tolist() == [[True, True, False, False]]
+
+
+def test_the_likeliest_token_always_stays() -> None:
+    assert (torch.isfinite(shaped_logits(LOGITS, SamplingParams(1, top_p=1e-6))).sum(-1) == 1).all()
+
+
+def test_the_token_that_crosses_top_p_belongs() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    assert torch.isfinite(shaped_logits(logits, SamplingParams(1, top_p=0.6))).tolist() == [[True, True, False, False]]
+
+
+def test_a_drawn_token_is_never_scored_as_impossible() -> None:
+    sampling = SamplingParams(1, top_k=1)
+    likeliest, least = LOGITS.argmax(-1), LOGITS.argmin(-1)
+    assert (token_logprobs(LOGITS, likeliest, sampling) == 0).all()
+    assert torch.isfinite(token_logprobs(LOGITS, least, sampling)).all()
+
+
+def test_greedy_takes_the_best_and_scores_at_temperature_one() -> None:
+    token, logprob = draw(LOGITS, torch.full((32,), 0.999), SamplingParams(1, temperature=0.0))
+    assert torch.equal(token, LOGITS.argmax(-1))
+    torch.testing.assert_close(logprob, LOGITS.log_softmax(-1).max(-1).values)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(1), SamplingParams(1, temperature=0.5), SamplingParams(1, top_k=6), SamplingParams(1, top_p=0.7)],
+    ids=["plain", "temperature", "top-k", "top-p"],
+)
+def test_draws_follow_the_distribution_and_report_it(sampling: SamplingParams) -> None:
+    draws = 20_000
+    token, logprob = draw(LOGITS[:1].expand(draws, -1), even_uniforms(draws), sampling)
+    probability = by_transformers(LOGITS[:1].double(), sampling).softmax(-1)[0]
+    counted = torch.bincount(token, minlength=50) / draws
+    torch.testing.assert_close(counted.double(), probability, atol=1.5 / draws, rtol=0.0)
+    torch.testing.assert_close(logprob.double(), probability[token].log(), atol=1e-5, rtol=0.0)
+    scored = token_logprobs(LOGITS[:1].expand(draws, -1), token, sampling)
+    torch.testing.assert_close(logprob, scored, atol=1e-6, rtol=0.0)
+
+
+def test_extreme_numbers_draw_possible_tokens() -> None:
+    edge = torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)
+    token, logprob = draw(LOGITS[:2], edge, SamplingParams(1, top_k=3))
+    assert torch.isfinite(logprob).all()
+    assert (token < 50).all()
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(1, temperature=0.7), SamplingParams(1, 0.7, top_k=9, top_p=0.8)])
+def test_scores_have_the_gradient_of_a_filtered_softmax(sampling: SamplingParams) -> None:
+    logits = LOGITS.clone().requires_grad_()
+    token = LOGITS.argmax(-1)
+    token_logprobs(logits, token, sampling).sum().backward()
+    probability = by_transformers(LOGITS, sampling).softmax(-1)
+    expected = (torch.nn.functional.one_hot(token, 50) - probability) / sampling.temperature
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, expected, atol=1e-6, rtol=0.0)
+
+
+def test_bf16_logits_are_scored_in_fp32() -> None:
+    rounded = LOGITS.bfloat16()
+    scored = token_logprobs(rounded, LOGITS.argmax(-1), SamplingParams(1, temperature=0.7))
+    assert scored.dtype == torch.float32
+    expected = (rounded.double() / 0.7).log_softmax(-1).gather(-1, LOGITS.argmax(-1, keepdim=True))[:, 0]
+    torch.testing.assert_close(scored.double(), expected, atol=1e-6, rtol=0.0)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lockstep.models.weights import fingerprint
+
+WEIGHT = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def nudged(weight: Tensor) -> Tensor:
+    changed = weight.clone()
+    changed[3, 3] = torch.nextafter(changed[3, 3], torch.tensor(10.0))
+    return changed
+
+
+def swapped(weight: Tensor) -> Tensor:
+    order = torch.arange(6)
+    order[[1, 4]] = order[[4, 1]]
+    return weight[order]
+
+
+FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "not sent": torch.zeros_like,
+    "stale": lambda weight: weight - 1e-5 * weight.sign(),
+    "one bit": nudged,
+    "transposed": lambda weight: weight.T,
+    "two rows swapped": swapped,
+    "rows rolled": lambda weight: weight.roll(1, 0),
+    "negated": lambda weight: -weight,
+    "through bf16": lambda weight: weight.bfloat16().float(),
+    "left in bf16": lambda weight: weight.bfloat16(),
+    "another shape": lambda weight: weight.reshape(3, 12),
+    "flat": lambda weight: weight.reshape(-1),
+    "cut": lambda weight: weight[:5],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_of_a_refit_shows(fault: str) -> None:
+    assert fingerprint(FAULTS[fault](WEIGHT)) != fingerprint(WEIGHT)
+
+
+def test_it_is_of_the_content_not_the_storage() -> None:
+    assert fingerprint(WEIGHT.clone()) == fingerprint(WEIGHT)
+    assert fingerprint(WEIGHT.T.contiguous().T) == fingerprint(WEIGHT)
+    assert fingerprint(WEIGHT.requires_grad_()) == fingerprint(WEIGHT)
+
+
+def test_zeros_tell_their_shape_and_type() -> None:
+    shapes = [(4, 1), (2, 2), (1, 4), (4,), (5,), (0,), ()]
+    kinds = (torch.float32, torch.int32, torch.float16, torch.bfloat16)
+    assert len({fingerprint(torch.zeros(shape, dtype=kind)) for shape in shapes for kind in kinds}) == 28
+
+
+@given(st.lists(st.floats(width=32), min_size=2, max_size=20), st.data())
+def test_any_change_of_one_number_shows(numbers: list[float], data: st.DataObject) -> None:
+    tensor = torch.tensor(numbers)
+    changed = tensor.clone()
+    place = data.draw(st.integers(0, len(numbers) - 1))
+    changed[place] = data.draw(st.floats(width=32))
+    same = torch.equal(tensor.view(torch.int32), changed.view(torch.int32))
+    assert (fingerprint(tensor) == fingerprint(changed)) == same
