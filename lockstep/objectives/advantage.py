@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.objectives.masks import sequence_sum
 
 _BLOCK = 32  # K: tokens solved one after another, those of all blocks side by side
-_CHUNK = 1 << 18  # tokens in flight, a multiple of K, so few that what is computed on the way stays in the cache
+_CHUNK = 1 << 19  # tokens in flight, a multiple of K, so few that what is computed on the way stays in the cache
 
 
 @torch.no_grad()
