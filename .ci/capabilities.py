@@ -1,4 +1,4 @@
-"""Fails unless every capability that tests name with `needs` was proved by a test that passed, and by none that was skipped."""
+"""Fails unless every required capability was proved by tests that passed, and no test that names it was skipped."""
 
 import sys
 from collections import Counter

@@ -26,7 +26,7 @@ def state_before(position_M: Tensor) -> Tensor:
 
 
 def described(batch: Batch) -> Tensor:
-    """Flat indices of the tokens that have a state before them: all but the first of each sequence. Returns int64 [M]."""
+    """Flat indices of the tokens that have a state before them: all but each sequence's first. Returns int64 [M]."""
     return batch.position.nonzero().squeeze(-1)
 
 

@@ -50,7 +50,9 @@ class Batch:
         for columns in (self.token, self.sample):
             if name in columns:
                 return columns[name]
-        raise KeyError(f"no column '{name}'; there are {sorted(self.token)} per token and {sorted(self.sample)} per sample")
+        raise KeyError(
+            f"no column '{name}'; there are {sorted(self.token)} per token and {sorted(self.sample)} per sample"
+        )
 
     @property
     def mask(self) -> Tensor:

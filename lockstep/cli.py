@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lockstep",
-        description="Post-trains language models; the policy that is trained and the one that samples stay in lockstep.",
+        description="Post-trains language models; the policy that is trained and the one that samples stay in step.",
         epilog="Start with: lockstep train ppo_arithmetic",
     )
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")

@@ -62,10 +62,21 @@ class Loaded:
         return self.recipe.model_dump(mode="json")
 
     @property
+    def warm_start(self) -> Loaded | None:
+        """The recipe that is trained first, with this one's seed."""
+        first = self.recipe.model.from_recipe
+        return None if first is None else load(first, [f"seed={self.recipe.seed}"])
+
+    @property
     def digest(self) -> str:
-        """Ten hexadecimal digits of the SHA-256 of all options but `run.folder`: another option is another run."""
+        """Ten hexadecimal digits of the SHA-256 of all options but `run.folder`: another option is another run.
+
+        Options of the recipe that is trained first count too.
+        """
         tree = self.dump()
         del tree["run"]["folder"]
+        if self.warm_start is not None:
+            tree["model"]["from_recipe"] = self.warm_start.digest
         canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 

@@ -38,6 +38,8 @@ class Mean:
 
 @dataclass(frozen=True)
 class Sum:
+    """A total over all parts."""
+
     total: Number
 
     def merge(self, other: Sum) -> Sum:
@@ -49,6 +51,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class Max:
+    """The largest over all parts."""
+
     largest: Number
 
     def merge(self, other: Max) -> Max:
@@ -60,6 +64,8 @@ class Max:
 
 @dataclass(frozen=True)
 class Min:
+    """The smallest over all parts."""
+
     smallest: Number
 
     def merge(self, other: Min) -> Min:

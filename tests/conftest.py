@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,9 @@ NEEDS = ("assets", "gloo")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"needs(name): the capability a test proves, one of {NEEDS}; CI must have run it")
+    config.addinivalue_line(
+        "markers", f"needs(name): the capability a test proves, one of {NEEDS}; CI must have run it"
+    )
     torch.set_num_threads(1)
 
 
@@ -36,7 +37,7 @@ def assets() -> Path:
 
 
 @pytest.fixture
-def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs the test in an empty folder, so that `runs/` is its own."""
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
+    return tmp_path

@@ -59,14 +59,14 @@ def ppo_step(step: int, position: int, workers: PPOWorkers, rules: Rules) -> Ste
     """One iteration: sample, score, value, estimate advantages, improve critic and policy, refit the sampler."""
     with workers.phase("generate"):
         rollouts, position, metrics = _rollouts(position, workers, rules)  # y ~ π_old(·|x), r(x, y)
-    batch = _judged(rollouts.batch, rules)
+    batch = rollouts.batch
     with workers.phase("values"):
         value_N, final_value_B = workers.critic.values(batch)  # V(x, y_<t)
     with workers.phase("logprobs"):
         old_logprob_N = workers.policy.logprobs(batch)  # log π_old(y_t | x, y_<t)
     batch = batch.with_columns({"old_value": value_N, "old_logprob": old_logprob_N}, {"final_value": final_value_B})
     metrics += agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths).prefixed("agreement")
-    batch, matching = _matched(batch, rules)
+    batch, matching = _matched(_judged(batch, rules), rules)
     batch, divergence = _with_reference(batch, workers, rules)
     batch, credit = with_advantages(batch, rules.ppo)
     metrics = metrics + matching + divergence + credit
@@ -134,7 +134,7 @@ def _with_reference(batch: Batch, workers: PPOWorkers, rules: Rules) -> tuple[Ba
 
 
 def with_advantages(batch: Batch, ppo: PPO) -> tuple[Batch, Metrics]:
-    """Advantages and returns by GAE (Schulman et al. 2016, eq. 16), with λ of their own where asked (VAPO, Yue et al. 2025)."""
+    """Advantages and returns by GAE (Schulman et al. 2016, eq. 16), each with its own λ where asked (VAPO, 2025)."""
     final_value_B = torch.zeros_like(batch["final_value"])
     if ppo.bootstrap_truncated:
         final_value_B = torch.where(batch["truncated"], batch["final_value"], final_value_B)

@@ -27,7 +27,9 @@ def refit(learner: Learner, sampler: Sampler, version: int) -> Metrics:
     held = attestation.fingerprints
     wrong = sorted(name for name in sent.keys() | held.keys() if sent.get(name) != held.get(name))
     if wrong:
-        raise RefitError(f"after refit {version} the sampler's weights differ from the learner's in: {', '.join(wrong)}")
+        raise RefitError(
+            f"after refit {version} the sampler's weights differ from the learner's in: {', '.join(wrong)}"
+        )
     return Metrics({"refit/attested": Last(float(len(sent))), "refit/version": Last(float(attestation.version))})
 
 

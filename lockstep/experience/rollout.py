@@ -87,7 +87,7 @@ class Experience:
         """Draws until `count` prompts have responses of different scores (DAPO, Yu et al. 2025, §3.2).
 
         Returns:
-            Rollouts of exactly `count` such prompts, the position behind the last prompt drawn, and how many were drawn.
+            Rollouts of exactly `count` such prompts, the position behind the last one drawn, and how many were drawn.
 
         Raises:
             ValueError: If `dynamic.max_batches` batches do not give enough.
@@ -102,8 +102,8 @@ class Experience:
             if found == count:
                 return _joined(kept), position + (drawn + 1) * count, (drawn + 1) * count
         raise ValueError(
-            f"dynamic sampling found {found} of {count} prompts with differing rewards in {dynamic.max_batches} batches; "
-            "the task is too easy or too hard for this policy, or raise ppo.dynamic_sampling.max_batches"
+            f"dynamic sampling found {found} of {count} prompts with differing rewards in {dynamic.max_batches} "
+            "batches; the task is too easy or too hard for this policy, or raise ppo.dynamic_sampling.max_batches"
         )
 
     def _answered(

@@ -49,10 +49,14 @@ def attention(
         ValueError: If the model asks for something that is not built here, such as soft-capped scores.
     """
     if layout is None:
-        raise ValueError(f"{type(module).__name__} hands no keyword arguments to its attention; such models do not run here")
+        raise ValueError(
+            f"{type(module).__name__} hands no keyword arguments to its attention; such models do not run here"
+        )
     for name in ("softcap", "s_aux"):
         if other.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} needs '{name}' in its attention, which Lockstep does not have yet")
+            raise ValueError(
+                f"{type(module).__name__} needs '{name}' in its attention, which Lockstep does not have yet"
+            )
     return layout.attend(int(module.layer_idx), query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
 
 
@@ -106,7 +110,7 @@ def _window_mask(width: int, window: int | None, device: torch.device) -> Tensor
 
 
 class Cached:
-    """Keys and values of growing rows: `fill` them from a packed pass over the prompts, then one token per row and pass.
+    """Keys and values of growing rows: filled by a packed pass over the prompts, then one token per row and pass.
 
     Attributes:
         filled: Tokens whose keys and values are in the cache, int64 [B].

@@ -41,7 +41,7 @@ class LogitsHead(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """A backbone with one linear unit, in fp32 and without dropout: V(s), read one token to the left of what it values."""
+    """A backbone with one linear unit, fp32 and without dropout: V(s), read one token to the left of what it values."""
 
     def __init__(self, backbone: PreTrainedModel, seed: int) -> None:
         super().__init__()

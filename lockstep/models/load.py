@@ -49,7 +49,9 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
 
 def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
     """Opens the same folder without its vocabulary head, for a critic."""
-    return load_causal_lm(folder).base_model
+    backbone = load_causal_lm(folder).base_model
+    assert isinstance(backbone, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
+    return backbone
 
 
 def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:

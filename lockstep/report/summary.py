@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
 
-from lockstep.report.terminal import curve, summary_table
 from lockstep.report.log import read_metrics
+from lockstep.report.terminal import curve, summary_table
 
 
 def summary(folder: Path) -> str:
@@ -16,11 +16,11 @@ def summary(folder: Path) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _series(rows: list[dict[str, Any]], name: str) -> list[float]:
-    return [row[name] for row in rows if row.get(name) is not None]
+def _series(rows: list[dict[str, float]], name: str) -> list[float]:
+    return [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
 
 
-def _headline(rows: list[dict[str, Any]]) -> str:
+def _headline(rows: list[dict[str, float]]) -> str:
     """First and last of what matters, and the worst agreement of all steps."""
     lines: list[tuple[str, str]] = []
     for name, label in (
@@ -32,15 +32,15 @@ def _headline(rows: list[dict[str, Any]]) -> str:
         series = _series(rows, name)
         if series:
             lines.append((label, f"{series[0]:.3f} → {series[-1]:.3f}"))
-    errors = _series(rows, "agreement/max_abs_logprob_diff")
-    if errors:
-        ratio = max(_series(rows, "agreement/token_mult_prob_error"))
+    errors, ratios = (_series(rows, f"agreement/{name}") for name in ("max_abs_logprob_diff", "token_mult_prob_error"))
+    if errors and ratios:
+        ratio = max(ratios)
         lines.append(
             ("training and sampling agree", f"largest |Δ log-prob| {max(errors):.1e}, mean exp|Δ| at most {ratio:.6f}")
         )
     return summary_table(lines)
 
 
-def _drawing(rows: list[dict[str, Any]]) -> str:
+def _drawing(rows: list[dict[str, float]]) -> str:
     rewards = _series(rows, "train/reward")
     return curve(rewards, "sampled reward per step") if len(rewards) > 1 else ""

@@ -20,14 +20,15 @@ from lockstep.experience.prompts import Prompts, render
 from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.recipe import DataSection, Scratch
+from lockstep.recipe import Common, DataSection
 
 
 @dataclass(frozen=True)
 class DataFiles:
-    """Files of rows: to draw prompts from, to validate on, to imitate."""
+    """Files of rows: to draw prompts from, to imitate (the same, unless the data is made), to validate on."""
 
     train: Path
+    demonstrations: Path
     validation: Path | None
 
 
@@ -49,7 +50,9 @@ def run_folder(loaded: Loaded) -> Path:
     folder = loaded.run_folder
     recipe = folder / "recipe.yaml"
     if recipe.exists() and recipe.read_text() != describe(loaded):
-        raise ValueError(f"{folder} holds a run of another recipe (see {recipe}); choose another run.folder or remove it")
+        raise ValueError(
+            f"{folder} holds a run of another recipe (see {recipe}); choose another run.folder or remove it"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     recipe.write_text(describe(loaded))
     versions = {
@@ -68,32 +71,36 @@ def run_folder(loaded: Loaded) -> Path:
 def data_files(section: DataSection, folder: Path) -> DataFiles:
     """The recipe's files, made first where the recipe says so."""
     if section.arithmetic is None:
-        return DataFiles(Path(str(section.train)), None if section.validation is None else Path(section.validation))
+        train = Path(str(section.train))
+        return DataFiles(train, train, None if section.validation is None else Path(section.validation))
     made = arithmetic.write(folder / "data", section.arithmetic)
-    return DataFiles(made.demonstrations or made.train, made.validation)
+    return DataFiles(made.train, made.demonstrations or made.train, made.validation)
 
 
-def scratch_model(scratch: Scratch, section: DataSection, index: JsonlIndex, folder: Path, seed: int) -> Path:
-    """Builds the model and its tokenizer once, into `folder`."""
-    if not folder.exists():
-        rows = (index.row(i) for i in range(len(index)))
-        texts = (render(section.prompt, row, "") + render(section.completion, row, "") for row in rows)
+def scratch_model(recipe: Common, folder: Path) -> Path:
+    """Builds a model and its tokenizer from the training text, once, as `initial/` in the run's folder."""
+    initial, scratch, data = folder / "initial", recipe.model.scratch, recipe.data
+    if not initial.exists():
+        assert scratch is not None, "only a recipe with model.scratch asks for a new model"
+        index = JsonlIndex(data_files(data, folder).train, data.bad_lines)
+        rows = ((index.row(i), index.where(i)) for i in range(len(index)))
+        texts = (render(template, *row) for row in rows for template in (data.prompt, data.completion))
         tokenizer = words_tokenizer(texts)
-        save_model(build_causal_lm(scratch.config, tokenizer, seed), tokenizer, folder)
-    return folder
+        save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, initial)
+    return initial
 
 
 def open_source(folder: Path | str) -> Source:
     """Reads the tokenizer of a model folder and what ends its responses."""
     tokenizer = load_tokenizer(folder)
-    stops = {tokenizer.eos_token_id}
+    listed = [tokenizer.eos_token_id]
     if (Path(folder) / "generation_config.json").is_file():
-        listed = GenerationConfig.from_pretrained(folder).eos_token_id
-        stops |= set(listed) if isinstance(listed, list) else {listed}
-    stops.discard(None)
+        own = GenerationConfig.from_pretrained(folder).eos_token_id
+        listed += own if isinstance(own, list) else [own]
+    stops = sorted({stop for stop in listed if isinstance(stop, int)})
     if not stops:
         raise ValueError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
-    return Source(str(folder), tokenizer, tuple(sorted(stops)))
+    return Source(str(folder), tokenizer, tuple(stops))
 
 
 def prompts(file: Path, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules
 from lockstep.algorithms.sft import SFTWorkers, sft_step
 from lockstep.algorithms.step import StepResult
-from lockstep.config import Loaded, load
+from lockstep.config import Loaded
 from lockstep.experience.demonstrations import Demonstrations
 from lockstep.experience.jsonl import JsonlIndex
 from lockstep.experience.prompts import Prompts
@@ -20,10 +21,10 @@ from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner
 from lockstep.learners.torch.learner import TorchLearner
-from lockstep.metrics import Mean, Metrics
+from lockstep.metrics import Metrics
 from lockstep.models.export import export
 from lockstep.models.heads import LogitsHead
-from lockstep.recipe import Common, Optimizer, PPORecipe, SFTRecipe
+from lockstep.recipe import Common, PPORecipe, SFTRecipe
 from lockstep.report.summary import summary
 from lockstep.runtime import prepare
 from lockstep.runtime.checkpoint import Checkpoints
@@ -59,6 +60,16 @@ class Job:
     arithmetic: str
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a job is made ready: the run's folder, its first model, its display, and what ends worker processes."""
+
+    folder: Path
+    source: Source
+    shown: Progress
+    workers: ExitStack
+
+
 def train(loaded: Loaded) -> Path:
     """Runs a recipe to its end, from its newest checkpoint where there is one.
 
@@ -69,11 +80,10 @@ def train(loaded: Loaded) -> Path:
     if (folder / "final").exists():
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
-    if recipe.model.from_recipe is not None:
-        train(load(recipe.model.from_recipe, [f"seed={recipe.seed}"]))
-    source = _source(recipe, folder)
-    with progress(f"{loaded.name} → {folder}") as shown:
-        job = _sft(recipe, source, folder, shown) if isinstance(recipe, SFTRecipe) else _ppo(recipe, source, folder, shown)
+    source = _source(loaded, folder)
+    with progress(f"{loaded.name} → {folder}") as shown, ExitStack() as workers:
+        place = Place(folder, source, shown, workers)
+        job = _sft(recipe, place) if isinstance(recipe, SFTRecipe) else _ppo(recipe, place)
         shown.total(job.total, job.arithmetic)
         _run(recipe, job, folder, shown)
         export(source.folder, job.learners["policy"].weights(), source.tokenizer, folder / "final")
@@ -81,16 +91,14 @@ def train(loaded: Loaded) -> Path:
     return folder
 
 
-def _source(recipe: Common, folder: Path) -> Source:
-    """The model to begin with."""
-    model = recipe.model
-    if model.path is not None:
-        return prepare.open_source(model.path)
-    if model.from_recipe is not None:
-        return prepare.open_source(load(model.from_recipe, [f"seed={recipe.seed}"]).run_folder / "final")
-    assert model.scratch is not None
-    index = JsonlIndex(prepare.data_files(recipe.data, folder).train, recipe.data.bad_lines)
-    return prepare.open_source(prepare.scratch_model(model.scratch, recipe.data, index, folder / "initial", recipe.seed))
+def _source(loaded: Loaded, folder: Path) -> Source:
+    """The model to begin with; trained first, or built first, where the recipe says so."""
+    recipe = loaded.recipe
+    if loaded.warm_start is not None:
+        return prepare.open_source(train(loaded.warm_start) / "final")
+    if recipe.model.scratch is not None:
+        return prepare.open_source(prepare.scratch_model(recipe, folder))
+    return prepare.open_source(str(recipe.model.path))
 
 
 def _run(recipe: Common, job: Job, folder: Path, shown: Progress) -> None:
@@ -98,12 +106,13 @@ def _run(recipe: Common, job: Job, folder: Path, shown: Progress) -> None:
     start = _restored(job, checkpoints)
     tracker.rewind(start.step if start.step else -1)
     job.resumed(start.step)
-    hooks: list[Hook] = [partial(_log, tracker, shown)]
+    hooks: list[Hook] = [partial(_log, tracker)]
     if job.validate is not None:
         hooks.append(partial(_validate, job, recipe.run.validate_every, tracker, shown))
         if start.step == 0:
             _validated(0, job.validate, tracker, shown)
     hooks.append(partial(_save, job, recipe.run.save_every, checkpoints, shown))
+    hooks.append(lambda step, result: tracker.timings(step, shown.take_timings()))
     loop(job.step, start, job.total, shown, hooks)
 
 
@@ -116,9 +125,8 @@ def _restored(job: Job, checkpoints: Checkpoints) -> Start:
     return Start(newest.step, int(newest.state["position"]))
 
 
-def _log(tracker: Tracker, shown: Progress, step: int, result: StepResult) -> None:
+def _log(tracker: Tracker, step: int, result: StepResult) -> None:
     tracker.metrics(step, result.metrics.floats())
-    tracker.timings(step, shown.take_timings())
     tracker.samples(step, result.samples)
 
 
@@ -144,25 +152,30 @@ def _save(job: Job, every: int, checkpoints: Checkpoints, shown: Progress, step:
         checkpoints.save(step, write, {"position": result.position})
 
 
-def _learner(spec: LearnerSpec, recipe: Common) -> Learner:
+def _learner(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     """In this process where there is one rank, else in child processes."""
-    ranks = recipe.learner.parallel.dp
-    return spec.build() if ranks == 1 else launch(spec, ranks, recipe.cluster.timeout_s)
+    if recipe.learner.parallel.dp == 1:
+        return spec.build()
+    learner = launch(spec, recipe.learner.parallel.dp, recipe.cluster.timeout_s)
+    place.workers.callback(learner.close)
+    return learner
 
 
 def _total(recipe: Common, rows: int, rows_per_step: int) -> int:
     by_epochs = recipe.run.max_epochs * rows // rows_per_step
     if by_epochs == 0:
-        raise ValueError(f"{rows} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs")
+        raise ValueError(
+            f"{rows} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs"
+        )
     return by_epochs if recipe.run.max_steps < 0 else min(by_epochs, recipe.run.max_steps)
 
 
-def _sft(recipe: SFTRecipe, source: Source, folder: Path, shown: Progress) -> Job:
-    file = prepare.data_files(recipe.data, folder).train
+def _sft(recipe: SFTRecipe, place: Place) -> Job:
+    file, source = prepare.data_files(recipe.data, place.folder).demonstrations, place.source
     rows = Demonstrations(JsonlIndex(file, recipe.data.bad_lines), source.tokenizer, recipe.data, recipe.sft.max_tokens)
     spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
-    policy, size = _learner(spec, recipe), recipe.sft.global_batch_size
-    workers = SFTWorkers(policy, rows, shown.phase)
+    policy, size = _learner(spec, recipe, place), recipe.sft.global_batch_size
+    workers = SFTWorkers(policy, rows, place.shown.phase)
     return Job(
         step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
         total=_total(recipe, len(rows), size),
@@ -173,21 +186,22 @@ def _sft(recipe: SFTRecipe, source: Source, folder: Path, shown: Progress) -> Jo
     )
 
 
-def _ppo(recipe: PPORecipe, source: Source, folder: Path, shown: Progress) -> Job:
-    files = prepare.data_files(recipe.data, folder)
+def _ppo(recipe: PPORecipe, place: Place) -> Job:
+    files, source = prepare.data_files(recipe.data, place.folder), place.source
     shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
-    policy = _learner(LearnerSpec(head="logits", optimizer=recipe.policy, **shared), recipe)
-    critic = _learner(LearnerSpec(head="value", optimizer=recipe.critic, **shared), recipe)
-    reference = _learner(LearnerSpec(head="logits", optimizer=None, **shared), recipe) if recipe.ppo.kl.coef else None
+    policy = _learner(LearnerSpec(head="logits", optimizer=recipe.policy, **shared), recipe, place)
+    critic = _learner(LearnerSpec(head="value", optimizer=recipe.critic, **shared), recipe, place)
+    frozen = LearnerSpec(head="logits", optimizer=None, **shared)
+    reference = _learner(frozen, recipe, place) if recipe.ppo.kl.coef else None
     options = rules(recipe, source.stop_token_ids)
     experience = Experience(
         _sampler(policy, source, recipe),
         prepare.prompts(files.train, recipe.data, source.tokenizer),
         build_reward(recipe.reward),
-        partial(source.tokenizer.decode, skip_special_tokens=True),
+        lambda tokens: str(source.tokenizer.decode(list(tokens), skip_special_tokens=True)),
         recipe.seed,
     )
-    workers = PPOWorkers(policy, critic, reference, experience, shown.phase)
+    workers = PPOWorkers(policy, critic, reference, experience, place.shown.phase)
     rows = experience.prompts
     return Job(
         step=lambda step, position: ppo_step(step, position, workers, options),

@@ -150,7 +150,7 @@ def decode(frame: Sequence[bytearray]) -> Message:
 
 
 def _reduce_tensor(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    raw = tensor.detach().cpu().reshape(-1).view(torch.uint8)
     return _tensor, (pickle.PickleBuffer(raw.numpy().data), tensor.dtype, tuple(tensor.shape))
 
 

@@ -244,6 +244,12 @@ def test_the_rest_is_not_waited_for_where_one_fails(shared: Remote, own: Remote)
     assert shared.call("echo", 1) == 1
 
 
+def test_a_death_is_told_before_the_errors_it_may_have_caused(shared: Remote, own: Remote) -> None:
+    shared.ready()
+    with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+        outcomes([shared.submit("fail"), own.submit("end", signal.SIGKILL)])
+
+
 def test_threads_are_shared_out(own: Remote) -> None:
     assert own.call("threads") == torch.get_num_threads()
     one = spawned(AbacusSpec(), "abacus", timeout_s=30.0, threads=3)

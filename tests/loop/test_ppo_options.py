@@ -44,7 +44,7 @@ def test_the_plain_recipe_trains_both_models_and_writes_its_run_folder(run: Run,
     [
         (["ppo.clip=0.001", "policy.lr=0.05"], "policy/clip_fraction"),
         (["ppo.clip=0.001", "ppo.clip_high=5.0", "policy.lr=0.05"], "policy/clip_fraction"),
-        (["ppo.value_clip=0.00001", "critic.lr=0.05"], "critic/vf_clipfrac"),
+        (["ppo.value_clip=0.00001"], "critic/vf_clipfrac"),
         (["ppo.gamma=0.5"], "critic/returns_mean"),
         (["ppo.gae_lambda=0.0"], "critic/returns_mean"),
         (["ppo.gae_lambda_value=0.0"], "critic/returns_mean"),
@@ -71,7 +71,7 @@ def test_option_changes_what_it_should(run: Run, overrides: list[str], changes: 
 @pytest.mark.parametrize("kind", ["token_tis", "sequence_tis", "icepop"])
 def test_corrections_weigh_tokens_where_sampler_and_learner_differ(run: Run, kind: str) -> None:
     rows = run(f"ppo.correction={{kind: {kind}, high: 1.0000001, low: 0.9999999}}", "learner.dtype=bf16")
-    assert last(rows, "agreement/weight") < 1.0
+    assert min(row.get("agreement/weight", 1.0) for row in rows) < 1.0
 
 
 def test_sequences_that_disagree_are_dropped(run: Run) -> None:
@@ -122,7 +122,9 @@ def test_responses_without_a_verdict_are_counted_and_not_trained_on(run: Run) ->
 
 def test_metrics_of_every_epoch_are_logged(run: Run) -> None:
     rows = run("ppo.ppo_epochs=3")
-    assert {"policy/loss", "epoch_1/policy/loss", "epoch_3/policy/loss", "epoch_3/critic/loss"} <= rows[-2].keys() | rows[-1].keys()
+    assert {"policy/loss", "epoch_1/policy/loss", "epoch_3/policy/loss", "epoch_3/critic/loss"} <= rows[
+        -2
+    ].keys() | rows[-1].keys()
 
 
 @pytest.mark.parametrize("option", ["sampling.temperature=0.7", "sampling.top_k=5", "sampling.top_p=0.8"])

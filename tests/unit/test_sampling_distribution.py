@@ -83,6 +83,11 @@ def test_draws_follow_the_distribution_and_report_it(sampling: SamplingParams) -
     torch.testing.assert_close(logprob, scored, atol=1e-6, rtol=0.0)
 
 
+def test_a_large_vocabulary_is_inverted_exactly() -> None:
+    token, _ = draw(torch.zeros(1, 50_000).expand(500, -1), even_uniforms(50_000)[::100], SamplingParams(1))
+    assert torch.equal(token, torch.arange(0, 50_000, 100))
+
+
 def test_extreme_numbers_draw_possible_tokens() -> None:
     edge = torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)
     token, logprob = draw(LOGITS[:2], edge, SamplingParams(1, top_k=3))

@@ -1,0 +1,128 @@
+"""Runs as their users make them: continued, finished, changed, on real data, on two ranks, and with bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from lockstep.cli import main
+from lockstep.config import load
+from lockstep.report.log import read_metrics
+from lockstep.runtime.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
+    whole = run("run.folder=whole", "run.max_steps=4")
+    run("run.folder=stopped", "run.max_steps=4", "run.save_every=2")
+    shutil.rmtree("stopped/final")
+    shutil.rmtree("stopped/checkpoints/step_000004")
+    with Path("stopped/metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "train/reward": 9.0}\n{"step": 5, "torn')
+    continued = run("run.folder=stopped", "run.max_steps=4", "run.save_every=2")
+    assert continued == whole
+    for name in ("final", "checkpoints/step_000004/critic", "checkpoints/step_000004/policy"):
+        one, other = (load_file(f"{folder}/{name}/model.safetensors") for folder in ("whole", "stopped"))
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    assert Path("whole/samples.jsonl").read_bytes() == Path("stopped/samples.jsonl").read_bytes()
+
+
+def test_a_finished_run_says_so_and_a_changed_option_starts_another(
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("run.folder=null")
+    run("run.folder=null")
+    assert "is finished" in capsys.readouterr().out
+    run("run.folder=null", "ppo.clip=0.1")
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_a_folder_of_another_recipe_is_refused(run: Run) -> None:
+    run()
+    with pytest.raises(ValueError, match="holds a run of another recipe"):
+        run("ppo.clip=0.1")
+
+
+def test_the_final_model_opens_with_transformers(run: Run, in_tmp: Path) -> None:
+    run()
+    model = AutoModelForCausalLM.from_pretrained("run/final")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained("run/final")
+    tokens = torch.tensor([tokenizer("Ada has 5 coins.")["input_ids"]])
+    assert model(tokens).logits.isfinite().all()
+
+
+@pytest.mark.needs("gloo")
+def test_two_ranks_learn_as_one(run: Run) -> None:
+    one = run("run.folder=one", "run.max_steps=3")
+    two = run("run.folder=two", "run.max_steps=3", "learner.parallel.dp=2")
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            # A share of clipped tokens jumps where rounding moves a token over the edge.
+            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=0.02 if "clip" in name else 1e-6), name
+
+
+GSM8K = (
+    "data.max_prompt_tokens=400", "sampling.max_tokens=64", "validation_sampling.max_tokens=64",
+    "ppo.num_prompts_per_step=8", "ppo.global_batch_size=4", "data.max_validation_samples=4", "run.max_steps=3",
+    "learner.device=cpu", "run.folder=gsm8k", "ppo.overlong_filtering=false",
+)  # fmt: skip
+
+
+def test_real_model_and_real_gsm8k(assets: Path, in_tmp: Path) -> None:
+    data = (f"data.train={assets}/data/gsm8k/train.jsonl", f"data.validation={assets}/data/gsm8k/test.jsonl")
+    model = f"model.path={assets}/models/stories260K/hf"
+    rows = read_metrics(train(load("ppo_gsm8k", [model, *data, *GSM8K, "learner.dtype=fp32"])))
+    steps = [row for row in rows if "train/reward" in row]
+    assert len(steps) == 3
+    assert all(0.0 <= row["train/reward"] <= 1.0 for row in steps)
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in steps)
+    assert all(row["critic/grad_norm"] > 0 for row in steps)
+    samples = [json.loads(line) for line in Path("gsm8k/samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 24
+    assert all(sample["tokens"] <= 64 for sample in samples)
+
+
+def test_bf16_runs_on_the_real_model(assets: Path, in_tmp: Path) -> None:
+    data = (f"data.train={assets}/data/gsm8k/train.jsonl", f"data.validation={assets}/data/gsm8k/test.jsonl")
+    model = f"model.path={assets}/models/stories260K/hf"
+    rows = read_metrics(train(load("ppo_gsm8k", [model, *data, *GSM8K])))
+    assert all(row["agreement/token_mult_prob_error"] < 1.05 for row in rows if "train/reward" in row)
+
+
+def test_check_reads_the_acceptance_bounds(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("acceptance=[{metric: train/reward, step: 2, min: 0.0}]")
+    assert main(["check", "run"]) == 0
+    run("run.folder=failed", "acceptance=[{metric: train/reward, step: 2, min: 2.0}, {metric: x, step: 9}]")
+    assert main(["check", "failed"]) == 1
+    assert "not reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["ppo_arithmetc"], "did you mean ppo_arithmetic"),
+        (["ppo_arithmetic", "ppo.clop=0.1"], "clip"),
+        (["ppo_arithmetic", "ppo.clip=-1"], "greater than 0"),
+        (["ppo_arithmetic", "sampler=vllm"], "torch"),
+        (["ppo_arithmetic", "ppo.num_prompts_per_step=100"], "do not divide"),
+        (["ppo_gsm8k"], "MODEL_FOLDER"),
+        (["ppo_arithmetic", "ppo.dynamic_sampling={}"], "num_generations"),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert main(["train", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error

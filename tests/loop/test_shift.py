@@ -1,0 +1,79 @@
+"""What the right shift of values is worth in a run, and that it takes a warmed-up critic to see it.
+
+The faulty critic is read one token late: what it calls the value of a token has seen that token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep import align
+from lockstep.batch import Batch
+from lockstep.config import load
+from lockstep.losses.base import Outputs
+from lockstep.models.heads import ValueHead
+from lockstep.report.log import read_metrics
+from lockstep.runtime.train import train
+
+aligned = ValueHead.forward
+
+
+def one_token_late(self: ValueHead, batch: Batch) -> Outputs:
+    """V as if nothing were shifted: V(x_≤t) stands at t."""
+    outputs = aligned(self, batch)
+    assert outputs.value is not None
+    assert outputs.final_value is not None
+    late = outputs.value.roll(-1).index_copy(0, align.state_after(batch), outputs.final_value)
+    return Outputs(value=late, final_value=outputs.final_value)
+
+
+def rewards(name: str, seed: int, *options: str) -> list[float]:
+    """Sampled reward of each step of the arithmetic recipe."""
+    folder = train(load("ppo_arithmetic", [f"seed={seed}", f"run.folder={name}-{seed}", "policy.lr=1e-4", *options]))
+    return [row["train/reward"] for row in read_metrics(folder) if "train/reward" in row]
+
+
+def both_ways(monkeypatch: pytest.MonkeyPatch, name: str, seed: int, *options: str) -> tuple[list[float], list[float]]:
+    """The same run with the shift and without; batches are equal until the first update of the policy."""
+    right = rewards(f"{name}-shift", seed, *options)
+    monkeypatch.setattr(ValueHead, "forward", one_token_late)
+    wrong = rewards(f"{name}-none", seed, *options)
+    for label, curve in (("shift", right), ("none", wrong)):
+        print(f"{name} seed {seed} {label:5}: {' '.join(f'{reward:.2f}' for reward in curve)}")
+    return right, wrong
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all seeds, so that each warm start is trained once."""
+    return tmp_path_factory.mktemp("shift")
+
+
+SHORT = ("ppo.critic_warmup_steps=5", "run.max_steps=10", "ppo.gae_lambda=0.95", "ppo.ppo_epochs=4")
+LONG = ("ppo.critic_warmup_steps=15", "run.max_steps=30", "ppo.gae_lambda=1.0", "critic.lr=2e-3")
+
+
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.proof), pytest.param(2, marks=pytest.mark.proof)]
+)
+def test_the_shift_is_worth_reward_once_the_critic_is_warm(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.chdir(workplace)
+    right, wrong = both_ways(monkeypatch, "short", seed, *SHORT)
+    torch.testing.assert_close(right[:6], wrong[:6], atol=0, rtol=0)
+    assert right[9] >= wrong[9] + 0.15
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_with_lambda_one_a_critic_that_sees_the_action_teaches_nothing(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.chdir(workplace)
+    right, wrong = both_ways(monkeypatch, "long", seed, *LONG)
+    assert sum(right[-5:]) / 5 >= sum(wrong[-5:]) / 5 + 0.2
