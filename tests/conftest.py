@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import model_folder
 
 NEEDS = ("assets", "gloo")
 
@@ -41,3 +44,9 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs the test in an empty folder, so that `runs/` is its own."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`models(architecture, seed=0)` is the Hugging Face folder of a small random model."""
+    return partial(model_folder, tmp_path_factory.mktemp("models"))

@@ -245,9 +245,10 @@ def test_the_rest_is_not_waited_for_where_one_fails(shared: Remote, own: Remote)
 
 
 def test_a_death_is_told_before_the_errors_it_may_have_caused(shared: Remote, own: Remote) -> None:
-    shared.ready()
+    failing = shared.submit("fail")
+    assert failing.done(wait_s=5.0)
     with pytest.raises(WorkerDied, match="killed by SIGKILL"):
-        outcomes([shared.submit("fail"), own.submit("end", signal.SIGKILL)])
+        outcomes([failing, own.submit("end", signal.SIGKILL)])
 
 
 def test_threads_are_shared_out(own: Remote) -> None:

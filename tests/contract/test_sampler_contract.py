@@ -142,11 +142,11 @@ def test_the_context_ends_a_response(subject: Subject) -> None:
 
 def test_what_is_drawn_after_the_context_is_nothing(models: Callable[..., Path]) -> None:
     lm = load_causal_lm(models("qwen2"))
-    wanted = requests((CONTEXT - 3,) * 16 + (4,) * 100)
-    batch = TorchSampler(lm, 128).generate(wanted, SamplingParams(max_tokens=12, stop_token_ids=(7, 33)))
+    wanted, stops = requests((CONTEXT - 3,) * 20 + (4,) * 180), (7, 20, 33)
+    batch = TorchSampler(lm, 200).generate(wanted, SamplingParams(max_tokens=12, stop_token_ids=stops))
     for response, truncated in zip(responses(batch), batch["truncated"].tolist(), strict=True):
-        assert truncated == (response[-1] not in (7, 33))
-    assert all(len(response) <= 3 for response in responses(batch)[:16])
+        assert truncated == (response[-1] not in stops)
+    assert all(len(response) <= 3 for response in responses(batch)[:20])
 
 
 @pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 5])

@@ -1,0 +1,110 @@
+"""Fakes that implement the protocols by a table: the next token depends on the last one alone, so all is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.distributed.sampling import draw, token_logprobs
+from lockstep.losses.base import Loss, Outputs, active
+from lockstep.metrics import Mean, Metrics
+from lockstep.models.weights import fingerprint
+from lockstep.samplers.base import Attestation
+from lockstep.types import Prompt, Request, SamplingParams
+
+TOKENS = 4
+
+
+class TabularLearner:
+    """A learner whose model is a table of logits and a table of values, both by the token before."""
+
+    def __init__(self, lr: float) -> None:
+        self.logits = torch.zeros(TOKENS, TOKENS, requires_grad=True)
+        self.value = torch.zeros(TOKENS, requires_grad=True)
+        self._lr, self._count = lr, 0.0
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        return self._outputs(batch).logprob.detach()
+
+    def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        last = batch.tokens[batch.starts + batch.lengths - 1]
+        return self._outputs(batch).value.detach(), self.value[last].detach()
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
+        total, metrics = loss(self._outputs(batch), batch)
+        total.backward()
+        self._count += float(active(batch, loss.denominator))
+        return metrics
+
+    def optim_step(self) -> Metrics:
+        with torch.no_grad():
+            for table in (self.logits, self.value):
+                if table.grad is not None:
+                    table -= self._lr * table.grad / max(self._count, 1.0)
+                    table.grad = None
+        self._count = 0.0
+        return Metrics(lr=Mean(self._lr))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield "logits", self.logits.detach()
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({"logits": self.logits.detach(), "value": self.value.detach()}, folder / "model.safetensors")
+
+    def load(self, folder: Path) -> None:
+        saved = load_file(folder / "model.safetensors")
+        with torch.no_grad():
+            self.logits.copy_(saved["logits"])
+            self.value.copy_(saved["value"])
+
+    def _outputs(self, batch: Batch) -> Outputs:
+        before = batch.tokens.roll(1)
+        logprob = token_logprobs(self.logits[before], batch.tokens, batch.sampling or SamplingParams(1))
+        return Outputs(logprob=logprob * batch.mask, value=self.value[before] * (batch.position > 0))
+
+
+class TabularSampler:
+    """Draws `max_tokens` tokens from a table of its own, which `load_weights` replaces."""
+
+    def __init__(self) -> None:
+        self.logits = torch.zeros(TOKENS, TOKENS)
+        self.version = 0
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        count, length = len(requests), sampling.max_tokens
+        uniform = keyed.uniforms(torch.tensor([request.key for request in requests]), torch.arange(length))
+        tokens = torch.tensor([request.tokens[:1] for request in requests])
+        logprobs = torch.zeros(count, 1)
+        for k in range(length):
+            token, logprob = draw(self.logits[tokens[:, -1]], uniform[:, k], sampling)
+            tokens = torch.cat([tokens, token[:, None]], 1)
+            logprobs = torch.cat([logprobs, logprob[:, None]], 1)
+        mask = (torch.arange(length + 1) > 0).repeat(count)
+        return Batch(
+            tokens.reshape(-1),
+            torch.full((count,), length + 1),
+            {"mask": mask, "sampler_logprob": logprobs.reshape(-1)},
+            {"truncated": torch.zeros(count, dtype=torch.bool), "version": torch.full((count,), self.version)},
+            sampling,
+        )
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Attestation:
+        self.logits, self.version = dict(stream)["logits"].clone(), version
+        return Attestation(version, {"logits": fingerprint(self.logits)})
+
+
+class OnePrompt:
+    """A source of prompts that gives the token 0, for ever."""
+
+    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+        return [Prompt(f"{position + i}", "0", (0,), {}) for i in range(count)]
+
+    def answer(self, prompt: Prompt) -> str:
+        return ""

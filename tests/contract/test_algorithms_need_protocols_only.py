@@ -1,0 +1,99 @@
+"""PPO runs whole on fakes that implement the protocols: it knows nothing of torch models, processes or files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, cast
+
+import pytest
+import torch
+from tabular import OnePrompt, TabularLearner, TabularSampler
+
+from lockstep.algorithms.ppo import PPOWorkers, Rules, ppo_step, rules
+from lockstep.experience.refit import RefitError
+from lockstep.experience.rollout import Experience
+from lockstep.recipe import PPORecipe
+from lockstep.types import Prompt
+
+Step = Callable[[int], dict[str, float]]
+
+
+def share_of_ones(prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+    """A response is worth its share of ones."""
+    return [response.count("1") / len(response) for response in responses]
+
+
+def recipe(**ppo: Any) -> PPORecipe:
+    return PPORecipe.model_validate(
+        {
+            "algorithm": "ppo",
+            "model": {"path": "none"},
+            "data": {"train": "none", "max_prompt_tokens": 1},
+            "reward": {"type": "math"},
+            "sampling": {"max_tokens": 4},
+            "validation_sampling": {"max_tokens": 4},
+            "ppo": {"num_prompts_per_step": 64, "global_batch_size": 32, **ppo},
+            "policy": {"lr": 1.0},
+            "critic": {"lr": 1.0},
+            "run": {},
+        }
+    )
+
+
+def workers(sampler: TabularSampler) -> PPOWorkers:
+    experience = Experience(sampler, cast(Any, OnePrompt()), share_of_ones, lambda ids: "".join(map(str, ids)), seed=0)
+    return PPOWorkers(
+        TabularLearner(3.0), TabularLearner(0.3), TabularLearner(0.0), experience, lambda name: nullcontext()
+    )
+
+
+def run(rule: Rules, steps: int) -> list[dict[str, float]]:
+    place, position, rows = workers(TabularSampler()), 0, []
+    for step in range(steps):
+        result = ppo_step(step, position, place, rule)
+        position = result.position
+        rows.append(result.metrics.floats())
+    return rows
+
+
+def test_ppo_learns_on_fakes() -> None:
+    rows = run(rules(recipe(), ()), 30)
+    assert rows[0]["train/reward"] == pytest.approx(0.25, abs=0.08)
+    assert rows[-1]["train/reward"] > 0.8
+    assert all(row["agreement/max_abs_logprob_diff"] == 0.0 for row in rows)
+    assert rows[-1]["refit/version"] == 30
+
+
+def test_position_moves_by_the_prompts_that_were_drawn() -> None:
+    result = ppo_step(0, 100, workers(TabularSampler()), rules(recipe(), ()))
+    assert result.position == 164
+    assert result.samples[0]["id"] == "100"
+
+
+def test_kl_keeps_the_policy_near_the_reference() -> None:
+    free = run(rules(recipe(), ()), 20)[-1]
+    held = run(rules(recipe(kl={"coef": 1.0, "placement": "loss"}), ()), 20)[-1]
+    assert held["train/reward"] < free["train/reward"] - 0.1
+
+
+def test_a_sampler_with_stale_weights_is_caught_at_the_refit() -> None:
+    class Stale(TabularSampler):
+        def load_weights(self, stream: Any, version: int) -> Any:
+            held = self.logits
+            attestation = super().load_weights(stream, version)
+            self.logits = held
+            return type(attestation)(
+                version, {"logits": TabularSampler().load_weights([("logits", held)], 0).fingerprints["logits"]}
+            )
+
+    place, rule = workers(Stale()), rules(recipe(), ())
+    ppo_step(0, 0, workers(TabularSampler()), rule)
+    with pytest.raises(RefitError, match="logits"):
+        ppo_step(0, 0, place, rule)
+
+
+def test_every_draw_is_keyed_so_equal_steps_are_equal() -> None:
+    one, other = (ppo_step(0, 0, workers(TabularSampler()), rules(recipe(), ())) for _ in range(2))
+    assert one.metrics.floats() == other.metrics.floats()
+    assert torch.equal(torch.tensor(one.position), torch.tensor(other.position))
