@@ -17,16 +17,16 @@ test: $(VENV)/.test
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/basedpyright
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 proofs: $(VENV)/.test
 	$(BIN)/python -m pytest tests -m proof -s
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/gae.py
-	$(BIN)/python benchmarks/generate.py
-	$(BIN)/python benchmarks/ppo_step.py
+	$(BIN)/python -m benchmarks.gae
+	$(BIN)/python -m benchmarks.generate
+	$(BIN)/python -m benchmarks.ppo_step
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer")'

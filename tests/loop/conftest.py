@@ -63,3 +63,9 @@ def run(in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
         return read_metrics(train(load("tiny.yaml", list(overrides))))
 
     return go
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all that begins with the shipped warm start, so that each seed's is trained once."""
+    return tmp_path_factory.mktemp("workplace")

@@ -46,12 +46,6 @@ def both_ways(monkeypatch: pytest.MonkeyPatch, name: str, seed: int, *options: s
     return right, wrong
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all seeds, so that each warm start is trained once."""
-    return tmp_path_factory.mktemp("shift")
-
-
 SHORT = ("ppo.critic_warmup_steps=5", "run.max_steps=10", "ppo.gae_lambda=0.95", "ppo.ppo_epochs=4")
 LONG = ("ppo.critic_warmup_steps=15", "run.max_steps=30", "ppo.gae_lambda=1.0", "critic.lr=2e-3")
 

@@ -1,0 +1,55 @@
+"""Every command of the documentation is run: `lockstep …` for two steps, `make …` as far as make says without doing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHORT = ["run.max_steps=2", "run.validate_every=0", "learner.device=cpu"]
+TINY = [
+    "data.max_prompt_tokens=400", "data.max_validation_samples=4", "sampling.max_tokens=32",
+    "validation_sampling.max_tokens=32", "ppo.num_prompts_per_step=4", "ppo.global_batch_size=4",
+]  # fmt: skip
+
+
+def commands(program: str) -> list[str]:
+    """Lines of shell blocks that call a program, continuation lines joined."""
+    blocks = [block for page in PAGES for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text(), re.DOTALL)]
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return sorted({line for line in lines if re.match(rf"(\.venv/bin/)?{program} ", line)})
+
+
+def test_there_is_something_to_run() -> None:
+    assert any("ppo_arithmetic" in command for command in commands("lockstep"))
+    assert "make quickstart" in commands("make")
+
+
+@pytest.mark.parametrize("command", commands("make"))
+def test_make_knows_the_target(command: str) -> None:
+    subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", commands("lockstep"))
+def test_command_runs(
+    command: str, assets: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(workplace)
+    (workplace / "my_rewards.py").write_text("def fewest_words(prompt, response, answer, row):\n    return 1.0\n")
+    real = {
+        "MODEL": f"{assets}/models/stories260K/hf",
+        "train.jsonl": f"{assets}/data/gsm8k/train.jsonl",
+        "test.jsonl": f"{assets}/data/gsm8k/test.jsonl",
+    }
+    _, *arguments = shlex.split(command)
+    arguments = [re.sub(r"=(.*)", lambda given: "=" + real.get(given[1], given[1]), word) for word in arguments]
+    if arguments[0] == "train":
+        arguments += SHORT + (TINY if "ppo_gsm8k" in arguments else [])
+    assert main(arguments) == 0, capsys.readouterr().err
