@@ -85,7 +85,9 @@ def test_real_model_and_real_gsm8k(assets: Path, in_tmp: Path) -> None:
     steps = [row for row in rows if "train/reward" in row]
     assert len(steps) == 3
     assert all(0.0 <= row["train/reward"] <= 1.0 for row in steps)
-    assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in steps)
+    # Logits of up to 34 in fp32: against fp64, learner and sampler are each off by up to 1.5e-5.
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in steps)
+    assert all(row["agreement/token_mult_prob_error"] < 1 + 1e-5 for row in steps)
     assert all(row["critic/grad_norm"] > 0 for row in steps)
     samples = [json.loads(line) for line in Path("gsm8k/samples.jsonl").read_text().splitlines()]
     assert len(samples) == 24

@@ -69,6 +69,7 @@ class TorchSampler:
         tokens_BK, logprob_BK, length_B, stopped_B = self._decode(prompts, requests, sampling, room_B)
         return self._assembled(prompts.to("cpu"), tokens_BK, logprob_BK, length_B, stopped_B, sampling)
 
+    @torch.inference_mode()
     def _decode(
         self, prompts: Batch, requests: Sequence[Request], sampling: SamplingParams, room_B: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
