@@ -215,10 +215,9 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
 
 def _sampler(policy: Learner, source: Source, recipe: PPORecipe) -> Sampler:
     """Shares the weights of a learner in this process; has its own where the learner lives elsewhere."""
-    bf16 = recipe.learner.dtype == "bf16"
     if isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
-        return TorchSampler(policy.model.lm, recipe.sampler.max_batch_size, bf16)
-    return SamplerSpec(source.folder, recipe.sampler, bf16).build()
+        return TorchSampler(policy.model.lm, recipe.sampler.max_batch_size, recipe.learner.dtype == "bf16")
+    return SamplerSpec(source.folder, recipe.sampler, recipe.learner).build()
 
 
 def _validation(

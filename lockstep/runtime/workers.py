@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch.distributed as dist
+from torch import nn
 
-from lockstep.learners.torch.learner import TorchLearner
+from lockstep.learners.torch.learner import TorchLearner, resolve_device
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.recipe import LearnerSection, Optimizer, SamplerSection
@@ -32,11 +33,15 @@ class LearnerSpec:
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """A sampler with weights of its own."""
+    """A sampler with weights of its own, that computes as the learner does and where it does."""
 
     model: str
     section: SamplerSection
-    bf16: bool
+    learner: LearnerSection
 
     def build(self) -> TorchSampler:
-        return TorchSampler(load_causal_lm(self.model), self.section.max_batch_size, self.bf16)
+        lm = load_causal_lm(self.model)
+        nn.Module.to(
+            lm, resolve_device(self.learner.device)
+        )  # in place; its own `to` is typed for wrappers
+        return TorchSampler(lm, self.section.max_batch_size, self.learner.dtype == "bf16")
