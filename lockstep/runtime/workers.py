@@ -41,7 +41,5 @@ class SamplerSpec:
 
     def build(self) -> TorchSampler:
         lm = load_causal_lm(self.model)
-        nn.Module.to(
-            lm, resolve_device(self.learner.device)
-        )  # in place; its own `to` is typed for wrappers
+        nn.Module.to(lm, resolve_device(self.learner.device))  # in place; its own `to` is typed for wrappers
         return TorchSampler(lm, self.section.max_batch_size, self.learner.dtype == "bf16")
