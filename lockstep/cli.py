@@ -17,6 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"lockstep: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("lockstep: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,169 @@
+"""Jobs: what each algorithm needs around its step, built from a recipe, ready for the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules
+from lockstep.algorithms.sft import SFTWorkers, sft_step
+from lockstep.experience.demonstrations import Demonstrations
+from lockstep.experience.jsonl import JsonlIndex
+from lockstep.experience.prompts import Prompts
+from lockstep.experience.refit import refit
+from lockstep.experience.rewards import build as build_reward
+from lockstep.experience.rollout import Experience
+from lockstep.learners.base import Learner
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.metrics import Metrics
+from lockstep.models.heads import LogitsHead
+from lockstep.recipe import Common, PPORecipe, SFTRecipe
+from lockstep.runtime import prepare
+from lockstep.runtime.loop import Step
+from lockstep.runtime.parallel import launch
+from lockstep.runtime.prepare import Source
+from lockstep.runtime.progress import Progress
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.samplers.base import Sampler
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to start.
+
+    Attributes:
+        step: The algorithm's step.
+        total: Steps of the whole run.
+        learners: What a checkpoint holds, by name; the policy among them.
+        resumed: Called when the learners have their weights, with the steps done.
+        validate: Scores the policy on held-out rows; None where there are none.
+        arithmetic: How rows become optimizer steps, for people.
+    """
+
+    step: Step
+    total: int
+    learners: dict[str, Learner]
+    resumed: Callable[[int], object]
+    validate: Callable[[], Metrics] | None
+    arithmetic: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job is made ready: the run's folder, its first model, its display, and what ends worker processes."""
+
+    folder: Path
+    source: Source
+    shown: Progress
+    workers: ExitStack
+
+
+def job_of(recipe: Common, place: Place) -> Job:
+    """Builds the workers of a recipe's algorithm and its step."""
+    match recipe:
+        case SFTRecipe():
+            return _sft(recipe, place)
+        case PPORecipe():
+            return _ppo(recipe, place)
+        case _:
+            raise TypeError(f"no algorithm runs a {type(recipe).__name__}")
+
+
+def _learner(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
+    """In this process where there is one rank, else in child processes."""
+    if recipe.learner.parallel.dp == 1:
+        return spec.build()
+    learner = launch(spec, recipe.learner.parallel.dp, recipe.cluster.timeout_s)
+    place.workers.callback(learner.close)
+    return learner
+
+
+def _total(recipe: Common, rows: int, rows_per_step: int) -> int:
+    by_epochs = recipe.run.max_epochs * rows // rows_per_step
+    if by_epochs == 0:
+        raise ValueError(
+            f"{rows} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs"
+        )
+    return by_epochs if recipe.run.max_steps < 0 else min(by_epochs, recipe.run.max_steps)
+
+
+def _sft(recipe: SFTRecipe, place: Place) -> Job:
+    file, source = prepare.data_files(recipe.data, place.folder).demonstrations, place.source
+    rows = Demonstrations(JsonlIndex(file, recipe.data.bad_lines), source.tokenizer, recipe.data, recipe.sft.max_tokens)
+    spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
+    policy, size = _learner(spec, recipe, place), recipe.sft.global_batch_size
+    workers = SFTWorkers(policy, rows, place.shown.phase)
+    return Job(
+        step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
+        total=_total(recipe, len(rows), size),
+        learners={"policy": policy},
+        resumed=lambda step: None,
+        validate=None,
+        arithmetic=f"{len(rows)} rows ({rows.skipped} skipped); {size} rows → 1 optimizer step",
+    )
+
+
+def _ppo(recipe: PPORecipe, place: Place) -> Job:
+    files, source = prepare.data_files(recipe.data, place.folder), place.source
+    shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
+    policy = _learner(LearnerSpec(head="logits", optimizer=recipe.policy, **shared), recipe, place)
+    critic = _learner(LearnerSpec(head="value", optimizer=recipe.critic, **shared), recipe, place)
+    frozen = LearnerSpec(head="logits", optimizer=None, **shared)
+    reference = _learner(frozen, recipe, place) if recipe.ppo.kl.coef else None
+    options = rules(recipe, source.stop_token_ids)
+    experience = Experience(
+        _sampler(policy, source, recipe),
+        prepare.prompts(files.train, recipe.data, source.tokenizer),
+        build_reward(recipe.reward),
+        lambda tokens: str(source.tokenizer.decode(list(tokens), skip_special_tokens=True)),
+        recipe.seed,
+    )
+    workers = PPOWorkers(policy, critic, reference, experience, place.shown.phase)
+    rows = experience.prompts
+    return Job(
+        step=lambda step, position: ppo_step(step, position, workers, options),
+        total=_total(recipe, len(rows), recipe.ppo.num_prompts_per_step),
+        learners={"policy": policy, "critic": critic},
+        resumed=lambda step: refit(policy, experience.sampler, step),
+        validate=_validation(recipe, experience, files.validation, source),
+        arithmetic=_batch_arithmetic(recipe, rows),
+    )
+
+
+def _sampler(policy: Learner, source: Source, recipe: PPORecipe) -> Sampler:
+    """Shares the weights of a learner in this process; has its own where the learner lives elsewhere."""
+    if isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
+        return TorchSampler(policy.model.lm, recipe.sampler.max_batch_size, recipe.learner.dtype == "bf16")
+    return SamplerSpec(source.folder, recipe.sampler, recipe.learner).build()
+
+
+def _validation(
+    recipe: PPORecipe, experience: Experience, file: Path | None, source: Source
+) -> Callable[[], Metrics] | None:
+    if file is None:
+        return None
+    rows = prepare.prompts(file, recipe.data, source.tokenizer)
+    sampling = SamplingParams(**recipe.validation_sampling.model_dump(), stop_token_ids=source.stop_token_ids)
+
+    def validate() -> Metrics:
+        rollouts = experience.validate(rows, sampling, recipe.data.max_validation_samples)
+        metrics = rollouts.metrics()
+        accuracy = metrics.pop("reward")
+        return (metrics + Metrics(accuracy=accuracy)).prefixed("validation")
+
+    return validate
+
+
+def _batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
+    ppo = recipe.ppo
+    responses = ppo.num_prompts_per_step * ppo.num_generations
+    updates = responses // ppo.global_batch_size * ppo.ppo_epochs
+    return (
+        f"{len(rows)} prompts ({rows.skipped} skipped); {ppo.num_prompts_per_step} prompts × {ppo.num_generations} = "
+        f"{responses} responses → {updates} optimizer steps of {ppo.global_batch_size} responses"
+    )
