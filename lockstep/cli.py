@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
     options = _parser().parse_args(arguments)
+    # Read when torch is first imported. Threads that spin while they wait cost a busy machine most of its speed.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return options.command(options)
     except (ValueError, OSError, RuntimeError) as error:
