@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return options.command(options)
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         if options.traceback:
             raise
         print(f"lockstep: {error}", file=sys.stderr)

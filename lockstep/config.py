@@ -63,9 +63,19 @@ class Loaded:
 
     @property
     def warm_start(self) -> Loaded | None:
-        """The recipe that is trained first, with this one's seed."""
-        first = self.recipe.model.from_recipe
-        return None if first is None else load(first, [f"seed={self.recipe.seed}"])
+        """The recipe that is trained first, with this one's seed, backend, and questions where both make theirs.
+
+        Otherwise what is held out here could be what was learned there.
+        """
+        first, learner, made = self.recipe.model.from_recipe, self.recipe.learner, self.recipe.data.arithmetic
+        if first is None:
+            return None
+        same = {"seed": self.recipe.seed, "learner.device": learner.device, "learner.dtype": learner.dtype}
+        same["learner.parallel.dp"] = learner.parallel.dp
+        if made is not None and load(first).recipe.data.arithmetic is not None:
+            names = ("train_questions", "validation_questions", "seed")
+            same |= {f"data.arithmetic.{name}": made.model_dump()[name] for name in names}
+        return load(first, [f"{key}={value}" for key, value in same.items()])
 
     @property
     def digest(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
 Number = float | Tensor
@@ -56,7 +57,7 @@ class Max:
     largest: Number
 
     def merge(self, other: Max) -> Max:
-        return Max(max(float(self.largest), float(other.largest)))
+        return Max(torch.maximum(_exact(self.largest), _exact(other.largest)))
 
     def value(self) -> float:
         return float(self.largest)
@@ -69,7 +70,7 @@ class Min:
     smallest: Number
 
     def merge(self, other: Min) -> Min:
-        return Min(min(float(self.smallest), float(other.smallest)))
+        return Min(torch.minimum(_exact(self.smallest), _exact(other.smallest)))
 
     def value(self) -> float:
         return float(self.smallest)
@@ -143,3 +144,8 @@ def merged(parts: Iterable[Mapping[str, Reduction]]) -> Metrics:
     for part in parts:
         total = total + part
     return total
+
+
+def _exact(number: Number) -> Tensor:
+    """In fp64 and on its device: nothing is rounded, and nobody waits."""
+    return torch.as_tensor(number, dtype=torch.float64)

@@ -118,6 +118,8 @@ class RewardSection(Section):
     def _function_given(self) -> RewardSection:
         if (self.type == "python") != (self.function is not None):
             raise ValueError("function goes with type: python, and only with it")
+        if self.type == "python" and self.marker is not None:
+            raise ValueError("marker goes with type: math; a function of yours finds the answer itself")
         return self
 
 
@@ -135,6 +137,8 @@ class Schedule(Section):
     def _decay_has_an_end(self) -> Schedule:
         if (self.decay == "constant") != (self.decay_steps is None):
             raise ValueError("decay_steps goes with decay: linear and decay: cosine, and only with them")
+        if self.decay == "constant" and self.final_fraction:
+            raise ValueError("final_fraction goes with decay: linear and decay: cosine, and only with them")
         return self
 
 
@@ -177,6 +181,12 @@ class Sampling(Section):
     top_k: NonNegativeInt = Field(default=0, description="0: all")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
 
+    @model_validator(mode="after")
+    def _greedy_takes_the_likeliest(self) -> Sampling:
+        if self.temperature == 0 and (self.top_k or self.top_p < 1):
+            raise ValueError("temperature 0 takes the likeliest token, so top_k and top_p must be left at 0 and 1")
+        return self
+
 
 class SamplerSection(Section):
     """The engine that generates."""
@@ -198,7 +208,7 @@ class Run(Section):
     """How long, how often, where to."""
 
     max_steps: int = Field(default=-1, ge=-1, description="stop after so many steps; -1: after max_epochs")
-    max_epochs: PositiveInt = Field(default=1, description="passes over the training data")
+    max_epochs: PositiveInt = Field(default=1, description="passes over the training data, where max_steps is -1")
     validate_every: NonNegativeInt = Field(default=0, description="steps between validations; 0: only first and last")
     save_every: PositiveInt = Field(default=10, description="steps between checkpoints; the last step is always saved")
     keep: PositiveInt = Field(default=2, description="newest checkpoints that are kept")
@@ -253,7 +263,15 @@ class Correction(Section):
 
     kind: Literal["token_tis", "sequence_tis", "icepop"]
     high: PositiveFloat = Field(default=2.0, description="truncate (TIS) or mask (IcePop) ratios above this")
-    low: NonNegativeFloat = Field(default=0.5, description="IcePop: mask ratios below this")
+    low: NonNegativeFloat | None = Field(default=None, description="IcePop: mask ratios below this")
+
+    @model_validator(mode="after")
+    def _icepop_has_two_ends(self) -> Correction:
+        if (self.kind == "icepop") != (self.low is not None):
+            raise ValueError("low goes with kind: icepop, and only with it")
+        if self.low is not None and self.low >= self.high:
+            raise ValueError(f"ratios from low to high are kept, but low is {self.low} and high {self.high}")
+        return self
 
 
 class PPO(Section):
@@ -292,9 +310,15 @@ class PPO(Section):
     overlong_filtering: bool = Field(default=False, description="truncated responses leave the loss")
     dynamic_sampling: DynamicSampling | None = None
     correction: Correction | None = None
-    max_sequence_mismatch: PositiveFloat | None = Field(
+    max_sequence_mismatch: Annotated[float, Field(ge=1.0)] | None = Field(
         default=None, description="drop responses whose mean exp|Δ| exceeds this"
     )
+
+    @model_validator(mode="after")
+    def _one_lambda_for_advantages(self) -> PPO:
+        if self.length_adaptive_alpha and self.gae_lambda_policy is not None:
+            raise ValueError("length_adaptive_alpha sets λ by length, so gae_lambda_policy must be null")
+        return self
 
     @model_validator(mode="after")
     def _rewards_can_differ(self) -> PPO:
@@ -329,6 +353,12 @@ class SFTRecipe(Common):
     algorithm: Literal["sft"]
     sft: SFT
     optimizer: Optimizer
+
+    @model_validator(mode="after")
+    def _does_not_validate(self) -> SFTRecipe:
+        if self.data.validation is not None or self.data.max_validation_samples is not None or self.run.validate_every:
+            raise ValueError("sft has no validation yet; leave data.validation and run.validate_every out")
+        return self
 
 
 class Bound(Section):

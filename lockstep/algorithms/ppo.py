@@ -66,30 +66,34 @@ def ppo_step(step: int, position: int, workers: PPOWorkers, rules: Rules) -> Ste
         old_logprob_N = workers.policy.logprobs(batch)  # log π_old(y_t | x, y_<t)
     batch = batch.with_columns({"old_value": value_N, "old_logprob": old_logprob_N}, {"final_value": final_value_B})
     metrics += agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths).prefixed("agreement")
+    age_B = policy_version(step, rules.ppo) - batch["version"]
+    metrics += Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
     batch, matching = _matched(_judged(batch, rules), rules)
-    batch, divergence = _with_reference(batch, workers, rules)
+    batch, divergence = _rewarded(batch, workers, rules)
     batch, credit = with_advantages(batch, rules.ppo)
     metrics = metrics + matching + divergence + credit
     for epoch in range(rules.ppo.ppo_epochs):
         metrics += _improved(batch, step, epoch, workers, rules)
     if step >= rules.ppo.critic_warmup_steps:
         with workers.phase("refit"):
-            metrics += refit(workers.policy, workers.experience.sampler, step + 1)
+            metrics += refit(workers.policy, workers.experience.sampler, policy_version(step + 1, rules.ppo))
     return StepResult(metrics, position, batch.tokens.numel(), rollouts.table(rules.num_logged_samples))
+
+
+def policy_version(step: int, ppo: PPO) -> int:
+    """Steps in which the policy learned, of the first `step`: the version of its weights."""
+    return max(0, step - ppo.critic_warmup_steps)
 
 
 def _rollouts(position: int, workers: PPOWorkers, rules: Rules) -> tuple[Rollouts, int, Metrics]:
     """Responses of this step's prompts; with dynamic sampling only of prompts whose rewards differ."""
-    ppo, sample = rules.ppo, workers.experience
+    ppo, sample, sampling = rules.ppo, workers.experience, rules.sampling
     count, generations = ppo.num_prompts_per_step, ppo.num_generations
     if ppo.dynamic_sampling is None:
-        rollouts, drawn = sample.collect(position, count, rules.sampling, generations), count
+        rollouts, end = sample.collect(position, count, sampling, generations), position + count
     else:
-        rollouts, position, drawn = sample.collect_mixed(
-            position, count, rules.sampling, generations, ppo.dynamic_sampling
-        )
-        position -= drawn
-    return rollouts, position + drawn, (rollouts.metrics() + Metrics(prompts_drawn=Sum(drawn))).prefixed("train")
+        rollouts, end = sample.collect_mixed(position, count, sampling, generations, ppo.dynamic_sampling)
+    return rollouts, end, (rollouts.metrics() + Metrics(prompts_drawn=Sum(end - position))).prefixed("train")
 
 
 def _judged(batch: Batch, rules: Rules) -> Batch:
@@ -119,7 +123,7 @@ def _matched(batch: Batch, rules: Rules) -> tuple[Batch, Metrics]:
     return batch.with_columns({"weight": weight_N}), metrics
 
 
-def _with_reference(batch: Batch, workers: PPOWorkers, rules: Rules) -> tuple[Batch, Metrics]:
+def _rewarded(batch: Batch, workers: PPOWorkers, rules: Rules) -> tuple[Batch, Metrics]:
     """Per-token rewards: the score at the last token, less β·KL at every token where the KL is part of the reward."""
     reward_N = token_rewards(batch["shaped_score"], batch.mask, batch.lengths)
     if workers.reference is None:
@@ -150,7 +154,7 @@ def with_advantages(batch: Batch, ppo: PPO) -> tuple[Batch, Metrics]:
     return_N = (estimate(lam_value) + batch["old_value"]) * batch.mask
     advantage_N = estimate(lam_policy)
     metrics = Metrics(
-        shaped_reward=Mean(batch.per_sample(batch["reward"]).sum(), len(batch)),
+        shaped_reward=Mean(batch["reward"].sum(), (batch.per_sample(batch.mask.float()) > 0).sum()),
         advantage=Mean(advantage_N.sum(), batch.mask.sum()),
         advantage_squared=Mean(advantage_N.square().sum(), batch.mask.sum()),
         trained_tokens=Sum(batch.mask.sum()),
@@ -218,7 +222,7 @@ def _correction(ppo: PPO) -> Correction | None:
     match ppo.correction:
         case None:
             return None
-        case option if option.kind == "icepop":
+        case option if option.low is not None:
             return IcePop(option.low, option.high)
         case option if option.kind == "token_tis":
             return TokenTIS(option.high)

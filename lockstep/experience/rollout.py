@@ -24,7 +24,7 @@ class Rollouts:
     """Scored responses, one per row of the batch.
 
     Attributes:
-        batch: As the sampler gave it, with per sample `score` (NaN: no verdict) and `group` (which prompt, from 0).
+        batch: As the sampler gave it, with per sample `score` (NaN: no verdict). One prompt's responses are neighbours.
         prompts: The prompt of each row.
         responses: Each row's response as text.
     """
@@ -83,11 +83,11 @@ class Experience:
 
     def collect_mixed(
         self, position: int, count: int, sampling: SamplingParams, num_generations: int, dynamic: DynamicSampling
-    ) -> tuple[Rollouts, int, int]:
+    ) -> tuple[Rollouts, int]:
         """Draws until `count` prompts have responses of different scores (DAPO, Yu et al. 2025, §3.2).
 
         Returns:
-            Rollouts of exactly `count` such prompts, the position behind the last one drawn, and how many were drawn.
+            Rollouts of exactly `count` such prompts, and the position behind the last one drawn.
 
         Raises:
             ValueError: If `dynamic.max_batches` batches do not give enough.
@@ -100,7 +100,7 @@ class Experience:
             kept.append(_groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations))
             found += len(kept[-1].prompts) // num_generations
             if found == count:
-                return _joined(kept), position + (drawn + 1) * count, (drawn + 1) * count
+                return _joined(kept), position + (drawn + 1) * count
         raise ValueError(
             f"dynamic sampling found {found} of {count} prompts with differing rewards in {dynamic.max_batches} "
             "batches; the task is too easy or too hard for this policy, or raise ppo.dynamic_sampling.max_batches"
@@ -121,8 +121,7 @@ class Experience:
         answers = [self.prompts.answer(prompt) for prompt in repeated]
         verdicts = self.reward(repeated, responses, answers)
         score_B = torch.tensor([float("nan") if verdict is None else verdict for verdict in verdicts])
-        group_B = torch.arange(len(prompts)).repeat_interleave(num_generations)
-        return Rollouts(batch.with_columns(sample={"score": score_B, "group": group_B}), repeated, responses)
+        return Rollouts(batch.with_columns(sample={"score": score_B}), repeated, responses)
 
 
 def _mixed_groups(score_PG: Tensor) -> Tensor:

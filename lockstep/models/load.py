@@ -1,4 +1,4 @@
-"""Models from folders: always fp32 weights (the masters), always Lockstep's attention, never dropout."""
+"""Models from folders: always fp32 weights (the masters), always Lockstep's attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -38,13 +37,13 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"the model in {folder} cannot be opened: {error}") from error
     model, report = opened
     if report["missing_keys"]:
         names = ", ".join(sorted(report["missing_keys"]))
         raise ModelError(f"the model in {folder} has no weights for {names}; download it again, or name a causal model")
-    return _without_dropout(model)
+    return model
 
 
 def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
@@ -70,13 +69,4 @@ def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBas
         raise ModelError(f"model.scratch.config: {error}") from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed.key("initial weights", seed) & (2**63 - 1))
-        model = AutoModelForCausalLM.from_config(built, attn_implementation=attention.NAME, dtype=torch.float32)
-    return _without_dropout(model)
-
-
-def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
-    """Dropout would make the trained policy another one than the sampled."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
+        return AutoModelForCausalLM.from_config(built, attn_implementation=attention.NAME, dtype=torch.float32)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules
+from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
 from lockstep.algorithms.sft import SFTWorkers, sft_step
 from lockstep.experience.demonstrations import Demonstrations
 from lockstep.experience.jsonl import JsonlIndex
@@ -22,7 +22,7 @@ from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
 from lockstep.recipe import Common, PPORecipe, SFTRecipe
 from lockstep.runtime import prepare
-from lockstep.runtime.loop import Step
+from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.prepare import Source
 from lockstep.runtime.progress import Progress
@@ -38,7 +38,7 @@ class Job:
 
     Attributes:
         step: The algorithm's step.
-        total: Steps of the whole run.
+        extent: How far the run goes.
         learners: What a checkpoint holds, by name; the policy among them.
         resumed: Called when the learners have their weights, with the steps done.
         validate: Scores the policy on held-out rows; None where there are none.
@@ -46,7 +46,7 @@ class Job:
     """
 
     step: Step
-    total: int
+    extent: Extent
     learners: dict[str, Learner]
     resumed: Callable[[int], object]
     validate: Callable[[], Metrics] | None
@@ -83,13 +83,16 @@ def _learner(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     return learner
 
 
-def _total(recipe: Common, rows: int, rows_per_step: int) -> int:
-    by_epochs = recipe.run.max_epochs * rows // rows_per_step
-    if by_epochs == 0:
+def _extent(recipe: Common, rows: int, rows_per_step: int) -> Extent:
+    """`max_steps` steps, or else `max_epochs` passes over the data."""
+    if recipe.run.max_steps >= 0:
+        return Extent(recipe.run.max_steps, None, rows_per_step)
+    limit = recipe.run.max_epochs * rows
+    if limit < rows_per_step:
         raise ValueError(
-            f"{rows} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs"
+            f"{limit} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs"
         )
-    return by_epochs if recipe.run.max_steps < 0 else min(by_epochs, recipe.run.max_steps)
+    return Extent(limit // rows_per_step, limit, rows_per_step)
 
 
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
@@ -100,7 +103,7 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
     workers = SFTWorkers(policy, rows, place.shown.phase)
     return Job(
         step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
-        total=_total(recipe, len(rows), size),
+        extent=_extent(recipe, len(rows), size),
         learners={"policy": policy},
         resumed=lambda step: None,
         validate=None,
@@ -127,9 +130,9 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     rows = experience.prompts
     return Job(
         step=lambda step, position: ppo_step(step, position, workers, options),
-        total=_total(recipe, len(rows), recipe.ppo.num_prompts_per_step),
+        extent=_extent(recipe, len(rows), recipe.ppo.num_prompts_per_step),
         learners={"policy": policy, "critic": critic},
-        resumed=lambda step: refit(policy, experience.sampler, step),
+        resumed=lambda step: refit(policy, experience.sampler, policy_version(step, recipe.ppo)),
         validate=_validation(recipe, experience, files.validation, source),
         arithmetic=_batch_arithmetic(recipe, rows),
     )

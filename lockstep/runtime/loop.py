@@ -23,12 +23,31 @@ class Start:
     position: int = 0
 
 
-def loop(step: Step, start: Start, total: int, progress: Progress, hooks: Sequence[Hook]) -> None:
-    """Runs steps `start.step` … `total − 1`."""
-    position = start.position
-    for number in range(start.step, total):
+@dataclass(frozen=True)
+class Extent:
+    """How far a run goes.
+
+    Attributes:
+        steps: At most so many steps.
+        rows: At most so many rows of data; None: any number.
+        rows_per_step: What a step takes at least.
+    """
+
+    steps: int
+    rows: int | None
+    rows_per_step: int
+
+    def over(self, step: int, position: int) -> bool:
+        """Whether a run that has done `step` steps and used `position` rows is finished."""
+        return step >= self.steps or (self.rows is not None and position + self.rows_per_step > self.rows)
+
+
+def loop(step: Step, start: Start, extent: Extent, progress: Progress, hooks: Sequence[Hook]) -> None:
+    """Runs steps from `start` until the extent is over."""
+    number, position = start.step, start.position
+    while not extent.over(number, position):
         result = step(number, position)
-        position = result.position
+        number, position = number + 1, result.position
         for hook in hooks:
-            hook(number + 1, result)
-        progress.step(number + 1, result.metrics.floats(), result.tokens)
+            hook(number, result)
+        progress.step(number, result.metrics.floats(), result.tokens)

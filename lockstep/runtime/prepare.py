@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +53,7 @@ def run_folder(loaded: Loaded) -> Path:
             f"{folder} holds a run of another recipe (see {recipe}); choose another run.folder or remove it"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    recipe.write_text(describe(loaded))
+    _note(recipe, describe(loaded))
     versions = {
         "lockstep": lockstep.__version__,
         "python": platform.python_version(),
@@ -62,10 +61,20 @@ def run_folder(loaded: Loaded) -> Path:
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
         "machine": platform.platform(),
-        "cpus": os.cpu_count(),
     }
-    (folder / "environment.json").write_text(json.dumps(versions, indent=2) + "\n")
+    environment, now = folder / "environment.json", json.dumps(versions, indent=2) + "\n"
+    _note(environment, now)
+    if environment.read_text() != now:
+        print(f"note: {environment} is not the environment of now; continued steps may differ in their last bits")
     return folder
+
+
+def _note(path: Path, text: str) -> None:
+    """Writes a small file once; it appears whole or not at all."""
+    if not path.exists():
+        aside = path.with_name(f".{path.name}-aside")
+        aside.write_text(text)
+        aside.rename(path)
 
 
 def data_files(section: DataSection, folder: Path) -> DataFiles:

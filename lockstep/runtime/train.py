@@ -35,7 +35,7 @@ def train(loaded: Loaded) -> Path:
     source = _source(loaded, folder)
     with progress(f"{loaded.name} → {folder}") as shown, ExitStack() as workers:
         job = job_of(recipe, Place(folder, source, shown, workers))
-        shown.total(job.total, job.arithmetic)
+        shown.total(job.extent.steps, job.arithmetic)
         _run(recipe, job, folder, shown)
         export(source.folder, job.learners["policy"].weights(), source.tokenizer, folder / "final")
     print(summary(folder))
@@ -64,7 +64,7 @@ def _run(recipe: Common, job: Job, folder: Path, shown: Progress) -> None:
             _validated(0, job.validate, tracker, shown)
     hooks.append(partial(_save, job, recipe.run.save_every, checkpoints, shown))
     hooks.append(lambda step, result: tracker.timings(step, shown.take_timings()))
-    loop(job.step, start, job.total, shown, hooks)
+    loop(job.step, start, job.extent, shown, hooks)
 
 
 def _restored(job: Job, checkpoints: Checkpoints) -> Start:
@@ -82,7 +82,8 @@ def _log(tracker: Tracker, step: int, result: StepResult) -> None:
 
 
 def _validate(job: Job, every: int, tracker: Tracker, shown: Progress, step: int, result: StepResult) -> None:
-    if job.validate is not None and (step == job.total or (every and step % every == 0)):
+    last = job.extent.over(step, result.position)
+    if job.validate is not None and (last or (every and step % every == 0)):
         _validated(step, job.validate, tracker, shown)
 
 
@@ -92,7 +93,7 @@ def _validated(step: int, validate: Callable[[], Metrics], tracker: Tracker, sho
 
 
 def _save(job: Job, every: int, checkpoints: Checkpoints, shown: Progress, step: int, result: StepResult) -> None:
-    if step != job.total and step % every:
+    if step % every and not job.extent.over(step, result.position):
         return
 
     def write(folder: Path) -> None:

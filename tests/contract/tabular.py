@@ -91,7 +91,11 @@ class TabularSampler:
             tokens.reshape(-1),
             torch.full((count,), length + 1),
             {"mask": mask, "sampler_logprob": logprobs.reshape(-1)},
-            {"truncated": torch.zeros(count, dtype=torch.bool), "version": torch.full((count,), self.version)},
+            {
+                "truncated": torch.zeros(count, dtype=torch.bool),
+                "version": torch.full((count,), self.version),
+                "request": torch.arange(count),
+            },
             sampling,
         )
 

@@ -81,7 +81,9 @@ def test_with_lambda_one_a_critic_that_sees_the_action_teaches_less(
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_without_warmup_the_fault_hardly_shows_in_five_steps(workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_without_warmup_the_fault_hardly_shows_in_five_steps(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     monkeypatch.chdir(workplace)
     right, wrong = both_ways(monkeypatch, "cold", seed, *COLD)
     assert right[4] == pytest.approx(wrong[4], abs=0.1)

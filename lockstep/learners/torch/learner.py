@@ -38,7 +38,8 @@ class TorchLearner:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.device = resolve_device(section.device)
-        self.model = model.to(self.device).train(optimizer is not None).requires_grad_(optimizer is not None)
+        # Always in evaluation mode: dropout would make the trained policy another one than the sampled.
+        self.model = model.to(self.device).eval().requires_grad_(optimizer is not None)
         self._section, self._settings, self._group = section, optimizer, group
         self._optimizer = None if optimizer is None else adamw(self.model, optimizer)
         self._count = torch.zeros((), device=self.device)
@@ -99,7 +100,7 @@ class TorchLearner:
         (folder / "learner.json").write_text(json.dumps({"updates": self._updates}))
 
     def load(self, folder: Path) -> None:
-        saved = load_file(folder / "model.safetensors", device=str(self.device))
+        saved = load_file(folder / "model.safetensors")
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(saved[name])

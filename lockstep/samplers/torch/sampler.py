@@ -66,7 +66,8 @@ class TorchSampler:
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         prompts = _prompts(requests).to(self._lm.device)
         room_B = (self._context - prompts.lengths).clamp(max=sampling.max_tokens).to(self._lm.device)
-        tokens_BK, logprob_BK, length_B, stopped_B = self._decode(prompts, requests, sampling, room_B)
+        with torch.autocast(self._lm.device.type, torch.bfloat16, enabled=self._bf16):
+            tokens_BK, logprob_BK, length_B, stopped_B = self._decode(prompts, requests, sampling, room_B)
         return self._assembled(prompts.to("cpu"), tokens_BK, logprob_BK, length_B, stopped_B, sampling)
 
     @torch.inference_mode()
@@ -103,10 +104,9 @@ class TorchSampler:
         return tokens_BK, logprob_BK, length_B, stopped_B
 
     def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self._bf16):
-            return self._lm(
-                input_ids=tokens, position_ids=position, use_cache=False, layout=cache, logits_to_keep=keep
-            ).logits
+        return self._lm(
+            input_ids=tokens, position_ids=position, use_cache=False, layout=cache, logits_to_keep=keep
+        ).logits
 
     def _assembled(
         self,

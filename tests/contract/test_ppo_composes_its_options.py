@@ -1,0 +1,243 @@
+"""What `ppo_step` hands to its learners: each option must arrive there, alone, and unchanged."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from contextlib import nullcontext
+from typing import Any, cast
+
+import pytest
+import torch
+from tabular import OnePrompt, TabularLearner, TabularSampler
+from test_algorithms_need_protocols_only import recipe, share_of_ones
+
+from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules, with_advantages
+from lockstep.batch import Batch
+from lockstep.experience.rollout import Experience
+from lockstep.learners.base import Learner
+from lockstep.losses.base import Loss, Outputs
+from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
+from lockstep.metrics import Metrics
+from lockstep.recipe import PPO
+
+
+class Witness(TabularLearner):
+    """Remembers what it was trained on."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.batches: list[Batch] = []
+        self.losses: list[Loss] = []
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
+        self.batches.append(batch)
+        self.losses.append(loss)
+        return super().forward_backward(batch, loss)
+
+
+def tilted(lr: float = 0.0) -> TabularLearner:
+    """A learner whose distribution is not uniform."""
+    learner = TabularLearner(lr)
+    with torch.no_grad():
+        learner.logits += torch.tensor([1.5, -1.5, 0.5, -0.5])
+    return learner
+
+
+def steps(
+    count: int, reward: Any = share_of_ones, reference: Learner | None = None, sampler: Any = None, **ppo: Any
+) -> tuple[Witness, Witness, list[int]]:
+    """Runs steps on fakes. Returns policy and critic, and the position after each step."""
+    experience = Experience(
+        sampler or TabularSampler(), cast(Any, OnePrompt()), reward, lambda ids: "".join(map(str, ids)), seed=0
+    )
+    policy, critic = Witness(3.0), Witness(0.3)
+    workers = PPOWorkers(policy, critic, reference, experience, lambda name: nullcontext())
+    rule, positions = rules(recipe(**ppo), ()), [0]
+    for step in range(count):
+        positions.append(ppo_step(step, positions[-1], workers, rule).position)
+    return policy, critic, positions
+
+
+def order(batch: Batch) -> list[int]:
+    return batch["request"].tolist()
+
+
+def one_token(advantage: float, ratio: float, weight: float = 1.0) -> Batch:
+    """A prompt token and a trained one, which the policy, at log-probability 0, makes `ratio` times as likely."""
+    return Batch(
+        torch.zeros(2, dtype=torch.int64),
+        torch.tensor([2]),
+        {
+            "mask": torch.tensor([False, True]),
+            "old_logprob": torch.tensor([0.0, -math.log(ratio)]),
+            "advantage": torch.tensor([0.0, advantage]),
+            "weight": torch.tensor([0.0, weight]),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("ppo", "advantage", "ratio", "expected"),
+    [
+        ({"clip": 0.1, "clip_high": 0.4}, 1.0, 1.3, -1.3),
+        ({"clip": 0.1, "clip_high": 0.4}, 1.0, 1.5, -1.4),
+        ({"clip": 0.1, "clip_high": 0.4}, -1.0, 0.7, 0.9),
+        ({"clip": 0.1}, 1.0, 1.3, -1.1),
+        ({"clip": 0.1}, -1.0, 5.0, 5.0),
+        ({"clip": 0.1, "dual_clip": 3.0}, -1.0, 5.0, 3.0),
+    ],
+)
+def test_bounds_on_the_ratio(ppo: dict[str, float], advantage: float, ratio: float, expected: float) -> None:
+    batch = one_token(advantage, ratio)
+    total, _ = rules(recipe(**ppo), ()).policy_loss(Outputs(logprob=torch.zeros(2)), batch)
+    assert total.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_bound_on_the_value(clip: float | None) -> None:
+    _, critic, _ = steps(1, value_clip=clip)
+    assert critic.losses == [ClippedValue(clip)] * 2
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_in_the_reward_is_not_in_the_loss(estimator: str) -> None:
+    kl = {"coef": 0.5, "placement": "reward", "estimator": estimator, "clamp_logratio": 0.7, "clamp": 0.6}
+    policy, _, _ = steps(1, reference=tilted(), kl=kl)
+    delta = (policy.batches[0]["old_logprob"] - policy.batches[0]["ref_logprob"]).clamp(-0.7, 0.7)
+    estimate = {"k1": delta, "k2": delta**2 / 2, "k3": (-delta).exp() - 1 + delta}[estimator].clamp(-0.6, 0.6)
+    batch = policy.batches[0]
+    scores = torch.where(batch.position == 4, batch["shaped_score"][batch.row], 0.0)
+    torch.testing.assert_close(batch["reward"], scores - 0.5 * estimate * batch.mask)
+    assert estimate[batch.mask].abs().max() > 0.1
+    assert all(isinstance(loss, ClippedSurrogate) and loss.kl is None and loss.kl_coef == 0 for loss in policy.losses)
+
+
+def test_kl_in_the_loss_is_not_in_the_reward() -> None:
+    policy, _, _ = steps(1, reference=tilted(), kl={"coef": 0.5, "placement": "loss", "estimator": "k2"})
+    batch, loss = policy.batches[0], policy.losses[0]
+    assert isinstance(loss, ClippedSurrogate)
+    assert loss.kl is not None
+    assert (loss.kl_coef, loss.kl.estimator, loss.kl.clamp_logratio, loss.kl.clamp) == (0.5, "k2", 20.0, 10.0)
+    assert torch.equal(batch["reward"][batch.position < 4], torch.zeros(int((batch.position < 4).sum())))
+
+
+def test_the_reference_is_not_the_policy() -> None:
+    reference = tilted()
+    policy, _, _ = steps(2, reference=reference, kl={"coef": 0.5})
+    batch = policy.batches[-1]
+    assert torch.equal(batch["ref_logprob"], reference.logprobs(batch))
+    assert not torch.equal(batch["ref_logprob"], batch["old_logprob"])
+
+
+def test_minibatches_are_dealt_anew_in_every_epoch_and_step() -> None:
+    policy, critic, _ = steps(2, ppo_epochs=2)
+    assert [order(batch) for batch in policy.batches] == [order(batch) for batch in critic.batches]
+    passes = [order(policy.batches[i]) + order(policy.batches[i + 1]) for i in range(0, 8, 2)]
+    assert all(sorted(rows) == list(range(64)) for rows in passes)
+    assert len({tuple(rows) for rows in passes}) == 4
+
+
+def test_correction_weights_reach_the_loss() -> None:
+    sampler = TabularSampler()
+    sampler.logits = tilted().logits.detach().clone()
+    policy, _, _ = steps(1, sampler=sampler, correction={"kind": "token_tis", "high": 1.1})
+    batch = policy.batches[0]
+    ratio = (batch["old_logprob"] - batch["sampler_logprob"]).exp().clamp(max=1.1) * batch.mask
+    torch.testing.assert_close(batch["weight"], ratio)
+    assert (batch["weight"][batch.mask] < 1.0).any()
+    heavy, light = (
+        policy.losses[0](Outputs(logprob=torch.zeros(2)), one_token(1.0, 1.0, weight))[0].item()
+        for weight in (1.0, 0.5)
+    )
+    assert light == pytest.approx(heavy / 2)
+
+
+def test_sequences_within_the_bound_stay_and_those_beyond_it_go() -> None:
+    sampler = TabularSampler()
+    sampler.logits = tilted().logits.detach().clone()
+    policy, _, _ = steps(1, sampler=sampler, max_sequence_mismatch=1.5, global_batch_size=64)
+    batch = policy.batches[0]
+    error = (batch["old_logprob"] - batch["sampler_logprob"]).abs().exp().view(64, 5)[:, 1:].mean(-1)
+    kept = batch.mask.view(64, 5).any(-1)
+    assert torch.equal(kept, error <= 1.5)
+    assert kept.any()
+    assert not kept.all()
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_critic_warmup_lasts_exactly_so_many_steps(warmup: int) -> None:
+    for count in range(1, 5):
+        policy, critic, _ = steps(count, critic_warmup_steps=warmup)
+        assert len(critic.batches) == 2 * count
+        assert len(policy.batches) == 2 * max(0, count - warmup)
+
+
+def test_responses_without_a_verdict_leave_the_training() -> None:
+    def undecided(prompts: Any, responses: list[str], answers: Any) -> list[float | None]:
+        return [None if response[0] == "1" else 1.0 for response in responses]
+
+    policy, _, _ = steps(1, reward=undecided, reward_scaling={"source": [0, 1], "target": [2, 3]}, global_batch_size=64)
+    batch = policy.batches[0]
+    trained = batch.mask.view(64, 5).any(-1)
+    assert torch.equal(trained, batch["score"].isfinite())
+    assert 0 < trained.sum() < 64
+    assert batch["reward"].view(64, 5)[~trained].eq(0).all()
+
+
+def test_dynamic_sampling_moves_the_position_by_all_that_was_drawn() -> None:
+    def rarely(prompts: Any, responses: list[str], answers: Any) -> list[float | None]:
+        return [float(response == "11") for response in responses]
+
+    ppo = {"num_prompts_per_step": 8, "num_generations": 2, "global_batch_size": 16, "dynamic_sampling": {}}
+    policy, _, positions = steps(2, reward=lambda p, r, a: rarely(p, [x[:2] for x in r], a), **ppo)
+    scores = policy.batches[0]
+    assert len(scores) == 16
+    drawn = [after - before for before, after in itertools.pairwise(positions)]
+    assert all(count % 8 == 0 for count in drawn)
+    assert max(drawn) > 8
+
+
+VALUES = torch.tensor([0.0, 0.3, 0.1, 0.0, 0.2, 0.6, 0.4])
+REWARDS = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0])
+
+
+def credit(**ppo: Any) -> Batch:
+    """Two responses, of two tokens and of three, the second cut off where V is ½."""
+    batch = Batch(
+        torch.zeros(7, dtype=torch.int64),
+        torch.tensor([3, 4]),
+        {"mask": torch.tensor([0, 1, 1, 0, 1, 1, 1]).bool(), "reward": REWARDS, "old_value": VALUES},
+        {"final_value": torch.tensor([9.0, 0.5]), "truncated": torch.tensor([False, True])},
+    )
+    plain = {"num_prompts_per_step": 2, "global_batch_size": 2, "whiten_advantages": False}
+    return with_advantages(batch, PPO.model_validate({**plain, **ppo}))[0]
+
+
+def test_each_lambda_goes_where_it_belongs() -> None:
+    batch = credit(gae_lambda=0.5, gae_lambda_policy=0.0, gae_lambda_value=1.0)
+    assert batch["return"].tolist() == pytest.approx([0, 1, 1, 0, 1, 1, 1])
+    assert batch["advantage"].tolist() == pytest.approx([0, 0.1 - 0.3, 1 - 0.1, 0, 0.6 - 0.2, 0.4 - 0.6, 1 - 0.4])
+
+
+def test_lambda_that_grows_with_the_response_is_for_advantages_alone() -> None:
+    batch = credit(gae_lambda=1.0, length_adaptive_alpha=1.0)
+    assert batch["return"].tolist() == pytest.approx([0, 1, 1, 0, 1, 1, 1])
+    short = 0.1 - 0.3 + 0.5 * (1 - 0.1)  # λ = 1 − 1/2
+    long = 0.6 - 0.2 + 2 / 3 * (0.4 - 0.6 + 2 / 3 * (1 - 0.4))  # λ = 1 − 1/3
+    assert batch["advantage"][[1, 4]].tolist() == pytest.approx([short, long])
+
+
+def test_bootstrap_only_where_asked_and_only_where_truncated() -> None:
+    assert credit(gae_lambda=1.0)["return"].tolist() == pytest.approx([0, 1, 1, 0, 1, 1, 1])
+    bootstrapped = credit(gae_lambda=1.0, bootstrap_truncated=True)["return"].tolist()
+    assert bootstrapped == pytest.approx([0, 1, 1, 0, 1.5, 1.5, 1.5])
+
+
+def test_whitening_only_where_asked() -> None:
+    plain, white = (credit(whiten_advantages=on) for on in (False, True))
+    chosen = plain["advantage"][plain.mask]
+    torch.testing.assert_close(
+        white["advantage"][white.mask], (chosen - chosen.mean()) / chosen.std(correction=0), atol=1e-4, rtol=1e-4
+    )
+    assert torch.equal(plain["return"], white["return"])
