@@ -70,6 +70,8 @@ def _check(options: argparse.Namespace) -> int:
     from lockstep.report.acceptance import check
     from lockstep.report.log import read_metrics
 
+    if not (Path(options.run) / "recipe.yaml").is_file():
+        raise ValueError(f"{options.run} is no folder of a run: it holds no recipe.yaml")
     recipe = load(str(Path(options.run) / "recipe.yaml")).recipe
     bounds = recipe.acceptance if isinstance(recipe, PPORecipe) else ()
     if not bounds:

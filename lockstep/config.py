@@ -182,8 +182,7 @@ def _overrides(overrides: Sequence[str]) -> list[_Layer]:
         if match is None:
             raise RecipeError(f"override {text!r}: say key=value, such as ppo.clip=0.1")
         key, value = match["key"], match["value"]
-        if key in layers:
-            raise RecipeError(f"override {text}: {key} is overridden twice")
+        layers.pop(key, None)  # the last one counts, so that a script can add to what it was given
         tree: Any = _override_value(text, key, value)
         for part in reversed(key.split(".")):
             tree = {part: tree}

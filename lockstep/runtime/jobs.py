@@ -97,6 +97,7 @@ def _extent(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
     file, source = prepare.data_files(recipe.data, place.folder).demonstrations, place.source
+    source.require_room("sft.max_tokens", recipe.sft.max_tokens)
     rows = Demonstrations(JsonlIndex(file, recipe.data.bad_lines), source.tokenizer, recipe.data, recipe.sft.max_tokens)
     spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
     policy, size = _learner(spec, recipe, place), recipe.sft.global_batch_size
@@ -113,6 +114,9 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
 
 def _ppo(recipe: PPORecipe, place: Place) -> Job:
     files, source = prepare.data_files(recipe.data, place.folder), place.source
+    for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
+        tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
+        source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
     shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
     policy = _learner(LearnerSpec(head="logits", optimizer=recipe.policy, **shared), recipe, place)
     critic = _learner(LearnerSpec(head="value", optimizer=recipe.critic, **shared), recipe, place)

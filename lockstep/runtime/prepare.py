@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 import lockstep
 from lockstep.config import Loaded, describe
@@ -33,11 +36,20 @@ class DataFiles:
 
 @dataclass(frozen=True)
 class Source:
-    """The first model: its folder, its tokenizer, and the tokens that end a response."""
+    """The first model: its folder, its tokenizer, the tokens that end a response, and the longest sequence it reads."""
 
     folder: str
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
+    context: int
+
+    def require_room(self, option: str, tokens: int) -> None:
+        """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the model."""
+        if tokens > self.context:
+            raise ValueError(
+                f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} reads at most "
+                f"{self.context}; lower one of the options"
+            )
 
 
 def run_folder(loaded: Loaded) -> Path:
@@ -67,6 +79,23 @@ def run_folder(loaded: Loaded) -> Path:
     if environment.read_text() != now:
         print(f"note: {environment} is not the environment of now; continued steps may differ in their last bits")
     return folder
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a run's folder; the system lets go of it when this one ends, however it ends.
+
+    Raises:
+        ValueError: If another process has it.
+    """
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is in use by another process; wait for it, end it, or set run.folder to start another run"
+            ) from None
+        yield
 
 
 def _note(path: Path, text: str) -> None:
@@ -109,7 +138,8 @@ def open_source(folder: Path | str) -> Source:
     stops = sorted({stop for stop in listed if isinstance(stop, int)})
     if not stops:
         raise ValueError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
-    return Source(str(folder), tokenizer, tuple(stops))
+    context = int(AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
+    return Source(str(folder), tokenizer, tuple(stops), context)
 
 
 def prompts(file: Path, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
@@ -83,6 +84,10 @@ class Progress:
         self._total, self._step_since = steps, self._clock()
         self._display.note(note)
 
+    def note(self, text: str) -> None:
+        """Shows a line that stays."""
+        self._display.note(text)
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Names and times what happens inside. A phase within a phase stops the clock of the outer one."""
@@ -103,7 +108,7 @@ class Progress:
         now = self._clock()
         self._recent.append((now - self._step_since, tokens))
         self._step, self._step_since = step, now
-        self._metrics = {name: metrics[name] for name in HEADLINES if name in metrics}
+        self._metrics = {name: metrics[name] for name in HEADLINES if math.isfinite(metrics.get(name, math.nan))}
         self._display.stepped(self.view())
 
     def take_timings(self) -> dict[str, float]:

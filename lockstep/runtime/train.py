@@ -32,8 +32,9 @@ def train(loaded: Loaded) -> Path:
     if (folder / "final").exists():
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
-    source = _source(loaded, folder)
-    with progress(f"{loaded.name} → {folder}") as shown, ExitStack() as workers:
+    with prepare.locked(folder), ExitStack() as workers:
+        source = _source(loaded, folder)
+        shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
         job = job_of(recipe, Place(folder, source, shown, workers))
         shown.total(job.extent.steps, job.arithmetic)
         _run(recipe, job, folder, shown)
@@ -55,9 +56,11 @@ def _source(loaded: Loaded, folder: Path) -> Source:
 def _run(recipe: Common, job: Job, folder: Path, shown: Progress) -> None:
     tracker, checkpoints = Tracker(folder), Checkpoints(folder / "checkpoints", recipe.run.keep)
     start = _restored(job, checkpoints)
+    if start.step:
+        shown.note(f"continues after step {start.step}, the newest checkpoint")
     tracker.rewind(start.step if start.step else -1)
     job.resumed(start.step)
-    hooks: list[Hook] = [partial(_log, tracker)]
+    hooks: list[Hook] = [partial(_log, tracker), partial(_warn, shown)]
     if job.validate is not None:
         hooks.append(partial(_validate, job, recipe.run.validate_every, tracker, shown))
         if start.step == 0:
@@ -79,6 +82,15 @@ def _restored(job: Job, checkpoints: Checkpoints) -> Start:
 def _log(tracker: Tracker, step: int, result: StepResult) -> None:
     tracker.metrics(step, result.metrics.floats())
     tracker.samples(step, result.samples)
+
+
+def _warn(shown: Progress, step: int, result: StepResult) -> None:
+    trained = result.metrics.get("train/trained_tokens")
+    if trained is not None and not trained.value():
+        shown.note(
+            f"step {step} trained on nothing: every response was taken out, because it had no verdict, was truncated "
+            "at sampling.max_tokens (ppo.overlong_filtering), or was off the sampler (ppo.max_sequence_mismatch)"
+        )
 
 
 def _validate(job: Job, every: int, tracker: Tracker, shown: Progress, step: int, result: StepResult) -> None:

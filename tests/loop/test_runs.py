@@ -15,8 +15,13 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from lockstep.cli import main
 from lockstep.config import load
+from lockstep.models.export import export
+from lockstep.models.load import load_causal_lm
+from lockstep.models.tokenizer import load_tokenizer
 from lockstep.report.log import read_metrics
+from lockstep.runtime.prepare import locked
 from lockstep.runtime.train import train
+from lockstep.samplers.torch.sampler import TorchSampler
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -128,3 +133,53 @@ def test_bad_input_gets_one_sentence(
     error = capsys.readouterr().err
     assert sentence in error
     assert "Traceback" not in error
+
+
+def test_a_run_in_use_is_not_touched(run: Run, in_tmp: Path) -> None:
+    run("run.folder=busy", "run.max_steps=1")
+    shutil.rmtree("busy/final")
+    before = Path("busy/metrics.jsonl").read_bytes()
+    with locked(Path("busy")), pytest.raises(ValueError, match="busy is in use by another process"):
+        run("run.folder=busy", "run.max_steps=1")
+    assert Path("busy/metrics.jsonl").read_bytes() == before
+
+
+def test_a_continued_run_says_where_it_goes_on(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("run.max_steps=2")
+    shutil.rmtree("run/final")
+    run("run.max_steps=2")
+    assert "continues after step 2" in capsys.readouterr().err
+
+
+def test_a_step_that_trained_on_nothing_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("ppo.overlong_filtering=true", "sampling.max_tokens=1")
+    shown = capsys.readouterr().err
+    assert "step 1 trained on nothing" in shown
+    assert "nan" not in shown
+
+
+def test_prompt_and_answer_must_fit_the_context(run: Run) -> None:
+    with pytest.raises(ValueError, match=r"allows sequences of 164 tokens, but the model in .* reads at most 96"):
+        run("sampling.max_tokens=100")
+
+
+def test_an_interrupt_is_one_sentence(
+    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TorchSampler, "generate", interrupted)
+    assert main(["train", "tiny.yaml"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted; the same command goes on from the newest checkpoint\n")
+
+
+def test_published_generation_configs_are_exported_as_they_are(assets: Path, in_tmp: Path) -> None:
+    shutil.copytree(assets / "models/stories260K/hf", "model", copy_function=shutil.copyfile)
+    odd = '{"temperature": 0.6, "eos_token_id": [1, 2]}'
+    Path("model/generation_config.json").unlink()
+    Path("model/generation_config.json").write_text(odd)
+    source = load_causal_lm("model")
+    export("model", source.named_parameters(), load_tokenizer("model"), Path("out"))
+    assert Path("out/generation_config.json").read_text() == odd
+    assert torch.equal(load_file("out/model.safetensors")["model.norm.weight"], source.model.norm.weight)

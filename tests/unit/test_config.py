@@ -172,8 +172,8 @@ def test_text_that_yaml_would_read_as_something_else_is_refused(recipe: str, ove
     load(recipe, [f'{key}="{value}"'])
 
 
-def test_an_override_given_twice_is_refused(recipe: str) -> None:
-    assert "ppo.clip is overridden twice" in refusal(recipe, "ppo.clip=0.1", "ppo.clip=0.2")
+def test_of_an_override_given_twice_the_last_counts(recipe: str) -> None:
+    assert load(recipe, ["ppo.clip=0.1", "ppo.clip=0.2"]).dump()["ppo"]["clip"] == 0.2
 
 
 def test_an_option_of_another_algorithm_is_unknown(recipe: str) -> None:
