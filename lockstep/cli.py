@@ -11,8 +11,8 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
     options = _parser().parse_args(arguments)
-    # Read when torch is first imported. Threads that spin while they wait cost a busy machine most of its speed.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read when torch is first imported. Threads that spin for long while they wait cost a busy machine most of its speed.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         return options.command(options)
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
