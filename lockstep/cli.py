@@ -11,7 +11,7 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
     options = _parser().parse_args(arguments)
-    # Read when torch is first imported. Threads that spin for long while they wait cost a busy machine most of its speed.
+    # Read when torch is first imported. Threads that spin for long while they wait starve a busy machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         return options.command(options)
