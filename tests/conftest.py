@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from tiny_models import model_folder
 
 NEEDS = ("assets", "gloo")
@@ -19,6 +20,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", f"needs(name): the capability a test proves, one of {NEEDS}; CI must have run it"
     )
     torch.set_num_threads(1)
+    # No test asserts a time; in CI the same examples every time, so that a red run means a change.
+    settings.register_profile("lockstep", deadline=None, derandomize="CI" in os.environ)
+    settings.load_profile("lockstep")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
