@@ -85,8 +85,9 @@ class Loaded:
         """
         tree = self.dump()
         del tree["run"]["folder"]
-        if self.warm_start is not None:
-            tree["model"]["from_recipe"] = self.warm_start.digest
+        first = self.warm_start
+        if first is not None:
+            tree["model"]["from_recipe"] = first.digest
         canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 

@@ -24,7 +24,7 @@ from lockstep.recipe import Common, PPORecipe, SFTRecipe
 from lockstep.runtime import prepare
 from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.parallel import launch
-from lockstep.runtime.prepare import Source
+from lockstep.runtime.prepare import DataFiles, Source
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
@@ -55,9 +55,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job is made ready: the run's folder, its first model, its display, and what ends worker processes."""
+    """Where a job is made ready: the run's data, its first model, its display, and what ends worker processes."""
 
-    folder: Path
+    files: DataFiles
     source: Source
     shown: Progress
     workers: ExitStack
@@ -96,7 +96,7 @@ def _extent(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 
 
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
-    file, source = prepare.data_files(recipe.data, place.folder).demonstrations, place.source
+    file, source = place.files.demonstrations, place.source
     source.require_room("sft.max_tokens", recipe.sft.max_tokens)
     rows = Demonstrations(JsonlIndex(file, recipe.data.bad_lines), source.tokenizer, recipe.data, recipe.sft.max_tokens)
     spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
@@ -113,7 +113,7 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
 
 
 def _ppo(recipe: PPORecipe, place: Place) -> Job:
-    files, source = prepare.data_files(recipe.data, place.folder), place.source
+    files, source = place.files, place.source
     for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
         tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
         source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)

@@ -115,17 +115,17 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
     return DataFiles(made.train, made.demonstrations or made.train, made.validation)
 
 
-def scratch_model(recipe: Common, folder: Path) -> Path:
-    """Builds a model and its tokenizer from the training text, once, as `initial/` in the run's folder."""
-    initial, scratch, data = folder / "initial", recipe.model.scratch, recipe.data
-    if not initial.exists():
+def scratch_model(recipe: Common, text: Path, folder: Path) -> Path:
+    """Builds a model, and its tokenizer from the rows of `text`, once, into `folder`."""
+    if not folder.exists():
+        scratch, data = recipe.model.scratch, recipe.data
         assert scratch is not None, "only a recipe with model.scratch asks for a new model"
-        index = JsonlIndex(data_files(data, folder).train, data.bad_lines)
+        index = JsonlIndex(text, data.bad_lines)
         rows = ((index.row(i), index.where(i)) for i in range(len(index)))
         texts = (render(template, *row) for row in rows for template in (data.prompt, data.completion))
         tokenizer = words_tokenizer(texts)
-        save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, initial)
-    return initial
+        save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, folder)
+    return folder
 
 
 def open_source(folder: Path | str) -> Source:

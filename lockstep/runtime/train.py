@@ -17,7 +17,7 @@ from lockstep.runtime import prepare
 from lockstep.runtime.checkpoint import Checkpoints
 from lockstep.runtime.jobs import Job, Place, job_of
 from lockstep.runtime.loop import Hook, Start, loop
-from lockstep.runtime.prepare import Source
+from lockstep.runtime.prepare import DataFiles, Source
 from lockstep.runtime.progress import Progress, progress
 from lockstep.runtime.track import Tracker
 
@@ -33,9 +33,10 @@ def train(loaded: Loaded) -> Path:
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
     with prepare.locked(folder), ExitStack() as workers:
-        source = _source(loaded, folder)
+        files = prepare.data_files(recipe.data, folder)
+        source = _source(loaded, files, folder)
         shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
-        job = job_of(recipe, Place(folder, source, shown, workers))
+        job = job_of(recipe, Place(files, source, shown, workers))
         shown.total(job.extent.steps, job.arithmetic)
         _run(recipe, job, folder, shown)
         export(source.folder, job.learners["policy"].weights(), source.tokenizer, folder / "final")
@@ -43,13 +44,13 @@ def train(loaded: Loaded) -> Path:
     return folder
 
 
-def _source(loaded: Loaded, folder: Path) -> Source:
+def _source(loaded: Loaded, files: DataFiles, folder: Path) -> Source:
     """The model to begin with; trained first, or built first, where the recipe says so."""
-    recipe = loaded.recipe
-    if loaded.warm_start is not None:
-        return prepare.open_source(train(loaded.warm_start) / "final")
+    recipe, first = loaded.recipe, loaded.warm_start
+    if first is not None:
+        return prepare.open_source(train(first) / "final")
     if recipe.model.scratch is not None:
-        return prepare.open_source(prepare.scratch_model(recipe, folder))
+        return prepare.open_source(prepare.scratch_model(recipe, files.train, folder / "initial"))
     return prepare.open_source(str(recipe.model.path))
 
 
