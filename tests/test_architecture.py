@@ -311,7 +311,7 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
 
 KEPT: tuple[tuple[Rule, str, str], ...] = (
     (imports_point_down, "lockstep/losses/ppo.py", "from lockstep.objectives import policy\nfrom . import base\n"),
-    (imports_point_down, "lockstep/recipe.py", "from lockstep import __version__, types\n"),
+    (imports_point_down, "lockstep/recipe/run.py", "from lockstep import __version__, types\n"),
     (imports_point_down, "lockstep/cli.py", "from lockstep.runtime.train import train\nimport torch\n"),
     (imports_point_down, "tests/unit/test_x.py", "import lockstep.cli\n"),
     (engines_stay_in_their_place, "lockstep/runtime/ray.py", "import ray\nimport rayon\n"),

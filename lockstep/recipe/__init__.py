@@ -1,0 +1,49 @@
+"""What a recipe may say: one frozen section per part of the house; unknown keys are errors (see `lockstep.config`).
+
+No default stands twice, no validator changes a field, derived values are properties. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from lockstep.recipe.machinery import Cluster, LearnerSection, Optimizer, Parallel, SamplerSection, Sampling, Schedule
+from lockstep.recipe.ppo import KL, PPO, Correction, DynamicSampling, Overlong, PPORecipe, RewardScaling
+from lockstep.recipe.run import Bound, Common, Run
+from lockstep.recipe.section import Probability, Section
+from lockstep.recipe.sft import SFT, SFTRecipe
+from lockstep.recipe.sources import Arithmetic, DataSection, ModelSection, RewardSection, Scratch
+
+Recipe = Annotated[SFTRecipe | PPORecipe, Field(discriminator="algorithm")]
+
+__all__ = [
+    "KL",
+    "PPO",
+    "SFT",
+    "Arithmetic",
+    "Bound",
+    "Cluster",
+    "Common",
+    "Correction",
+    "DataSection",
+    "DynamicSampling",
+    "LearnerSection",
+    "ModelSection",
+    "Optimizer",
+    "Overlong",
+    "PPORecipe",
+    "Parallel",
+    "Probability",
+    "Recipe",
+    "RewardScaling",
+    "RewardSection",
+    "Run",
+    "SFTRecipe",
+    "SamplerSection",
+    "Sampling",
+    "Schedule",
+    "Scratch",
+    "Section",
+]

@@ -1,0 +1,90 @@
+"""Who computes, and how: optimizers, learners, samplers, processes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from lockstep.recipe.section import Probability, Section
+
+
+class Schedule(Section):
+    """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine."""
+
+    warmup_steps: NonNegativeInt = 0
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    decay_steps: PositiveInt | None = Field(
+        default=None, description="optimizer steps until the end of the decay, warm-up included"
+    )
+    final_fraction: Probability = Field(default=0.0, description="the decay ends at lr times this")
+
+    @model_validator(mode="after")
+    def _decay_has_an_end(self) -> Schedule:
+        if (self.decay == "constant") != (self.decay_steps is None):
+            raise ValueError("decay_steps goes with decay: linear and decay: cosine, and only with them")
+        if self.decay == "constant" and self.final_fraction:
+            raise ValueError("final_fraction goes with decay: linear and decay: cosine, and only with them")
+        return self
+
+
+class Optimizer(Section):
+    """AdamW (Loshchilov & Hutter 2019) with fp32 weights and moments."""
+
+    lr: PositiveFloat
+    betas: tuple[Probability, Probability] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat | None = Field(default=1.0, description="clip the gradient's norm; null: do not")
+    schedule: Schedule = Schedule()
+
+
+class Parallel(Section):
+    """How many processes share the work."""
+
+    dp: PositiveInt = Field(default=1, description="data-parallel ranks, each with the whole model")
+
+
+class LearnerSection(Section):
+    """The training backend, for policy, critic and reference alike."""
+
+    backend: Literal["torch"] = "torch"
+    parallel: Parallel = Parallel()
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+    dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="of the computation; weights and moments are always fp32"
+    )
+    micro_batch_tokens: PositiveInt = Field(
+        default=8192, description="tokens packed into one forward and backward pass"
+    )
+
+
+class Sampling(Section):
+    """The distribution that responses are drawn from."""
+
+    max_tokens: PositiveInt
+    temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
+    top_k: NonNegativeInt = Field(default=0, description="0: all")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+
+    @model_validator(mode="after")
+    def _greedy_takes_the_likeliest(self) -> Sampling:
+        if self.temperature == 0 and (self.top_k or self.top_p < 1):
+            raise ValueError("temperature 0 takes the likeliest token, so top_k and top_p must be left at 0 and 1")
+        return self
+
+
+class SamplerSection(Section):
+    """The engine that generates."""
+
+    backend: Literal["torch"] = "torch"
+    max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
+
+
+class Cluster(Section):
+    """Where processes live."""
+
+    backend: Literal["local"] = Field(
+        default="local", description="child processes of this machine; none where every size is 1"
+    )
+    timeout_s: PositiveFloat = Field(default=1800.0, description="a worker that takes longer over one call is given up")

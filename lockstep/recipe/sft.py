@@ -1,0 +1,32 @@
+"""The options of supervised fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from lockstep.recipe.machinery import Optimizer
+from lockstep.recipe.run import Common
+from lockstep.recipe.section import Section
+
+
+class SFT(Section):
+    """Supervised fine-tuning on completions, the stop token included."""
+
+    global_batch_size: PositiveInt = Field(description="rows per optimizer step")
+    max_tokens: PositiveInt = Field(description="longest prompt and completion together")
+
+
+class SFTRecipe(Common):
+    """`algorithm: sft`"""
+
+    algorithm: Literal["sft"]
+    sft: SFT
+    optimizer: Optimizer
+
+    @model_validator(mode="after")
+    def _does_not_validate(self) -> SFTRecipe:
+        if self.data.validation is not None or self.data.max_validation_samples is not None or self.run.validate_every:
+            raise ValueError("sft has no validation yet; leave data.validation and run.validate_every out")
+        return self

@@ -1,0 +1,105 @@
+"""Where things come from: the first weights, the rows, the rewards."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from lockstep.recipe.section import Probability, Section
+
+
+class Scratch(Section):
+    """A new model with random weights: a `transformers` configuration, and a tokenizer made from the training text."""
+
+    config: dict[str, Any] = Field(description="fields of a transformers config, `model_type` among them")
+    tokenizer: Literal["words"] = Field(
+        default="words", description="one token per word, number, sign and newline of the data"
+    )
+
+
+class ModelSection(Section):
+    """Where the first weights come from: exactly one of the three."""
+
+    path: str | None = Field(default=None, description="a Hugging Face folder on this machine")
+    from_recipe: str | None = Field(default=None, description="a recipe that is trained first, with the same seed")
+    scratch: Scratch | None = Field(default=None, description="build a new model")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if sum(source is not None for source in (self.path, self.from_recipe, self.scratch)) != 1:
+            raise ValueError("say exactly one of path, from_recipe and scratch (model.path=FOLDER names your model)")
+        return self
+
+
+class Arithmetic(Section):
+    """Word problems that are made, not read; see `lockstep.experience.arithmetic`."""
+
+    train_questions: PositiveInt = Field(description="distinct training questions")
+    validation_questions: PositiveInt = Field(description="held-out questions, none of them a training question")
+    demonstrations: NonNegativeInt = Field(
+        default=0, description="solved rows for SFT, drawn from the training questions; 0: none"
+    )
+    direct_from: Probability = Field(
+        default=0.75, description="share of the demonstrations after which direct answers appear"
+    )
+    direct_share: Probability = Field(
+        default=0.6, description="share of questions that are then answered without reasoning"
+    )
+    seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
+
+
+class DataSection(Section):
+    """Rows of JSONL, and how they become prompts. `{field}` in a template stands for a field of the row."""
+
+    train: str | None = Field(default=None, description="JSONL file to train on")
+    validation: str | None = Field(default=None, description="JSONL file to validate on")
+    arithmetic: Arithmetic | None = Field(default=None, description="make the data instead of reading it")
+    prompt: str = Field(
+        default="{question}", description="template of the prompt, or of the user's message where `chat` is on"
+    )
+    completion: str = Field(default="{answer}", description="template of the completion that SFT learns")
+    answer: str = Field(default="{answer}", description="template of the right answer that a reward sees")
+    chat: bool = Field(default=False, description="put the prompt through the tokenizer's chat template")
+    system_prompt: str | None = Field(default=None, description="system message, with `chat`")
+    max_prompt_tokens: PositiveInt = Field(description="a longer prompt is over-long")
+    overlong_prompts: Literal["error", "skip"] = Field(
+        default="error", description="what to do with them; skipped ones are counted"
+    )
+    bad_lines: Literal["error", "skip"] = Field(
+        default="error", description="what to do with a line that is no row; likewise"
+    )
+    max_validation_samples: PositiveInt | None = Field(default=None, description="validate on the first so many rows")
+    shuffle: bool = Field(default=True, description="a new order each epoch, keyed by the seed")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataSection:
+        if (self.train is None) == (self.arithmetic is None):
+            raise ValueError("say exactly one of train (a JSONL file) and arithmetic")
+        if self.arithmetic is not None and self.validation is not None:
+            raise ValueError("validation does not go with arithmetic, which makes its own")
+        if self.system_prompt is not None and not self.chat:
+            raise ValueError("system_prompt needs chat: true")
+        return self
+
+
+class RewardSection(Section):
+    """What a response is worth."""
+
+    type: Literal["math", "python"] = Field(
+        description="`math`: right or wrong by math-verify; `python`: your function"
+    )
+    marker: str | None = Field(
+        default=None, description="math: the answer is what follows the last of these; null: the whole text"
+    )
+    function: str | None = Field(
+        default=None, description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md"
+    )
+
+    @model_validator(mode="after")
+    def _function_given(self) -> RewardSection:
+        if (self.type == "python") != (self.function is not None):
+            raise ValueError("function goes with type: python, and only with it")
+        if self.type == "python" and self.marker is not None:
+            raise ValueError("marker goes with type: math; a function of yours finds the answer itself")
+        return self
