@@ -48,11 +48,11 @@ def test_jagged_rows_keep_their_own_fields(tmp_path: Path) -> None:
 def test_line_ends_marks_and_blank_lines_change_no_row(tmp_path: Path, content: bytes) -> None:
     index = JsonlIndex(written(tmp_path, content))
     assert all_rows(index) == [{"a": 1}, {"a": 2}]
-    assert index.skipped == 0
+    assert index.skipped.count == 0
 
 
 def test_line_numbers_count_every_line_of_the_file(tmp_path: Path) -> None:
-    index = JsonlIndex(written(tmp_path, b'\n{"a": 1}\nbroken\n\n{"a": 2}\n'), bad_lines="skip")
+    index = JsonlIndex(written(tmp_path, b'\n{"a": 1}\nbroken\n\n{"a": 2}\n'), bad_rows="skip")
     assert [index.line_number(i) for i in range(len(index))] == [2, 5]
     assert index.where(1) == f"{tmp_path / 'rows.jsonl'}, line 5"
 
@@ -75,11 +75,11 @@ def test_line_numbers_count_every_line_of_the_file(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_an_error_with_its_place_or_a_counted_skip(tmp_path: Path, bad: bytes, what: str) -> None:
     path = written(tmp_path, b'{"a": 1}\n' + bad + b'\n{"a": 2}\n')
-    with pytest.raises(DataError, match=rf"rows\.jsonl, line 2: .*{what}.*data\.bad_lines=skip"):
+    with pytest.raises(DataError, match=rf"rows\.jsonl, line 2: .*{what}.*data\.bad_rows=skip"):
         JsonlIndex(path)
-    index = JsonlIndex(path, bad_lines="skip")
+    index = JsonlIndex(path, bad_rows="skip")
     assert all_rows(index) == [{"a": 1}, {"a": 2}]
-    assert (index.skipped, index.skipped_lines) == (1, [2])
+    assert index.skipped.count == 1
 
 
 def test_a_whole_surrogate_pair_is_text(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None
         JsonlIndex(written(tmp_path, content))
 
 
-def test_a_file_of_only_bad_lines_is_an_error_even_where_they_are_skipped(tmp_path: Path) -> None:
+def test_a_file_of_only_bad_rows_is_an_error_even_where_they_are_skipped(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no rows \(2 bad lines\)"):
-        JsonlIndex(written(tmp_path, b"[1,\n2]\n"), bad_lines="skip")
+        JsonlIndex(written(tmp_path, b"[1,\n2]\n"), bad_rows="skip")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
