@@ -35,6 +35,8 @@ def open_table(path: Path, label: str) -> TableRows:
         ) from None
     if path.is_dir():
         files = _files_of(path)
+        if not files:
+            raise DataError(f"{path}: holds no rows")
         return TableRows(datasets.Dataset.load_from_disk(str(path)), path, files, label)
     stamp = Stamp.of(path)
     if stamp is None:

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import Field, GetCoreSchemaHandler, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import custom_error_schema
 
 from lockstep.recipe.section import Probability, Section
 
@@ -58,16 +51,20 @@ class Arithmetic(Section):
     seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
 
 
-def _one_sentence(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """One complaint instead of one for each thing that could have been given."""
-    try:
-        return validate(value)
-    except ValidationError:
-        raise ValueError("should be a file or a list of files") from None
+class _OneSentence:
+    """One complaint about a value, instead of one for each thing that it could have been."""
+
+    def __init__(self, expected: str) -> None:
+        self._message = f"Input should be {expected}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return custom_error_schema(handler(source), "one_of_several", custom_error_message=self._message)
 
 
 FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
-Paths = Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], WrapValidator(_one_sentence)]
+Paths = Annotated[
+    str | Annotated[tuple[str, ...], Field(min_length=1)], _OneSentence("the name of a file or a list of names")
+]
 
 
 class DataSection(Section):

@@ -1,7 +1,6 @@
 """Prompts: templates, tokens, over-long rows, and which row stands at which position."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.experience.jsonl import DataError, JsonlIndex
-from lockstep.experience.order import rows_at
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.templates import render
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
@@ -130,17 +128,6 @@ def test_every_row_comes_once_an_epoch_and_each_epoch_in_its_own_order(index: Js
     assert all(sorted(epoch) == sorted(epochs[0]) and len(set(epoch)) == 10 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert [prompt.id for prompt in prompts.at(0, 10, seed=1)] != epochs[0]
-
-
-def test_batches_run_across_the_end_of_an_epoch_and_lose_nothing() -> None:
-    whole = rows_at(0, 30, length=10, seed=5, shuffle=True)
-    pieces = [row for position in range(0, 30, 4) for row in rows_at(position, 4, 10, 5, True)]
-    assert pieces[:30] == whole
-    assert set(Counter(whole).values()) == {3}
-
-
-def test_a_batch_may_be_larger_than_the_data() -> None:
-    assert rows_at(1, 7, length=3, seed=0, shuffle=False) == [1, 2, 0, 1, 2, 0, 1]
 
 
 def test_without_shuffle_rows_come_as_in_the_file(index: JsonlIndex, tokenizer: Any) -> None:
