@@ -24,14 +24,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, environment, peak_rss_mb, save, table
+from benchmarks.harness import Row, environment, save, table
 
 NUM_READS = 20_000
 ROWS_AT_ONCE = 64
 """One batch of prompts; `datasets` is asked for batches, too, which is its fast way."""
 
 WORDS = (
-    "a the of and Natalia sold clips to 48 her friends in April then half as many May how altogether did she".split()
+    "a",
+    "the",
+    "of",
+    "and",
+    "Natalia",
+    "sold",
+    "clips",
+    "to",
+    "48",
+    "her",
+    "friends",
+    "in",
+    "April",
+    "then",
+    "half",
 )
 
 Read = Callable[[Sequence[int]], Sequence[dict[str, Any]]]
@@ -96,17 +110,23 @@ SIDES = {"Lockstep": lockstep, "datasets": hf_datasets, "json.loads": json_loop}
 def measured(side: str, path: Path) -> dict[str, float]:
     """What one process finds out about one opening."""
     prepare = SIDES[side](path)
-    before, wall, cpu = peak_rss_mb(), time.perf_counter(), time.process_time()
+    before, wall, cpu = _resident_mb("VmRSS"), time.perf_counter(), time.process_time()
     num_rows, read = prepare()
     figures = {"open_s": time.perf_counter() - wall, "open_cpu_s": time.process_time() - cpu}
-    figures["open_peak_mb"] = peak_rss_mb() - before
+    figures["open_peak_mb"] = _resident_mb("VmHWM") - before
     draw = random.Random(1)
     batches = [[draw.randrange(num_rows) for _ in range(ROWS_AT_ONCE)] for _ in range(NUM_READS // ROWS_AT_ONCE)]
     wall = time.perf_counter()
     checked = sum(row["id"] == i for batch in batches for i, row in zip(batch, read(batch), strict=True))
     if checked != len(batches) * ROWS_AT_ONCE:
         raise RuntimeError(f"{side} returned other rows than were asked for")
-    return figures | {"reads_per_s": checked / (time.perf_counter() - wall), "peak_mb": peak_rss_mb() - before}
+    return figures | {"reads_per_s": checked / (time.perf_counter() - wall), "peak_mb": _resident_mb("VmHWM") - before}
+
+
+def _resident_mb(field: str) -> float:
+    """Resident memory of this process, now (VmRSS) or at its peak (VmHWM), MB (10⁶ bytes). Linux only."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024 / 1e6
 
 
 def in_a_process(side: str, path: Path, cache: Path) -> dict[str, float]:
