@@ -26,6 +26,12 @@ def encode(step: int, row: Mapping[str, Any]) -> bytes:
     return json.dumps({"step": step, **_plain(dict(row))}, allow_nan=False).encode() + b"\n"
 
 
+def require_run(folder: Path) -> None:
+    """Raises ValueError if there is no run in the folder."""
+    if not (folder / "recipe.yaml").is_file():
+        raise ValueError(f"{folder} is no folder of a run: it holds no recipe.yaml")
+
+
 def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """Each whole line of a log with its size in bytes; no file, no lines.
 

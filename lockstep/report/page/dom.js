@@ -1,0 +1,46 @@
+"use strict";
+/* Elements and numbers. Text reaches the page here alone, and always as text: there is no innerHTML. */
+
+/** `element("button.tab", {type: "button", onclick: f}, "text", child)`; strings become text nodes. */
+function element(kind, attributes = {}, ...children) {
+  const [tag, ...classes] = kind.split(".");
+  const made = document.createElement(tag);
+  made.className = classes.join(" ");
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") made[name] = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+const byId = (name) => document.getElementById(name);
+
+/** A number for people: four digits, an exponent only where zeros would be counted. */
+function shown(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  const text =
+    size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(3) : String(Number(value.toPrecision(size >= 1e4 ? 6 : 4)));
+  return text.replace("-", "−");
+}
+
+/** Text with characters that a browser hides, such as NUL and ESC, as their pictures. */
+function visible(text) {
+  const picture = (character) => (character === "\x7f" ? "␡" : String.fromCharCode(0x2400 + character.charCodeAt(0)));
+  return text.replace(/[\x00-\x08\x0b-\x1f\x7f]/g, picture);
+}
+
+/** A table of plain cells; `rows` are lists of text or elements. */
+function plainTable(head, rows) {
+  const cells = (kind, row) => row.map((cell) => element(kind, {}, cell));
+  return element(
+    "table.plain",
+    {},
+    element("thead", {}, element("tr", {}, ...cells("th", head))),
+    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...cells("td", row)))),
+  );
+}
+
+const section = (title, ...children) => element("section", {}, element("h2", {}, title), ...children);
