@@ -1,4 +1,4 @@
-"""Rollouts as people look at them: one row per response, and beside each of its tokens what the algorithm made of it."""
+"""Rollouts as people look at them: one row per response, with what the algorithm made of each of its tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One HTML file that needs nothing else: styles, scripts, libraries and data inside, and no way out.
 
-What a page shows was written by models, so nothing of it may ever be code. Data goes in as compressed blocks, in base64,
-whose alphabet has neither `<` nor a quote, and scripts put text on the page as text. Behind that stands a
+What a page shows was written by models, so nothing of it may ever be code. Data goes in as compressed blocks, in
+base64, whose alphabet has neither `<` nor a quote, and scripts put text on the page as text. Behind that stands a
 Content-Security-Policy: a script runs only if its hash is listed, and nothing is loaded from anywhere.
 """
 
@@ -49,7 +49,10 @@ class Document:
         try:
             with aside.open("wb") as file:
                 file.write(self._head().encode())
-                for name, content in {**{name: text.encode() for name, text in self.libraries.items()}, **blocks}.items():
+                for name, content in {
+                    **{name: text.encode() for name, text in self.libraries.items()},
+                    **blocks,
+                }.items():
                     write_block(file, name, content)
                 for source in self._own():
                     file.write(f"<script>{source}</script>\n".encode())
@@ -62,7 +65,9 @@ class Document:
     def _head(self) -> str:
         # Plotting libraries put styles into attributes; like everything else, styles can load nothing.
         runnable = " ".join(f"'sha256-{_sha256(source)}'" for source in [*self._own(), *self.libraries.values()])
-        policy = f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+        policy = (
+            f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+        )
         return (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

@@ -15,6 +15,7 @@ from typing import BinaryIO
 from plotly.offline import get_plotlyjs
 
 from lockstep.report.document import Document, write_block
+from lockstep.report.log import plain
 from lockstep.report.overview import overview
 from lockstep.report.samples import pack_samples
 
@@ -30,13 +31,20 @@ def write_report(folders: Sequence[Path], out: Path) -> None:
     Raises:
         ValueError: If a folder holds no run, or a log of it cannot be read.
     """
-    about = {"made": datetime.now().isoformat(" ", "minutes"), "runs": [overview(folder) for folder in folders]}
-    blocks = {"report": json.dumps(about, allow_nan=False).encode()}
+    runs = [overview(folder) | {"name": name} for folder, name in zip(folders, _names(folders), strict=True)]
+    about = {"made": datetime.now().isoformat(" ", "minutes"), "runs": runs}
+    blocks = {"report": json.dumps(plain(about), allow_nan=False).encode()}
     with TemporaryFile() as aside:
         for run, folder in enumerate(folders):
             blocks[f"samples-{run}"] = pack_samples(folder, partial(_store, aside, run))
         aside.seek(0)
         _document().write(out, blocks, lambda file: shutil.copyfileobj(aside, file))
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names; their whole paths where two are called the same."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
 def _store(file: BinaryIO, run: int, number: int, block: bytes) -> None:

@@ -16,7 +16,7 @@ def overview(folder: Path) -> dict[str, Any]:
     """Reads a run that is finished, under way, or barely begun.
 
     Returns:
-        Plain values: `name`, `folder`, `finished`, `step` (the last that was logged), `planned` (steps; None where the
+        Plain values: `finished`, `step` (the last that was logged), `planned` (steps; None where the
         data decides), `metrics` and `timings` (name → `step` and `value`; None for what is not finite), `recipe` (key
         such as ppo.clip → value), `environment`.
 
@@ -29,8 +29,6 @@ def overview(folder: Path) -> dict[str, Any]:
     environment = folder / "environment.json"
     planned = recipe.get("run.max_steps", -1)
     return {
-        "name": folder.resolve().name,
-        "folder": str(folder),
         "finished": (folder / "final").exists(),
         "step": max((int(row["step"]) for row in rows), default=0),
         "planned": planned if planned >= 0 else None,

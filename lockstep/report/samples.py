@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from lockstep.report.log import SAMPLES, lines
 
 TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
 
+_LOGGED = ("step", "score", "shaped_score", "tokens", "truncated")
 _BEGINNING = 96  # characters of a response that the index has
 _TOKENS_PER_BLOCK, _ROWS_PER_BLOCK = 16384, 1024
 
@@ -43,23 +43,23 @@ class _Index:
     """What the table of samples shows, sorts and filters by."""
 
     def __init__(self) -> None:
-        names = ("step", "score", "shaped_score", "tokens", "truncated", "prompt", "block", "place")
-        self._columns = {name: array("f") for name in names}
+        self._logged: dict[str, list[float | None]] = {name: [] for name in _LOGGED}
+        self._places: dict[str, list[int]] = {"prompt": [], "block": [], "place": []}
         self._prompts: dict[str, tuple[int, str]] = {}
         self._responses: list[str] = []
 
     def add(self, row: Mapping[str, Any], block: int, place: int) -> None:
-        name = str(row.get("id", row.get("prompt", "")))
-        number, _ = self._prompts.setdefault(name, (len(self._prompts), _line(row.get("prompt", ""))))
-        here = {"prompt": number, "block": block, "place": place}
-        for column, values in self._columns.items():
-            value = here.get(column, row.get(column))
-            values.append(float("nan") if value is None else float(value))
+        prompt = row.get("prompt", "")
+        number, _ = self._prompts.setdefault(row.get("id", prompt), (len(self._prompts), prompt))
+        for name, at in (("prompt", number), ("block", block), ("place", place)):
+            self._places[name].append(at)
+        for name, values in self._logged.items():
+            values.append(row.get(name))
         self._responses.append(_line(row.get("response", "")))
 
     def packed(self) -> bytes:
-        prompts = [[name, beginning] for name, (_, beginning) in self._prompts.items()]
-        return pack({"prompts": prompts, "responses": "\n".join(self._responses)}, self._columns)
+        prompts = [[name, _line(text)] for name, (_, text) in self._prompts.items()]
+        return pack({"prompts": prompts, "responses": "\n".join(self._responses)}, {**self._logged, **self._places})
 
 
 class _Block:
@@ -79,16 +79,20 @@ class _Block:
         return self._tokens >= _TOKENS_PER_BLOCK or self.rows >= _ROWS_PER_BLOCK
 
     def add(self, row: Mapping[str, Any]) -> None:
-        columns = row.get("token", {})
-        texts = columns.get("text", [])
+        columns = row.get("token", {"text": ()})
+        texts = columns["text"]
         about = {name: row.get(name) for name in ("prompt", "response", "answer")}
         self._rows.append({**about, "texts": texts, "begin": self._tokens})
         self._tokens += len(texts)
+        if not texts:
+            return
         for name, values in self._columns.items():
             values.extend(columns.get(name, [None] * len(texts)))
 
     def packed(self) -> bytes:
-        columns = {name: shortened(values) for name, values in self._columns.items() if any(v is not None for v in values)}
+        columns = {
+            name: shortened(values) for name, values in self._columns.items() if any(v is not None for v in values)
+        }
         return pack({"rows": self._rows}, columns)
 
 

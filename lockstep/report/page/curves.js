@@ -42,7 +42,7 @@ const hoverName = (run) => (state.runs.length > 1 ? run.name.replace(/[<>&%{}]/g
 function chartLayout(more = {}) {
   const style = getComputedStyle(document.body);
   const [ink, line] = ["--quiet", "--line"].map((name) => style.getPropertyValue(name).trim());
-  const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickfont: { size: 11 }, automargin: true };
+  const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickfont: { size: 11 }, automargin: true, exponentformat: "e" };
   return {
     margin: { l: 44, r: 10, t: 6, b: 28 },
     height: 210,
@@ -54,10 +54,13 @@ function chartLayout(more = {}) {
     hovermode: "x unified",
     hoverlabel: { bgcolor: style.getPropertyValue("--raised").trim(), bordercolor: line, font: { color: style.color } },
     ...more,
-    xaxis: { ...axis, showgrid: false, range: state.steps ?? undefined, autorange: state.steps === null, ...more.xaxis },
+    xaxis: { ...axis, showgrid: false, spikecolor: ink, spikethickness: 1, spikedash: "dot", range: state.steps ?? undefined, autorange: state.steps === null, ...more.xaxis },
     yaxis: { ...axis, type: state.logarithmic ? "log" : "linear", ...more.yaxis },
   };
 }
+
+/** The plotting library, run when a first chart is to be drawn: samples need not wait for it. */
+const plotting = () => (plotting.ready ??= runLibrary("plotly"));
 
 /** One chart. `traces` is asked anew at each drawing; `layout` says what differs from the common one. */
 class Chart {
@@ -83,9 +86,10 @@ class Chart {
     this.refresh();
   }
 
-  refresh() {
+  async refresh() {
     if (!this.isSeen || !this.isStale) return;
     this.isStale = false;
+    await plotting();
     const isNew = this.place.data === undefined;
     Plotly.react(this.place, this.traces(), chartLayout(this.layout()), { displayModeBar: false, responsive: true });
     if (isNew) this.place.on("plotly_relayout", (change) => zoomed(this, change));
@@ -168,7 +172,7 @@ function curveControls() {
     {},
     element("label", {}, "Smoothing ", element("input", { id: "smoothing", type: "range", min: 0, max: 0.98, step: 0.02, value: 0, oninput: smoothing }), amount),
     element("label", {}, element("input", { id: "logarithmic", type: "checkbox", onchange: logarithmic }), " logarithmic"),
-    element("input", { type: "search", placeholder: "metrics…", "aria-label": "show metrics whose name holds", oninput: search }),
+    element("input", { type: "search", placeholder: "find a metric…", "aria-label": "show metrics whose name holds", oninput: search }),
     element("span.hint", {}, "drag to zoom all curves, double-click to see all steps"),
   );
 }
@@ -210,10 +214,10 @@ const AGREEMENT = {
 function agreementView() {
   const present = Object.keys(AGREEMENT).filter((name) => metricNames().includes(`agreement/${name}`));
   if (!present.length) return [element("p.empty", {}, "This run has no sampler that its learner could disagree with.")];
-  const worst = state.runs.flatMap((run) => present.map((name) => worstRow(run, name)).filter(Boolean));
+  const worst = present.flatMap((name) => state.runs.map((run) => worstRow(run, name)).filter(Boolean));
   return [
     element("p.lead", {}, "Δ is the learner's log-probability of a sampled token less the sampler's. Both should be the same policy."),
-    plainTable([...(state.runs.length > 1 ? ["run"] : []), "measure", "", "ideal", "farthest from it", "at step", "last"], worst),
+    plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "", "ideal", "farthest from it", "at step", "last"], worst),
     element("div.cards", {}, ...present.map((name) => metricCard(`agreement/${name}`, `${AGREEMENT[name][0]}; ideal ${AGREEMENT[name][1]}`))),
   ];
 }
@@ -224,6 +228,13 @@ function worstRow(run, name) {
   const [meaning, ideal] = AGREEMENT[name];
   const distance = series.value.map((value) => (value === null ? -1 : Math.abs(value - ideal)));
   const at = distance.reduce((best, size, i) => (size > distance[best] ? i : best), 0);
-  const cells = [name, meaning, String(ideal), shown(series.value[at]), String(series.step[at]), shown(series.value.at(-1))];
-  return state.runs.length > 1 ? [run.name, ...cells] : cells;
+  const cells = [meaning, String(ideal), apart(series.value[at], ideal), String(series.step[at]), apart(series.value.at(-1), ideal)];
+  return [name, ...(state.runs.length > 1 ? [run.name] : []), ...cells];
+}
+
+/** A number near 1 by what it differs from it, since its own digits would hide that. */
+function apart(value, ideal) {
+  if (value === null || ideal === 0 || Math.abs(value - ideal) > 0.01) return shown(value);
+  const difference = value - ideal;
+  return difference === 0 ? shown(ideal) : `${ideal} ${difference > 0 ? "+" : "−"} ${shown(Math.abs(difference))}`;
 }

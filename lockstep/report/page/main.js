@@ -53,7 +53,6 @@ async function start() {
   document.title = `${state.runs.map((run) => run.name).join(", ")} – Lockstep`;
   byId("made").textContent = `as of ${report.made}`;
   byId("runs").replaceChildren(...state.runs.map(runLine));
-  await runLibrary("plotly");
   onChange(oncePerFrame(Chart.refreshAll));
   darkMode.addEventListener("change", () => location.reload());
   window.addEventListener("hashchange", () => openView(wanted()));

@@ -37,13 +37,13 @@ class SamplesView {
     const run = { title: "run", width: "minmax(50px, 110px)", key: () => this.columns.run, text: (row) => state.runs[this.columns.run[row]].name };
     return [
       ...(state.runs.length > 1 ? [run] : []),
-      number("step", "step", "56px"),
-      number("score", "score", "64px"),
-      number("shaped_score", "shaped", "68px"),
-      number("tokens", "tokens", "64px"),
-      { title: "cut", width: "44px", key: () => this.columns.truncated, text: (row) => (this.columns.truncated[row] ? "cut" : "") },
-      text("response", "minmax(140px, 3fr)", (row) => this.responses[row]),
-      text("prompt", "minmax(80px, 2fr)", (row) => this.prompt(row)[1]),
+      number("step", "step", "48px"),
+      number("score", "score", "58px"),
+      number("shaped_score", "shaped", "58px"),
+      number("tokens", "tokens", "56px"),
+      { title: "cut", width: "32px", key: () => this.columns.truncated, text: (row) => (this.columns.truncated[row] ? "cut" : "") },
+      text("response", "minmax(140px, 5fr)", (row) => this.responses[row]),
+      text("prompt", "minmax(80px, 3fr)", (row) => this.prompt(row)[1]),
     ];
   }
 

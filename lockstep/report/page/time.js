@@ -24,7 +24,7 @@ function phaseTraces(run) {
       y: steps.map((step) => seconds.get(step) ?? 0),
       name,
       stackgroup: "phases",
-      line: { width: 0.5, color },
+      line: { width: 0.5, color, shape: "hvh" },
       hovertemplate: "%{y:.3f} s",
     };
   });

@@ -38,7 +38,7 @@ class TokenView {
     this.legend = element("div.legend");
     this.text = element("div.tokens", { dir: "ltr" }, ...row.texts.map((text, i) => this.token(text, i)));
     this.place.replaceChildren(
-      element("dl.facts", {}, ...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)])),
+      element("dl.facts", {}, ...facts.map(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", {}, text)))),
       element("h3", {}, "Prompt"),
       element("div.text", { dir: "auto" }, visible(row.prompt ?? "")),
       element("h3", {}, "Response"),
