@@ -52,4 +52,6 @@ def test_command_runs(
     arguments = [re.sub(r"=(.*)", lambda given: "=" + real.get(given[1], given[1]), word) for word in arguments]
     if arguments[0] == "train":
         arguments += SHORT + (TINY if "ppo_gsm8k" in arguments else [])
+    for run in {"RUN", "OTHER_RUN"} & set(arguments):
+        assert main(["train", "ppo_arithmetic", f"run.folder={run}", *SHORT]) == 0, capsys.readouterr().err
     assert main(arguments) == 0, capsys.readouterr().err

@@ -42,7 +42,7 @@ const hoverName = (run) => (state.runs.length > 1 ? run.name.replace(/[<>&%{}]/g
 function chartLayout(more = {}) {
   const style = getComputedStyle(document.body);
   const [ink, line] = ["--quiet", "--line"].map((name) => style.getPropertyValue(name).trim());
-  const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickfont: { size: 11 }, automargin: true, exponentformat: "e" };
+  const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickfont: { size: 11 }, exponentformat: "e" };
   return {
     margin: { l: 44, r: 10, t: 6, b: 28 },
     height: 210,
@@ -55,7 +55,7 @@ function chartLayout(more = {}) {
     hoverlabel: { bgcolor: style.getPropertyValue("--raised").trim(), bordercolor: line, font: { color: style.color } },
     ...more,
     xaxis: { ...axis, showgrid: false, spikecolor: ink, spikethickness: 1, spikedash: "dot", range: state.steps ?? undefined, autorange: state.steps === null, ...more.xaxis },
-    yaxis: { ...axis, type: state.logarithmic ? "log" : "linear", ...more.yaxis },
+    yaxis: { ...axis, automargin: true, type: state.logarithmic ? "log" : "linear", ...more.yaxis },
   };
 }
 
@@ -90,6 +90,7 @@ class Chart {
     if (!this.isSeen || !this.isStale) return;
     this.isStale = false;
     await plotting();
+    await new Promise((resolve) => setTimeout(resolve)); // so that charts appear one by one
     const isNew = this.place.data === undefined;
     Plotly.react(this.place, this.traces(), chartLayout(this.layout()), { displayModeBar: false, responsive: true });
     if (isNew) this.place.on("plotly_relayout", (change) => zoomed(this, change));
