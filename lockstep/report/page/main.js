@@ -23,6 +23,7 @@ function runLine(run, number) {
   const accuracy = (run.metrics["validation/accuracy"]?.value ?? []).filter((value) => value !== null);
   const reward = (run.metrics["train/reward"]?.value ?? []).filter((value) => value !== null);
   const facts = [
+    ...(run.environment.recipe ? [run.environment.recipe] : []),
     run.planned === null ? `step ${run.step}` : `step ${run.step} of ${run.planned}`,
     run.finished ? "finished" : "not finished",
     ...(accuracy.length ? [`held-out accuracy ${fromTo(accuracy)}`] : []),
