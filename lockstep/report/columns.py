@@ -9,7 +9,7 @@ alike, and gzip finds that. Whole numbers are exact to 2²⁴.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 _DROPPED_BITS = 11  # of the 23 that a float32 has after its first digit
 
 
-def pack(header: Mapping[str, Any], columns: Mapping[str, ArrayLike]) -> bytes:
+def pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> bytes:
     """Lays out a header and columns of one length; `page/data.js` reads them.
 
     The header gets `columns`, their names in order, and `count`, their length.

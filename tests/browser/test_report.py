@@ -61,8 +61,8 @@ def until(page: Page, expression: str, arg: Any = None) -> None:
 def traces(page: Page, metric: str) -> list[dict[str, Any]]:
     """What a card's chart draws."""
     until(page, "metric => document.querySelector(`[data-metric='${metric}'] .chart`).data", arg=metric)
-    data = "metric => document.querySelector(`[data-metric='${metric}'] .chart`).data.map(({x, y, name}) => ({x, y, name}))"
-    return page.evaluate(data, metric)
+    data = "document.querySelector(`[data-metric='${metric}'] .chart`).data.map(({x, y, name}) => ({x, y, name}))"
+    return page.evaluate(f"metric => {data}", metric)
 
 
 def rows(page: Page, column: int) -> list[str]:
@@ -230,9 +230,9 @@ def test_keys_walk_through_rows_and_tokens(written: Written, opened: Opened) -> 
 
 
 HOSTILE = [
-    "<script>window.harmed = 1</script>", "</script><script>window.harmed = 1</script>", "<img src=x onerror='harmed = 1'>",
-    "a\u2028b\u2029c", "\x1b[31mred\x1b[0m \x00 \x07", "\ud800 lone \udfff", "\u202egnp.exe \u05d0\u05d1", "]]>&amp;--><!--",
-    "%{harmed} {{harmed}} ${harmed}", "javascript:harmed=1", "__proto__",
+    "<script>harmed = 1</script>", "</script><script>harmed = 1</script>", "<img src=x onerror='harmed = 1'>",
+    "a\u2028b\u2029c", "\x1b[31mred\x1b[0m \x00 \x07", "\ud800 lone \udfff", "\u202egnp.exe \u05d0\u05d1",
+    "]]>&amp;--><!--", "%{harmed} {{harmed}} ${harmed}", "javascript:harmed=1", "__proto__",
 ]  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def test_part_of_a_character_is_a_replacement_sign() -> None:
 def test_rounding_keeps_five_digits_and_prints_no_more(values: list[float]) -> None:
     for value, short in zip(values, rounded(np.array(values, np.float32)).tolist(), strict=True):
         if not math.isfinite(value):
-            assert short == value or math.isnan(short) and math.isnan(value)
+            assert short == value or (math.isnan(short) and math.isnan(value))
             continue
         assert short == pytest.approx(value, rel=0.6e-4, abs=1e-22)
         assert len(json.dumps(short).replace("-", "").split("e")[0].replace(".", "").strip("0")) <= max(
