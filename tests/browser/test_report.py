@@ -187,6 +187,20 @@ def test_a_rollout_opens_token_by_token(written: Written, opened: Opened) -> Non
     assert shown["probability"] == "0.1353"
 
 
+def test_a_character_in_two_tokens_is_seen_in_the_response(written: Written, opened: Opened) -> None:
+    samples = [
+        sample("é", token=token_columns(["\ufffd", "\ufffd"], value=[0.0, 1.0])),
+        sample("old", token={"text": []}),
+    ]
+    page = opened(page_of(written(samples=[samples])), "samples")
+    choose(page)
+    assert page.locator(".token").all_inner_texts() == ["\ufffd", "\ufffd"]
+    assert page.locator(".tokens + .text").inner_text() == "é"
+    choose(page, 1)
+    page.wait_for_selector(".rollout .text:text-is('old')")
+    assert page.locator(".token").count() == 0
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_tell_values_apart_and_text_stays_readable(written: Written, opened: Opened, scheme: str) -> None:
     ramp = token_columns(

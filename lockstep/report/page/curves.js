@@ -218,7 +218,7 @@ function agreementView() {
   const worst = present.flatMap((name) => state.runs.map((run) => worstRow(run, name)).filter(Boolean));
   return [
     element("p.lead", {}, "Δ is the learner's log-probability of a sampled token less the sampler's. Both should be the same policy."),
-    plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "", "ideal", "farthest from it", "at step", "last"], worst),
+    plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "ideal", "farthest from it", "at step", "last"], worst),
     element("div.cards", {}, ...present.map((name) => metricCard(`agreement/${name}`, `${AGREEMENT[name][0]}; ideal ${AGREEMENT[name][1]}`))),
   ];
 }
@@ -226,10 +226,10 @@ function agreementView() {
 function worstRow(run, name) {
   const series = run.metrics[`agreement/${name}`];
   if (!series) return null;
-  const [meaning, ideal] = AGREEMENT[name];
+  const [, ideal] = AGREEMENT[name];
   const distance = series.value.map((value) => (value === null ? -1 : Math.abs(value - ideal)));
   const at = distance.reduce((best, size, i) => (size > distance[best] ? i : best), 0);
-  const cells = [meaning, String(ideal), apart(series.value[at], ideal), String(series.step[at]), apart(series.value.at(-1), ideal)];
+  const cells = [String(ideal), apart(series.value[at], ideal), String(series.step[at]), apart(series.value.at(-1), ideal)];
   return [name, ...(state.runs.length > 1 ? [run.name] : []), ...cells];
 }
 

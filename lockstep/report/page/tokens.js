@@ -42,7 +42,8 @@ class TokenView {
       element("h3", {}, "Prompt"),
       element("div.text", { dir: "auto" }, visible(row.prompt ?? "")),
       element("h3", {}, "Response"),
-      ...(names.length ? [this.chooser(names), this.legend, this.text] : [element("div.text", { dir: "auto" }, visible(row.response ?? ""))]),
+      ...(names.length ? [this.chooser(names), this.legend, this.text] : []),
+      ...(row.texts.join("") === row.response ? [] : [element("div.text", { dir: "auto" }, visible(row.response ?? ""))]),
       ...(row.answer ? [element("h3", {}, "Right answer"), element("div.text", { dir: "auto" }, visible(row.answer))] : []),
     );
     this.tip.hidden = true;
