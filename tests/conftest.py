@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 from tiny_models import model_folder
 
-NEEDS = ("assets", "gloo")
+NEEDS = ("assets", "browser", "gloo")
 
 
 def pytest_configure(config: pytest.Config) -> None:
