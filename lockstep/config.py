@@ -79,12 +79,12 @@ class Loaded:
 
     @property
     def digest(self) -> str:
-        """Ten hexadecimal digits of the SHA-256 of all options but `run.folder`: another option is another run.
+        """Ten hexadecimal digits of the SHA-256 of all options but `run.folder` and `trackers`: others are another run.
 
         Options of the recipe that is trained first count too.
         """
         tree = self.dump()
-        del tree["run"]["folder"]
+        del tree["run"]["folder"], tree["trackers"]
         first = self.warm_start
         if first is not None:
             tree["model"]["from_recipe"] = first.digest

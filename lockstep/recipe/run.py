@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from lockstep.recipe.machinery import Cluster, LearnerSection
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import DataSection, ModelSection
+from lockstep.recipe.trackers import Trackers
 
 
 class Run(Section):
@@ -40,4 +41,5 @@ class Common(Section):
     data: DataSection
     learner: LearnerSection = LearnerSection()
     cluster: Cluster = Cluster()
+    trackers: Trackers = Trackers()
     run: Run

@@ -48,6 +48,9 @@ def loop(step: Step, start: Start, extent: Extent, progress: Progress, hooks: Se
     while not extent.over(number, position):
         result = step(number, position)
         number, position = number + 1, result.position
-        for hook in hooks:
-            hook(number, result)
-        progress.step(number, result.metrics.floats(), result.tokens)
+        with progress.phase("metrics"):
+            floats = result.floats  # the device has to catch up first, which is no fault of the log
+        with progress.phase("log"):
+            for hook in hooks:
+                hook(number, result)
+            progress.step(number, floats, result.tokens)

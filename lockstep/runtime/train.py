@@ -19,7 +19,9 @@ from lockstep.runtime.jobs import Job, Place, job_of
 from lockstep.runtime.loop import Hook, Start, loop
 from lockstep.runtime.prepare import DataFiles, Source
 from lockstep.runtime.progress import Progress, progress
-from lockstep.runtime.track import Tracker
+from lockstep.runtime.track import Logs, Tracker
+from lockstep.runtime.trackers.run import RunTracker, tracked, views_of
+from lockstep.runtime.trackers.view import Facts
 
 
 def train(loaded: Loaded) -> Path:
@@ -33,12 +35,14 @@ def train(loaded: Loaded) -> Path:
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
     with prepare.locked(folder), ExitStack() as workers:
+        views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = prepare.data_files(recipe.data, folder)
         source = _source(loaded, files, folder)
         shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
+        tracker = workers.enter_context(tracked(Logs(folder), views, shown.note))
         job = job_of(recipe, Place(files, source, shown, workers))
         shown.total(job.extent.steps, job.arithmetic)
-        _run(recipe, job, folder, shown)
+        _run(recipe, job, folder, tracker, shown)
         export(source.folder, job.learners["policy"].weights(), source.tokenizer, folder / "final")
     print(summary(folder))
     return folder
@@ -54,8 +58,8 @@ def _source(loaded: Loaded, files: DataFiles, folder: Path) -> Source:
     return prepare.open_source(str(recipe.model.path))
 
 
-def _run(recipe: Common, job: Job, folder: Path, shown: Progress) -> None:
-    tracker, checkpoints = Tracker(folder), Checkpoints(folder / "checkpoints", recipe.run.keep)
+def _run(recipe: Common, job: Job, folder: Path, tracker: RunTracker, shown: Progress) -> None:
+    checkpoints = Checkpoints(folder / "checkpoints", recipe.run.keep)
     start = _restored(job, checkpoints)
     if start.step:
         shown.note(f"continues after step {start.step}, the newest checkpoint")
@@ -66,7 +70,7 @@ def _run(recipe: Common, job: Job, folder: Path, shown: Progress) -> None:
         hooks.append(partial(_validate, job, recipe.run.validate_every, tracker, shown))
         if start.step == 0:
             _validated(0, job.validate, tracker, shown)
-    hooks.append(partial(_save, job, recipe.run.save_every, checkpoints, shown))
+    hooks.append(partial(_save, job, recipe.run.save_every, tracker, checkpoints, shown))
     hooks.append(lambda step, result: tracker.timings(step, shown.take_timings()))
     loop(job.step, start, job.extent, shown, hooks)
 
@@ -81,13 +85,12 @@ def _restored(job: Job, checkpoints: Checkpoints) -> Start:
 
 
 def _log(tracker: Tracker, step: int, result: StepResult) -> None:
-    tracker.metrics(step, result.metrics.floats())
+    tracker.metrics(step, result.floats)
     tracker.samples(step, result.samples)
 
 
 def _warn(shown: Progress, step: int, result: StepResult) -> None:
-    trained = result.metrics.get("train/trained_tokens")
-    if trained is not None and not trained.value():
+    if result.floats.get("train/trained_tokens") == 0:
         shown.note(
             f"step {step} trained on nothing: every response was taken out, because it had no verdict, was truncated "
             "at sampling.max_tokens (ppo.overlong_filtering), or was off the sampler (ppo.max_sequence_mismatch)"
@@ -105,7 +108,15 @@ def _validated(step: int, validate: Callable[[], Metrics], tracker: Tracker, sho
         tracker.metrics(step, validate().floats())
 
 
-def _save(job: Job, every: int, checkpoints: Checkpoints, shown: Progress, step: int, result: StepResult) -> None:
+def _save(
+    job: Job,
+    every: int,
+    tracker: RunTracker,
+    checkpoints: Checkpoints,
+    shown: Progress,
+    step: int,
+    result: StepResult,
+) -> None:
     if step % every and not job.extent.over(step, result.position):
         return
 
@@ -114,4 +125,5 @@ def _save(job: Job, every: int, checkpoints: Checkpoints, shown: Progress, step:
             learner.save(folder / name)
 
     with shown.phase("save"):
+        tracker.sync()
         checkpoints.save(step, write, {"position": result.position})
