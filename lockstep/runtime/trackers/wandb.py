@@ -7,6 +7,7 @@ steps that the run makes again after a kill are not sent a second time.
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
@@ -36,15 +37,15 @@ class WandBView:
         return str(self._run.url) if self._section.mode == "online" else f"wandb sync {self._run.settings.sync_dir}"
 
     def rewind(self, step: int) -> None:
-        offline = self._section.mode == "offline"
-        for old in self._folder.glob("offline-run-*") if offline else []:
-            shutil.rmtree(old)
-        resume: Literal["allow"] | None = None if offline else "allow"
+        resume: Literal["allow"] | None = "allow"
+        if self._section.mode == "offline":
+            self._clear()
+            resume = None
         self._run = wandb.init(
             project=self._section.project,
             id=self._id(),
             name=self._section.name or self._facts.name,
-            dir=self._facts.folder,
+            dir=self._facts.folder.resolve(),  # W&B writes from a process that may be in another folder
             mode=self._section.mode,
             resume=resume,
             reinit="create_new",
@@ -69,6 +70,13 @@ class WandBView:
 
     def close(self, outcome: Outcome) -> None:
         self._run.finish(exit_code=_EXIT_CODES[outcome])
+
+    def _clear(self) -> None:
+        """Removes what was written offline, and keeps what will be, the files of tables too, in the run's folder."""
+        staged = self._folder / "data"
+        for old in [*self._folder.glob("offline-run-*"), *self._folder.glob(staged.name)]:
+            shutil.rmtree(old)
+        os.environ["WANDB_DATA_DIR"] = str(staged.resolve())  # else the home folder, whence nothing takes them away
 
     def _id(self) -> str:
         """Drawn once and kept in the run's folder: a folder that was removed and made again is another run."""
