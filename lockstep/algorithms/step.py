@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from lockstep.metrics import Metrics
@@ -29,8 +28,3 @@ class StepResult:
     position: int
     tokens: int
     samples: list[dict[str, Any]] = field(default_factory=list)
-
-    @cached_property
-    def floats(self) -> dict[str, float]:
-        """The metrics as numbers; whoever asks first waits for the device."""
-        return self.metrics.floats()

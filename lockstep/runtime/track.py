@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
+from lockstep.runtime.checkpoint import sync
 
 Outcome = Literal["finished", "failed", "interrupted"]
 """How a run's process ended; one that was killed says nothing."""
@@ -81,11 +82,7 @@ class Logs:
         """Returns when all that was logged is on the disk: after a power cut the logs reach as far as a checkpoint."""
         paths = [self._folder / name for name in (METRICS, TIMINGS, SAMPLES)]
         for path in [*filter(Path.exists, paths), self._folder]:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(path)
 
     def close(self, outcome: Outcome) -> None:
         self.sync()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lockstep.recipe import Trackers
+from lockstep.runtime.stop import Stopped
 from lockstep.runtime.track import Logs, Outcome, Tracker
 from lockstep.runtime.trackers.guard import Guarded
 from lockstep.runtime.trackers.view import Facts, View
@@ -59,7 +60,7 @@ def tracked(logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) 
     try:
         yield tracker
         outcome = "finished"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
         outcome = "interrupted"
         raise
     finally:
