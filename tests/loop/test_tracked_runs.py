@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from read_trackers import (
     wandb_series,
 )
 
-from lockstep.report.log import TIMINGS, lines, read_metrics
+from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines, read_metrics
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -118,6 +120,69 @@ def test_a_failed_run_is_shown_as_failed(run: Run, in_tmp: Path, monkeypatch: py
     assert shown.info.status == "FAILED"
     assert tensorboard_texts(Path("run"), "outcome/text_summary") == {0: "failed"}
     assert [record["exit_code"] for record in wandb_records(Path("run"), "exit")] == [1]
+
+
+VANDAL = '''
+from pathlib import Path
+
+from rewards import parity
+
+def vandal(prompt, response, answer, row):
+    """After step 1 it puts a file where MLflow has its folder."""
+    metrics, folder = Path("run/metrics.jsonl"), Path("mlruns")
+    if metrics.exists() and '"step": 1' in metrics.read_text() and folder.is_dir():
+        folder.rename("mlruns-before")
+        folder.touch()
+    return parity(prompt, response, answer, row)
+'''
+
+
+def test_a_tracker_that_fails_in_the_middle_stops_nothing_and_is_noted(
+    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.syspath_prepend(in_tmp)
+    (in_tmp / "vandal.py").write_text(VANDAL)
+    rows = run("reward.function=vandal.py:vandal", "trackers.mlflow={}", "run.max_steps=4")
+    assert [row["step"] for row in rows if "train/reward" in row] == [1, 2, 3, 4]
+    told = capsys.readouterr().err
+    assert told.count("mlflow failed: ") == 1
+    assert "the run goes on, and its own files have everything" in told
+    assert re.search(r"mlflow missed \d+ entries", told)
+    (shown,) = mlflow_runs("lockstep")
+    assert shown.info.status == "FINISHED"
+
+
+def test_a_server_that_cannot_be_reached_is_said_before_the_first_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(ValueError, match=r"trackers\.mlflow cannot be opened: .*mend that, or take it out"):
+        run("trackers.mlflow={}")
+    assert read_metrics(Path("run")) == []
+
+
+def test_a_tracker_that_is_added_shows_the_run_from_its_beginning(run: Run) -> None:
+    run("run.max_steps=2")
+    shutil.rmtree("run/final")
+    rows = run("run.max_steps=2", "trackers.tensorboard={}")
+    shown = tensorboard_series(Path("run"))
+    assert close({name: points for name, points in shown.items() if "timings" not in name}, logged(rows))
+
+
+def test_the_logs_are_on_the_disk_before_a_checkpoint_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    run("run.max_steps=1")
+    for log in (METRICS, SAMPLES):
+        assert log in synced[: synced.index("manifest.json")]
 
 
 def test_the_log_has_a_phase_of_its_own(run: Run) -> None:

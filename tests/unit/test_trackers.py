@@ -22,6 +22,7 @@ from read_trackers import (
 )
 
 from lockstep.recipe import MLflow, TensorBoard, Trackers, WandB
+from lockstep.runtime.stop import Stopped
 from lockstep.runtime.track import Logs, Outcome
 from lockstep.runtime.trackers.guard import Guarded
 from lockstep.runtime.trackers.run import RunTracker, tracked, views_of
@@ -302,7 +303,13 @@ def test_a_view_that_cannot_be_opened_stops_a_run_that_begins_and_not_one_that_g
 
 
 @pytest.mark.parametrize(
-    ("ending", "outcome"), [(None, "finished"), (ValueError(), "failed"), (KeyboardInterrupt(), "interrupted")]
+    ("ending", "outcome"),
+    [
+        (None, "finished"),
+        (ValueError(), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+        (Stopped("time is over", 75), "interrupted"),
+    ],
 )
 def test_views_are_told_how_the_run_ended(tmp_path: Path, ending: BaseException | None, outcome: Outcome) -> None:
     view: View = Told()

@@ -22,6 +22,15 @@ from lockstep.runtime.trackers.view import Facts, replay, table
 
 _EXIT_CODES: dict[Outcome, int] = {"finished": 0, "failed": 1, "interrupted": 130}
 
+_SETTINGS = wandb.Settings(
+    silent=True,
+    console="off",
+    disable_git=True,
+    disable_code=True,
+    finish_timeout=600.0,  # an upload that takes longer is given up, and said to have failed
+    finish_timeout_raises=True,
+)
+
 
 class WandBView:
     """Metrics and timings as history, samples as tables, recipe and environment as config."""
@@ -50,7 +59,7 @@ class WandBView:
             resume=resume,
             reinit="create_new",
             config={"recipe": self._facts.recipe, "environment": self._facts.environment},
-            settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
+            settings=_SETTINGS,
         )
         self._first = self._run.step  # 0 offline, and where W&B has nothing of this run
         replay(self._facts.folder, self)
