@@ -66,7 +66,12 @@ def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's metrics, in order; `step` is one of the numbers. None if nothing has been logged yet."""
-    return [{name: _number(value) for name, value in row.items()} for row, _ in lines(folder / METRICS)]
+    return [numbers(row) for row, _ in lines(folder / METRICS)]
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """A line of metrics or timings with its numbers turned back; `step` is one of them."""
+    return {name: _number(value) for name, value in row.items()}
 
 
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:

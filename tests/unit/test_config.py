@@ -259,10 +259,11 @@ def test_an_unknown_name_lists_the_shipped_recipes(tmp_path: Path) -> None:
     assert refusal(str(missing)) == f"there is no recipe file {missing}"
 
 
-def test_the_digest_changes_with_every_option_but_the_folder(recipe: str) -> None:
+def test_the_digest_changes_with_every_option_that_may_change_a_result(recipe: str) -> None:
     loaded = load(recipe)
     assert load(recipe, ["run.folder=elsewhere"]).digest == loaded.digest
     assert load(recipe, ["ppo.clip=0.2"]).digest == loaded.digest
+    assert load(recipe, ["trackers.wandb={}"]).digest == loaded.digest
     others = [load(recipe, [change]).digest for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")]
     assert len({loaded.digest, *others}) == 4
     assert loaded.run_folder == Path("runs") / f"small-{loaded.digest}"
