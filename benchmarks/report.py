@@ -45,7 +45,9 @@ for (const row of rows) {
   for (const name of %s) line.insertCell().textContent = String(row[name]).slice(0, 96);
   line.row = row;
 }
-const sortBy = (name) => body.append(...[...body.rows].sort((a, b) => a.row[name] - b.row[name]));
+function sortBy(name) {
+  for (const line of [...body.rows].sort((a, b) => a.row[name] - b.row[name])) body.append(line);
+}
 </script>
 """
 
