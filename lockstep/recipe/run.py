@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from lockstep.recipe.machinery import Cluster, LearnerSection
 from lockstep.recipe.section import Section
@@ -41,3 +41,12 @@ class Common(Section):
     learner: LearnerSection = LearnerSection()
     cluster: Cluster = Cluster()
     run: Run
+
+    @model_validator(mode="after")
+    def _validation_has_rows(self) -> Common:
+        rows = self.data.validation is not None or self.data.arithmetic is not None
+        if not rows and (self.run.validate_every or self.data.max_validation_samples is not None):
+            raise ValueError(
+                "run.validate_every and data.max_validation_samples need rows to validate on; set data.validation"
+            )
+        return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from lockstep.experience.prompts import Prompts, render
 from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.recipe import Common, DataSection
+from lockstep.recipe import Common, DataSection, Sampling
+from lockstep.types import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,15 @@ class Source:
     stop_token_ids: tuple[int, ...]
     context: int
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """A response as text, without its stop token."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def sampling(self, section: Sampling) -> SamplingParams:
+        """The distribution of a section of the recipe, for this model."""
+        fields = {name: value for name, value in section.model_dump().items() if name in Sampling.model_fields}
+        return SamplingParams(**fields, stop_token_ids=self.stop_token_ids)
+
     def require_room(self, option: str, tokens: int) -> None:
         """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the model."""
         if tokens > self.context:
@@ -58,14 +68,18 @@ def run_folder(loaded: Loaded) -> Path:
     Raises:
         ValueError: If the folder holds a run of another recipe.
     """
-    folder = loaded.run_folder
+    return noted_folder(loaded, loaded.run_folder)
+
+
+def noted_folder(loaded: Loaded, folder: Path) -> Path:
+    """The same for any folder, such as that of an evaluation."""
     recipe = folder / "recipe.yaml"
     if recipe.exists() and recipe.read_text() != describe(loaded):
         raise ValueError(
             f"{folder} holds a run of another recipe (see {recipe}); choose another run.folder or remove it"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _note(recipe, describe(loaded))
+    note(recipe, describe(loaded))
     versions = {
         "lockstep": lockstep.__version__,
         "python": platform.python_version(),
@@ -75,7 +89,7 @@ def run_folder(loaded: Loaded) -> Path:
         "machine": platform.platform(),
     }
     environment, now = folder / "environment.json", json.dumps(versions, indent=2) + "\n"
-    _note(environment, now)
+    note(environment, now)
     if environment.read_text() != now:
         print(f"note: {environment} is not the environment of now; continued steps may differ in their last bits")
     return folder
@@ -98,7 +112,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _note(path: Path, text: str) -> None:
+def note(path: Path, text: str) -> None:
     """Writes a small file once; it appears whole or not at all."""
     if not path.exists():
         aside = path.with_name(f".{path.name}-aside")

@@ -28,7 +28,7 @@ def train(loaded: Loaded) -> Path:
     Returns:
         The run's folder; `final/` in it is the trained model as a Hugging Face folder.
     """
-    recipe, folder = loaded.recipe, prepare.run_folder(loaded)
+    recipe, folder = loaded.training, prepare.run_folder(loaded)
     if (folder / "final").exists():
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
@@ -46,7 +46,7 @@ def train(loaded: Loaded) -> Path:
 
 def _source(loaded: Loaded, files: DataFiles, folder: Path) -> Source:
     """The model to begin with; trained first, or built first, where the recipe says so."""
-    recipe, first = loaded.recipe, loaded.warm_start
+    recipe, first = loaded.training, loaded.warm_start
     if first is not None:
         return prepare.open_source(train(first) / "final")
     if recipe.model.scratch is not None:

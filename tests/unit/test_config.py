@@ -156,7 +156,7 @@ def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
          "but should be 'k1', 'k2' or 'k3'"),
         ("critic.betas=[0.9]", "override critic.betas=[0.9]: critic.betas.1 is missing"),
         ("ppo=3", "override ppo=3: ppo is 3, but should be a group of options"),
-        ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo'),
+        ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, eval'),
         ("ppo.clip", "override 'ppo.clip': say key=value, such as ppo.clip=0.1"),
         ("model.path=", "override model.path=: the value is missing; model.path=null takes an option back"),
     ],
