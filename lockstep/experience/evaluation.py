@@ -57,46 +57,64 @@ class Sample:
     truncated: bool
 
 
+def answered(
+    experience: Experience, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
+) -> list[Sample]:
+    """Answers each prompt `num_samples` times and judges every response.
+
+    Draws are keyed by question and number: they do not depend on batches, and those of 4 samples are the first of 16.
+
+    Args:
+        experience: Samples and judges.
+        prompts: The questions.
+        position: Row of the first of them.
+        sampling: The distribution that responses are drawn from.
+        num_samples: Responses per question, next to each other in what is returned.
+    """
+    rollouts = experience.validate(prompts, position, sampling, num_samples)
+    tokens = rollouts.batch.per_sample(rollouts.batch.mask.long()).tolist()
+    truncated = rollouts.batch["truncated"].tolist()
+    scores = [score if score == score else None for score in rollouts.batch["score"].tolist()]
+    votes = _votes(votes_of(experience.reward), rollouts.responses, scores, num_samples)
+    return [
+        Sample(
+            question=position + i // num_samples,
+            id=prompt.id,
+            draw=i % num_samples,
+            prompt=prompt.text,
+            response=rollouts.responses[i],
+            answer=experience.prompts.answer(prompt),
+            score=scores[i],
+            vote=votes[i],
+            tokens=tokens[i],
+            truncated=truncated[i],
+        )
+        for i, prompt in enumerate(rollouts.prompts)
+    ]
+
+
+def _votes(
+    votes: Votes | None, responses: Sequence[str], scores: Sequence[float | None], num_samples: int
+) -> list[str | None]:
+    if votes is None:
+        return [None] * len(responses)
+    questions = (slice(start, start + num_samples) for start in range(0, len(responses), num_samples))
+    return [vote for own in questions for vote in votes(responses[own], scores[own])]
+
+
 @dataclass(frozen=True)
-class Examination:
-    """Asks questions, and counts.
+class Grading:
+    """Which figures a recipe's reward allows.
 
     Attributes:
-        experience: Samples and judges.
-        votes: Finds responses with equal answers; None: there is no majority.
         pass_score: A response passes with this reward or more; None: there is no pass@k.
+        majority: Whether responses have votes.
         graded: Whether rewards are more than right and wrong, so that their mean is a figure of its own.
     """
 
-    experience: Experience
-    votes: Votes | None
     pass_score: float | None
+    majority: bool
     graded: bool
-
-    def answered(
-        self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
-    ) -> list[Sample]:
-        """Answers each prompt `num_samples` times; the first is row `position` of its data. Every draw is keyed."""
-        rollouts = self.experience.validate(prompts, position, sampling, num_samples)
-        lengths = rollouts.batch.per_sample(rollouts.batch.mask.long()).tolist()
-        truncated = rollouts.batch["truncated"].tolist()
-        scores = [score if score == score else None for score in rollouts.batch["score"].tolist()]
-        votes = self._votes(rollouts.responses, scores, num_samples)
-        return [
-            Sample(
-                question=position + i // num_samples,
-                id=prompt.id,
-                draw=i % num_samples,
-                prompt=prompt.text,
-                response=rollouts.responses[i],
-                answer=self.experience.prompts.answer(prompt),
-                score=scores[i],
-                vote=votes[i],
-                tokens=lengths[i],
-                truncated=truncated[i],
-            )
-            for i, prompt in enumerate(rollouts.prompts)
-        ]
 
     def figures(self, samples: Sequence[Sample], ks: Sequence[int]) -> Figures:
         """What the samples say, with 95 % intervals over questions.
@@ -115,7 +133,7 @@ class Examination:
         for k in ks if self.pass_score is not None else ():
             enough = [own for own in questions if len(own) >= k]
             figures[f"pass@{k}"] = share([pass_at_k(len(own), self._num_passed(own), k) for own in enough])
-            if self.votes is not None and k > 1:
+            if self.majority and k > 1:
                 figures[f"maj@{k}"] = share([self._majority(own, k) for own in enough])
         return figures
 
@@ -125,12 +143,6 @@ class Examination:
         if not self.graded:
             figures = {"accuracy": figures["pass@1"], **figures}
         return Metrics({name: Mean(value) for name, value in figures.items()}) + lengths(samples)
-
-    def _votes(self, responses: Sequence[str], scores: Sequence[float | None], num_samples: int) -> list[str | None]:
-        if self.votes is None:
-            return [None] * len(responses)
-        questions = (slice(start, start + num_samples) for start in range(0, len(responses), num_samples))
-        return [vote for own in questions for vote in self.votes(responses[own], scores[own])]
 
     def _num_passed(self, own: Sequence[Sample]) -> int:
         assert self.pass_score is not None, "without a score to pass at nothing passes"
@@ -143,13 +155,13 @@ class Examination:
         return majority_at_k(right, tuple(sorted(wrong.values())), silent, k)
 
 
-def examination(experience: Experience, section: RewardSection) -> Examination:
+def grading(section: RewardSection) -> Grading:
     """How the responses that a recipe's reward judges are counted."""
-    exact = section.type == "math"
-    pass_score = 1.0 if exact else section.pass_score
-    if pass_score is not None:
-        pass_score = float(torch.tensor(pass_score))  # as scores are, fp32: 0.7 passes at 0.7
-    return Examination(experience, votes_of(experience.reward), pass_score, not exact)
+    if section.type == "math":
+        return Grading(pass_score=1.0, majority=True, graded=False)
+    score = section.pass_score
+    # Scores are fp32, so the bound is too: else 0.7 would not pass at 0.7.
+    return Grading(None if score is None else float(torch.tensor(score)), majority=False, graded=True)
 
 
 def lengths(samples: Sequence[Sample]) -> Metrics:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Loaded
-from lockstep.experience.evaluation import Examination, Sample, examination, lengths
+from lockstep.experience.evaluation import Grading, Sample, answered, grading, lengths
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.recipe import EvalRecipe
@@ -128,7 +128,7 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
         rows = prepare.prompts(Path(recipe.data.validation), recipe.data.in_order, source.tokenizer)
         sampler = SamplerSpec(source.folder, recipe.sampler, recipe.learner).build()
         experience = Experience(sampler, rows, build_reward(recipe.reward), source.decode, recipe.seed)
-        prompts, examined = rows.first(recipe.data.max_validation_samples), examination(experience, recipe.reward)
+        prompts, graded = rows.first(recipe.data.max_validation_samples), grading(recipe.reward)
         blocks = list(_blocks(settings, len(prompts), recipe.run.save_every))
         responses = sum(block.responses for block in blocks)
         shown.total(
@@ -136,13 +136,13 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
             f"{len(prompts)} questions ({rows.skipped} rows skipped) → {responses} responses; "
             f"a step is {recipe.run.save_every} questions",
         )
-        samples = _answered(blocks, prompts, examined, folder / SAMPLES, shown)
+        samples = _answered(blocks, prompts, experience, graded, folder / SAMPLES, shown)
     results = {
         "model": recipe.model.path,
         "data": recipe.data.validation,
         "questions": len(prompts),
         "skipped_rows": rows.skipped,
-        "settings": {setting.name: _results(setting, samples[setting.name], examined) for setting in settings},
+        "settings": {setting.name: _results(setting, samples[setting.name], graded) for setting in settings},
     }
     prepare.note(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
@@ -154,7 +154,12 @@ def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[
 
 
 def _answered(
-    blocks: Sequence[Block], prompts: Sequence[Prompt], examined: Examination, path: Path, shown: Progress
+    blocks: Sequence[Block],
+    prompts: Sequence[Prompt],
+    experience: Experience,
+    graded: Grading,
+    path: Path,
+    shown: Progress,
 ) -> dict[str, list[Sample]]:
     """Answers the blocks that are not in the file yet. Returns the samples of each setting."""
     samples: dict[str, list[Sample]] = {block.setting.name: [] for block in blocks}
@@ -164,11 +169,11 @@ def _answered(
     for number, block in enumerate(blocks[done:], done + 1):
         setting, own = block.setting, prompts[block.start : block.start + block.count]
         with shown.phase(setting.name):
-            answered = examined.answered(own, block.start, setting.sampling, setting.num_samples)
-        _append(path, setting.name, answered)
-        samples[setting.name] += answered
-        figures = examined.figures(samples[setting.name], (1,))
-        tokens = sum(sample.tokens for sample in answered)
+            new = answered(experience, own, block.start, setting.sampling, setting.num_samples)
+        _append(path, setting.name, new)
+        samples[setting.name] += new
+        figures = graded.figures(samples[setting.name], (1,))
+        tokens = sum(sample.tokens for sample in new)
         shown.step(number, {name: figure.value for name, figure in figures.items()}, tokens)
     return samples
 
@@ -201,8 +206,8 @@ def _append(path: Path, setting: str, samples: Sequence[Sample]) -> None:
         file.write(b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows))
 
 
-def _results(setting: Setting, samples: Sequence[Sample], examined: Examination) -> dict[str, Any]:
-    figures = examined.figures(samples, setting.ks)
+def _results(setting: Setting, samples: Sequence[Sample], graded: Grading) -> dict[str, Any]:
+    figures = graded.figures(samples, setting.ks)
     return {
         "sampling": asdict(setting.sampling),
         "num_samples": setting.num_samples,

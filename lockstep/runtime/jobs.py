@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
 from lockstep.experience.demonstrations import Demonstrations
-from lockstep.experience.evaluation import examination
+from lockstep.experience.evaluation import answered, grading
 from lockstep.experience.jsonl import JsonlIndex
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.refit import refit
@@ -155,12 +155,12 @@ def _validation(
     if file is None:
         return None
     rows = prepare.prompts(file, recipe.data, source.tokenizer).first(recipe.data.max_validation_samples)
-    asked, examined = recipe.validation_sampling, examination(experience, recipe.reward)
+    asked, graded = recipe.validation_sampling, grading(recipe.reward)
     sampling = source.sampling(asked)
 
     def validate() -> Metrics:
-        samples = examined.answered(rows, 0, sampling, asked.num_samples)
-        return examined.metrics(samples, asked.ks).prefixed("validation")
+        samples = answered(experience, rows, 0, sampling, asked.num_samples)
+        return graded.metrics(samples, asked.ks).prefixed("validation")
 
     return validate
 
