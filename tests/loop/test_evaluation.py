@@ -110,6 +110,7 @@ def test_a_finished_evaluation_is_read_and_not_made_again(
     (folder / "samples.jsonl").unlink()
     assert ask(None) == folder
     assert capsys.readouterr().out == first
+    assert not (folder / "samples.jsonl").exists()
     assert ask(None, "seed=1") != folder
     assert folder.parent.name == "evals"
 
@@ -243,6 +244,7 @@ def test_validation_is_drawn_by_its_own_settings(run: Run) -> None:
     assert first("training", "sampling={temperature: 0.2, top_k: 3, max_tokens: 5}", "ppo.num_generations=4") == plain
     for number, option in enumerate(("temperature=0.2", "top_p=0.3", "top_k=2", "max_tokens=5", "num_samples=2")):
         assert first(f"own-{number}", f"validation_sampling.{option}") != plain, option
+    assert first("fewer", "data.max_validation_samples=2") != plain
 
 
 def test_validation_by_math_has_accuracy_and_a_majority(run: Run, in_tmp: Path) -> None:
