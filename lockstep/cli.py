@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from lockstep.runtime.stop import Stopped
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     # Read when torch is first imported. Threads that spin for long while they wait starve a busy machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
@@ -20,9 +22,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"lockstep: {error}", file=sys.stderr)
         return 2
+    except Stopped as stopped:
+        print(f"lockstep: {stopped}", file=sys.stderr)
+        return stopped.code
     except KeyboardInterrupt:
         print("lockstep: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
         return 130
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """As argparse does, but key=value may also stand behind options."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and ("overrides" not in options or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="run a recipe; the same command again continues the run")
     train.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe, such as ppo.clip=0.1")
+    train.add_argument(
+        "--allow-changes", action="store_true", help="go on even where recipe, data, model or code have changed"
+    )
     train.set_defaults(command=_train)
     config = commands.add_parser("config", help="print a recipe as it would be run")
     config.add_argument("recipe")
@@ -51,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
     check.add_argument("run", help="folder of the run")
     check.set_defaults(command=_check)
+    export = commands.add_parser("export", help="write a run's model as a Hugging Face folder")
+    export.add_argument("run", help="folder of the run")
+    export.add_argument("out", help="folder to write; must not exist")
+    export.add_argument("--checkpoint", default="latest", help="latest, best (by run.best), or the number of a step")
+    export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)")
+    export.set_defaults(command=_export)
     return parser
 
 
@@ -58,7 +83,17 @@ def _train(options: argparse.Namespace) -> int:
     from lockstep.config import load
     from lockstep.runtime.train import train
 
-    train(load(options.recipe, options.overrides))
+    train(load(options.recipe, options.overrides), options.allow_changes)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from lockstep.runtime.export import export
+
+    step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype)
+    print(f"the policy after {step} steps: {options.out} (opens with transformers)")
     return 0
 
 

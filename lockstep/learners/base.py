@@ -13,6 +13,10 @@ from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 
 
+class NotSavedError(ValueError):
+    """A learner's state could not be written; the message says why."""
+
+
 class Learner(Protocol):
     """A model with a head and an optimizer. All tensors that cross this border are on the CPU."""
 
@@ -37,7 +41,18 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes weights, optimizer moments and counters as safetensors and JSON."""
+        """Begins to write weights, optimizer moments and counters as they are now, as safetensors and JSON.
+
+        Returns as soon as training may go on; `saved` tells when all is written.
+        """
+        ...
+
+    def saved(self, wait: bool) -> bool:
+        """Whether what `save` began is written; with `wait` returns when it is.
+
+        Raises:
+            NotSavedError: If it could not be written.
+        """
         ...
 
     def load(self, folder: Path) -> None:

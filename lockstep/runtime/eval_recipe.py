@@ -44,7 +44,7 @@ def _weights(own: Path) -> Path:
     if not own.is_file():
         return run
     if not (run / "final").is_dir():
-        raise RecipeError(f"{run} is a run that has no final/ yet; let lockstep train finish it")
+        raise RecipeError(f"{run} is a run that has no final/ yet; let it finish, or say lockstep export {run} MODEL")
     return run / "final"
 
 

@@ -2,7 +2,7 @@
 
     samples.jsonl   one response per line, as it was judged (`experience.evaluation.Sample`) and in which setting
     results.json    figures with intervals, made of the samples alone
-    recipe.yaml, inputs.json, environment.json   every option, the sums of model and data, versions and machine
+    recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
 Questions are answered in blocks, and a block is written when it is judged. A stopped evaluation goes on after the last
 whole one, and comes to the same numbers, for every draw is keyed by its question and its number.
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,42 +24,13 @@ from lockstep.experience.rollout import Experience
 from lockstep.recipe import EvalRecipe
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.runtime import prepare
+from lockstep.runtime.identity import ChangedError, Identity, differences, inputs
 from lockstep.runtime.prepare import Source
 from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.sample_log import Block, SampleLog, Setting
+from lockstep.runtime.stop import Stop, Stopped, heeding_signals
 from lockstep.runtime.workers import SamplerSpec
 from lockstep.types import Prompt, SamplingParams
-
-_MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One way to answer every question.
-
-    Attributes:
-        name: `greedy` or `sampled`.
-        sampling: The distribution that responses are drawn from.
-        num_samples: Responses per question.
-        ks: The k of pass@k and maj@k.
-    """
-
-    name: str
-    sampling: SamplingParams
-    num_samples: int
-    ks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Block:
-    """Questions `start` … `start + count − 1`, answered in one setting."""
-
-    setting: Setting
-    start: int
-    count: int
-
-    @property
-    def responses(self) -> int:
-        return self.count * self.setting.num_samples
 
 
 def evaluate(loaded: Loaded) -> Path:
@@ -68,6 +38,10 @@ def evaluate(loaded: Loaded) -> Path:
 
     Returns:
         The folder of the results.
+
+    Raises:
+        Stopped: If it was asked to end before its end.
+        ChangedError: If the folder holds another evaluation.
     """
     recipe = loaded.recipe
     if not isinstance(recipe, EvalRecipe):
@@ -83,31 +57,30 @@ def evaluate(loaded: Loaded) -> Path:
 
 
 def _folder(loaded: Loaded, recipe: EvalRecipe) -> Path:
-    """The evaluation's own: other options, weights or rows are another evaluation."""
-    sums = json.dumps(_sums(Path(recipe.model.path), Path(recipe.data.validation)), indent=1) + "\n"
-    digest = hashlib.sha256(f"{loaded.digest}{sums}".encode()).hexdigest()[:10]
+    """The evaluation's own: other options, weights, rows or another reward function are another evaluation."""
+    now = _inputs(loaded, recipe)
+    key = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:10]
     named = recipe.run.folder
-    folder = prepare.noted_folder(loaded, Path("evals") / f"{loaded.name}-{digest}" if named is None else Path(named))
-    inputs = folder / "inputs.json"
-    prepare.note(inputs, sums)
-    if inputs.read_text() != sums:
-        raise ValueError(
-            f"{folder} holds an evaluation of other weights or rows (see {inputs}); choose another folder or remove it"
+    folder = Path("evals") / f"{loaded.name}-{key}" if named is None else Path(named)
+    noted = folder / "inputs.json"
+    changed = differences(json.loads(noted.read_text()), now) if noted.exists() else []
+    if changed:
+        raise ChangedError(
+            f"{folder} holds another evaluation:\n  " + "\n  ".join(changed) + "\nchoose another folder by --out, or "
+            "remove it"
         )
+    prepare.noted_folder(loaded, folder)
+    prepare.note(noted, json.dumps(now, indent=1) + "\n")
     return folder
 
 
-def _sums(model: Path, data: Path) -> dict[str, str]:
-    """SHA-256 of everything that is read from disk."""
+def _inputs(loaded: Loaded, recipe: EvalRecipe) -> Identity:
+    """What the responses and verdicts depend on; weights by their content, since two often differ in nothing else."""
+    model, data = Path(recipe.model.path), Path(recipe.data.validation)
     if not data.is_file():
         raise ValueError(f"{data}: there is no such file; name a JSONL file that exists")
-    files = [path for path in sorted(model.iterdir()) if path.suffix in _MODEL_FILES]
-    return {f"model/{path.name}": _sum(path) for path in files} | {f"data/{data.name}": _sum(data)}
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    weights = {f"model.{path.name}": prepare.digest(path) for path in sorted(model.glob("*.safetensors"))}
+    return inputs(loaded, {"validation": prepare.digest(data)}, model) | weights
 
 
 def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
@@ -136,13 +109,14 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
             f"{len(prompts)} questions ({rows.skipped} rows skipped) → {responses} responses; "
             f"a step is {recipe.run.save_every} questions",
         )
-        samples = _answered(blocks, prompts, experience, graded, folder / SAMPLES, shown)
+        log = SampleLog(folder / SAMPLES, blocks)
+        _answer(log, prompts, experience, graded, shown)
     results = {
         "model": recipe.model.path,
         "data": recipe.data.validation,
         "questions": len(prompts),
         "skipped_rows": rows.skipped,
-        "settings": {setting.name: _results(setting, samples[setting.name], graded) for setting in settings},
+        "settings": {setting.name: _results(setting, log.samples[setting.name], graded) for setting in settings},
     }
     prepare.note(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
@@ -153,57 +127,31 @@ def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[
             yield Block(setting, start, min(size, questions - start))
 
 
-def _answered(
-    blocks: Sequence[Block],
-    prompts: Sequence[Prompt],
-    experience: Experience,
-    graded: Grading,
-    path: Path,
-    shown: Progress,
-) -> dict[str, list[Sample]]:
-    """Answers the blocks that are not in the file yet. Returns the samples of each setting."""
-    samples: dict[str, list[Sample]] = {block.setting.name: [] for block in blocks}
-    done = _kept(blocks, path, samples)
-    if done:
-        shown.note(f"goes on after step {done}")
-    for number, block in enumerate(blocks[done:], done + 1):
-        setting, own = block.setting, prompts[block.start : block.start + block.count]
-        with shown.phase(setting.name):
-            new = answered(experience, own, block.start, setting.sampling, setting.num_samples)
-        _append(path, setting.name, new)
-        samples[setting.name] += new
-        figures = graded.figures(samples[setting.name], (1,))
-        tokens = sum(sample.tokens for sample in new)
-        shown.step(number, {name: figure.value for name, figure in figures.items()}, tokens)
-    return samples
+def _answer(
+    log: SampleLog, prompts: Sequence[Prompt], experience: Experience, graded: Grading, shown: Progress
+) -> None:
+    """Answers the blocks that are not in the log yet."""
+    stop = Stop(None)
+    if log.done:
+        shown.note(f"goes on after step {log.done}")
+    with heeding_signals(stop, shown.note):
+        for block in log.blocks[log.done :]:
+            setting, own = block.setting, prompts[block.start : block.start + block.count]
+            with shown.phase(setting.name):
+                new = answered(experience, own, block.start, setting.sampling, setting.num_samples)
+            log.add(new)
+            figures = graded.figures(log.samples[setting.name], (1,))
+            tokens = sum(sample.tokens for sample in new)
+            shown.step(log.done, {name: figure.value for name, figure in figures.items()}, tokens)
+            _leave(stop, log)
 
 
-def _kept(blocks: Sequence[Block], path: Path, samples: dict[str, list[Sample]]) -> int:
-    """Reads back the whole blocks that the file begins with, and cuts off the rest. Returns how many they are."""
-    if not path.exists():
-        return 0
-    lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    done = position = 0
-    while done < len(blocks) and position + blocks[done].responses <= len(lines):
-        own = lines[position : position + blocks[done].responses]
-        samples[blocks[done].setting.name] += [_sample(line) for line in own]
-        position += len(own)
-        done += 1
-    os.truncate(path, sum(map(len, lines[:position])))
-    return done
-
-
-def _sample(line: bytes) -> Sample:
-    row = json.loads(line)
-    del row["setting"]
-    return Sample(**row)
-
-
-def _append(path: Path, setting: str, samples: Sequence[Sample]) -> None:
-    """One write, which the operating system has when it returns."""
-    rows = ({"setting": setting, **asdict(sample)} for sample in samples)
-    with path.open("ab", buffering=0) as file:
-        file.write(b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows))
+def _leave(stop: Stop, log: SampleLog) -> None:
+    """Raises Stopped where somebody asked for it and there is more to do."""
+    why = stop.stepped()
+    if why is not None and log.done < len(log.blocks):
+        reason, code = why
+        raise Stopped(f"stopped after step {log.done}, because {reason}; the same command goes on from there", code)
 
 
 def _results(setting: Setting, samples: Sequence[Sample], graded: Grading) -> dict[str, Any]:

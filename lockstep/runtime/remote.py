@@ -249,6 +249,9 @@ class RemoteLearner:
     def save(self, folder: Path) -> None:
         self.remote.call("save", folder)
 
+    def saved(self, wait: bool) -> bool:
+        return self.remote.call("saved", wait)
+
     def load(self, folder: Path) -> None:
         self.remote.call("load", folder)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
 from lockstep.runtime.eval_recipe import eval_recipe
 from lockstep.runtime.evaluate import evaluate
+from lockstep.runtime.stop import Stopped
 from lockstep.runtime.train import train
+from lockstep.samplers.torch.sampler import TorchSampler
 
 Run = Callable[..., list[dict[str, Any]]]
 SMALL = [
@@ -102,6 +106,39 @@ def test_a_stopped_evaluation_goes_on_to_the_same_files(
     assert results(stopped) == results(whole)
 
 
+def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
+    ask: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, generate, asked = ask("plain"), TorchSampler.generate, []
+
+    def interrupted(self: TorchSampler, *arguments: Any) -> Any:
+        asked.append(arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return generate(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchSampler, "generate", interrupted)
+        with pytest.raises(Stopped, match="stopped after step 1, because Ctrl-C was received") as stopped:
+            ask("stopped")
+    assert (stopped.value.code, len(asked)) == (130, 1)
+    assert samples(ask("stopped")) == samples(plain)
+
+
+def test_a_line_that_is_no_sample_is_named(ask: Callable[..., Path]) -> None:
+    folder = ask("asked")
+    (folder / "results.json").unlink()
+    (folder / "samples.jsonl").write_bytes(b'{"setting": "greedy"}\n' * 30)
+    with pytest.raises(ValueError, match=r"samples\.jsonl:1 is no sample"):
+        ask("asked")
+
+
+def test_options_may_stand_in_any_order(assets: Path, in_tmp: Path) -> None:
+    first, *rest = SMALL
+    model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/gsm8k/test.jsonl"
+    assert main(["eval", model, data, first, "--out", "asked", *rest, "greedy=null"]) == 0
+    assert list(results(Path("asked"))["settings"]) == ["sampled"]
+
+
 def test_a_finished_evaluation_is_read_and_not_made_again(
     ask: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +163,7 @@ def test_other_weights_are_another_evaluation(models: Callable[..., Path], in_tm
     config = json.loads(Path("model/config.json").read_text())
     Path("model/config.json").write_text(json.dumps(config))  # other bytes
     assert go(None) != one
-    with pytest.raises(ValueError, match=r"named holds an evaluation of other weights or rows"):
+    with pytest.raises(ValueError, match=r"named holds another evaluation:\n  model.config.json was"):
         go(str(named))
 
 
@@ -234,7 +271,7 @@ def test_validation_is_drawn_by_its_own_settings(run: Run) -> None:
     """Training's are changed and validation stays; validation's are changed and it does not."""
 
     def first(folder: str, *overrides: str) -> dict[str, float]:
-        many = ["validation_sampling={temperature: 1.0, num_samples: 4}", "reward.pass_score=0.1", "run.max_steps=0"]
+        many = ["validation_sampling={temperature: 1.0, num_samples: 4}", "reward.pass_score=0.1", "run.max_steps=1"]
         return run(f"run.folder={folder}", *many, *overrides)[0]
 
     plain = first("plain")
