@@ -12,7 +12,7 @@ from lockstep.runtime.stop import Stopped
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     # Read when torch is first imported. Threads that spin for long while they wait starve a busy machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
@@ -28,6 +28,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("lockstep: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
         return 130
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """As argparse does, but key=value may also stand behind options."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and ("overrides" not in options or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("recipe")
     config.add_argument("overrides", nargs="*", metavar="key=value")
     config.set_defaults(command=_config)
+    evaluate = commands.add_parser("eval", help="ask a model the questions of a file; the same command again goes on")
+    evaluate.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
+    evaluate.add_argument("data", metavar="DATA", help="JSONL file with questions and answers")
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="such as sampling.num_samples=4")
+    evaluate.add_argument("--recipe", help="options to begin with; without it a run's own, or eval_gsm8k")
+    evaluate.add_argument("--out", metavar="FOLDER", help="where the results go; without it a folder in evals/")
+    evaluate.set_defaults(command=_eval)
     check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
     check.add_argument("run", help="folder of the run")
     check.set_defaults(command=_check)
@@ -80,6 +98,16 @@ def _export(options: argparse.Namespace) -> int:
 
     step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype)
     print(f"the policy after {step} steps: {options.out} (opens with transformers)")
+    return 0
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from lockstep.runtime.eval_recipe import eval_recipe
+
+    loaded = eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
+    from lockstep.runtime.evaluate import evaluate
+
+    evaluate(loaded)
     return 0
 
 
