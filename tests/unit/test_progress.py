@@ -118,8 +118,11 @@ def on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
     return screen
 
 
-def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = on_a_terminal(40, monkeypatch).splitlines()
+@pytest.mark.parametrize("columns", range(30, 50, 3))
+def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = on_a_terminal(columns, monkeypatch).splitlines()
     assert any("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789" in line for line in lines)
     for part in ("step 1/4", "train/reward 0.5", "policy/loss -0.25", "critic/loss 0.125"):
         assert any(part in line for line in lines), part
