@@ -12,7 +12,7 @@ from lockstep.runtime.stop import Stopped
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     # Read when torch is first imported. Threads that spin for long while they wait starve a busy machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
@@ -28,6 +28,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("lockstep: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
         return 130
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """As argparse does, but key=value may also stand behind options."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and ("overrides" not in options or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("recipe")
     config.add_argument("overrides", nargs="*", metavar="key=value")
     config.set_defaults(command=_config)
+    evaluate = commands.add_parser("eval", help="ask a model the questions of a file; the same command again goes on")
+    evaluate.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
+    evaluate.add_argument("data", metavar="DATA", help="JSONL file with questions and answers")
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="such as sampling.num_samples=4")
+    evaluate.add_argument("--recipe", help="options to begin with; without it a run's own, or eval_gsm8k")
+    evaluate.add_argument("--out", metavar="FOLDER", help="where the results go; without it a folder in evals/")
+    evaluate.set_defaults(command=_eval)
     check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
     check.add_argument("run", help="folder of the run")
     check.set_defaults(command=_check)
@@ -58,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--checkpoint", default="latest", help="latest, best (by run.best), or the number of a step")
     export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)")
     export.set_defaults(command=_export)
+    report = commands.add_parser("report", help="write runs, also unfinished ones, as one HTML file to look at")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run; several are laid over each other")
+    report.add_argument("--out", metavar="FILE", help="default: report.html in the run, or here if there are several")
+    report.set_defaults(command=_report)
     return parser
 
 
@@ -79,6 +101,16 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _eval(options: argparse.Namespace) -> int:
+    from lockstep.runtime.eval_recipe import eval_recipe
+
+    loaded = eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
+    from lockstep.runtime.evaluate import evaluate
+
+    evaluate(loaded)
+    return 0
+
+
 def _config(options: argparse.Namespace) -> int:
     from lockstep.config import describe, load
 
@@ -92,10 +124,9 @@ def _check(options: argparse.Namespace) -> int:
     from lockstep.config import load
     from lockstep.recipe import PPORecipe
     from lockstep.report.acceptance import check
-    from lockstep.report.log import read_metrics
+    from lockstep.report.log import read_metrics, require_run
 
-    if not (Path(options.run) / "recipe.yaml").is_file():
-        raise ValueError(f"{options.run} is no folder of a run: it holds no recipe.yaml")
+    require_run(Path(options.run))
     recipe = load(str(Path(options.run) / "recipe.yaml")).recipe
     bounds = recipe.acceptance if isinstance(recipe, PPORecipe) else ()
     if not bounds:
@@ -104,3 +135,15 @@ def _check(options: argparse.Namespace) -> int:
     for verdict in verdicts:
         print(verdict.sentence)
     return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+def _report(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from lockstep.report.html import write_report
+
+    folders = [Path(run) for run in options.runs]
+    out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
+    write_report(folders, out)
+    print(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
+    return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,22 +44,6 @@ class Rollouts:
             truncated=Mean(self.batch["truncated"].sum(), len(self.batch)),
         )
 
-    def table(self, rows: int) -> list[dict[str, Any]]:
-        """The first `rows` rollouts as they are shown to people."""
-        lengths = self.batch.per_sample(self.batch.mask.long()).tolist()
-        scores = [score if score == score else None for score in self.batch["score"].tolist()]
-        return [
-            {
-                "id": self.prompts[i].id,
-                "prompt": self.prompts[i].text,
-                "response": self.responses[i],
-                "score": scores[i],
-                "tokens": lengths[i],
-                "truncated": bool(self.batch["truncated"][i]),
-            }
-            for i in range(min(rows, len(self.prompts)))
-        ]
-
 
 @dataclass(frozen=True)
 class Experience:
@@ -77,9 +60,11 @@ class Experience:
         prompts = self.prompts.at(position, count, self.seed)
         return self._answered(prompts, position, sampling, num_generations, "train")
 
-    def validate(self, prompts: Prompts, sampling: SamplingParams, limit: int | None) -> Rollouts:
-        """Answers the first `limit` held-out prompts (None: all), with the same random numbers each time."""
-        return self._answered(prompts.first(limit), 0, sampling, 1, "validation")
+    def validate(
+        self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
+    ) -> Rollouts:
+        """Answers held-out prompts, the first of them row `position` of its data, with the same draws each time."""
+        return self._answered(prompts, position, sampling, num_samples, "validation")
 
     def collect_mixed(
         self, position: int, count: int, sampling: SamplingParams, num_generations: int, dynamic: DynamicSampling

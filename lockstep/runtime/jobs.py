@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
-from lockstep.algorithms.sft import SFTWorkers, sft_step
+from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
 from lockstep.experience.demonstrations import Demonstrations
-from lockstep.experience.jsonl import JsonlIndex
+from lockstep.experience.evaluation import answered, grading
+from lockstep.experience.files import Files, open_rows
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.refit import refit
 from lockstep.experience.rewards import build as build_reward
@@ -29,7 +29,6 @@ from lockstep.runtime.progress import Progress
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -96,9 +95,9 @@ def _extent(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 
 
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
-    file, source = place.files.demonstrations, place.source
+    files, source = place.files, place.source
     source.require_room("sft.max_tokens", recipe.sft.max_tokens)
-    rows = Demonstrations(JsonlIndex(file, recipe.data.bad_lines), source.tokenizer, recipe.data, recipe.sft.max_tokens)
+    rows = _demonstrations(recipe, files.demonstrations, source)
     spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
     policy, size = _learner(spec, recipe, place), recipe.sft.global_batch_size
     workers = SFTWorkers(policy, rows, place.shown.phase)
@@ -107,8 +106,8 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
         extent=_extent(recipe, len(rows), size),
         learners={"policy": policy},
         resumed=lambda step: None,
-        validate=None,
-        arithmetic=f"{len(rows)} rows ({rows.skipped} skipped); {size} rows → 1 optimizer step",
+        validate=_held_out_loss(recipe, policy, files.validation, source),
+        arithmetic=f"{len(rows)} rows ({rows.selection.account}); {size} rows → 1 optimizer step",
     )
 
 
@@ -127,7 +126,7 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
         _sampler(policy, source, recipe),
         prepare.prompts(files.train, recipe.data, source.tokenizer),
         build_reward(recipe.reward),
-        lambda tokens: str(source.tokenizer.decode(list(tokens), skip_special_tokens=True)),
+        source.decode,
         recipe.seed,
     )
     workers = PPOWorkers(policy, critic, reference, experience, place.shown.phase)
@@ -150,20 +149,32 @@ def _sampler(policy: Learner, source: Source, recipe: PPORecipe) -> Sampler:
 
 
 def _validation(
-    recipe: PPORecipe, experience: Experience, file: Path | None, source: Source
+    recipe: PPORecipe, experience: Experience, files: Files | None, source: Source
 ) -> Callable[[], Metrics] | None:
-    if file is None:
+    if files is None:
         return None
-    rows = prepare.prompts(file, recipe.data, source.tokenizer)
-    sampling = SamplingParams(**recipe.validation_sampling.model_dump(), stop_token_ids=source.stop_token_ids)
+    rows = prepare.prompts(files, recipe.data, source.tokenizer).first(recipe.data.max_validation_samples)
+    asked, graded = recipe.validation_sampling, grading(recipe.reward)
+    sampling = source.sampling(asked)
 
     def validate() -> Metrics:
-        rollouts = experience.validate(rows, sampling, recipe.data.max_validation_samples)
-        metrics = rollouts.metrics()
-        accuracy = metrics.pop("reward")
-        return (metrics + Metrics(accuracy=accuracy)).prefixed("validation")
+        samples = answered(experience, rows, 0, sampling, asked.num_samples)
+        return graded.metrics(samples, asked.ks).prefixed("validation")
 
     return validate
+
+
+def _held_out_loss(
+    recipe: SFTRecipe, policy: Learner, files: Files | None, source: Source
+) -> Callable[[], Metrics] | None:
+    if files is None:
+        return None
+    rows = _demonstrations(recipe, files, source).first(recipe.data.max_validation_samples)
+    return lambda: held_out_loss(policy, rows).prefixed("validation")
+
+
+def _demonstrations(recipe: SFTRecipe, files: Files, source: Source) -> Demonstrations:
+    return Demonstrations(open_rows(files, recipe.data.bad_rows), source.tokenizer, recipe.data, recipe.sft.max_tokens)
 
 
 def _batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
@@ -171,6 +182,6 @@ def _batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
     responses = ppo.num_prompts_per_step * ppo.num_generations
     updates = responses // ppo.global_batch_size * ppo.ppo_epochs
     return (
-        f"{len(rows)} prompts ({rows.skipped} skipped); {ppo.num_prompts_per_step} prompts × {ppo.num_generations} = "
+        f"{len(rows)} prompts ({rows.selection.account}); {ppo.num_prompts_per_step} prompts × {ppo.num_generations} = "
         f"{responses} responses → {updates} optimizer steps of {ppo.global_batch_size} responses"
     )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,15 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 import lockstep
 from lockstep.config import Loaded, describe, load
 from lockstep.experience import arithmetic
-from lockstep.experience.jsonl import JsonlIndex
-from lockstep.experience.prompts import Prompts, render
+from lockstep.experience.files import Files, open_rows
+from lockstep.experience.prompts import Prompts
+from lockstep.experience.selection import texts
 from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.recipe import Common, DataSection
+from lockstep.recipe import Common, DataSection, Sampling
 from lockstep.runtime.identity import ChangedError, differences, recipe_identity
+from lockstep.types import SamplingParams
 
 FRAME = "initial"
 """Folder, in a run's, of all that an export of its model needs besides weights; of new models the weights too."""
@@ -35,14 +36,14 @@ FRAME = "initial"
 class DataFiles:
     """Files of rows: to draw prompts from, to imitate (the same, unless the data is made), to validate on."""
 
-    train: Path
-    demonstrations: Path
-    validation: Path | None
+    train: Files
+    demonstrations: Files
+    validation: Files | None
 
     def digests(self) -> dict[str, str]:
-        """A digest of each file's content, by what it is for first."""
+        """A digest of the content of the files, by what they are for first; the rows' index has it, so none is read."""
         names = {self.validation: "validation", self.demonstrations: "demonstrations", self.train: "train"}
-        return {name: _sha256(path) for path, name in names.items() if path is not None}
+        return {name: open_rows(files, "skip").digest[:16] for files, name in names.items() if files is not None}
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,15 @@ class Source:
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
     context: int
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """A response as text, without its stop token."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def sampling(self, section: Sampling) -> SamplingParams:
+        """The distribution of a section of the recipe, for this model."""
+        fields = {name: value for name, value in section.model_dump().items() if name in Sampling.model_fields}
+        return SamplingParams(**fields, stop_token_ids=self.stop_token_ids)
 
     def require_room(self, option: str, tokens: int) -> None:
         """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the model."""
@@ -83,8 +93,13 @@ def run_folder(loaded: Loaded, allow_changes: bool) -> Path:
         recipe.unlink()
         if changed:
             shutil.rmtree(folder / "final", ignore_errors=True)
+    return noted_folder(loaded, folder)
+
+
+def noted_folder(loaded: Loaded, folder: Path) -> Path:
+    """Makes a folder and notes the resolved recipe and the machine in it, where they are not noted yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    _note(recipe, describe(loaded))
+    note(folder / "recipe.yaml", describe(loaded))
     versions = {
         "recipe": loaded.name,
         "lockstep": lockstep.__version__,
@@ -95,15 +110,10 @@ def run_folder(loaded: Loaded, allow_changes: bool) -> Path:
         "machine": platform.platform(),
     }
     environment, now = folder / "environment.json", json.dumps(versions, indent=2) + "\n"
-    _note(environment, now)
+    note(environment, now)
     if environment.read_text() != now:
         print(f"note: {environment} is not the environment of now; continued steps may differ in their last bits")
     return folder
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 @contextmanager
@@ -123,7 +133,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _note(path: Path, text: str) -> None:
+def note(path: Path, text: str) -> None:
     """Writes a small file once; it appears whole or not at all."""
     if not path.exists():
         aside = path.with_name(f".{path.name}-aside")
@@ -134,21 +144,24 @@ def _note(path: Path, text: str) -> None:
 def data_files(section: DataSection, folder: Path) -> DataFiles:
     """The recipe's files, made first where the recipe says so."""
     if section.arithmetic is None:
-        train = Path(str(section.train))
-        return DataFiles(train, train, None if section.validation is None else Path(section.validation))
+        assert section.train is not None, "a recipe names data or makes it"
+        train = files_of(section.train, section.weights)
+        return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
     made = arithmetic.write(folder / "data", section.arithmetic)
-    return DataFiles(made.train, made.demonstrations or made.train, made.validation)
+    return DataFiles(Files((made.train,)), Files((made.demonstrations or made.train,)), Files((made.validation,)))
 
 
-def scratch_model(recipe: Common, text: Path, folder: Path) -> Path:
-    """Builds a model, and its tokenizer from the rows of `text`, once, into `folder`."""
+def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> Files:
+    """Files as a recipe names them."""
+    return Files(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
+
+
+def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
+    """Builds a model, and its tokenizer from the rows of `files`, once, into `folder`."""
     if not folder.exists():
         scratch, data = recipe.model.scratch, recipe.data
         assert scratch is not None, "only a recipe with model.scratch asks for a new model"
-        index = JsonlIndex(text, data.bad_lines)
-        rows = ((index.row(i), index.where(i)) for i in range(len(index)))
-        texts = (render(template, *row) for row in rows for template in (data.prompt, data.completion))
-        tokenizer = words_tokenizer(texts)
+        tokenizer = words_tokenizer(texts(open_rows(files, data.bad_rows), data, (data.prompt, data.completion)))
         save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, folder)
     return folder
 
@@ -167,6 +180,6 @@ def open_source(folder: Path | str) -> Source:
     return Source(str(folder), tokenizer, tuple(stops), context)
 
 
-def prompts(file: Path, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
-    """Opens a file of rows as prompts."""
-    return Prompts(JsonlIndex(file, section.bad_lines), tokenizer, section)
+def prompts(files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
+    """Opens files of rows as prompts."""
+    return Prompts(open_rows(files, section.bad_rows), tokenizer, section)

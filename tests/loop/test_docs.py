@@ -19,6 +19,11 @@ TINY = [
     "validation_sampling.max_tokens=32", "ppo.num_prompts_per_step=4", "ppo.global_batch_size=4",
 ]  # fmt: skip
 
+FEW = [
+    "data.max_prompt_tokens=400", "data.max_validation_samples=2", "greedy.max_tokens=8", "sampling.max_tokens=8",
+    "learner.device=cpu",
+]  # fmt: skip
+
 
 def commands(program: str) -> list[str]:
     """Lines of shell blocks that call a program, continuation lines joined."""
@@ -37,11 +42,25 @@ def test_make_knows_the_target(command: str) -> None:
     subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 
 
+@pytest.fixture(scope="session")
+def my_run() -> str:
+    """The run that documentation speaks of; made in the working folder of the first who asks, which is `workplace`."""
+    assert main(["train", "ppo_arithmetic", "run=my_run", "run.best.metric=train/reward", *SHORT]) == 0
+    return "my_run"
+
+
 @pytest.mark.parametrize("command", commands("lockstep"))
 def test_command_runs(
-    command: str, assets: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    assets: Path,
+    workplace: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(workplace)
+    if "my_run" in command:
+        request.getfixturevalue("my_run")
     (workplace / "my_rewards.py").write_text("def fewest_words(prompt, response, answer, row):\n    return 1.0\n")
     real = {
         "MODEL": f"{assets}/models/stories260K/hf",
@@ -49,7 +68,9 @@ def test_command_runs(
         "test.jsonl": f"{assets}/data/gsm8k/test.jsonl",
     }
     _, *arguments = shlex.split(command)
-    arguments = [re.sub(r"=(.*)", lambda given: "=" + real.get(given[1], given[1]), word) for word in arguments]
+    arguments = [re.sub(r"[^=]+$", lambda given: real.get(given[0], given[0]), word) for word in arguments]
     if arguments[0] == "train":
         arguments += SHORT + (TINY if "ppo_gsm8k" in arguments else [])
+    if arguments[0] == "eval":
+        arguments += FEW
     assert main(arguments) == 0, capsys.readouterr().err
