@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lockstep.recipe.section import Probability, Section
 
@@ -95,6 +95,9 @@ class RewardSection(Section):
     function: str | None = Field(
         default=None, description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md"
     )
+    timeout_s: PositiveFloat = Field(
+        default=60.0, description="python: the longest the function may take over one response"
+    )
 
     @model_validator(mode="after")
     def _function_given(self) -> RewardSection:
@@ -102,4 +105,6 @@ class RewardSection(Section):
             raise ValueError("function goes with type: python, and only with it")
         if self.type == "python" and self.marker is not None:
             raise ValueError("marker goes with type: math; a function of yours finds the answer itself")
+        if self.type == "math" and self.timeout_s != type(self).model_fields["timeout_s"].default:
+            raise ValueError("timeout_s goes with type: python; math-verify has 3 s of CPU time of its own")
         return self
