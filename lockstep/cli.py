@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     # Read when torch is first imported. Threads that spin for long while they wait starve a busy machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
@@ -25,6 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What argparse leaves over are overrides: behind an option, or with dashes that the recipe's own have not."""
+    parser = _parser()
+    options, left = parser.parse_known_args(arguments)
+    if left and "overrides" not in options:
+        parser.error(f"there is no argument {left[0]!r} here")
+    if left:
+        options.overrides = [*options.overrides, *left]
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lockstep",
@@ -36,10 +48,12 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="run a recipe; the same command again continues the run")
     train.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe, such as ppo.clip=0.1")
+    train.add_argument("--dry-run", action="store_true", help="check all that can be known, and start nothing")
     train.set_defaults(command=_train)
-    config = commands.add_parser("config", help="print a recipe as it would be run")
+    config = commands.add_parser("config", help="print a recipe as it would be run, and where each value comes from")
     config.add_argument("recipe")
-    config.add_argument("overrides", nargs="*", metavar="key=value")
+    config.add_argument("overrides", nargs="*", metavar="key=value | key", help="a key alone asks what an option is")
+    config.add_argument("--explain", action="store_true", help="say what every option is, instead")
     config.set_defaults(command=_config)
     check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
     check.add_argument("run", help="folder of the run")
@@ -57,8 +71,11 @@ def _train(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace) -> int:
     from lockstep.config import describe, load
+    from lockstep.recipe_help import explained
 
-    print(describe(load(options.recipe, options.overrides)), end="")
+    keys = [word for word in options.overrides if re.fullmatch(r"\w+(\.\w+)*", word)]
+    loaded = load(options.recipe, [word for word in options.overrides if word not in keys])
+    print(explained(loaded, keys) if keys or options.explain else describe(loaded, origins=True), end="")
     return 0
 
 

@@ -55,7 +55,7 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Common]) -> str:
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
         case "extra_forbidden":
-            return f"there is no option {key}; {_nearest(recipe, path)}"
+            return f"there is no option {key}; {nearest(recipe, path)}"
         case "missing":
             return f"{key} is missing{_description(recipe, path)}"
         case "value_error":
@@ -74,13 +74,13 @@ def shown(value: Any) -> str:
     match value:
         case dict():
             return "a mapping"
-        case list():
+        case list() if any(isinstance(item, dict | list) for item in value):
             return "a list"
         case _:
             return json.dumps(value, ensure_ascii=False)
 
 
-def _nearest(recipe: type[Common], path: KeyPath) -> str:
+def nearest(recipe: type[Common], path: KeyPath) -> str:
     """What may have been meant: a neighbour, an option of that name elsewhere, or one that reads alike."""
     *parents, wrong = map(str, path)
     siblings = _fields_at(recipe, path[:-1])
