@@ -8,6 +8,8 @@ import re
 import sys
 from collections.abc import Sequence
 
+from lockstep.runtime.stop import Stopped
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
@@ -21,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"lockstep: {error}", file=sys.stderr)
         return 2
+    except Stopped as stopped:
+        print(f"lockstep: {stopped}", file=sys.stderr)
+        return stopped.code
     except KeyboardInterrupt:
         print("lockstep: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
         return 130
@@ -49,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe, such as ppo.clip=0.1")
     train.add_argument("--dry-run", action="store_true", help="check all that can be known, and start nothing")
+    train.add_argument(
+        "--allow-changes", action="store_true", help="go on even where recipe, data, model or code have changed"
+    )
     train.set_defaults(command=_train)
     config = commands.add_parser("config", help="print a recipe as it would be run, and where each value comes from")
     config.add_argument("recipe")
@@ -58,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
     check.add_argument("run", help="folder of the run")
     check.set_defaults(command=_check)
+    export = commands.add_parser("export", help="write a run's model as a Hugging Face folder")
+    export.add_argument("run", help="folder of the run")
+    export.add_argument("out", help="folder to write; must not exist")
+    export.add_argument("--checkpoint", default="latest", help="latest, best (by run.best), or the number of a step")
+    export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)")
+    export.set_defaults(command=_export)
     return parser
 
 
@@ -65,7 +79,17 @@ def _train(options: argparse.Namespace) -> int:
     from lockstep.config import load
     from lockstep.runtime.train import train
 
-    train(load(options.recipe, options.overrides))
+    train(load(options.recipe, options.overrides), options.allow_changes)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from lockstep.runtime.export import export
+
+    step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype)
+    print(f"the policy after {step} steps: {options.out} (opens with transformers)")
     return 0
 
 

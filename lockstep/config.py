@@ -86,18 +86,20 @@ class Loaded:
             same |= {f"data.arithmetic.{name}": made.model_dump()[name] for name in names}
         return load(first, [f"{key}={value}" for key, value in same.items()])
 
-    @property
-    def digest(self) -> str:
-        """Ten hexadecimal digits of the SHA-256 of all options but `run.folder`: another option is another run.
-
-        Options of the recipe that is trained first count too.
-        """
+    def identity(self) -> dict[str, Any]:
+        """What makes it this run: no `run.folder` nor `run.max_time_s`, but the digest of what is trained first."""
         tree = self.dump()
-        del tree["run"]["folder"]
+        for option in ("folder", "max_time_s"):
+            del tree["run"][option]
         first = self.warm_start
         if first is not None:
-            tree["model"]["from_recipe"] = first.digest
-        canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+            tree["model"]["from_recipe"] = f"{self.recipe.model.from_recipe} ({first.digest})"
+        return tree
+
+    @property
+    def digest(self) -> str:
+        """Ten hexadecimal digits of the SHA-256 of the identity: another option is another run."""
+        canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
     @property

@@ -13,6 +13,10 @@ from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 
 
+class NotSavedError(ValueError):
+    """A learner's state could not be written; the message says why."""
+
+
 class Learner(Protocol):
     """A model with a head and an optimizer. All tensors that cross this border are on the CPU."""
 
@@ -37,7 +41,18 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes weights, optimizer moments and counters as safetensors and JSON."""
+        """Begins to write weights, optimizer moments and counters as they are now, as safetensors and JSON.
+
+        Returns as soon as training may go on; `saved` tells when all is written.
+        """
+        ...
+
+    def saved(self, wait: bool) -> bool:
+        """Whether what `save` began is written; with `wait` returns when it is.
+
+        Raises:
+            NotSavedError: If it could not be written.
+        """
         ...
 
     def load(self, folder: Path) -> None:
@@ -45,6 +60,26 @@ class Learner(Protocol):
         ...
 
 
+class NotFiniteError(FloatingPointError):
+    """A loss or gradient is no finite number; no weight has been changed by it.
+
+    Attributes:
+        batch: What it was made of.
+        loss: Name of the loss.
+    """
+
+    def __init__(self, message: str, batch: Batch, loss: str) -> None:
+        super().__init__(message)
+        self.batch, self.loss = batch, loss
+
+
 def train(learner: Learner, batch: Batch, loss: Loss) -> Metrics:
-    """One optimizer step on one batch."""
-    return learner.forward_backward(batch, loss) + learner.optim_step()
+    """One optimizer step on one batch.
+
+    Raises:
+        NotFiniteError: If the learner finds that the gradient is not finite.
+    """
+    try:
+        return learner.forward_backward(batch, loss) + learner.optim_step()
+    except FloatingPointError as error:
+        raise NotFiniteError(str(error), batch, type(loss).__name__) from error

@@ -19,6 +19,11 @@ PLAIN = SamplingParams(max_tokens=1)
 """The model's own distribution: what a batch without sampling parameters is scored under."""
 
 
+def canonical(name: str) -> str:
+    """A parameter's name in the Hugging Face checkpoint, from its name in a `LogitsHead`."""
+    return name.removeprefix("lm.")
+
+
 class LogitsHead(nn.Module):
     """A causal language model that scores the masked tokens of a batch."""
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lockstep.recipe.machinery import Cluster, LearnerSection
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import DataSection, ModelSection
+
+
+class Best(Section):
+    """The checkpoints at which a metric was best."""
+
+    metric: str = Field(description="as in metrics.jsonl, such as validation/accuracy")
+    mode: Literal["max", "min"] = Field(default="max", description="whether higher or lower is better")
+    count: PositiveInt = Field(default=1, description="how many are kept")
 
 
 class Run(Section):
@@ -17,10 +27,25 @@ class Run(Section):
     validate_every: NonNegativeInt = Field(default=0, description="steps between validations; 0: only first and last")
     save_every: PositiveInt = Field(default=10, description="steps between checkpoints; the last step is always saved")
     keep: PositiveInt = Field(default=2, description="newest checkpoints that are kept")
+    best: Best | None = Field(default=None, description="checkpoints that are kept besides, by a metric")
+    max_time_s: PositiveFloat | None = Field(
+        default=None, description="save and stop before so many seconds are over; the same command goes on later"
+    )
     num_logged_samples: NonNegativeInt = Field(default=8, description="responses a step writes to samples.jsonl")
     folder: str | None = Field(
         default=None, description="run folder; null: runs/<recipe>-<hash of the resolved recipe>"
     )
+
+    @model_validator(mode="after")
+    def _best_is_known_when_saving(self) -> Run:
+        if self.best is None or not self.best.metric.startswith("validation/"):
+            return self
+        if not self.validate_every or self.save_every % self.validate_every:
+            raise ValueError(
+                f"best.metric {self.best.metric} is known only where there is a validation, so save_every = "
+                f"{self.save_every} must be a multiple of validate_every = {self.validate_every}"
+            )
+        return self
 
 
 class Bound(Section):

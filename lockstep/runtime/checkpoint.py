@@ -1,8 +1,7 @@
 """Checkpoints that are whole or are not there: written aside, summed, renamed into place.
 
     step_000010/
-      manifest.json    size and SHA-256 of every other file
-      state.json       what the loop needs besides weights
+      manifest.json    what the loop needs besides weights; size and SHA-256 of every other file, and of itself
       …                safetensors and JSON, by whoever holds weights
 
 A folder gets its step's name only when all its bytes are on the disk, and loses it before it is deleted; so a kill at
@@ -16,16 +15,13 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 _ASIDE = ".aside_"
-_MANIFEST, _STATE = "manifest.json", "state.json"
+_MANIFEST = "manifest.json"
 
 
 class CheckpointError(OSError):
@@ -43,7 +39,7 @@ class Checkpoint:
     Attributes:
         folder: Where its files are.
         step: Steps done when it was saved.
-        state: What `Checkpoints.save` was given.
+        state: What `Checkpoints.seal` was given.
     """
 
     folder: Path
@@ -58,91 +54,138 @@ class Checkpoints:
     Attributes:
         folder: Where they live; it need not exist yet.
         keep: The newest so many are kept.
+        best: So many with the highest `score` are kept as well.
     """
 
     folder: Path
     keep: int
+    best: int = 0
 
-    def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
-        """Adds a checkpoint, then removes those that are not kept.
-
-        Args:
-            step: Steps done.
-            write: Writes safetensors and JSON files into the empty folder it is given, subfolders allowed.
-            state: Of JSON's types.
+    def begin(self, step: int) -> Path:
+        """An empty folder, aside, to write a checkpoint's safetensors and JSON files into; subfolders are allowed.
 
         Raises:
-            CheckpointError: If the disk is full or fails. Nothing of this checkpoint is left, and all others are whole.
-            ValueError: If `write` writes something that is neither safetensors nor JSON, or takes a name of ours.
+            CheckpointError: As `seal`.
         """
         aside = self.folder / f"{_ASIDE}{_name(step)}"
         try:
-            self._remove_aside()
+            for path in self.folder.glob(f"{_ASIDE}*"):
+                shutil.rmtree(path)
             aside.mkdir(parents=True)
-            write(aside)
-            _seal(aside, step, state)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise CheckpointError(self._failure(step, error)) from error
+        except OSError as error:
+            raise self.failure(step, error) from error
+        return aside
+
+    def seal(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
+        """Makes what stands aside a checkpoint, then removes those that are not kept.
+
+        Args:
+            step: Steps done.
+            state: Of JSON's types.
+            score: How good the policy is; None where that is not known at this step.
+
+        Raises:
+            CheckpointError: If the disk is full or fails. Nothing of this checkpoint is left, and all others are whole.
+            ValueError: If there are files that are neither safetensors nor JSON, or have a name of ours.
+        """
+        aside = self.folder / f"{_ASIDE}{_name(step)}"
+        try:
+            _seal(aside, {"step": step, "score": score, "state": state})
+            # A folder of this step, or of a later one, can only be one that `latest` refused.
+            self._remove([path for found, path in self.found() if found >= step])
+            aside.rename(self.folder / _name(step))
+            sync(self.folder)
+            self._remove(self._unkept())
+        except OSError as error:
+            raise self.failure(step, error) from error
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        # A folder of this step, or of a later one, can only be one that `latest` refused.
-        self._remove([path for found, path in self._found() if found >= step])
-        aside.rename(self.folder / _name(step))
-        _sync(self.folder)
-        self._remove([path for _, path in self._found()[: -self.keep]])
 
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is what was written; a damaged one is named in a warning and passed over."""
-        for step, path in reversed(self._found()):
+    def failure(self, step: int, error: Exception) -> CheckpointError:
+        """What to raise when a checkpoint could not be written; what is left of it goes."""
+        shutil.rmtree(self.folder / f"{_ASIDE}{_name(step)}", ignore_errors=True)
+        found = self.found()
+        whole = f"the newest before it is {found[-1][1].name}" if found else "there is none before it"
+        return CheckpointError(
+            f"cannot save the checkpoint of step {step} in {self.folder}: {error}; {whole}; "
+            "where the disk is full, make room; the same command then goes on"
+        )
+
+    def latest(self, note: Callable[[str], object]) -> Checkpoint | None:
+        """The newest checkpoint that is what was written; None where none was ever saved.
+
+        Args:
+            note: Told of each damaged one, which is passed over.
+
+        Raises:
+            CheckpointError: If there are some, and all are damaged.
+        """
+        found = self.found()
+        for step, path in reversed(found):
             try:
                 return Checkpoint(path, step, _opened(path, step))
             except _DamagedError as damage:
-                warnings.warn(f"checkpoint {path} is not used: {damage}; trying the one before it", stacklevel=2)
+                note(f"checkpoint {path} is not used: {damage}; trying the one before it")
+        if found:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged; put a whole one back, or remove the run's folder to "
+                "start from the beginning"
+            )
         return None
 
-    def _found(self) -> list[tuple[int, Path]]:
-        """Steps and folders, oldest first."""
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint of a step.
+
+        Raises:
+            CheckpointError: If there is none, or it is damaged.
+        """
+        try:
+            return Checkpoint(self.folder / _name(step), step, _opened(self.folder / _name(step), step))
+        except _DamagedError as damage:
+            have = ", ".join(str(step) for step, _ in self.found()) or "none"
+            raise CheckpointError(
+                f"there is no whole checkpoint of step {step} in {self.folder}: {damage}; there are: {have}"
+            ) from None
+
+    def found(self) -> list[tuple[int, Path]]:
+        """Steps and folders, oldest first; not looked into."""
         if not self.folder.is_dir():
             return []
         matches = [(re.fullmatch(r"step_(\d{6,})", path.name), path) for path in self.folder.iterdir()]
         return sorted((int(match[1]), path) for match, path in matches if match)
+
+    def ranked(self) -> list[tuple[float, int, Path]]:
+        """Score, step and folder of those that have a score, the best last; of equals the older is the better."""
+        scored = [(_manifest(path).get("score"), step, path) for step, path in self.found()]
+        return sorted(((s, n, path) for s, n, path in scored if s is not None), key=lambda entry: (entry[0], -entry[1]))
+
+    def _unkept(self) -> list[Path]:
+        found = [path for _, path in self.found()]
+        best = [path for _, _, path in self.ranked()[-self.best :]] if self.best else []
+        return [path for path in found[: -self.keep] if path not in best]
 
     def _remove(self, paths: list[Path]) -> None:
         """Takes their names away first, so that no half-deleted folder looks like a checkpoint."""
         for path in paths:
             shutil.rmtree(path.rename(self.folder / f"{_ASIDE}old_{path.name}"))
 
-    def _remove_aside(self) -> None:
-        for path in self.folder.glob(f"{_ASIDE}*"):
-            shutil.rmtree(path)
-
-    def _failure(self, step: int, error: Exception) -> str:
-        found = self._found()
-        whole = f"the newest before it is {found[-1][1].name}" if found else "there is none before it"
-        return (
-            f"cannot save the checkpoint of step {step} in {self.folder}: {error}; {whole}; "
-            "where the disk is full, make room; the same command then goes on"
-        )
-
 
 def _name(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def _seal(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Adds state and manifest, and returns when everything is on the disk."""
+def _seal(folder: Path, noted: dict[str, Any]) -> None:
+    """Adds the manifest, and returns when everything is on the disk."""
     files = _files(folder)
     for name in files:
-        if name in (_MANIFEST, _STATE) or not name.endswith((".safetensors", ".json")):
+        if name == _MANIFEST or not name.endswith((".safetensors", ".json")):
             raise ValueError(f"a checkpoint holds safetensors and JSON under names of their own, but not {name!r}")
-    (folder / _STATE).write_text(json.dumps(state, indent=1) + "\n")
-    sums = {name: _sum(folder / name) for name in [*files, _STATE]}
-    (folder / _MANIFEST).write_text(json.dumps({"step": step, "files": sums}, indent=1) + "\n")
+    manifest = {**noted, "files": {name: _sum(folder / name) for name in files}}
+    (folder / _MANIFEST).write_text(json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1) + "\n")
     for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
-        _sync(path)
-    _sync(folder)
+        sync(path)
+    sync(folder)
 
 
 def _opened(folder: Path, step: int) -> dict[str, Any]:
@@ -151,20 +194,31 @@ def _opened(folder: Path, step: int) -> dict[str, Any]:
     Raises:
         _DamagedError: With the name of the file that differs.
     """
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_bytes())
-        noted_step, sums = manifest["step"], dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise _DamagedError(f"its {_MANIFEST} is missing or cannot be read") from None
-    found = set(_files(folder)) - {_MANIFEST}
-    if noted_step != step:
-        raise _DamagedError(f"its {_MANIFEST} is that of step {noted_step}")
+    manifest = _manifest(folder)
+    if manifest.pop("sha256", None) != _digest(manifest):
+        raise _DamagedError(f"its {_MANIFEST} is missing, truncated or altered")
+    if manifest["step"] != step:
+        raise _DamagedError(f"its {_MANIFEST} is that of step {manifest['step']}")
+    sums, found = manifest["files"], set(_files(folder)) - {_MANIFEST}
     if found != set(sums):
         raise _DamagedError(f"files are missing or were added: {', '.join(sorted(found ^ set(sums)))}")
     for name, noted in sums.items():
         if _sum(folder / name) != noted:
             raise _DamagedError(f"{name} was truncated or altered")
-    return json.loads((folder / _STATE).read_bytes())
+    return manifest["state"]
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself; nothing where that cannot be read."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _files(folder: Path) -> list[str]:
@@ -177,7 +231,7 @@ def _sum(path: Path) -> dict[str, Any]:
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Returns when the file, or the folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lockstep.algorithms.step import StepResult
 from lockstep.runtime.progress import Progress
+from lockstep.runtime.stop import Stop, Stopped
 
 Step = Callable[[int, int], StepResult]
 """An algorithm's step: number of the step (from 0) and position in the data, to its outcome."""
 
-Hook = Callable[[int, StepResult], None]
-"""Called after each step with the number of steps done. In order: log, validate, save."""
+
+@dataclass(frozen=True)
+class Turn:
+    """One time round the loop, as hooks see it.
+
+    Attributes:
+        step: Steps done.
+        result: Of the newest step.
+        finished: Whether the run has reached its end.
+        leaving: Whether the loop ends after this turn: the run has reached its end, or is to stop before it.
+        values: What was logged of this step; hooks may add.
+    """
+
+    step: int
+    result: StepResult
+    finished: bool
+    leaving: bool
+    values: dict[str, float] = field(default_factory=dict)
+
+
+Hook = Callable[[Turn], None]
+"""Called after each step. In order: log, validate, save."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +63,21 @@ class Extent:
         return step >= self.steps or (self.rows is not None and position + self.rows_per_step > self.rows)
 
 
-def loop(step: Step, start: Start, extent: Extent, progress: Progress, hooks: Sequence[Hook]) -> None:
-    """Runs steps from `start` until the extent is over."""
+def loop(step: Step, start: Start, extent: Extent, progress: Progress, hooks: Sequence[Hook], stop: Stop) -> None:
+    """Runs steps from `start` until the extent is over.
+
+    Raises:
+        Stopped: If `stop` ended the run before that.
+    """
     number, position = start.step, start.position
     while not extent.over(number, position):
         result = step(number, position)
         number, position = number + 1, result.position
+        finished, why = extent.over(number, position), stop.stepped()
+        turn = Turn(number, result, finished, finished or why is not None, result.metrics.floats())
         for hook in hooks:
-            hook(number, result)
-        progress.step(number, result.metrics.floats(), result.tokens)
+            hook(turn)
+        progress.step(number, turn.values, result.tokens)
+        if why is not None and not finished:
+            reason, code = why
+            raise Stopped(f"stopped after step {number}, because {reason}; the same command goes on from there", code)

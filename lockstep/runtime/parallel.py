@@ -128,6 +128,9 @@ class DataParallelLearner:
     def save(self, folder: Path) -> None:
         self.ranks[0].call("save", folder)
 
+    def saved(self, wait: bool) -> bool:
+        return self.ranks[0].call("saved", wait)
+
     def load(self, folder: Path) -> None:
         self._on_all("load", folder)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import platform
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ import transformers
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 import lockstep
-from lockstep.config import Loaded, describe
+from lockstep.config import Loaded, describe, load
 from lockstep.experience import arithmetic
 from lockstep.experience.jsonl import JsonlIndex
 from lockstep.experience.prompts import Prompts, render
@@ -23,6 +25,10 @@ from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.recipe import Common, DataSection
+from lockstep.runtime.identity import ChangedError, differences, recipe_identity
+
+FRAME = "initial"
+"""Folder, in a run's, of all that an export of its model needs besides weights; of new models the weights too."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,11 @@ class DataFiles:
     train: Path
     demonstrations: Path
     validation: Path | None
+
+    def digests(self) -> dict[str, str]:
+        """A digest of each file's content, by what it is for first."""
+        names = {self.validation: "validation", self.demonstrations: "demonstrations", self.train: "train"}
+        return {name: _sha256(path) for path, name in names.items() if path is not None}
 
 
 @dataclass(frozen=True)
@@ -52,21 +63,30 @@ class Source:
             )
 
 
-def run_folder(loaded: Loaded) -> Path:
+def run_folder(loaded: Loaded, allow_changes: bool) -> Path:
     """Makes the run's folder and notes the resolved recipe and the machine in it.
 
+    With `allow_changes` a folder of another recipe becomes one of this recipe, which is then no longer finished.
+
     Raises:
-        ValueError: If the folder holds a run of another recipe.
+        ChangedError: If the folder holds a run of another recipe, and that is not allowed.
     """
     folder = loaded.run_folder
     recipe = folder / "recipe.yaml"
     if recipe.exists() and recipe.read_text() != describe(loaded):
-        raise ValueError(
-            f"{folder} holds a run of another recipe (see {recipe}); choose another run.folder or remove it"
-        )
+        changed = differences(recipe_identity(load(str(recipe))), recipe_identity(loaded))
+        if changed and not allow_changes:
+            raise ChangedError(
+                f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, "
+                "remove it, or go on with this recipe by --allow-changes"
+            )
+        recipe.unlink()
+        if changed:
+            shutil.rmtree(folder / "final", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     _note(recipe, describe(loaded))
     versions = {
+        "recipe": loaded.name,
         "lockstep": lockstep.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -79,6 +99,11 @@ def run_folder(loaded: Loaded) -> Path:
     if environment.read_text() != now:
         print(f"note: {environment} is not the environment of now; continued steps may differ in their last bits")
     return folder
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 @contextmanager

@@ -2,116 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
-from lockstep.algorithms.step import StepResult
 from lockstep.config import Loaded
-from lockstep.metrics import Metrics
-from lockstep.models.export import export
-from lockstep.recipe import Common
+from lockstep.models.export import copy_frame
+from lockstep.recipe import Run
 from lockstep.report.summary import summary
 from lockstep.runtime import prepare
 from lockstep.runtime.checkpoint import Checkpoints
+from lockstep.runtime.export import export
+from lockstep.runtime.faults import kept
+from lockstep.runtime.footprint import Footprint
+from lockstep.runtime.hooks import Hooks
+from lockstep.runtime.identity import ChangedError, Identity, differences, identity
 from lockstep.runtime.jobs import Job, Place, job_of
-from lockstep.runtime.loop import Hook, Start, loop
+from lockstep.runtime.loop import Start, loop
+from lockstep.runtime.notes import EqualRewards
 from lockstep.runtime.prepare import DataFiles, Source
 from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.saver import Saver
+from lockstep.runtime.stop import Stop, heeding_signals
 from lockstep.runtime.track import Tracker
 
 
-def train(loaded: Loaded) -> Path:
+def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None = None) -> Path:
     """Runs a recipe to its end, from its newest checkpoint where there is one.
+
+    Args:
+        loaded: The recipe.
+        allow_changes: Go on even where recipe, data, first model or code are not those of the checkpoint.
+        deadline_s: On `time.monotonic`, for a recipe that another one trains first; None: `run.max_time_s` from now.
 
     Returns:
         The run's folder; `final/` in it is the trained model as a Hugging Face folder.
+
+    Raises:
+        Stopped: If the run was asked to end before its end. It was saved.
+        ChangedError: If something is not what it was, and that is not allowed.
     """
-    recipe, folder = loaded.recipe, prepare.run_folder(loaded)
+    recipe = loaded.recipe
+    if deadline_s is None and recipe.run.max_time_s is not None:
+        deadline_s = time.monotonic() + recipe.run.max_time_s
+    before = Footprint.before(loaded.run_folder)
+    folder = prepare.run_folder(loaded, allow_changes)
     if (folder / "final").exists():
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
     with prepare.locked(folder), ExitStack() as workers:
-        files = prepare.data_files(recipe.data, folder)
-        source = _source(loaded, files, folder)
-        shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
-        job = job_of(recipe, Place(files, source, shown, workers))
+        with before.restored_on_failure():
+            files = prepare.data_files(recipe.data, folder)
+            source = _source(loaded, files, folder, allow_changes, deadline_s)
+            copy_frame(Path(source.folder), folder / prepare.FRAME)
+            shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
+            job = job_of(recipe, Place(files, source, shown, workers))
         shown.total(job.extent.steps, job.arithmetic)
-        _run(recipe, job, folder, shown)
-        export(source.folder, job.learners["policy"].weights(), source.tokenizer, folder / "final")
+        now = identity(loaded, files.digests(), Path(source.folder))
+        _run(recipe.run, job, folder, now, allow_changes, shown, Stop(deadline_s))
+        export(folder, folder / "final")
     print(summary(folder))
     return folder
 
 
-def _source(loaded: Loaded, files: DataFiles, folder: Path) -> Source:
+def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None) -> Source:
     """The model to begin with; trained first, or built first, where the recipe says so."""
     recipe, first = loaded.recipe, loaded.warm_start
     if first is not None:
-        return prepare.open_source(train(first) / "final")
+        return prepare.open_source(train(first, allow_changes, deadline_s) / "final")
     if recipe.model.scratch is not None:
-        return prepare.open_source(prepare.scratch_model(recipe, files.train, folder / "initial"))
+        return prepare.open_source(prepare.scratch_model(recipe, files.train, folder / prepare.FRAME))
     return prepare.open_source(str(recipe.model.path))
 
 
-def _run(recipe: Common, job: Job, folder: Path, shown: Progress) -> None:
-    tracker, checkpoints = Tracker(folder), Checkpoints(folder / "checkpoints", recipe.run.keep)
-    start = _restored(job, checkpoints)
-    if start.step:
-        shown.note(f"continues after step {start.step}, the newest checkpoint")
+def _run(run: Run, job: Job, folder: Path, now: Identity, allow_changes: bool, shown: Progress, stop: Stop) -> None:
+    best = 0 if run.best is None else run.best.count
+    tracker, checkpoints = Tracker(folder), Checkpoints(folder / "checkpoints", run.keep, best)
+    start = _restored(job, checkpoints, now, allow_changes, shown)
     tracker.rewind(start.step if start.step else -1)
     job.resumed(start.step)
-    hooks: list[Hook] = [partial(_log, tracker), partial(_warn, shown)]
-    if job.validate is not None:
-        hooks.append(partial(_validate, job, recipe.run.validate_every, tracker, shown))
-        if start.step == 0:
-            _validated(0, job.validate, tracker, shown)
-    hooks.append(partial(_save, job, recipe.run.save_every, checkpoints, shown))
-    hooks.append(lambda step, result: tracker.timings(step, shown.take_timings()))
-    loop(job.step, start, job.extent, shown, hooks)
+    with Saver(checkpoints, job.learners) as saver:
+        hooks = Hooks(run, job, tracker, saver, shown, now)
+        if job.validate is not None and start.step == 0:
+            hooks.validate(0)
+        with heeding_signals(stop, shown.note):
+            step = kept(job.step, folder / "faults")
+            loop(step, start, job.extent, shown, [hooks.all, EqualRewards(shown.note)], stop)
 
 
-def _restored(job: Job, checkpoints: Checkpoints) -> Start:
-    newest = checkpoints.latest()
+def _restored(job: Job, checkpoints: Checkpoints, now: Identity, allow_changes: bool, shown: Progress) -> Start:
+    """Brings the learners to the newest checkpoint."""
+    newest = checkpoints.latest(shown.note)
     if newest is None:
         return Start()
+    changed = differences(newest.state["identity"], now)
+    if changed and not allow_changes:
+        raise ChangedError(
+            f"{newest.folder} was made with something else:\n  " + "\n  ".join(changed) + "\nput it back as it was, "
+            "start another run by run.folder, or go on with what is now by --allow-changes"
+        )
+    for line in changed:
+        shown.note(f"goes on although {line}")
     for name, learner in job.learners.items():
         learner.load(newest.folder / name)
+    shown.note(f"continues after step {newest.step}, the newest checkpoint")
     return Start(newest.step, int(newest.state["position"]))
-
-
-def _log(tracker: Tracker, step: int, result: StepResult) -> None:
-    tracker.metrics(step, result.metrics.floats())
-    tracker.samples(step, result.samples)
-
-
-def _warn(shown: Progress, step: int, result: StepResult) -> None:
-    trained = result.metrics.get("train/trained_tokens")
-    if trained is not None and not trained.value():
-        shown.note(
-            f"step {step} trained on nothing: every response was taken out, because it had no verdict, was truncated "
-            "at sampling.max_tokens (ppo.overlong_filtering), or was off the sampler (ppo.max_sequence_mismatch)"
-        )
-
-
-def _validate(job: Job, every: int, tracker: Tracker, shown: Progress, step: int, result: StepResult) -> None:
-    last = job.extent.over(step, result.position)
-    if job.validate is not None and (last or (every and step % every == 0)):
-        _validated(step, job.validate, tracker, shown)
-
-
-def _validated(step: int, validate: Callable[[], Metrics], tracker: Tracker, shown: Progress) -> None:
-    with shown.phase("validate"):
-        tracker.metrics(step, validate().floats())
-
-
-def _save(job: Job, every: int, checkpoints: Checkpoints, shown: Progress, step: int, result: StepResult) -> None:
-    if step % every and not job.extent.over(step, result.position):
-        return
-
-    def write(folder: Path) -> None:
-        for name, learner in job.learners.items():
-            learner.save(folder / name)
-
-    with shown.phase("save"):
-        checkpoints.save(step, write, {"position": result.position})

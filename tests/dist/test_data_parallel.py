@@ -60,6 +60,7 @@ def test_a_rank_without_rows_takes_part_in_the_update(
     two: DataParallelLearner, spec: LearnerSpec, tmp_path: Path
 ) -> None:
     two.save(tmp_path)
+    assert two.saved(wait=True)
     one, batch = spec.build(), ragged((15,))
     one.load(tmp_path)
     torch.testing.assert_close(two.logprobs(batch), one.logprobs(batch), atol=1e-6, rtol=0.0)
@@ -75,6 +76,7 @@ def test_an_error_on_ranks_leaves_them_usable(two: DataParallelLearner, tmp_path
     with pytest.raises(RemoteError, match="no column 'advantage'"):
         two.forward_backward(replace(batch, token={"mask": batch.mask}), WeightedLogprob())
     two.save(tmp_path)
+    assert two.saved(wait=True)
     two.load(tmp_path)
     assert "grad_norm" in train(two, batch, WeightedLogprob())
 

@@ -10,35 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from lockstep.cli import main
 from lockstep.config import load
-from lockstep.models.export import export
-from lockstep.models.load import load_causal_lm
-from lockstep.models.tokenizer import load_tokenizer
 from lockstep.report.log import read_metrics
 from lockstep.runtime.prepare import locked
 from lockstep.runtime.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
 
 Run = Callable[..., list[dict[str, Any]]]
-
-
-def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
-    whole = run("run.folder=whole", "run.max_steps=4")
-    run("run.folder=stopped", "run.max_steps=4", "run.save_every=2")
-    shutil.rmtree("stopped/final")
-    shutil.rmtree("stopped/checkpoints/step_000004")
-    with Path("stopped/metrics.jsonl").open("a") as file:
-        file.write('{"step": 5, "train/reward": 9.0}\n{"step": 5, "torn')
-    continued = run("run.folder=stopped", "run.max_steps=4", "run.save_every=2")
-    assert continued == whole
-    for name in ("final", "checkpoints/step_000004/critic", "checkpoints/step_000004/policy"):
-        one, other = (load_file(f"{folder}/{name}/model.safetensors") for folder in ("whole", "stopped"))
-        assert all(torch.equal(one[key], other[key]) for key in one)
-    assert Path("whole/samples.jsonl").read_bytes() == Path("stopped/samples.jsonl").read_bytes()
 
 
 def test_a_finished_run_says_so_and_a_changed_option_starts_another(
@@ -53,7 +34,7 @@ def test_a_finished_run_says_so_and_a_changed_option_starts_another(
 
 def test_a_folder_of_another_recipe_is_refused(run: Run) -> None:
     run()
-    with pytest.raises(ValueError, match="holds a run of another recipe"):
+    with pytest.raises(ValueError, match=r"recipe.ppo.clip was 0.2, is 0.1"):
         run("ppo.clip=0.1")
 
 
@@ -172,14 +153,3 @@ def test_an_interrupt_is_one_sentence(
     monkeypatch.setattr(TorchSampler, "generate", interrupted)
     assert main(["train", "tiny.yaml"]) == 130
     assert capsys.readouterr().err.endswith("interrupted; the same command goes on from the newest checkpoint\n")
-
-
-def test_published_generation_configs_are_exported_as_they_are(assets: Path, in_tmp: Path) -> None:
-    shutil.copytree(assets / "models/stories260K/hf", "model", copy_function=shutil.copyfile)
-    odd = '{"temperature": 0.6, "eos_token_id": [1, 2]}'
-    Path("model/generation_config.json").unlink()
-    Path("model/generation_config.json").write_text(odd)
-    source = load_causal_lm("model")
-    export("model", source.named_parameters(), load_tokenizer("model"), Path("out"))
-    assert Path("out/generation_config.json").read_text() == odd
-    assert torch.equal(load_file("out/model.safetensors")["model.norm.weight"], source.model.norm.weight)

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lockstep.batch import Batch
 from lockstep.distributed.reduce import all_reduce_sum
 from lockstep.learners.packing import pack
 from lockstep.learners.torch.optimizer import adamw, learning_rate, moments, restore_moments
+from lockstep.learners.torch.saving import COUNTERS, StateWriter
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Last, Mean, Metrics, Sum, merged
+from lockstep.models.heads import canonical
 from lockstep.recipe import LearnerSection, Optimizer
 
 
@@ -44,6 +46,7 @@ class TorchLearner:
         self._optimizer = None if optimizer is None else adamw(self.model, optimizer)
         self._count = torch.zeros((), device=self.device)
         self._updates = 0
+        self._writer = StateWriter()
 
     def logprobs(self, batch: Batch) -> Tensor:
         return self._scored(batch, lambda outputs: outputs.logprob)[0]
@@ -88,16 +91,16 @@ class TorchLearner:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
-            yield name.removeprefix("lm."), parameter.detach()
+            yield canonical(name), parameter.detach()
 
     def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: p.detach().contiguous() for name, p in self.model.named_parameters()}, folder / "model.safetensors"
-        )
+        files = {"model.safetensors": {name: p.detach() for name, p in self.model.named_parameters()}}
         if self._optimizer is not None:
-            save_file(moments(self.model, self._optimizer), folder / "optimizer.safetensors")
-        (folder / "learner.json").write_text(json.dumps({"updates": self._updates}))
+            files["optimizer.safetensors"] = moments(self.model, self._optimizer)
+        self._writer.begin(folder, files, {"updates": self._updates})
+
+    def saved(self, wait: bool) -> bool:
+        return self._writer.done(wait)
 
     def load(self, folder: Path) -> None:
         saved = load_file(folder / "model.safetensors")
@@ -108,7 +111,7 @@ class TorchLearner:
             restore_moments(self.model, self._optimizer, load_file(folder / "optimizer.safetensors"))
             self._optimizer.zero_grad()
         self._count.zero_()
-        self._updates = int(json.loads((folder / "learner.json").read_text())["updates"])
+        self._updates = int(json.loads((folder / COUNTERS).read_text())["updates"])
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

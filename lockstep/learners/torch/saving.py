@@ -1,0 +1,100 @@
+"""Writing a learner's state while training goes on: from a copy in host memory, where there is room for one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lockstep.learners.base import NotSavedError
+
+COUNTERS = "learner.json"
+
+_ROOM = 1.5
+"""A copy is made only where so many times its size is free: what trains must not be driven out of memory."""
+
+Files = Mapping[str, Mapping[str, Tensor]]
+
+
+class StateWriter:
+    """Writes safetensors, one save at a time. The copy's memory is kept for the next save: to get it anew costs more
+    than to fill it."""
+
+    def __init__(self) -> None:
+        self._copies: dict[str, dict[str, Tensor]] = {}
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def begin(self, folder: Path, files: Files, counters: Mapping[str, int]) -> None:
+        """Returns when the tensors may change again.
+
+        Args:
+            folder: Where to; made if missing.
+            files: Tensors by name, by name of the file.
+            counters: Written to learner.json.
+        """
+        self.done(wait=True)
+        if not self._has_room(files):
+            self._write(folder, files, counters)
+            return
+        # Daemonic, so that whoever ends this process for good need not wait for a disk.
+        self._thread = threading.Thread(target=self._write, args=(folder, self._copied(files), counters), daemon=True)
+        self._thread.start()
+
+    def done(self, wait: bool) -> bool:
+        """Whether all is written.
+
+        Raises:
+            NotSavedError: If it could not be.
+        """
+        if self._thread is not None:
+            self._thread.join(None if wait else 0.0)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise NotSavedError(str(error)) from error
+        return True
+
+    def _write(self, folder: Path, files: Files, counters: Mapping[str, int]) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, tensors in files.items():
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name)
+            (folder / COUNTERS).write_text(json.dumps(counters))
+        except (OSError, SafetensorError) as error:
+            self._error = error
+
+    def _has_room(self, files: Files) -> bool:
+        new = sum(
+            t.nbytes for name, tensors in files.items() for key, t in tensors.items() if not self._held(name, key)
+        )
+        return not new or new * _ROOM < free_memory_bytes()
+
+    def _held(self, name: str, key: str) -> bool:
+        return key in self._copies.get(name, {})
+
+    def _copied(self, files: Files) -> Files:
+        for name, tensors in files.items():
+            copies = self._copies.setdefault(name, {})
+            for key, tensor in tensors.items():
+                if key not in copies:
+                    copies[key] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
+                copies[key].copy_(tensor)
+        return self._copies
+
+
+def free_memory_bytes() -> int:
+    """Memory that this machine can still give; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)

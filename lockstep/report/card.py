@@ -1,0 +1,63 @@
+"""The card of a model that a run made: what it is, how it was made, and its figures. Markdown, as hubs show it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from lockstep.report.log import read_metrics
+
+_FIGURES = {
+    "validation/accuracy": "held-out accuracy",
+    "validation/reward": "held-out reward",
+    "validation/loss": "held-out loss per token",
+    "train/reward": "reward of sampled responses",
+    "train/response_length": "tokens per response",
+    "agreement/token_mult_prob_error": "training against sampling, mean exp\\|Δ log-probability\\|",
+}
+
+
+def card(run: Path, algorithm: str, base: str, step: int) -> str:
+    """Writes the card of the model after `step` steps.
+
+    Args:
+        run: Folder of the run.
+        algorithm: Of the recipe.
+        base: The model it began with.
+        step: Steps done.
+    """
+    recipe = (run / "recipe.yaml").read_text(encoding="utf-8")
+    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    name = environment["recipe"]
+    versions = ", ".join(f"{key} {environment[key]}" for key in ("lockstep", "torch", "transformers"))
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [lockstep, {algorithm}]
+---
+# {name}
+
+`{base}` after {step} steps of the recipe `{name}` (algorithm: {algorithm}), with {versions}.
+
+## Figures
+{_figures(run, step)}
+
+## How it was made
+`lockstep train recipe.yaml` with this `recipe.yaml`:
+
+```yaml
+{recipe.strip()}
+```
+"""
+
+
+def _figures(run: Path, step: int) -> str:
+    rows = [row for row in read_metrics(run) if row["step"] <= step]
+    lines = ["| | first | last, at step |", "|---|---|---|"]
+    for metric, label in _FIGURES.items():
+        logged = [row for row in rows if math.isfinite(row.get(metric, math.nan))]
+        if logged:
+            first, last = logged[0], logged[-1]
+            lines.append(f"| {label} (`{metric}`) | {first[metric]:.4g} | {last[metric]:.4g}, at {last['step']:.0f} |")
+    return "\n".join(lines) if len(lines) > 2 else "None were logged."

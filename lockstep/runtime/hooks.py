@@ -1,0 +1,88 @@
+"""What happens between two steps of every run: log, warn, validate, save."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from lockstep.recipe import Run
+from lockstep.runtime.jobs import Job
+from lockstep.runtime.loop import Turn
+from lockstep.runtime.progress import Progress
+from lockstep.runtime.saver import Saver
+from lockstep.runtime.track import Tracker
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The hooks of one run, in order the members of `all`.
+
+    Attributes:
+        run: How often.
+        job: What is run.
+        tracker: Where logs go.
+        saver: Where checkpoints go.
+        shown: What the user sees.
+        identity: Goes into each checkpoint, see `lockstep.runtime.identity`.
+    """
+
+    run: Run
+    job: Job
+    tracker: Tracker
+    saver: Saver
+    shown: Progress
+    identity: dict[str, Any]
+
+    def all(self, turn: Turn) -> None:
+        """The hooks, after each step."""
+        self._log(turn)
+        self._warn(turn)
+        every = self.run.validate_every
+        if self.job.validate is not None and (turn.finished or (every and turn.step % every == 0)):
+            turn.values.update(self.validate(turn.step))
+        self._save(turn)
+        self.tracker.timings(turn.step, self.shown.take_timings())
+
+    def validate(self, step: int) -> dict[str, float]:
+        """Scores the policy on held-out rows and logs that."""
+        assert self.job.validate is not None, "asked only where there are held-out rows"
+        with self.shown.phase("validate"):
+            values = self.job.validate().floats()
+        self.tracker.metrics(step, values)
+        return values
+
+    def _log(self, turn: Turn) -> None:
+        self.tracker.metrics(turn.step, turn.values)
+        self.tracker.samples(turn.step, turn.result.samples)
+
+    def _warn(self, turn: Turn) -> None:
+        if turn.values.get("train/trained_tokens") == 0:
+            self.shown.note(
+                f"step {turn.step} trained on nothing: every response was taken out, because it had no verdict, was "
+                "truncated at sampling.max_tokens (ppo.overlong_filtering), or was off the sampler "
+                "(ppo.max_sequence_mismatch)"
+            )
+
+    def _save(self, turn: Turn) -> None:
+        """Begins a checkpoint where one is due; else takes one that is being written a little further."""
+        with self.shown.phase("save"):
+            if turn.step % self.run.save_every == 0 or turn.leaving:
+                state = {"position": turn.result.position, "identity": self.identity}
+                self.saver.begin(turn.step, state, self._score(turn))
+            self.saver.advance(wait=turn.leaving)
+
+    def _score(self, turn: Turn) -> float | None:
+        """How good the policy is by `run.best`, higher is better; None where that is not asked for or not known."""
+        best = self.run.best
+        if best is None:
+            return None
+        if best.metric not in turn.values:
+            if turn.step % self.run.save_every:  # an early end, between two validations
+                return None
+            close = get_close_matches(best.metric, turn.values, 1)
+            hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(turn.values)}"
+            raise ValueError(f"run.best.metric: this run logs no {best.metric} when it saves; {hint}")
+        value = turn.values[best.metric]
+        return None if math.isnan(value) else value if best.mode == "max" else -value

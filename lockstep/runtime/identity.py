@@ -1,0 +1,89 @@
+"""What a run depends on, as flat names and values, so that a run that goes on can say what is no longer the same."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import lockstep
+from lockstep.config import Loaded
+
+Identity = dict[str, Any]
+
+_LIBRARIES = ("torch", "transformers", "tokenizers")
+_SMALL_BYTES = 1 << 24
+
+
+class ChangedError(ValueError):
+    """A run would go on with something else than it began with; one line for each thing."""
+
+
+def identity(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
+    """What the results of a run depend on.
+
+    Args:
+        loaded: The recipe.
+        data: A digest of each source of rows, by name.
+        model: Folder of the first model.
+    """
+    found = recipe_identity(loaded)
+    found |= {f"data.{name}": digest for name, digest in data.items()}
+    found |= {f"model.{path.name}": _file(path) for path in sorted(model.iterdir()) if path.is_file()}
+    function = Path(_reward_file(loaded))
+    if function.suffix == ".py" and function.is_file():
+        found["code.reward.function"] = _digest([function])
+    found["code.lockstep"] = f"{lockstep.__version__} {_own_code()}"
+    return found | {f"code.{name}": importlib.metadata.version(name) for name in _LIBRARIES}
+
+
+def recipe_identity(loaded: Loaded) -> Identity:
+    """All options, but for those that say where and how long a run may run."""
+    return {f"recipe.{key}": value for key, value in _flat(loaded.identity())}
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for each name whose value is another, in order."""
+    names = [*then, *(name for name in now if name not in then)]
+    return [
+        f"{name} was {_shown(then.get(name))}, is {_shown(now.get(name))}"
+        for name in names
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _reward_file(loaded: Loaded) -> str:
+    function = dict(_flat(loaded.dump())).get("reward.function")
+    return str(function or "").rpartition(":")[0]
+
+
+def _own_code() -> str:
+    return _digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
+
+
+def _file(path: Path) -> str:
+    """A digest, or for large files the size: to read all weights would make every start slow."""
+    size = path.stat().st_size
+    return _digest([path]) if size <= _SMALL_BYTES else f"{size} bytes"
+
+
+def _digest(paths: list[Path]) -> str:
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(path.name.encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,91 @@
+"""Checkpoints written while training goes on: learners copy and write their states, then a thread sums and renames."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from lockstep.learners.base import Learner
+from lockstep.runtime.checkpoint import Checkpoints
+
+
+@dataclass(frozen=True)
+class _Begun:
+    step: int
+    state: dict[str, Any]
+    score: float | None
+
+
+class Saver:
+    """Saves one checkpoint at a time. At the end of a `with` block what was begun is finished, but not if the block was
+    interrupted.
+
+    Args:
+        checkpoints: Where to.
+        learners: What a checkpoint holds, by name.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Learner]) -> None:
+        self._checkpoints, self._learners = checkpoints, learners
+        self._begun: _Begun | None = None
+        self._sealing: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def begin(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
+        """Begins a checkpoint, and returns as soon as training may go on; the one before is finished first.
+
+        Raises:
+            CheckpointError: As `Checkpoints.seal`, for this one or the one before.
+        """
+        self.advance(wait=True)
+        aside = self._checkpoints.begin(step)
+        self._begun = _Begun(step, state, score)
+        for name, learner in self._learners.items():
+            learner.save(aside / name)
+
+    def advance(self, wait: bool) -> None:
+        """Takes a begun checkpoint as far as it can go now; with `wait` to its end. Raises as `begin`."""
+        if self._begun is None:
+            return
+        if self._sealing is None:
+            if not self._written(self._begun, wait):
+                return
+            # Daemonic, so that whoever ends this process for good need not wait for a disk.
+            self._sealing = threading.Thread(target=self._seal, args=(self._begun,), daemon=True)
+            self._sealing.start()
+        self._sealing.join(None if wait else 0.0)
+        if self._sealing.is_alive():
+            return
+        self._begun = self._sealing = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.advance(wait=True)
+        elif issubclass(kind, Exception):
+            with suppress(Exception):  # the block's own error is the one to tell
+                self.advance(wait=True)
+
+    def _written(self, begun: _Begun, wait: bool) -> bool:
+        try:
+            return all(learner.saved(wait) for learner in self._learners.values())
+        except ValueError as error:  # NotSavedError, also from another process
+            self._begun = None
+            raise self._checkpoints.failure(begun.step, error) from error
+
+    def _seal(self, begun: _Begun) -> None:
+        try:
+            self._checkpoints.seal(begun.step, begun.state, begun.score)
+        except Exception as error:  # told to whoever asks next
+            self._error = error

@@ -1,0 +1,86 @@
+"""When a run should end before its end: somebody asks (Ctrl-C, SIGTERM), or its time is nearly over."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED, TERMINATED, OUT_OF_TIME = 128 + signal.SIGINT, 128 + signal.SIGTERM, 75
+"""Exit codes: as shells count signals, and EX_TEMPFAIL of sysexits.h, "try again later"."""
+
+
+class Stopped(Exception):
+    """A run has ended early and was saved; the same command goes on.
+
+    Attributes:
+        code: For the process to exit with.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Stop:
+    """Asked between two steps whether to go on.
+
+    Args:
+        deadline_s: On `clock`; None: no deadline.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, deadline_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._deadline_s, self._clock = deadline_s, clock
+        self._asked: tuple[str, int] | None = None
+        self._since, self._longest_s = clock(), 0.0
+
+    def ask(self, why: str, code: int) -> None:
+        """Asks the run to end after this step."""
+        self._asked = why, code
+
+    def stepped(self) -> tuple[str, int] | None:
+        """Called once after each step. Returns why to end now, and the exit code; None: go on.
+
+        A run with a deadline ends where another step as long as the longest so far would not fit; what is done between
+        steps, saving among it, counts as part of them.
+        """
+        now = self._clock()
+        self._longest_s, self._since = max(self._longest_s, now - self._since), now
+        if self._asked is None and self._deadline_s is not None and now + self._longest_s > self._deadline_s:
+            return "run.max_time_s would be over before the next step is done", OUT_OF_TIME
+        return self._asked
+
+
+@contextmanager
+def heeding_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
+    """While the block lasts, the first Ctrl-C or SIGTERM asks for a stop; the second ends at once, as it always does.
+
+    Args:
+        stop: Is asked.
+        note: Tells the user what happens.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Python gives signals to the main thread alone
+        yield
+        return
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        stop.ask(f"{name} was received", 128 + number)
+        for other, handler in usual.items():
+            signal.signal(other, handler)
+        text = f"{name}: finishing this step, then saving; once more ends at once, back to the newest checkpoint"
+        # By a thread: what the signal interrupted may itself be printing.
+        threading.Thread(target=note, args=(text,)).start()
+
+    try:
+        for number in usual:
+            signal.signal(number, asked)
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)

@@ -1,0 +1,119 @@
+"""Exports: what a run trained, as a folder that others open."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from lockstep.cli import main
+from lockstep.config import load
+from lockstep.runtime.export import export
+from lockstep.runtime.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+PUBLISHED = '{"temperature": 0.6, "eos_token_id": [1, 2]}'  # transformers refuses to write it: it does not sample
+CHAT = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+
+
+def logits(folder: str, **options: Any) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    return model(torch.arange(3, 40)[None]).logits.detach()
+
+
+@pytest.fixture
+def finished(assets: Path, run: Run, in_tmp: Path) -> Path:
+    """A run of two steps on a published model with odd settings and a chat template, which says nothing of itself."""
+    shutil.copytree(assets / "models/stories260K/hf", "model", copy_function=shutil.copyfile)
+    Path("model").chmod(0o755)
+    Path("model/generation_config.json").write_text(PUBLISHED)
+    Path("model/chat_template.jinja").write_text(CHAT)
+    Path("model/README.md").write_text("the card of the published model")
+    run("model.scratch=null", "model.path=model", "run.max_steps=2", "data.max_prompt_tokens=200")
+    return Path("run")
+
+
+def test_the_export_has_the_logits_of_the_run(finished: Path) -> None:
+    assert main(["export", "run", "out/model"]) == 0
+    assert torch.equal(logits("out/model"), logits("run/final"))
+    trained = load_file("run/checkpoints/step_000002/policy/model.safetensors")
+    assert torch.equal(load_file("out/model/model.safetensors")["model.norm.weight"], trained["lm.model.norm.weight"])
+    assert not torch.equal(logits("out/model"), logits("model", dtype=torch.float32))
+
+
+def test_an_earlier_step_can_be_exported(finished: Path) -> None:
+    assert main(["export", "run", "out", "--checkpoint", "1"]) == 0
+    trained = load_file("run/checkpoints/step_000001/policy/model.safetensors")
+    assert torch.equal(load_file("out/model.safetensors")["model.norm.weight"], trained["lm.model.norm.weight"])
+    assert not torch.equal(logits("out"), logits("run/final"))
+
+
+def test_all_else_goes_along_byte_for_byte(finished: Path) -> None:
+    export(finished, Path("out"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        assert Path("out", name).read_bytes() == Path("model", name).read_bytes(), name
+    tokenizer = PreTrainedTokenizerFast.from_pretrained("out")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "<user>Hi"
+
+
+def test_bf16_is_half_as_large_and_says_so(finished: Path) -> None:
+    assert main(["export", "run", "out", "--dtype", "bf16"]) == 0
+    weights = load_file("out/model.safetensors")
+    full = load_file("run/final/model.safetensors")
+    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
+    assert all(torch.equal(weights[name], full[name].bfloat16()) for name in full)
+    assert '"dtype": "bfloat16"' in Path("out/config.json").read_text()
+
+
+def test_the_card_has_recipe_and_figures(finished: Path) -> None:
+    card = Path("run/final/README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert Path("run/recipe.yaml").read_text().strip() in card
+    assert "`model` after 2 steps of the recipe `tiny` (algorithm: ppo)" in card
+    assert "| reward of sampled responses (`train/reward`) |" in card
+    assert "the card of the published model" not in card
+
+
+def test_a_moved_run_can_be_exported(finished: Path) -> None:
+    """Nothing but the run's folder is needed: neither the first model nor the data."""
+    shutil.rmtree("model")
+    shutil.move("run", "elsewhere")
+    export(Path("elsewhere"), Path("out"))
+    assert torch.equal(logits("out"), logits("elsewhere/final"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "run/final"], "run/final is there already"),
+        (["run", "out", "--checkpoint", "7"], "no whole checkpoint of step 7 in run/checkpoints"),
+        (["run", "out", "--checkpoint", "7"], "there are: 1, 2"),
+        (["run", "out", "--checkpoint", "newest"], "say latest, best, or the number of a step"),
+        (["run", "out", "--checkpoint", "best"], "set run.best in the recipe"),
+        (["run/checkpoints", "out"], "no folder of a run"),
+        (["nowhere", "out"], "no folder of a run"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(
+    run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    run()
+    assert main(["export", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_a_warm_started_run_exports_too(run: Run, in_tmp: Path) -> None:
+    """Three generations: the first made from nothing, the second from the first's final folder."""
+    run("run.folder=first")
+    run("run.folder=second", "model.scratch=null", "model.path=first/final")
+    assert Path("second/initial/config.json").is_file()
+    assert not list(Path("second/initial").glob("*.safetensors"))
+    assert logits("second/final").isfinite().all()
+    assert train(load("tiny.yaml", ["run.folder=second", "model.scratch=null", "model.path=first/final"]))

@@ -1,0 +1,306 @@
+"""Runs that are killed, stopped, changed or damaged go on exactly, or say why they do not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from lockstep.cli import main
+from lockstep.config import load
+from lockstep.report.log import read_metrics
+from lockstep.runtime import checkpoint
+from lockstep.runtime.identity import ChangedError
+from lockstep.runtime.stop import Stopped
+from lockstep.runtime.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+
+LASTING = ("run.save_every=1", "ppo.ppo_epochs=2", "ppo.kl.coef=0.1")
+
+
+def command(folder: str, *overrides: str) -> list[str]:
+    return [sys.executable, "-m", "lockstep", "train", "tiny.yaml", f"run.folder={folder}", *overrides]
+
+
+@contextlib.contextmanager
+def started(folder: str, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+    """The run in a process of its own, in a group of its own."""
+    process = subprocess.Popen(command(folder, *overrides), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Returns when it happened, or when the process is over."""
+    while not happened() and process.poll() is None:
+        time.sleep(0.001)
+
+
+def steps_logged(folder: str) -> int:
+    return max((int(row["step"]) for row in read_metrics(Path(folder))), default=0)
+
+
+def being_saved(folder: str) -> bool:
+    return any(Path(folder, "checkpoints").glob(".aside_step_*"))
+
+
+def killed_and_continued(folder: str, kills: int, overrides: tuple[str, ...], chance: random.Random) -> int:
+    """Kills the run so many times, every second time while it writes a checkpoint. Returns how many hit one."""
+    hits = 0
+    for kill in range(kills):
+        with started(folder, *overrides) as process:
+            goal = steps_logged(folder) + 1  # so that every kill finds the run further than the last
+            wait_for(lambda goal=goal: steps_logged(folder) >= goal, process)
+            if kill % 2:
+                wait_for(lambda: being_saved(folder), process)
+            time.sleep(chance.uniform(0.0, 0.01 if kill % 2 else 0.1))
+            process.kill()
+            assert process.wait() == -signal.SIGKILL, "the run was over before it could be killed; give it more steps"
+        hits += being_saved(folder)
+    subprocess.run(command(folder, *overrides), check=True, capture_output=True)
+    return hits
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    """All that a run leaves but clock times."""
+    paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+    named = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    return {name: text for name, text in named.items() if name not in ("timings.jsonl", ".lock", "recipe.yaml")}
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.proof)])
+def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run, in_tmp: Path, kills: int) -> None:
+    overrides = (*LASTING, f"run.max_steps={kills + 4}")
+    run("run.folder=whole", *overrides)
+    hits = killed_and_continued("killed", kills, overrides, random.Random(kills))
+    print(f"{kills} kills, {hits} of them while a checkpoint was written")
+    whole, killed = contents("whole"), contents("killed")
+    card = "final/README.md"  # shows the recipe, run.folder among it
+    assert whole.pop(card).replace(b"whole", b"killed") == killed.pop(card)
+    assert whole.keys() == killed.keys()
+    assert [name for name in whole if whole[name] != killed[name]] == []
+    assert f"checkpoints/step_{kills + 4:06d}/critic/optimizer.safetensors" in whole
+    steps = [row["step"] for row in read_metrics(Path("killed")) if "train/reward" in row]
+    assert steps == list(range(1, kills + 5))
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
+    whole = run("run.folder=whole", "run.max_steps=4")
+    run("run.folder=stopped", "run.max_steps=4", "run.save_every=2")
+    shutil.rmtree("stopped/final")
+    shutil.rmtree("stopped/checkpoints/step_000004")
+    with Path("stopped/metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "train/reward": 9.0}\n{"step": 5, "torn')
+    assert run("run.folder=stopped", "run.max_steps=4", "run.save_every=2") == whole
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
+    run: Run, in_tmp: Path, number: signal.Signals, code: int
+) -> None:
+    overrides = ("run.max_steps=100", "run.save_every=100")
+    with started("run", *overrides) as process:
+        wait_for(lambda: steps_logged("run") >= 2, process)
+        process.send_signal(number)
+        assert process.wait(60) == code
+        assert process.stderr is not None
+        told = process.stderr.read()
+    last = steps_logged("run")
+    assert f"stopped after step {last}, because" in told
+    assert "Traceback" not in told
+    assert [path.name for path in Path("run/checkpoints").iterdir()] == [f"step_{last:06d}"]
+
+
+SLOW = """
+import time
+
+calls = []
+
+
+def slow(prompt, response, answer, row):
+    calls.append(row)
+    time.sleep(30 if len(calls) > 8 else 0)  # not in the validation before the first step
+    return 1.0
+"""
+
+
+def test_two_interrupts_end_at_once(run: Run, in_tmp: Path) -> None:
+    Path("slow.py").write_text(SLOW)
+    with started("run", "reward.function=slow.py:slow", "run.max_steps=100") as process:
+        assert process.stderr is not None
+        shown = iter(process.stderr.readline, "")
+        next(line for line in shown if "optimizer steps" in line)  # the last before the first step
+        time.sleep(2.0)
+        process.send_signal(signal.SIGINT)
+        next(line for line in shown if "finishing this step" in line)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert "the same command goes on" in "".join(shown)
+
+
+def test_a_run_stops_before_its_time_is_over(run: Run, in_tmp: Path) -> None:
+    whole = run("run.folder=whole", "run.max_steps=8")
+    with pytest.raises(Stopped, match=r"run\.max_time_s would be over") as stopped:
+        run("run.folder=short", "run.max_steps=8", "run.max_time_s=0.01", "run.save_every=100")
+    assert stopped.value.code == 75
+    assert [path.name for path in Path("short/checkpoints").iterdir()] == ["step_000001"]
+    assert run("run.folder=short", "run.max_steps=8", "run.save_every=100") == whole
+
+
+def test_time_counts_for_what_is_trained_first_too(in_tmp: Path) -> None:
+    first = ["model.from_recipe=sft_arithmetic", "learner.device=cpu", "run.max_time_s=0.01", "run.folder=run"]
+    with pytest.raises(Stopped, match="stopped after step 1"):
+        train(load("ppo_arithmetic", first))
+    assert not Path("run/checkpoints").exists()
+
+
+def alter(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run("run.max_steps=3")
+    shutil.rmtree("run/final")
+    alter(Path("run/checkpoints/step_000003/critic/optimizer.safetensors"))
+    assert run("run.max_steps=3") == whole
+    told = capsys.readouterr().err
+    assert "step_000003 is not used: critic/optimizer.safetensors was truncated or altered" in told
+    assert "continues after step 2" in told
+
+
+def test_damaged_checkpoints_only_do_not_begin_anew(run: Run, in_tmp: Path) -> None:
+    run("run.keep=1")
+    shutil.rmtree("run/final")
+    alter(Path("run/checkpoints/step_000002/policy/model.safetensors"))
+    logged = Path("run/metrics.jsonl").read_bytes()
+    with pytest.raises(OSError, match=r"every checkpoint in .* is damaged"):
+        run("run.keep=1")
+    assert Path("run/metrics.jsonl").read_bytes() == logged
+
+
+def rows(values: list[int]) -> str:
+    return "".join(json.dumps({"question": f"What is {value}?", "answer": str(value)}) + "\n" for value in values)
+
+
+@pytest.fixture
+def unfinished(run: Run, in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
+    """A run on a data file that has done two of four steps; called, it goes on."""
+    Path("train.jsonl").write_text(rows(list(range(64))))
+    given = ("data.arithmetic=null", "data.train=train.jsonl", "run.max_steps=4")
+    with pytest.raises(Stopped):
+        run(*given, "run.max_time_s=0.01")
+    return lambda *overrides: run(*given, *overrides)
+
+
+def test_other_data_is_said_and_refused_unless_allowed(unfinished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.jsonl").write_text(rows(list(range(1, 65))))
+    with pytest.raises(ChangedError, match=r"data\.train was .*, is ") as refused:
+        unfinished()
+    assert len([line for line in str(refused.value).splitlines() if line.startswith("  ")]) == 1
+    assert "--allow-changes" in str(refused.value)
+    same_recipe = load("tiny.yaml", ["data.arithmetic=null", "data.train=train.jsonl", "run.max_steps=4"])
+    train(same_recipe, allow_changes=True)
+    assert "goes on although data.train was" in capsys.readouterr().err
+
+
+def test_another_recipe_is_said_field_by_field_and_refused_unless_allowed(unfinished: Run) -> None:
+    with pytest.raises(ChangedError) as refused:
+        unfinished("ppo.clip=0.1", "policy.lr=1.0e-4")
+    told = [line.strip() for line in str(refused.value).splitlines()[1:-1]]
+    assert told == ["recipe.ppo.clip was 0.2, is 0.1", "recipe.policy.lr was 0.001, is 0.0001"]
+    changed = ["data.arithmetic=null", "data.train=train.jsonl", "run.max_steps=4", "ppo.clip=0.1"]
+    train(load("tiny.yaml", changed), allow_changes=True)
+    assert yaml.safe_load(Path("run/recipe.yaml").read_text())["ppo"]["clip"] == 0.1
+
+
+def test_another_reward_function_is_said_and_refused(unfinished: Run) -> None:
+    with Path("rewards.py").open("a") as file:
+        file.write("\n# changed\n")
+    with pytest.raises(ChangedError, match=r"code\.reward\.function was"):
+        unfinished()
+
+
+def test_another_version_of_the_code_is_said_and_refused(unfinished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.__version__", "9.9.9")
+    with pytest.raises(ChangedError, match=r'code\.lockstep was ".*", is "9\.9\.9 '):
+        unfinished()
+
+
+def test_a_finished_run_goes_on_with_more_steps_where_that_is_allowed(run: Run, in_tmp: Path) -> None:
+    whole = run("run.folder=whole", "run.max_steps=4")
+    run("run.max_steps=2")
+    train(load("tiny.yaml", ["run.max_steps=4"]), allow_changes=True)
+    rewards = [row["train/reward"] for row in read_metrics(Path("run")) if "train/reward" in row]
+    assert rewards == [row["train/reward"] for row in whole if "train/reward" in row]
+
+
+def test_the_best_checkpoints_stay(run: Run, in_tmp: Path) -> None:
+    logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: train/reward, count: 2}")
+    rewards = {int(row["step"]): row["train/reward"] for row in logged if "train/reward" in row}
+    best = sorted(rewards, key=lambda step: -rewards[step])[:2]
+    kept = {int(path.name.removeprefix("step_")) for path in Path("run/checkpoints").iterdir()}
+    assert kept == {*best, 5}
+    assert main(["export", "run", "best", "--checkpoint", "best"]) == 0
+    saved = load_file(f"run/checkpoints/step_{best[0]:06d}/policy/model.safetensors")
+    assert torch.equal(load_file("best/model.safetensors")["model.norm.weight"], saved["lm.model.norm.weight"])
+
+
+def test_the_lowest_can_be_the_best(run: Run, in_tmp: Path) -> None:
+    logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: critic/loss, mode: min}")
+    losses = {int(row["step"]): row["critic/loss"] for row in logged if "critic/loss" in row}
+    assert Path(f"run/checkpoints/step_{min(losses, key=losses.__getitem__):06d}").exists()
+
+
+def test_a_best_metric_that_is_not_logged_is_an_error_at_the_first_checkpoint(run: Run) -> None:
+    with pytest.raises(ValueError, match=r"logs no train/rewards when it saves; did you mean train/reward\?"):
+        run("run.best.metric=train/rewards")
+
+
+def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tmp: Path) -> None:
+    whole = run("run.folder=whole", "run.max_steps=4")
+    with pytest.raises(Stopped):
+        run("run.max_steps=4", "run.max_time_s=0.01")
+    biggest = max(path.stat().st_size for path in Path("run/checkpoints").rglob("*.safetensors"))
+    limited = f"ulimit -f {biggest // 1024 - 8}; exec " + " ".join(command("run", "run.max_steps=4"))
+    failed = subprocess.run(["bash", "-c", limited], capture_output=True, text=True)
+    assert failed.returncode == 2, failed.stderr
+    assert "cannot save the checkpoint of step 2" in failed.stderr
+    assert "the newest before it is step_000001" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert run("run.max_steps=4") == whole
+
+
+def test_a_half_written_checkpoint_never_has_a_name(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of things: all bytes are on the disk before the name is."""
+    order: list[str] = []
+    sync, rename = checkpoint.sync, Path.rename
+    monkeypatch.setattr(checkpoint, "sync", lambda path: (order.append(f"sync {path.name}"), sync(path)))
+    monkeypatch.setattr(Path, "rename", lambda path, to: (order.append(f"rename {path.name}"), rename(path, to))[1])
+    run("run.max_steps=1")
+    named = order.index("rename .aside_step_000001")
+    for name in ("model.safetensors", "optimizer.safetensors", "learner.json", "manifest.json", "policy", "critic"):
+        assert f"sync {name}" in order[:named]
+    assert order[named + 1] == "sync checkpoints"
