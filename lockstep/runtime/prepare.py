@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 import lockstep
 from lockstep.config import Loaded, describe, load
@@ -22,6 +22,7 @@ from lockstep.experience import arithmetic
 from lockstep.experience.jsonl import JsonlIndex
 from lockstep.experience.prompts import Prompts, render
 from lockstep.models.export import save_model
+from lockstep.models.folder import read_config
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.recipe import Common, DataSection
@@ -155,7 +156,7 @@ def scratch_model(recipe: Common, text: Path, folder: Path) -> Path:
 
 def open_source(folder: Path | str) -> Source:
     """Reads the tokenizer of a model folder and what ends its responses."""
-    tokenizer = load_tokenizer(folder)
+    config, tokenizer = read_config(folder).get_text_config(), load_tokenizer(folder)
     listed = [tokenizer.eos_token_id]
     if (Path(folder) / "generation_config.json").is_file():
         own = GenerationConfig.from_pretrained(folder).eos_token_id
@@ -163,8 +164,23 @@ def open_source(folder: Path | str) -> Source:
     stops = sorted({stop for stop in listed if isinstance(stop, int)})
     if not stops:
         raise ValueError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
-    context = int(AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
+    _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
+    try:
+        context = int(config.max_position_embeddings)
+    except AttributeError:
+        raise ValueError(f"{folder}/config.json says no max_position_embeddings; add the longest sequence") from None
     return Source(str(folder), tokenizer, tuple(stops), context)
+
+
+def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int) -> None:
+    """Raises ValueError if the tokenizer makes tokens that the model has no embedding for; padding is never made."""
+    made = {token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id}
+    largest = max(made | set(stops))
+    if largest >= rows:
+        raise ValueError(
+            f"the tokenizer in {folder} makes token {largest}, but the model has embeddings for {rows} tokens; bring "
+            "the tokenizer that belongs to the model"
+        )
 
 
 def prompts(file: Path, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
