@@ -77,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(options: argparse.Namespace) -> int:
     from lockstep.config import load
+
+    if options.dry_run:
+        from lockstep.runtime.dry_run import dry_run
+
+        print(dry_run(load(options.recipe, options.overrides)))
+        return 0
     from lockstep.runtime.train import train
 
     train(load(options.recipe, options.overrides), options.allow_changes)

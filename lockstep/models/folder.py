@@ -15,8 +15,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lockstep.models import attention
@@ -61,7 +60,7 @@ def read_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except CONFIG_ERRORS as error:
         kind = fields.get("model_type")
-        known = kind is None or kind in CONFIG_MAPPING_NAMES
+        known = kind is None or kind in CONFIG_MAPPING
         why = first_line(error) if known else f"transformers {transformers.__version__} knows no model type {kind!r}"
         raise ModelError(f"{path}/config.json cannot be used: {why}") from error
     named = [str(name) for name in fields.get("architectures") or ()]

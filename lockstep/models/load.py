@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from lockstep import keyed
@@ -81,8 +81,8 @@ def scratch_config(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     """
     fields = {**config, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
     model_type = fields.pop("model_type", None)
-    if model_type not in CONFIG_MAPPING_NAMES:
-        close = get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, 1)
+    if model_type not in CONFIG_MAPPING:
+        close = get_close_matches(str(model_type), CONFIG_MAPPING.keys(), 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ModelError(f"model.scratch.config: transformers knows no model_type {model_type!r}{hint}")
     try:

@@ -74,6 +74,16 @@ def job_of(recipe: Common, place: Place) -> Job:
             raise TypeError(f"no algorithm runs a {type(recipe).__name__}")
 
 
+def require_context(recipe: SFTRecipe | PPORecipe, source: Source) -> None:
+    """Raises ValueError if sequences that the recipe allows do not fit the model."""
+    if isinstance(recipe, SFTRecipe):
+        return source.require_room("sft.max_tokens", recipe.sft.max_tokens)
+    for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
+        tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
+        source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
+    return None
+
+
 def _learner(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     """In this process where there is one rank, else in child processes."""
     if recipe.learner.parallel.dp == 1:
@@ -83,7 +93,7 @@ def _learner(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     return learner
 
 
-def _extent(recipe: Common, rows: int, rows_per_step: int) -> Extent:
+def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
     """`max_steps` steps, or else `max_epochs` passes over the data."""
     if recipe.run.max_steps >= 0:
         return Extent(recipe.run.max_steps, None, rows_per_step)
@@ -97,14 +107,14 @@ def _extent(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
     file, source = place.files.demonstrations, place.source
-    source.require_room("sft.max_tokens", recipe.sft.max_tokens)
+    require_context(recipe, source)
     rows = Demonstrations(JsonlIndex(file, recipe.data.bad_lines), source.tokenizer, recipe.data, recipe.sft.max_tokens)
     spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
     policy, size = _learner(spec, recipe, place), recipe.sft.global_batch_size
     workers = SFTWorkers(policy, rows, place.shown.phase)
     return Job(
         step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
-        extent=_extent(recipe, len(rows), size),
+        extent=extent_of(recipe, len(rows), size),
         learners={"policy": policy},
         resumed=lambda step: None,
         validate=None,
@@ -114,9 +124,7 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
 
 def _ppo(recipe: PPORecipe, place: Place) -> Job:
     files, source = place.files, place.source
-    for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
-        tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
-        source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
+    require_context(recipe, source)
     shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
     policy = _learner(LearnerSpec(head="logits", optimizer=recipe.policy, **shared), recipe, place)
     critic = _learner(LearnerSpec(head="value", optimizer=recipe.critic, **shared), recipe, place)
@@ -134,11 +142,11 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     rows = experience.prompts
     return Job(
         step=lambda step, position: ppo_step(step, position, workers, options),
-        extent=_extent(recipe, len(rows), recipe.ppo.num_prompts_per_step),
+        extent=extent_of(recipe, len(rows), recipe.ppo.num_prompts_per_step),
         learners={"policy": policy, "critic": critic},
         resumed=lambda step: refit(policy, experience.sampler, policy_version(step, recipe.ppo)),
         validate=_validation(recipe, experience, files.validation, source),
-        arithmetic=_batch_arithmetic(recipe, rows),
+        arithmetic=batch_arithmetic(recipe, rows),
     )
 
 
@@ -166,7 +174,8 @@ def _validation(
     return validate
 
 
-def _batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
+def batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
+    """How prompts become optimizer steps, for people."""
     ppo = recipe.ppo
     responses = ppo.num_prompts_per_step * ppo.num_generations
     updates = responses // ppo.global_batch_size * ppo.ppo_epochs

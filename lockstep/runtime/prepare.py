@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 import lockstep
 from lockstep.config import Loaded, describe, load
@@ -144,14 +144,17 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
 def scratch_model(recipe: Common, text: Path, folder: Path) -> Path:
     """Builds a model, and its tokenizer from the rows of `text`, once, into `folder`."""
     if not folder.exists():
-        scratch, data = recipe.model.scratch, recipe.data
+        scratch, tokenizer = recipe.model.scratch, scratch_tokenizer(recipe, text)
         assert scratch is not None, "only a recipe with model.scratch asks for a new model"
-        index = JsonlIndex(text, data.bad_lines)
-        rows = ((index.row(i), index.where(i)) for i in range(len(index)))
-        texts = (render(template, *row) for row in rows for template in (data.prompt, data.completion))
-        tokenizer = words_tokenizer(texts)
         save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, folder)
     return folder
+
+
+def scratch_tokenizer(recipe: Common, text: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a new model, made from the rows of `text`."""
+    data, index = recipe.data, JsonlIndex(text, recipe.data.bad_lines)
+    rows = ((index.row(i), index.where(i)) for i in range(len(index)))
+    return words_tokenizer(render(template, *row) for row in rows for template in (data.prompt, data.completion))
 
 
 def open_source(folder: Path | str) -> Source:
