@@ -83,6 +83,8 @@ def shown(value: Any) -> str:
 def nearest(recipe: type[Common], path: KeyPath) -> str:
     """What may have been meant: a neighbour, an option of that name elsewhere, or one that reads alike."""
     *parents, wrong = map(str, path)
+    if ":" in wrong:
+        return "write a space behind each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])
     everywhere = list(_all_keys(recipe, ()))
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]

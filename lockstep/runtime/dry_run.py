@@ -1,7 +1,7 @@
 """`lockstep train RECIPE --dry-run`: all that can be known before the first step, found without a weight in memory.
 
 Data is gone over as a run does it, the reward function is started, the model is built without memory for its weights
-and compared with the headers of its files. Data and tokenizer that a recipe makes are made, into a folder that goes away.
+and compared with the headers of its files. What a recipe makes is made, in a folder that goes away.
 """
 
 from __future__ import annotations
@@ -92,16 +92,9 @@ def _device(learner: LearnerSection, found: Findings) -> None:
 
 
 def _run_folder(folder: Path, found: Findings) -> None:
-    standing = _standing(folder)
-    if not standing.is_dir() or not os.access(standing, os.W_OK):
-        raise ValueError(f"the run folder {folder} cannot be made: {standing} is not writable; set run.folder")
+    prepare.require_writable(folder)
     state = "exists; the run goes on there, or is finished" if (folder / "recipe.yaml").is_file() else "new"
     found.say("run folder", f"{folder} ({state})")
-
-
-def _standing(folder: Path) -> Path:
-    """The innermost of a folder and those above it that exists."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
@@ -278,7 +271,7 @@ def _disk(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
     models = [sizes.policy] + ([sizes.critic] if isinstance(recipe, PPORecipe) else [])
     one, best = memory.checkpoint_bytes(*models), 0 if recipe.run.best is None else recipe.run.best.count
     needed = one * (recipe.run.keep + best + 1) + 4 * sizes.policy
-    free = shutil.disk_usage(_standing(loaded.run_folder)).free
+    free = shutil.disk_usage(prepare.standing(loaded.run_folder)).free
     found.say("disk", f"at most {readable(needed)}: checkpoints of {readable(one)}; {readable(free)} are free")
     if needed > free:
         raise ValueError(

@@ -1,8 +1,8 @@
 """How much memory and disk a run will take, on paper: sizes of the model's configuration times what is kept of each.
 
 Weights, gradients, moments and caches are exact; what a forward pass keeps for its backward is a rough figure, measured
-on small Llama-like models (bytes that autograd saves per token): 44 per hidden unit and 16 per intermediate unit of each
-layer, in fp32; 12 per word of the vocabulary for logits, their softmax and its gradient.
+on small Llama-like models (bytes that autograd saves per token, in fp32): 44 per hidden unit and 16 per intermediate
+unit of each layer; 12 per word of the vocabulary for logits, their softmax and its gradient.
 """
 
 from __future__ import annotations

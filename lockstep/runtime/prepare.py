@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -70,9 +71,11 @@ def run_folder(loaded: Loaded, allow_changes: bool) -> Path:
     With `allow_changes` a folder of another recipe becomes one of this recipe, which is then no longer finished.
 
     Raises:
-        ChangedError: If the folder holds a run of another recipe, and that is not allowed.
+        ValueError: If the folder cannot be made.
+        ChangedError: If it holds a run of another recipe, and that is not allowed.
     """
     folder = loaded.run_folder
+    require_writable(folder)
     recipe = folder / "recipe.yaml"
     if recipe.exists() and recipe.read_text() != describe(loaded):
         changed = differences(recipe_identity(load(str(recipe))), recipe_identity(loaded))
@@ -100,6 +103,28 @@ def run_folder(loaded: Loaded, allow_changes: bool) -> Path:
     if environment.read_text() != now:
         print(f"note: {environment} is not the environment of now; continued steps may differ in their last bits")
     return folder
+
+
+def require_writable(folder: Path) -> None:
+    """Raises ValueError if a run's folder cannot be made, or not written to."""
+    place = standing(folder)
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise ValueError(
+            f"the run folder {folder} cannot be made, because {place} is not a folder that can be written to; set "
+            "run.folder to another place"
+        )
+
+
+def standing(folder: Path) -> Path:
+    """The innermost of a folder and those above it that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # something above it is a file
+        return False
 
 
 def _sha256(path: Path) -> str:
