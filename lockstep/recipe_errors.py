@@ -74,7 +74,7 @@ def shown(value: Any) -> str:
     match value:
         case dict():
             return "a mapping"
-        case list() if any(isinstance(item, dict | list) for item in value):
+        case list():
             return "a list"
         case _:
             return json.dumps(value, ensure_ascii=False)

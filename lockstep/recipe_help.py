@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -55,12 +56,18 @@ def _entry(loaded: Loaded, keys: Keys, holder: type[Section], inner: type[Sectio
     value = _value(loaded.dump(), keys)
     if isinstance(value, dict):
         return f"{key}:\n    {meaning}\n"
-    now = f" = {shown(value)} ({loaded.origin(keys)})" if value is not _ABSENT else ""
-    default = "required" if keys[-1] in schema.get("required", ()) else f"default {shown(field.get('default'))}"
+    now = f" = {_written(value)} ({loaded.origin(keys)})" if value is not _ABSENT else ""
+    default = "required" if keys[-1] in schema.get("required", ()) else f"default {_written(field.get('default'))}"
     return f"{key}{now}\n    {_kind(field)}; {default}\n    {meaning}\n"
 
 
 _ABSENT = object()
+
+
+def _written(value: Any) -> str:
+    """A value as one would write it, unless it is a list of groups."""
+    nested = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+    return shown(value) if nested else json.dumps(value, ensure_ascii=False)
 
 
 def _value(tree: Any, keys: Keys) -> Any:

@@ -15,6 +15,7 @@ from lockstep.recipe.run import Bound, Common, Run
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sft import SFT, SFTRecipe
 from lockstep.recipe.sources import Arithmetic, DataSection, ModelSection, RewardSection, Scratch
+from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 
 Recipe = Annotated[SFTRecipe | PPORecipe, Field(discriminator="algorithm")]
 
@@ -30,6 +31,7 @@ __all__ = [
     "DataSection",
     "DynamicSampling",
     "LearnerSection",
+    "MLflow",
     "ModelSection",
     "Optimizer",
     "Overlong",
@@ -46,4 +48,7 @@ __all__ = [
     "Schedule",
     "Scratch",
     "Section",
+    "TensorBoard",
+    "Trackers",
+    "WandB",
 ]

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from lockstep.config import Loaded
 from lockstep.experience.demonstrations import Demonstrations
-from lockstep.experience.jsonl import JsonlIndex
+from lockstep.experience.files import Files, open_rows
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.rewards import MathReward, build
 from lockstep.learners.torch.learner import resolve_device
@@ -57,7 +57,7 @@ def dry_run(loaded: Loaded) -> str:
     return f"{loaded.name} can start; nothing was kept.\n{found.report()}"
 
 
-def _checked(loaded: Loaded, made: Path, found: Findings) -> None:
+def _checked(loaded: Loaded, made: Path, found: Findings) -> _Model | None:
     recipe = loaded.recipe
     with found.problem():
         _device(recipe.learner, found)
@@ -75,6 +75,7 @@ def _checked(loaded: Loaded, made: Path, found: Findings) -> None:
             _memory(recipe, model.sizes, found)
         with found.problem():
             _disk(loaded, model.sizes, found)
+    return model
 
 
 def _device(learner: LearnerSection, found: Findings) -> None:
@@ -101,9 +102,9 @@ def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
     """The files of rows, where each can be read."""
     before = len(found.problems)
     files = prepare.data_files(recipe.data, made)
-    for file in dict.fromkeys(path for path in (files.train, files.demonstrations, files.validation) if path):
+    for rows in dict.fromkeys(part for part in (files.train, files.demonstrations, files.validation) if part):
         with found.problem():
-            JsonlIndex(file, recipe.data.bad_lines)
+            open_rows(rows, recipe.data.bad_rows)
     return files if len(found.problems) == before else None
 
 
@@ -121,13 +122,11 @@ def _model(loaded: Loaded, files: DataFiles | None, made: Path, found: Findings)
         return None
     found.say("model", f"{first.name} is trained first:")
     inner = Findings()
-    _checked(first, made / "first", inner)
+    model = _checked(first, made / "first", inner)
     found.problems += [f"{first.name}: {problem}" for problem in inner.problems]
     found.lines += [(f"  {about}", text) for about, text in inner.lines]
     found.notes += [note for note in inner.notes if note not in found.notes]
-    with found.problem():
-        return None if inner.problems else _of_folder(made / "first" / prepare.FRAME, weights=False)
-    return None
+    return model
 
 
 def _opened(recipe: Common, files: DataFiles | None, frame: Path, found: Findings) -> _Model | None:
@@ -184,9 +183,9 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
             _answers(MathReward(recipe.reward.marker), train, found)
 
 
-def _prompts(recipe: PPORecipe, file: Path, model: _Model, found: Findings) -> Prompts | None:
+def _prompts(recipe: PPORecipe, files: Files, model: _Model, found: Findings) -> Prompts | None:
     with found.problem():
-        return prepare.prompts(file, recipe.data, model.source.tokenizer)
+        return prepare.prompts(files, recipe.data, model.source.tokenizer)
     return None
 
 
@@ -206,18 +205,18 @@ def _sft(recipe: SFTRecipe, files: DataFiles | None, model: _Model | None, found
     with found.problem():
         require_context(recipe, model.source)
     with found.problem():
-        index = JsonlIndex(files.demonstrations, recipe.data.bad_lines)
-        rows = Demonstrations(index, model.source.tokenizer, recipe.data, recipe.sft.max_tokens)
+        opened = open_rows(files.demonstrations, recipe.data.bad_rows)
+        rows = Demonstrations(opened, model.source.tokenizer, recipe.data, recipe.sft.max_tokens)
         size = recipe.sft.global_batch_size
         extent = extent_of(recipe, len(rows), size)
-        found.say("data", f"{len(rows):,} rows ({rows.skipped} skipped)")
+        found.say("data", f"{len(rows):,} rows ({rows.selection.account})")
         found.say("step", f"{size} rows → 1 optimizer step")
         found.say("micro-batches", _micro_batches(recipe, size, recipe.sft.max_tokens))
         found.say("run", _course(recipe, extent.steps, False))
 
 
 def _count(rows: Prompts) -> str:
-    return f"{len(rows):,} prompts ({rows.skipped} skipped)"
+    return f"{len(rows):,} prompts ({rows.selection.account})"
 
 
 def _longest(recipe: PPORecipe) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,26 @@ class Footprint:
         return cls(folder, names, tuple(path for path in (folder, *folder.parents) if not path.exists()))
 
     @contextmanager
-    def restored_on_failure(self) -> Iterator[None]:
-        """Takes back what was added if the block fails; only for whoever holds the run's lock."""
+    def restored_on_failure(self) -> Iterator[Callable[[], None]]:
+        """Takes back what was added if the block fails before it calls the function it is given.
+
+        Only for whoever holds the run's lock.
+        """
+        started = Event()
         try:
-            yield
+            yield started.set
         except BaseException:
-            for path in self.folder.iterdir():
-                if path.name not in self.names:
-                    _remove(path)
-            for folder in self.missing:
-                with contextlib.suppress(OSError):  # of other runs
-                    folder.rmdir()
+            if not started.is_set():
+                self._restore()
             raise
+
+    def _restore(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name not in self.names:
+                _remove(path)
+        for folder in self.missing:
+            with contextlib.suppress(OSError):  # of other runs
+                folder.rmdir()
 
 
 def _remove(path: Path) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
 from lockstep.algorithms.sft import SFTWorkers, sft_step
 from lockstep.experience.demonstrations import Demonstrations
-from lockstep.experience.jsonl import JsonlIndex
+from lockstep.experience.files import Files, open_rows
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.refit import refit
 from lockstep.experience.rewards import build as build_reward
@@ -106,9 +105,9 @@ def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 
 
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
-    file, source = place.files.demonstrations, place.source
+    files, source = place.files.demonstrations, place.source
     require_context(recipe, source)
-    rows = Demonstrations(JsonlIndex(file, recipe.data.bad_lines), source.tokenizer, recipe.data, recipe.sft.max_tokens)
+    rows = Demonstrations(open_rows(files, recipe.data.bad_rows), source.tokenizer, recipe.data, recipe.sft.max_tokens)
     spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
     policy, size = _learner(spec, recipe, place), recipe.sft.global_batch_size
     workers = SFTWorkers(policy, rows, place.shown.phase)
@@ -118,7 +117,7 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
         learners={"policy": policy},
         resumed=lambda step: None,
         validate=None,
-        arithmetic=f"{len(rows)} rows ({rows.skipped} skipped); {size} rows → 1 optimizer step",
+        arithmetic=f"{len(rows)} rows ({rows.selection.account}); {size} rows → 1 optimizer step",
     )
 
 
@@ -158,11 +157,11 @@ def _sampler(policy: Learner, source: Source, recipe: PPORecipe) -> Sampler:
 
 
 def _validation(
-    recipe: PPORecipe, experience: Experience, file: Path | None, source: Source
+    recipe: PPORecipe, experience: Experience, files: Files | None, source: Source
 ) -> Callable[[], Metrics] | None:
-    if file is None:
+    if files is None:
         return None
-    rows = prepare.prompts(file, recipe.data, source.tokenizer)
+    rows = prepare.prompts(files, recipe.data, source.tokenizer)
     sampling = SamplingParams(**recipe.validation_sampling.model_dump(), stop_token_ids=source.stop_token_ids)
 
     def validate() -> Metrics:
@@ -180,6 +179,6 @@ def batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
     responses = ppo.num_prompts_per_step * ppo.num_generations
     updates = responses // ppo.global_batch_size * ppo.ppo_epochs
     return (
-        f"{len(rows)} prompts ({rows.skipped} skipped); {ppo.num_prompts_per_step} prompts × {ppo.num_generations} = "
+        f"{len(rows)} prompts ({rows.selection.account}); {ppo.num_prompts_per_step} prompts × {ppo.num_generations} = "
         f"{responses} responses → {updates} optimizer steps of {ppo.global_batch_size} responses"
     )

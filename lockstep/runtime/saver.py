@@ -14,7 +14,9 @@ from lockstep.runtime.checkpoint import Checkpoints
 
 
 @dataclass(frozen=True)
-class _Begun:
+class Begun:
+    """A checkpoint that is being written."""
+
     step: int
     state: dict[str, Any]
     score: float | None
@@ -27,11 +29,14 @@ class Saver:
     Args:
         checkpoints: Where to.
         learners: What a checkpoint holds, by name.
+
+    Attributes:
+        begun: The checkpoint that is being written, if one is.
     """
 
     def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Learner]) -> None:
         self._checkpoints, self._learners = checkpoints, learners
-        self._begun: _Begun | None = None
+        self.begun: Begun | None = None
         self._sealing: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -43,24 +48,24 @@ class Saver:
         """
         self.advance(wait=True)
         aside = self._checkpoints.begin(step)
-        self._begun = _Begun(step, state, score)
+        self.begun = Begun(step, state, score)
         for name, learner in self._learners.items():
             learner.save(aside / name)
 
     def advance(self, wait: bool) -> None:
         """Takes a begun checkpoint as far as it can go now; with `wait` to its end. Raises as `begin`."""
-        if self._begun is None:
+        if self.begun is None:
             return
         if self._sealing is None:
-            if not self._written(self._begun, wait):
+            if not self._written(self.begun, wait):
                 return
             # Daemonic, so that whoever ends this process for good need not wait for a disk.
-            self._sealing = threading.Thread(target=self._seal, args=(self._begun,), daemon=True)
+            self._sealing = threading.Thread(target=self._seal, args=(self.begun,), daemon=True)
             self._sealing.start()
         self._sealing.join(None if wait else 0.0)
         if self._sealing.is_alive():
             return
-        self._begun = self._sealing = None
+        self.begun = self._sealing = None
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -77,14 +82,14 @@ class Saver:
             with suppress(Exception):  # the block's own error is the one to tell
                 self.advance(wait=True)
 
-    def _written(self, begun: _Begun, wait: bool) -> bool:
+    def _written(self, begun: Begun, wait: bool) -> bool:
         try:
             return all(learner.saved(wait) for learner in self._learners.values())
         except ValueError as error:  # NotSavedError, also from another process
-            self._begun = None
+            self.begun = None
             raise self._checkpoints.failure(begun.step, error) from error
 
-    def _seal(self, begun: _Begun) -> None:
+    def _seal(self, begun: Begun) -> None:
         try:
             self._checkpoints.seal(begun.step, begun.state, begun.score)
         except Exception as error:  # told to whoever asks next

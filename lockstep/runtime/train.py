@@ -12,6 +12,7 @@ from lockstep.recipe import Run
 from lockstep.report.summary import summary
 from lockstep.runtime import prepare
 from lockstep.runtime.checkpoint import Checkpoints
+from lockstep.runtime.equal_rewards import EqualRewards
 from lockstep.runtime.export import export
 from lockstep.runtime.faults import kept
 from lockstep.runtime.footprint import Footprint
@@ -19,12 +20,13 @@ from lockstep.runtime.hooks import Hooks
 from lockstep.runtime.identity import ChangedError, Identity, differences, identity
 from lockstep.runtime.jobs import Job, Place, job_of
 from lockstep.runtime.loop import Start, loop
-from lockstep.runtime.notes import EqualRewards
 from lockstep.runtime.prepare import DataFiles, Source
 from lockstep.runtime.progress import Progress, progress
 from lockstep.runtime.saver import Saver
 from lockstep.runtime.stop import Stop, heeding_signals
-from lockstep.runtime.track import Tracker
+from lockstep.runtime.track import Logs
+from lockstep.runtime.trackers.run import RunTracker, tracked, views_of
+from lockstep.runtime.trackers.view import Facts
 
 
 def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None = None) -> Path:
@@ -50,16 +52,18 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     if (folder / "final").exists():
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
-    with prepare.locked(folder), ExitStack() as workers:
-        with before.restored_on_failure():
-            files = prepare.data_files(recipe.data, folder)
-            source = _source(loaded, files, folder, allow_changes, deadline_s)
-            copy_frame(Path(source.folder), folder / prepare.FRAME)
-            shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
-            job = job_of(recipe, Place(files, source, shown, workers))
+    with prepare.locked(folder), before.restored_on_failure() as started, ExitStack() as workers:
+        views = views_of(recipe.trackers, Facts.of(loaded, folder))
+        files = prepare.data_files(recipe.data, folder)
+        source = _source(loaded, files, folder, allow_changes, deadline_s)
+        copy_frame(Path(source.folder), folder / prepare.FRAME)
+        shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
+        tracker = workers.enter_context(tracked(Logs(folder), views, shown.note))
+        job = job_of(recipe, Place(files, source, shown, workers))
+        started()
         shown.total(job.extent.steps, job.arithmetic)
         now = identity(loaded, files.digests(), Path(source.folder))
-        _run(recipe.run, job, folder, now, allow_changes, shown, Stop(deadline_s))
+        _run(recipe.run, job, folder, tracker, now, allow_changes, shown, Stop(deadline_s))
         export(folder, folder / "final")
     print(summary(folder))
     return folder
@@ -75,9 +79,18 @@ def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool,
     return prepare.open_source(str(recipe.model.path))
 
 
-def _run(run: Run, job: Job, folder: Path, now: Identity, allow_changes: bool, shown: Progress, stop: Stop) -> None:
+def _run(
+    run: Run,
+    job: Job,
+    folder: Path,
+    tracker: RunTracker,
+    now: Identity,
+    allow_changes: bool,
+    shown: Progress,
+    stop: Stop,
+) -> None:
     best = 0 if run.best is None else run.best.count
-    tracker, checkpoints = Tracker(folder), Checkpoints(folder / "checkpoints", run.keep, best)
+    checkpoints = Checkpoints(folder / "checkpoints", run.keep, best)
     start = _restored(job, checkpoints, now, allow_changes, shown)
     tracker.rewind(start.step if start.step else -1)
     job.resumed(start.step)

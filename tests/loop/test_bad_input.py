@@ -63,7 +63,8 @@ def test_bad_input_gets_its_sentence_and_leaves_nothing(
     if bad.spoil is not None:
         bad.spoil(here)
     before = sorted(here.rglob("*"))
-    assert is_said(name, refusal(bad.command, capsys))
+    sentence = refusal(bad.command, capsys)
+    assert is_said(name, sentence), sentence
     if bad.early:
         assert sorted(here.rglob("*")) == before
 
@@ -77,7 +78,8 @@ def test_a_dry_run_says_the_same(name: str, here: Path, capsys: pytest.CaptureFi
     if bad.spoil is not None:
         bad.spoil(here)
     before = sorted(here.rglob("*"))
-    assert is_said(name, refusal(f"{bad.command} --dry-run", capsys))
+    sentence = refusal(f"{bad.command} --dry-run", capsys)
+    assert is_said(name, sentence), sentence
     assert sorted(here.rglob("*")) == before
 
 

@@ -166,6 +166,16 @@ def test_a_run_stops_before_its_time_is_over(run: Run, in_tmp: Path) -> None:
     assert run("run.folder=short", "run.max_steps=8", "run.save_every=100") == whole
 
 
+@pytest.mark.needs("gloo")
+def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
+    two = ("learner.parallel.dp=2", "run.max_steps=3")
+    whole = run("run.folder=whole", *two)
+    with pytest.raises(Stopped):
+        run("run.folder=stopped", *two, "run.max_time_s=0.01")
+    assert run("run.folder=stopped", *two) == whole
+    assert contents("whole")["final/model.safetensors"] == contents("stopped")["final/model.safetensors"]
+
+
 def test_time_counts_for_what_is_trained_first_too(in_tmp: Path) -> None:
     first = ["model.from_recipe=sft_arithmetic", "learner.device=cpu", "run.max_time_s=0.01", "run.folder=run"]
     with pytest.raises(Stopped, match="stopped after step 1"):

@@ -1,4 +1,4 @@
-"""Hooks that only look, and tell the user what a run does that cannot be meant."""
+"""A hook that only looks: a run whose rewards are all equal learns nothing, and should say so."""
 
 from __future__ import annotations
 
