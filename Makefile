@@ -26,6 +26,7 @@ proofs: $(VENV)/.test
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.gae
 	$(BIN)/python -m benchmarks.generate
+	$(BIN)/python -m benchmarks.index
 	$(BIN)/python -m benchmarks.ppo_step
 
 $(VENV)/.run: pyproject.toml constraints.txt

@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from xml.etree import ElementTree
 
-REQUIRED = ("assets", "gloo")
+REQUIRED = ("assets", "browser", "gloo")
 
 passed, missed = Counter(), Counter()
 for case in ElementTree.parse(sys.argv[1]).iter("testcase"):

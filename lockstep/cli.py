@@ -76,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--checkpoint", default="latest", help="latest, best (by run.best), or the number of a step")
     export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)")
     export.set_defaults(command=_export)
+    report = commands.add_parser("report", help="write runs, also unfinished ones, as one HTML file to look at")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run; several are laid over each other")
+    report.add_argument("--out", metavar="FILE", help="default: report.html in the run, or here if there are several")
+    report.set_defaults(command=_report)
     return parser
 
 
@@ -120,10 +124,9 @@ def _check(options: argparse.Namespace) -> int:
     from lockstep.config import load
     from lockstep.recipe import PPORecipe
     from lockstep.report.acceptance import check
-    from lockstep.report.log import read_metrics
+    from lockstep.report.log import read_metrics, require_run
 
-    if not (Path(options.run) / "recipe.yaml").is_file():
-        raise ValueError(f"{options.run} is no folder of a run: it holds no recipe.yaml")
+    require_run(Path(options.run))
     recipe = load(str(Path(options.run) / "recipe.yaml")).recipe
     bounds = recipe.acceptance if isinstance(recipe, PPORecipe) else ()
     if not bounds:
@@ -132,3 +135,15 @@ def _check(options: argparse.Namespace) -> int:
     for verdict in verdicts:
         print(verdict.sentence)
     return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+def _report(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from lockstep.report.html import write_report
+
+    folders = [Path(run) for run in options.runs]
+    out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
+    write_report(folders, out)
+    print(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
+    return 0

@@ -90,8 +90,9 @@ class Loaded:
         return load(first, [f"{key}={value}" for key, value in same.items()])
 
     def identity(self) -> dict[str, Any]:
-        """What makes it this run: no `run.folder` nor `run.max_time_s`, but the digest of what is trained first."""
+        """What makes it this run: without what changes no result, with the digest of what is trained first."""
         tree = self.dump()
+        tree.pop("trackers", None)
         for option in ("folder", "max_time_s"):
             tree["run"].pop(option, None)
         first = self.warm_start

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 from tiny_models import model_folder
 
-NEEDS = ("assets", "gloo")
+NEEDS = ("assets", "browser", "gloo")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("needs"):
             assert mark.args[0] in NEEDS, f"{item.nodeid} needs '{mark.args[0]}', which no one knows"
             item.user_properties.append(("needs", mark.args[0]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests find out about files stays out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

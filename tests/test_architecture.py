@@ -37,6 +37,9 @@ LOWEST_WITH_TRANSFORMERS = FLOOR["models"]
 ENGINES = {
     "ray": ("lockstep/runtime/ray.py",),
     "vllm": ("lockstep/samplers/vllm/",),
+    "tensorboard": ("lockstep/runtime/trackers/tensorboard.py",),
+    "wandb": ("lockstep/runtime/trackers/wandb.py",),
+    "mlflow": ("lockstep/runtime/trackers/mlflow.py",),
     "megatron": ("lockstep/learners/megatron/", "lockstep/distributed/linear_ce.py"),
 }
 LAZY_ENGINES = {"lockstep/distributed/linear_ce.py"}  # may name their engine, but only inside functions

@@ -17,6 +17,7 @@ from lockstep.algorithms.step import Phase, StepResult
 from lockstep.batch import Batch
 from lockstep.experience.refit import refit
 from lockstep.experience.rollout import Experience, Rollouts
+from lockstep.experience.samples import sample_rows
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.metrics import Mean, Metrics, Sum
@@ -77,7 +78,8 @@ def ppo_step(step: int, position: int, workers: PPOWorkers, rules: Rules) -> Ste
     if step >= rules.ppo.critic_warmup_steps:
         with workers.phase("refit"):
             metrics += refit(workers.policy, workers.experience.sampler, policy_version(step + 1, rules.ppo))
-    return StepResult(metrics, position, batch.tokens.numel(), rollouts.table(rules.num_logged_samples))
+    samples = sample_rows(rollouts, batch, workers.experience, rules.num_logged_samples)
+    return StepResult(metrics, position, batch.tokens.numel(), samples)
 
 
 def policy_version(step: int, ppo: PPO) -> int:
@@ -134,7 +136,7 @@ def _rewarded(batch: Batch, workers: PPOWorkers, rules: Rules) -> tuple[Batch, M
     if rules.ppo.kl.placement == "reward":
         reward_N = reward_N - rules.ppo.kl.coef * kl_N
     metrics = Metrics({"train/kl": Mean(kl_N.sum(), batch.mask.sum())})
-    return batch.with_columns({"reward": reward_N, "ref_logprob": ref_logprob_N}), metrics
+    return batch.with_columns({"reward": reward_N, "ref_logprob": ref_logprob_N, "kl": kl_N}), metrics
 
 
 def with_advantages(batch: Batch, ppo: PPO) -> tuple[Batch, Metrics]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
-from lockstep.experience.jsonl import JsonlIndex
-from lockstep.experience.prompts import fitting_rows, read_prompts, render, rows_at, token_ids, too_long
+from lockstep.experience.prompts import prompts_of, token_ids, too_long
+from lockstep.experience.rows import Row, Rows
+from lockstep.experience.selection import Needs, Selection
+from lockstep.experience.templates import render
 from lockstep.recipe import DataSection
 from lockstep.types import Prompt
 
@@ -36,70 +38,68 @@ class Demonstrations:
     """The demonstrations of a data file, read and tokenised when asked for; indexed and ordered as `Prompts` are.
 
     Args:
-        index: The rows.
+        rows: The data.
         tokenizer: The model's; its end-of-sequence token is the stop token.
         data: Templates, limits, and whether to shuffle.
         max_tokens: Longest prompt and completion together; a longer row is over-long, like one with a long prompt.
 
     Raises:
-        DataError: A row lacks a field of a template, or is over-long and not to be skipped.
+        DataError: A row lacks a field of a template, or is over-long, and is not to be skipped.
         ValueError: A template is malformed, or the tokenizer lacks a stop token or a chat template that is needed.
     """
 
-    def __init__(
-        self, index: JsonlIndex, tokenizer: PreTrainedTokenizerBase, data: DataSection, max_tokens: int
-    ) -> None:
+    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, max_tokens: int) -> None:
         stop = tokenizer.eos_token_id
         if not isinstance(stop, int):
             raise ValueError(
                 "the model's tokenizer has no end-of-sequence token, and completions must end; set eos_token"
             )
         self._stop = stop
-        self._index = index
         self._tokenizer = tokenizer
         self._data = data
         self._max_tokens = max_tokens
-        self._kept = fitting_rows(index, self._complaints, data.overlong_prompts)
+        key = ("demonstrations", max_tokens)
+        needs = Needs((data.prompt, data.completion), lambda *read: self._lengths(rows, *read), key)
+        self.selection = Selection(rows, tokenizer, data, needs)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.selection)
 
     def __getitem__(self, i: int) -> Demonstration:
-        return self._read([self._kept[i]])[0]
+        return self._read(self.selection.numbers([i]))[0]
 
     @property
-    def num_overlong(self) -> int:
-        """How many rows were skipped because they are too long."""
-        return len(self._index) - len(self)
-
-    @property
-    def skipped(self) -> int:
-        """How many lines of the file are not used: bad ones and over-long ones."""
-        return self._index.skipped + self.num_overlong
+    def digest(self) -> str:
+        """Fingerprint of the data; see `Rows.digest`."""
+        return self.selection.rows.digest
 
     def at(self, position: int, count: int, seed: int) -> Batch:
-        """The rows at `position` … `position + count − 1` of a run, `mask` on completions; see `prompts.rows_at`."""
-        return self._collate(rows_at(position, count, len(self), seed, self._data.shuffle))
+        """The rows at `position` … `position + count − 1` of a run, `mask` on completions; see `experience.order`."""
+        return self._collate(self.selection.at(position, count, seed))
 
     def first(self, limit: int | None = None) -> Batch:
         """The rows in the order of the file, at most the first `limit`."""
-        return self._collate(range(len(self))[:limit])
+        return self._collate(self.selection.first(limit))
 
-    def _collate(self, indices: Iterable[int]) -> Batch:
-        rows = self._read([self._kept[i] for i in indices])
+    def _collate(self, numbers: Sequence[int]) -> Batch:
+        rows = self._read(numbers)
         tokens = [token for row in rows for token in (*row.prompt.tokens, *row.completion)]
         parts = torch.tensor([[len(row.prompt.tokens), len(row.completion)] for row in rows])
         mask = torch.repeat_interleave(torch.tensor([False, True]).repeat(len(rows)), parts.flatten())
         return Batch(torch.tensor(tokens), parts.sum(1), {"mask": mask})
 
-    def _read(self, rows: Sequence[int]) -> list[Demonstration]:
-        prompts = read_prompts(self._index, rows, self._tokenizer, self._data)
-        texts = [render(self._data.completion, p.row, self._index.where(i)) for i, p in zip(rows, prompts, strict=True)]
+    def _read(self, numbers: Sequence[int]) -> list[Demonstration]:
+        rows = self.selection.rows
+        return self._of(rows, numbers, rows.rows(numbers))
+
+    def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Demonstration]:
+        prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
+        texts = [render(self._data.completion, p.row, rows.where(i)) for i, p in zip(numbers, prompts, strict=True)]
         tokens = token_ids(self._tokenizer, texts, add_special_tokens=False)
         return [Demonstration(prompt, (*ids, self._stop)) for prompt, ids in zip(prompts, tokens, strict=True)]
 
-    def _complaints(self, rows: Sequence[int]) -> list[str | None]:
-        return [self._complaint(row) for row in self._read(rows)]
+    def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
+        return [self._complaint(row) for row in self._of(rows, numbers, contents)]
 
     def _complaint(self, row: Demonstration) -> str | None:
         if len(row) <= self._max_tokens:

@@ -1,4 +1,4 @@
-"""Rows of a JSONL file by number: only byte offsets stay in memory, and a row comes back exactly as it was written.
+"""Rows of a JSONL file by number: only byte offsets are kept, and a row comes back exactly as it was written.
 
 Lines end with a newline byte and nothing else, so that jagged rows, carriage returns, form feeds and Unicode line
 separators inside strings are harmless. Each row is parsed by itself: '007' stays '007' whatever other rows hold.
@@ -6,64 +6,90 @@ separators inside strings are harmless. Each row is parsed by itself: '007' stay
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import json
 import re
+import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO
+
+import orjson
+
+from lockstep.experience import cache
+from lockstep.experience.cache import Stamp
+from lockstep.experience.notes import Ticker
+from lockstep.experience.rows import NUM_NAMED, DataError, Part, Policy, RowError, Skipped
 
 _BUFFER_BYTES = 1 << 22
+_NUMBERS_AT_ONCE = 1 << 16
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-class DataError(ValueError):
-    """A file or row that cannot be used; the message says where, what, and what to do."""
-
-
 class JsonlIndex:
-    """The rows of a JSONL file.
+    """The rows of a JSONL file, which may be packed by gzip.
 
-    Every line is parsed once here, so that a broken one is known before training starts and `len` is exact; blank
-    lines are passed over. Rows are read again from the file whenever they are asked for.
+    Every line is looked at once, so that a broken one is known before training starts and `len` is exact; blank lines
+    are passed over. What was found stays in the cache, so the same file opens at once the next time. A packed file is
+    unpacked into the cache. Rows are read again from the file whenever they are asked for.
 
     Args:
-        path: A UTF-8 file with one JSON object per line.
-        bad_lines: What a line that is not a JSON object is: an error, or skipped and counted.
+        path: A UTF-8 file with one JSON object per line; packed, if its name ends in `.gz`.
+        bad_rows: What to do about a line that is not a JSON object.
+        label: Begins the ids of rows; the file's name if None.
 
     Raises:
         DataError: The file cannot be read, is not UTF-8, has no rows, or has a bad line that is not to be skipped.
     """
 
-    def __init__(self, path: str | Path, bad_lines: Literal["error", "skip"] = "error") -> None:
+    def __init__(self, path: str | Path, bad_rows: Policy = "error", label: str | None = None) -> None:
         self.path = Path(path)
-        self.skipped_lines: list[int] = []
-        self._offsets = array("Q")
-        self._line_numbers = array("Q")
-        if not self.path.is_file():
+        self._label = label or self.path.name
+        stamp = Stamp.of(self.path)
+        if stamp is None or not self.path.is_file():
             raise DataError(f"{self.path}: there is no such file; name a JSONL file that exists")
-        self._size_bytes = self.path.stat().st_size
-        self._scan(bad_lines)
+        self._stamp = stamp
+        with self._text().open("rb") as text:
+            found = cache.table(
+                cache.entry("index", stamp.path, stamp), 2, partial(_scan, text, self.path, bad_rows == "error")
+            )
+        self._check_unchanged()
+        self._numbers = found.numbers  # of each row: where its line begins in the text, and which line it is
+        self.digest: str = found.about["digest"]
+        faults = found.about["faults"]
+        if faults and bad_rows == "error":
+            raise _refusal(self.path, *faults[0])
+        self.skipped = Skipped(found.about["bad"], tuple(f"{_where(self.path, *fault)}" for fault in faults))
         if not len(self):
-            raise DataError(f"{self.path}: holds no rows ({self.skipped} bad lines); write one JSON object per line")
+            raise DataError(
+                f"{self.path}: holds no rows ({self.skipped.count} bad lines); write one JSON object per line"
+            )
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._numbers)
 
     @property
-    def skipped(self) -> int:
-        """How many bad lines were skipped."""
-        return len(self.skipped_lines)
+    def parts(self) -> tuple[Part, ...]:
+        """All rows in one."""
+        return (Part(str(self.path), len(self)),)
 
     def line_number(self, i: int) -> int:
         """The line of row `i` in the file, counted from 1."""
-        return self._line_numbers[i]
+        return int(self._numbers[i, 1])
 
     def where(self, i: int) -> str:
         """How messages name row `i`."""
         return _where(self.path, self.line_number(i))
+
+    def id(self, i: int) -> str:
+        """The file's name and the line."""
+        return f"{self._label}:{self.line_number(i)}"
 
     def row(self, i: int) -> dict[str, Any]:
         """Row `i`, counted from 0, parsed from its line."""
@@ -73,62 +99,90 @@ class JsonlIndex:
         """The rows `indices`, in that order.
 
         Raises:
+            RowError: One of them has a key twice, or is nested too deeply.
             DataError: The file is no longer the one that was indexed.
         """
+        self._check_unchanged()
         found = []
         # Opened anew each time: the index then has no handle, so it pickles, and threads and forks do not share a seek.
-        with self.path.open("rb") as file:
-            if file.seek(0, 2) != self._size_bytes:
-                raise DataError(f"{self.path}: has changed since it was indexed; start again with a file that stays")
-            for i in indices:
-                file.seek(self._offsets[i])
-                found.append(_parse(file.readline(), self.where(i)))
+        with self._text().open("rb") as text:
+            for offset, line in self._numbers[list(indices)].tolist():
+                text.seek(offset)
+                try:
+                    found.append(parse(text.readline()))
+                except ValueError as error:
+                    raise RowError(_where(self.path, line), str(error)) from error
         return found
 
-    def _scan(self, bad_lines: Literal["error", "skip"]) -> None:
-        with self.path.open("rb", buffering=_BUFFER_BYTES) as file:
-            offset = _skip_mark(file.read(len(_UTF8_MARK)), self.path)
-            file.seek(offset)
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    self._take(line, offset, number, bad_lines)
-                offset += len(line)
+    def _text(self) -> Path:
+        """The file itself, or what a packed one holds."""
+        if self.path.suffix != ".gz":
+            return self.path
+        return cache.kept(cache.entry("unpacked", self._stamp.path, self._stamp), partial(_unpack, self.path))
 
-    def _take(self, line: bytes, offset: int, number: int, bad_lines: Literal["error", "skip"]) -> None:
-        try:
-            _parse(line, _where(self.path, number))
-        except DataError as error:
-            if bad_lines == "error":
-                raise DataError(f"{error}; correct the line, or set data.bad_lines=skip") from error
-            self.skipped_lines.append(number)
-            return
-        self._offsets.append(offset)
-        self._line_numbers.append(number)
+    def _check_unchanged(self) -> None:
+        if Stamp.of(self.path) != self._stamp:
+            raise DataError(f"{self.path}: has changed since it was indexed; start again with a file that stays")
 
 
-def _where(path: Path, line_number: int) -> str:
-    return f"{path}, line {line_number}"
+class AsWritten(float):
+    """A number that knows how it was written: 3.10 counts as 3.1, and as text it is 3.10."""
+
+    text: str
+
+    def __new__(cls, text: str) -> AsWritten:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __getnewargs__(self) -> tuple[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (self.text,)
 
 
-def _skip_mark(start: bytes, path: Path) -> int:
-    """The length of a UTF-8 byte-order mark, where the file starts with one, in bytes."""
-    if start.startswith(_UTF16_MARKS):
-        raise DataError(f"{path}, line 1: the file is UTF-16; save it as UTF-8")
-    return len(_UTF8_MARK) if start == _UTF8_MARK else 0
+def parse(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line. Whole numbers are exact, others are `AsWritten`.
 
-
-def _parse(line: bytes, where: str) -> dict[str, Any]:
+    Raises:
+        ValueError: It is none; the message says what it is, without saying where.
+    """
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = _DECODER.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: byte {error.start + 1} ({line[error.start]:#04x}) is not UTF-8") from error
+        raise ValueError(f"byte {error.start + 1} ({line[error.start]:#04x}) is not UTF-8") from error
+    except _Twice as error:
+        raise ValueError(f"has the key {json.dumps(error.key, ensure_ascii=False)} twice in one object") from error
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, or a number of more digits than Python reads
-        raise DataError(f"{where}: is not JSON ({error})") from error
+        raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(row, dict):
-        raise DataError(f"{where}: is a JSON {_json_type(row)}, not an object {{...}}")
+        raise ValueError(f"is a JSON {_json_type(row)}, not an object {{...}}")
     if _SURROGATE_ESCAPE.search(line):
-        _check_encodable(row, where)
+        _check_encodable(row)
     return row
+
+
+class _Twice(ValueError):
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Twice(next(key for key in keys if keys.count(key) > 1))
+    return row
+
+
+def _integer(text: str) -> int | AsWritten:
+    """Whole numbers have one spelling only, but for minus zero."""
+    return AsWritten(text) if text == "-0" else int(text)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=AsWritten, parse_int=_integer)
 
 
 def _json_type(value: object) -> str:
@@ -137,9 +191,104 @@ def _json_type(value: object) -> str:
     return {list: "array", str: "string", bool: "boolean"}.get(type(value), "number")
 
 
-def _check_encodable(row: dict[str, Any], where: str) -> None:
+def _check_encodable(row: dict[str, Any]) -> None:
     """Half a surrogate pair is legal JSON but no text: no tokenizer takes it and no UTF-8 file holds it."""
     try:
         json.dumps(row, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: escapes half a surrogate pair (as in \\ud83d alone), which is no text") from error
+        raise ValueError("escapes half a surrogate pair (as in \\ud83d alone), which is no text") from error
+
+
+def _scan(text: BinaryIO, path: Path, stop: bool, file: BinaryIO) -> dict[str, Any]:
+    """Writes offset and line of each row to `file`; returns the digest of the content, and how many lines are bad."""
+    digest, numbers, bad, faults = hashlib.sha256(), array("q"), 0, []
+    ticker = Ticker(f"indexing {path}", text.seek(0, io.SEEK_END))
+    text.seek(0)
+
+    def seen(block: memoryview) -> None:
+        digest.update(block)
+        ticker.at(text.tell())
+
+    lines = io.BufferedReader(_Watched(text, seen), _BUFFER_BYTES)
+    offset = _mark_bytes(lines.peek(len(_UTF8_MARK)), path)
+    lines.read(offset)
+    for number, line in enumerate(lines, start=1):
+        fault = _fault(line)
+        if fault is None:
+            numbers.extend((offset, number))
+        elif fault and stop:
+            raise _refusal(path, number, fault)
+        elif fault:
+            bad += 1
+            faults += [(number, fault)] if bad <= NUM_NAMED else []
+        offset += len(line)
+        if len(numbers) >= _NUMBERS_AT_ONCE:
+            _flush(numbers, file)
+    _flush(numbers, file)
+    return {"digest": digest.hexdigest(), "bad": bad, "faults": faults}
+
+
+class _Watched(io.RawIOBase):
+    """Shows each block to `seen` as it is read."""
+
+    def __init__(self, source: BinaryIO, seen: Callable[[memoryview], None]) -> None:
+        self._source, self._seen = source, seen
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        size = self._source.readinto(view)  # pyright: ignore[reportAttributeAccessIssue]
+        self._seen(view[:size])
+        return size
+
+
+def _fault(line: bytes) -> str | None:
+    """What is wrong with a line: nothing (None), that it is blank (""), or a sentence.
+
+    orjson is five times as fast as `parse` and stricter than it, save that it takes a key twice. It cannot stand in for
+    `parse`, for it rounds large whole numbers.
+    """
+    try:
+        if isinstance(orjson.loads(line), dict):
+            return None
+    except orjson.JSONDecodeError:
+        if not line.strip():
+            return ""
+    try:
+        parse(line)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _flush(numbers: array[int], file: BinaryIO) -> None:
+    file.write(numbers.tobytes())
+    del numbers[:]
+
+
+def _unpack(path: Path, file: BinaryIO) -> None:
+    ticker = Ticker(f"unpacking {path}", path.stat().st_size)
+    with path.open("rb") as packed, gzip.GzipFile(fileobj=packed) as text:
+        try:
+            while block := text.read(_BUFFER_BYTES):
+                file.write(block)
+                ticker.at(packed.tell())
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path}: is not a whole gzip file ({error}); pack it again") from error
+
+
+def _where(path: Path, line: int, what: str | None = None) -> str:
+    return f"{path}, line {line}" + ("" if what is None else f": {what}")
+
+
+def _refusal(path: Path, line: int, what: str) -> DataError:
+    return DataError(f"{_where(path, line, what)}; correct the line, or set data.bad_rows=skip")
+
+
+def _mark_bytes(start: bytes, path: Path) -> int:
+    """The length of a UTF-8 byte-order mark, where the file starts with one."""
+    if start.startswith(_UTF16_MARKS):
+        raise DataError(f"{path}, line 1: the file is UTF-16; save it as UTF-8")
+    return len(_UTF8_MARK) if start.startswith(_UTF8_MARK) else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,22 +43,6 @@ class Rollouts:
             response_length_max=Max(length_B.max()),
             truncated=Mean(self.batch["truncated"].sum(), len(self.batch)),
         )
-
-    def table(self, rows: int) -> list[dict[str, Any]]:
-        """The first `rows` rollouts as they are shown to people."""
-        lengths = self.batch.per_sample(self.batch.mask.long()).tolist()
-        scores = [score if score == score else None for score in self.batch["score"].tolist()]
-        return [
-            {
-                "id": self.prompts[i].id,
-                "prompt": self.prompts[i].text,
-                "response": self.responses[i],
-                "score": scores[i],
-                "tokens": lengths[i],
-                "truncated": bool(self.batch["truncated"][i]),
-            }
-            for i in range(min(rows, len(self.prompts)))
-        ]
 
 
 @dataclass(frozen=True)

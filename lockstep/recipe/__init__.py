@@ -26,6 +26,7 @@ from lockstep.recipe.run import Bound, Common, Run
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sft import SFT, SFTRecipe
 from lockstep.recipe.sources import Arithmetic, DataSection, ModelSection, PromptSection, RewardSection, Scratch
+from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 
 Recipe = Annotated[SFTRecipe | PPORecipe | EvalRecipe, Field(discriminator="algorithm")]
 
@@ -47,6 +48,7 @@ __all__ = [
     "EvalRun",
     "Greedy",
     "LearnerSection",
+    "MLflow",
     "ModelSection",
     "Optimizer",
     "Overlong",
@@ -65,4 +67,7 @@ __all__ = [
     "Schedule",
     "Scratch",
     "Section",
+    "TensorBoard",
+    "Trackers",
+    "WandB",
 ]

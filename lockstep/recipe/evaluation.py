@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.recipe.machinery import Computation, RepeatedSampling, SamplerSection
 from lockstep.recipe.section import Section
-from lockstep.recipe.sources import DataSection, PromptSection, RewardSection
+from lockstep.recipe.sources import DataSection, Paths, PromptSection, RewardSection
 
 
 class EvalModel(Section):
@@ -20,7 +20,7 @@ class EvalModel(Section):
 class EvalData(PromptSection):
     """The rows that are asked."""
 
-    validation: str = Field(description="JSONL file to evaluate on")
+    validation: Paths = Field(description="file to evaluate on, or a list of files")
 
     @property
     def in_order(self) -> DataSection:

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from lockstep.recipe.machinery import Cluster, LearnerSection
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import DataSection, ModelSection
+from lockstep.recipe.trackers import Trackers
 
 
 class Best(Section):
@@ -65,6 +66,7 @@ class Common(Section):
     data: DataSection
     learner: LearnerSection = LearnerSection()
     cluster: Cluster = Cluster()
+    trackers: Trackers = Trackers()
     run: Run
 
     @model_validator(mode="after")

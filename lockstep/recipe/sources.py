@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, GetCoreSchemaHandler, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import custom_error_schema
 
 from lockstep.recipe.section import Probability, Section
 
@@ -49,8 +51,24 @@ class Arithmetic(Section):
     seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
 
 
+class _OneSentence:
+    """One complaint about a value, instead of one for each thing that it could have been."""
+
+    def __init__(self, expected: str) -> None:
+        self._message = f"Input should be {expected}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return custom_error_schema(handler(source), "one_of_several", custom_error_message=self._message)
+
+
+FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
+Paths = Annotated[
+    str | Annotated[tuple[str, ...], Field(min_length=1)], _OneSentence("the name of a file or a list of names")
+]
+
+
 class PromptSection(Section):
-    """How rows of JSONL become prompts. `{field}` in a template stands for a field of the row."""
+    """How rows of data files become prompts. `{field}` in a template stands for a field of the row."""
 
     prompt: str = Field(
         default="{question}", description="template of the prompt, or of the user's message where `chat` is on"
@@ -62,8 +80,11 @@ class PromptSection(Section):
     overlong_prompts: Literal["error", "skip"] = Field(
         default="error", description="what to do with them; skipped ones are counted"
     )
-    bad_lines: Literal["error", "skip"] = Field(
-        default="error", description="what to do with a line that is no row; likewise"
+    bad_rows: Literal["error", "skip"] = Field(
+        default="error", description="what to do with a line that is no JSON object or lacks a field; likewise"
+    )
+    fields: dict[str, FieldType] | None = Field(
+        default=None, description="fields that each row must have besides those of the templates, with their types"
     )
     max_validation_samples: PositiveInt | None = Field(default=None, description="validate on the first so many rows")
 
@@ -77,8 +98,13 @@ class PromptSection(Section):
 class DataSection(PromptSection):
     """The rows that a run trains and validates on."""
 
-    train: str | None = Field(default=None, description="JSONL file to train on")
-    validation: str | None = Field(default=None, description="JSONL file to validate on")
+    train: Paths | None = Field(
+        default=None, description="file to train on, or a list of files: JSONL (also .gz), Parquet, data set folders"
+    )
+    validation: Paths | None = Field(default=None, description="file to validate on, or a list of files")
+    weights: tuple[PositiveFloat, ...] | None = Field(
+        default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
+    )
     arithmetic: Arithmetic | None = Field(default=None, description="make the data instead of reading it")
     completion: str = Field(default="{answer}", description="template of the completion that SFT learns")
     shuffle: bool = Field(default=True, description="a new order each epoch, keyed by the seed")
@@ -86,9 +112,11 @@ class DataSection(PromptSection):
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:
         if (self.train is None) == (self.arithmetic is None):
-            raise ValueError("say exactly one of train (a JSONL file) and arithmetic")
+            raise ValueError("say exactly one of train (a file of rows) and arithmetic")
         if self.arithmetic is not None and self.validation is not None:
             raise ValueError("validation does not go with arithmetic, which makes its own")
+        if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
+            raise ValueError("weights needs a list of files in train, and one number for each of them")
         return self
 
 

@@ -23,7 +23,28 @@ def encode(step: int, row: Mapping[str, Any]) -> bytes:
     """One line of a log, newline included."""
     if "step" in row:
         raise ValueError(f"a logged row cannot have a column of its own called step, but has {row['step']!r}")
-    return json.dumps({"step": step, **_plain(dict(row))}, allow_nan=False).encode() + b"\n"
+    return json.dumps({"step": step, **plain(dict(row))}, allow_nan=False).encode() + b"\n"
+
+
+def plain(value: Any) -> Any:
+    """The same value in what JSON has words for."""
+    match value:
+        case float() if math.isnan(value):
+            return None
+        case float() if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
+        case dict():
+            return {key: plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case _:
+            return value
+
+
+def require_run(folder: Path) -> None:
+    """Raises ValueError if there is no run in the folder."""
+    if not (folder / "recipe.yaml").is_file():
+        raise ValueError(f"{folder} is no folder of a run: it holds no recipe.yaml")
 
 
 def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
@@ -45,7 +66,12 @@ def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's metrics, in order; `step` is one of the numbers. None if nothing has been logged yet."""
-    return [{name: _number(value) for name, value in row.items()} for row, _ in lines(folder / METRICS)]
+    return [numbers(row) for row, _ in lines(folder / METRICS)]
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """A line of metrics or timings with its numbers turned back; `step` is one of them."""
+    return {name: _number(value) for name, value in row.items()}
 
 
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -56,21 +82,6 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         raise ValueError(f"{path}:{number} is no line of a log, but {line[:60]!r}; restore the file or remove it")
     return row
-
-
-def _plain(value: Any) -> Any:
-    """The same value in what JSON has words for."""
-    match value:
-        case float() if math.isnan(value):
-            return None
-        case float() if math.isinf(value):
-            return "Infinity" if value > 0 else "-Infinity"
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case _:
-            return value
 
 
 def _number(value: Any) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import plotext
+from rich.console import Console
 
 
 def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14) -> str:
@@ -20,12 +21,15 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
         height: In lines.
 
     Returns:
-        Lines of text; with colours where standard output is a terminal, without escape codes elsewhere.
+        Lines of text; with colours where standard output is a terminal that shows them and NO_COLOR does not forbid
+        it, without escape codes elsewhere.
     """
+    console = Console(file=sys.stdout)
+    colours = console.is_terminal and not console.is_dumb_terminal and not console.no_color
     figure = plotext.figure
     plotext.terminal.limit(False, False)  # as wide as asked for, whatever the terminal
     figure.clear()  # there is one figure for the whole process
-    figure.theme("simple" if sys.stdout.isatty() else "colorless")
+    figure.theme("simple" if colours else "colorless")
     figure.plot_size(width, height)
     figure.title(title)
     figure.ruler("x").ticks(list(range(1, len(values) + 1, max(1, len(values) // 8))))
@@ -34,7 +38,7 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
             steps, heights = zip(*points, strict=True)
             figure.draw(figure.signal(list(steps), list(heights), marker="hd").lines())
     drawn = str(figure.build())
-    if not sys.stdout.isatty():
+    if not colours:
         drawn = plotext.uncolorize(drawn)
     return "\n".join(line.rstrip() for line in drawn.splitlines())
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from lockstep.config import Loaded
 from lockstep.experience.evaluation import Grading, Sample, answered, grading, lengths
+from lockstep.experience.files import Files, open_rows
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.recipe import EvalRecipe
@@ -76,11 +77,19 @@ def _folder(loaded: Loaded, recipe: EvalRecipe) -> Path:
 
 def _inputs(loaded: Loaded, recipe: EvalRecipe) -> Identity:
     """What the responses and verdicts depend on; weights by their content, since two often differ in nothing else."""
-    model, data = Path(recipe.model.path), Path(recipe.data.validation)
-    if not data.is_file():
-        raise ValueError(f"{data}: there is no such file; name a JSONL file that exists")
-    weights = {f"model.{path.name}": prepare.digest(path) for path in sorted(model.glob("*.safetensors"))}
-    return inputs(loaded, {"validation": prepare.digest(data)}, model) | weights
+    model, rows = Path(recipe.model.path), open_rows(_files(recipe), recipe.data.bad_rows)
+    weights = {f"model.{path.name}": _digest(path) for path in sorted(model.glob("*.safetensors"))}
+    return inputs(loaded, {"validation": rows.digest[:16]}, model) | weights
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _files(recipe: EvalRecipe) -> Files:
+    given = recipe.data.validation
+    return Files(tuple(map(Path, (given,) if isinstance(given, str) else given)))
 
 
 def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
@@ -97,8 +106,8 @@ def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
 
 def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, folder: Path) -> None:
     """Answers what has not been answered, and writes the results."""
-    with progress(f"{recipe.model.path} on {recipe.data.validation} → {folder}") as shown:
-        rows = prepare.prompts(Path(recipe.data.validation), recipe.data.in_order, source.tokenizer)
+    with progress(f"{recipe.model.path} → {folder}") as shown:
+        rows = prepare.prompts(_files(recipe), recipe.data.in_order, source.tokenizer)
         sampler = SamplerSpec(source.folder, recipe.sampler, recipe.learner).build()
         experience = Experience(sampler, rows, build_reward(recipe.reward), source.decode, recipe.seed)
         prompts, graded = rows.first(recipe.data.max_validation_samples), grading(recipe.reward)
@@ -106,16 +115,16 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
         responses = sum(block.responses for block in blocks)
         shown.total(
             len(blocks),
-            f"{len(prompts)} questions ({rows.skipped} rows skipped) → {responses} responses; "
+            f"{len(prompts)} questions ({rows.selection.account}) → {responses} responses; "
             f"a step is {recipe.run.save_every} questions",
         )
         log = SampleLog(folder / SAMPLES, blocks)
         _answer(log, prompts, experience, graded, shown)
     results = {
         "model": recipe.model.path,
-        "data": recipe.data.validation,
+        "data": ", ".join(map(str, _files(recipe).paths)),
         "questions": len(prompts),
-        "skipped_rows": rows.skipped,
+        "skipped_rows": rows.selection.skipped,
         "settings": {setting.name: _results(setting, log.samples[setting.name], graded) for setting in settings},
     }
     prepare.note(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")

@@ -12,7 +12,7 @@ from lockstep.runtime.jobs import Job
 from lockstep.runtime.loop import Turn
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.saver import Saver
-from lockstep.runtime.track import Tracker
+from lockstep.runtime.trackers.run import RunTracker
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Hooks:
 
     run: Run
     job: Job
-    tracker: Tracker
+    tracker: RunTracker
     saver: Saver
     shown: Progress
     identity: dict[str, Any]
@@ -69,6 +69,7 @@ class Hooks:
         """Begins a checkpoint where one is due; else takes one that is being written a little further."""
         with self.shown.phase("save"):
             if turn.step % self.run.save_every == 0 or turn.leaving:
+                self.tracker.sync()
                 state = {"position": turn.result.position, "identity": self.identity}
                 self.saver.begin(turn.step, state, self._score(turn))
             self.saver.advance(wait=turn.leaving)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
 from lockstep.experience.demonstrations import Demonstrations
 from lockstep.experience.evaluation import answered, grading
-from lockstep.experience.jsonl import JsonlIndex
+from lockstep.experience.files import Files, open_rows
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.refit import refit
 from lockstep.experience.rewards import build as build_reward
@@ -108,7 +107,7 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
         learners={"policy": policy},
         resumed=lambda step: None,
         validate=_held_out_loss(recipe, policy, files.validation, source),
-        arithmetic=f"{len(rows)} rows ({rows.skipped} skipped); {size} rows → 1 optimizer step",
+        arithmetic=f"{len(rows)} rows ({rows.selection.account}); {size} rows → 1 optimizer step",
     )
 
 
@@ -150,11 +149,11 @@ def _sampler(policy: Learner, source: Source, recipe: PPORecipe) -> Sampler:
 
 
 def _validation(
-    recipe: PPORecipe, experience: Experience, file: Path | None, source: Source
+    recipe: PPORecipe, experience: Experience, files: Files | None, source: Source
 ) -> Callable[[], Metrics] | None:
-    if file is None:
+    if files is None:
         return None
-    rows = prepare.prompts(file, recipe.data, source.tokenizer).first(recipe.data.max_validation_samples)
+    rows = prepare.prompts(files, recipe.data, source.tokenizer).first(recipe.data.max_validation_samples)
     asked, graded = recipe.validation_sampling, grading(recipe.reward)
     sampling = source.sampling(asked)
 
@@ -166,17 +165,16 @@ def _validation(
 
 
 def _held_out_loss(
-    recipe: SFTRecipe, policy: Learner, file: Path | None, source: Source
+    recipe: SFTRecipe, policy: Learner, files: Files | None, source: Source
 ) -> Callable[[], Metrics] | None:
-    if file is None:
+    if files is None:
         return None
-    rows = _demonstrations(recipe, file, source).first(recipe.data.max_validation_samples)
+    rows = _demonstrations(recipe, files, source).first(recipe.data.max_validation_samples)
     return lambda: held_out_loss(policy, rows).prefixed("validation")
 
 
-def _demonstrations(recipe: SFTRecipe, file: Path, source: Source) -> Demonstrations:
-    index = JsonlIndex(file, recipe.data.bad_lines)
-    return Demonstrations(index, source.tokenizer, recipe.data, recipe.sft.max_tokens)
+def _demonstrations(recipe: SFTRecipe, files: Files, source: Source) -> Demonstrations:
+    return Demonstrations(open_rows(files, recipe.data.bad_rows), source.tokenizer, recipe.data, recipe.sft.max_tokens)
 
 
 def _batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
@@ -184,6 +182,6 @@ def _batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
     responses = ppo.num_prompts_per_step * ppo.num_generations
     updates = responses // ppo.global_batch_size * ppo.ppo_epochs
     return (
-        f"{len(rows)} prompts ({rows.skipped} skipped); {ppo.num_prompts_per_step} prompts × {ppo.num_generations} = "
+        f"{len(rows)} prompts ({rows.selection.account}); {ppo.num_prompts_per_step} prompts × {ppo.num_generations} = "
         f"{responses} responses → {updates} optimizer steps of {ppo.global_batch_size} responses"
     )

@@ -74,10 +74,13 @@ def loop(step: Step, start: Start, extent: Extent, progress: Progress, hooks: Se
         result = step(number, position)
         number, position = number + 1, result.position
         finished, why = extent.over(number, position), stop.stepped()
-        turn = Turn(number, result, finished, finished or why is not None, result.metrics.floats())
-        for hook in hooks:
-            hook(turn)
-        progress.step(number, turn.values, result.tokens)
+        with progress.phase("metrics"):
+            values = result.metrics.floats()  # the device has to catch up first, which is no work of the log
+        turn = Turn(number, result, finished, finished or why is not None, values)
+        with progress.phase("log"):
+            for hook in hooks:
+                hook(turn)
+            progress.step(number, turn.values, result.tokens)
         if why is not None and not finished:
             reason, code = why
             raise Stopped(f"stopped after step {number}, because {reason}; the same command goes on from there", code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import platform
 import shutil
@@ -19,8 +18,9 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 import lockstep
 from lockstep.config import Loaded, describe, load
 from lockstep.experience import arithmetic
-from lockstep.experience.jsonl import JsonlIndex
-from lockstep.experience.prompts import Prompts, render
+from lockstep.experience.files import Files, open_rows
+from lockstep.experience.prompts import Prompts
+from lockstep.experience.selection import texts
 from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
@@ -36,14 +36,14 @@ FRAME = "initial"
 class DataFiles:
     """Files of rows: to draw prompts from, to imitate (the same, unless the data is made), to validate on."""
 
-    train: Path
-    demonstrations: Path
-    validation: Path | None
+    train: Files
+    demonstrations: Files
+    validation: Files | None
 
     def digests(self) -> dict[str, str]:
-        """A digest of each file's content, by what it is for first."""
+        """A digest of the content of the files, by what they are for first; the rows' index has it, so none is read."""
         names = {self.validation: "validation", self.demonstrations: "demonstrations", self.train: "train"}
-        return {name: digest(path) for path, name in names.items() if path is not None}
+        return {name: open_rows(files, "skip").digest[:16] for files, name in names.items() if files is not None}
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,6 @@ def noted_folder(loaded: Loaded, folder: Path) -> Path:
     return folder
 
 
-def digest(path: Path) -> str:
-    """Sixteen hexadecimal digits of a file's SHA-256."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keeps other processes out of a run's folder; the system lets go of it when this one ends, however it ends.
@@ -150,21 +144,22 @@ def note(path: Path, text: str) -> None:
 def data_files(section: DataSection, folder: Path) -> DataFiles:
     """The recipe's files, made first where the recipe says so."""
     if section.arithmetic is None:
-        train = Path(str(section.train))
-        return DataFiles(train, train, None if section.validation is None else Path(section.validation))
+        train = Files(_paths(section.train), section.weights)
+        return DataFiles(train, train, None if section.validation is None else Files(_paths(section.validation)))
     made = arithmetic.write(folder / "data", section.arithmetic)
-    return DataFiles(made.train, made.demonstrations or made.train, made.validation)
+    return DataFiles(Files((made.train,)), Files((made.demonstrations or made.train,)), Files((made.validation,)))
 
 
-def scratch_model(recipe: Common, text: Path, folder: Path) -> Path:
-    """Builds a model, and its tokenizer from the rows of `text`, once, into `folder`."""
+def _paths(given: str | tuple[str, ...] | None) -> tuple[Path, ...]:
+    return tuple(map(Path, (given,) if isinstance(given, str) else given or ()))
+
+
+def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
+    """Builds a model, and its tokenizer from the rows of `files`, once, into `folder`."""
     if not folder.exists():
         scratch, data = recipe.model.scratch, recipe.data
         assert scratch is not None, "only a recipe with model.scratch asks for a new model"
-        index = JsonlIndex(text, data.bad_lines)
-        rows = ((index.row(i), index.where(i)) for i in range(len(index)))
-        texts = (render(template, *row) for row in rows for template in (data.prompt, data.completion))
-        tokenizer = words_tokenizer(texts)
+        tokenizer = words_tokenizer(texts(open_rows(files, data.bad_rows), data, (data.prompt, data.completion)))
         save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, folder)
     return folder
 
@@ -183,6 +178,6 @@ def open_source(folder: Path | str) -> Source:
     return Source(str(folder), tokenizer, tuple(stops), context)
 
 
-def prompts(file: Path, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
-    """Opens a file of rows as prompts."""
-    return Prompts(JsonlIndex(file, section.bad_lines), tokenizer, section)
+def prompts(files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
+    """Opens files of rows as prompts."""
+    return Prompts(open_rows(files, section.bad_rows), tokenizer, section)

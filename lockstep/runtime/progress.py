@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TextIO
@@ -46,15 +47,20 @@ class View:
     left_s: float | None
 
     @property
-    def line(self) -> str:
-        """One line of text, without the title and the phase."""
+    def parts(self) -> list[str]:
+        """Everything but the title and the phase, each in words of its own."""
         parts = [f"step {self.step}" if self.total is None else f"step {self.step}/{self.total}"]
         parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
         if self.left_s is not None:
             parts.append(f"{_clock(self.left_s)} left")
-        return " · ".join(parts)
+        return parts
+
+    @property
+    def line(self) -> str:
+        """The parts in one line of text."""
+        return " · ".join(self.parts)
 
 
 class _Display(Protocol):
@@ -195,24 +201,31 @@ class _Bar:
 
     def opened(self, view: Callable[[], View]) -> AbstractContextManager[object]:
         return Live(
-            get_renderable=lambda: _drawn(view()),
+            get_renderable=lambda: _drawn(view(), self._console.width),
             console=self._console,
             refresh_per_second=5,
             redirect_stdout=sys.stdout.isatty(),  # what is printed appears above the bar, but a pipe keeps its output
         )
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        # The terminal breaks a long line, so that a path or a command in it can be copied whole.
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def stepped(self, view: View) -> None:
         """Nothing to do: the next redrawing shows it."""
 
 
-def _drawn(view: View) -> RenderableType:
+def _drawn(view: View, width: int) -> RenderableType:
     bar = Table.grid(padding=(0, 1))
     doing = "" if view.phase is None else f"{view.phase[0]} {view.phase[1]:.1f} s"
     bar.add_row(ProgressBar(view.total, view.step, width=32), Text(doing, style="dim"))
-    return Group(Text(view.title, style="bold", overflow="ellipsis"), bar, Text(view.line))
+    return Group(Text(view.title, style="bold", overflow="fold"), bar, Text(_flowed(view.parts, width)))
+
+
+def _flowed(parts: Sequence[str], width: int) -> str:
+    """Lines that end only between parts, never between a metric and its value."""
+    unbroken = " · ".join(part.replace(" ", "\xa0") for part in parts)
+    return "\n".join(textwrap.wrap(unbroken, width, break_on_hyphens=False)).replace("\xa0", " ")
 
 
 def _clock(seconds: float) -> str:

@@ -1,49 +1,91 @@
-"""Writes a run's logs (`lockstep.report.log` says what stands in them), each line whole, each step once."""
+"""Who is told what a run measures; and the run's logs (`lockstep.report.log`), which are the truth about it.
+
+Every other tracker, those in `lockstep.runtime.trackers`, is a view of the logs: what it lacks or has too much of, it
+can have made again from them.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
+from lockstep.runtime.checkpoint import sync
+
+Outcome = Literal["finished", "failed", "interrupted"]
+"""How a run's process ended; one that was killed says nothing."""
 
 
-class Tracker:
-    """Appends to a run's logs. One process at a time may write; any number may read meanwhile."""
+class Tracker(Protocol):
+    """Is told what a run measures, step after step."""
+
+    def rewind(self, step: int) -> None:
+        """Forgets later steps, so that none is there twice. Called once, before anything else is told.
+
+        Args:
+            step: Steps whose work is kept. A run that has no checkpoint rewinds to −1, for its step 0, the validation
+                before training, will be logged again.
+        """
+        ...
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds metrics to a step; a step may have some of them several times, training's and validation's."""
+        ...
+
+    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Adds the seconds that each phase of a step took."""
+        ...
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Adds responses of a step."""
+        ...
+
+    def close(self, outcome: Outcome) -> None:
+        """The run's process ends. Called also where nothing else was."""
+        ...
+
+
+class Logs:
+    """Appends to a run's logs, each line whole, each step once.
+
+    One process at a time may write; any number may read meanwhile.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds a line of metrics to a step."""
-        self._append(METRICS, step, [values])
-
-    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Adds the seconds that each phase of a step took."""
-        self._append(TIMINGS, step, [seconds])
-
-    def samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Adds responses of a step."""
-        self._append(SAMPLES, step, rows)
-
     def rewind(self, step: int) -> None:
-        """Cuts the lines of later steps, and a line that was cut short by a kill, so that no step is logged twice.
+        """Cuts the lines of later steps, and a line that was cut short by a kill.
 
         Lines stand in the order of their steps, so this is one truncation per file: done, or not done.
-
-        Args:
-            step: Steps whose work is kept. A run that has no checkpoint rewinds to −1, for its step 0, the validation
-                before training, will be logged again.
         """
         for name in (METRICS, TIMINGS, SAMPLES):
             path = self._folder / name
             if path.exists():
                 kept = takewhile(lambda line: line[0]["step"] <= step, lines(path))
                 os.truncate(path, sum(size for _, size in kept))
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._append(METRICS, step, [values])
+
+    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
+        self._append(TIMINGS, step, [seconds])
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._append(SAMPLES, step, rows)
+
+    def sync(self) -> None:
+        """Returns when all that was logged is on the disk: after a power cut the logs reach as far as a checkpoint."""
+        paths = [self._folder / name for name in (METRICS, TIMINGS, SAMPLES)]
+        for path in [*filter(Path.exists, paths), self._folder]:
+            sync(path)
+
+    def close(self, outcome: Outcome) -> None:
+        self.sync()
 
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """One write, which the operating system has when it returns: a kill of the process afterwards loses nothing."""

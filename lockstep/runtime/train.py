@@ -21,7 +21,9 @@ from lockstep.runtime.prepare import DataFiles, Source
 from lockstep.runtime.progress import Progress, progress
 from lockstep.runtime.saver import Saver
 from lockstep.runtime.stop import Stop, heeding_signals
-from lockstep.runtime.track import Tracker
+from lockstep.runtime.track import Logs
+from lockstep.runtime.trackers.run import RunTracker, tracked, views_of
+from lockstep.runtime.trackers.view import Facts
 
 
 def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None = None) -> Path:
@@ -47,14 +49,16 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
     with prepare.locked(folder), ExitStack() as workers:
+        views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = prepare.data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / prepare.FRAME)
         shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
+        tracker = workers.enter_context(tracked(Logs(folder), views, shown.note))
         job = job_of(recipe, Place(files, source, shown, workers))
         shown.total(job.extent.steps, job.arithmetic)
         now = identity(loaded, files.digests(), Path(source.folder))
-        _run(recipe.run, job, folder, now, allow_changes, shown, Stop(deadline_s))
+        _run(recipe.run, job, folder, tracker, now, allow_changes, shown, Stop(deadline_s))
         export(folder, folder / "final")
     print(summary(folder))
     return folder
@@ -70,9 +74,18 @@ def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool,
     return prepare.open_source(str(recipe.model.path))
 
 
-def _run(run: Run, job: Job, folder: Path, now: Identity, allow_changes: bool, shown: Progress, stop: Stop) -> None:
+def _run(
+    run: Run,
+    job: Job,
+    folder: Path,
+    tracker: RunTracker,
+    now: Identity,
+    allow_changes: bool,
+    shown: Progress,
+    stop: Stop,
+) -> None:
     best = 0 if run.best is None else run.best.count
-    tracker, checkpoints = Tracker(folder), Checkpoints(folder / "checkpoints", run.keep, best)
+    checkpoints = Checkpoints(folder / "checkpoints", run.keep, best)
     start = _restored(job, checkpoints, now, allow_changes, shown)
     tracker.rewind(start.step if start.step else -1)
     job.resumed(start.step)

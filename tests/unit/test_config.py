@@ -117,6 +117,14 @@ def test_another_data_source_takes_the_place_of_the_old(recipe: str, tmp_path: P
     assert ppo(child).data.arithmetic is None
 
 
+def test_several_files_can_be_trained_on_and_are_replaced_as_a_whole(recipe: str, tmp_path: Path) -> None:
+    several = ppo(recipe, "data.train=[a.jsonl, b.jsonl]", "data.weights=[1, 2.5]", "data.validation=[c.jsonl]").data
+    assert (several.train, several.weights, several.validation) == (("a.jsonl", "b.jsonl"), (1.0, 2.5), ("c.jsonl",))
+    child = variant(tmp_path, f"base: {Path(recipe).name}\ndata: {{train: [a.jsonl, b.jsonl]}}\n")
+    assert ppo(child, "data.train=[x.jsonl]").data.train == ("x.jsonl",)
+    assert ppo(child, "data.train=x.jsonl").data.train == "x.jsonl"
+
+
 def test_an_option_of_the_same_source_keeps_the_rest_of_it(recipe: str) -> None:
     arithmetic = ppo(recipe, "data.arithmetic.train_questions=32").data.arithmetic
     assert arithmetic is not None
@@ -130,6 +138,13 @@ def test_two_sources_at_once_are_refused(recipe: str) -> None:
 def test_a_scalar_for_a_section_sets_its_backend_or_the_runs_folder(recipe: str) -> None:
     assert ppo(recipe, "learner=torch", "learner.dtype=bf16").learner.dtype == "bf16"
     assert load(recipe, ["run=here"]).run_folder == Path("here")
+
+
+@pytest.mark.parametrize("train", ["data.train=a.jsonl", "data.train=[a.jsonl]", "seed=1"])
+def test_weights_need_as_many_files(recipe: str, train: str) -> None:
+    assert "weights needs a list of files in train, and one number for each" in refusal(
+        recipe, train, "data.weights=[1, 2]"
+    )
 
 
 def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
@@ -155,6 +170,14 @@ def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
         ("ppo.kl.estimator=k4", "override ppo.kl.estimator=k4: ppo.kl.estimator is \"k4\", "
          "but should be 'k1', 'k2' or 'k3'"),
         ("critic.betas=[0.9]", "override critic.betas=[0.9]: critic.betas.1 is missing"),
+        ("data.train=3", "override data.train=3: data.train is 3, but should be the name of a file or a list of names"),
+        ("data.train=[a, 3]", "override data.train=[a, 3]: data.train is a list, but "
+         "should be the name of a file or a list of names"),
+        ("data.train=[]", "override data.train=[]: data.train is a list, but "
+         "should be the name of a file or a list of names"),
+        ("data.weights=[0]", "override data.weights=[0]: data.weights.0 is 0, but should be greater than 0"),
+        ("data.fields={q: txt}", "override data.fields={q: txt}: data.fields.q is \"txt\", but should be "
+         "'text', 'number', 'boolean', 'list', 'object' or 'any'"),
         ("ppo=3", "override ppo=3: ppo is 3, but should be a group of options"),
         ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, eval'),
         ("ppo.clip", "override 'ppo.clip': say key=value, such as ppo.clip=0.1"),
@@ -236,10 +259,11 @@ def test_an_unknown_name_lists_the_shipped_recipes(tmp_path: Path) -> None:
     assert refusal(str(missing)) == f"there is no recipe file {missing}"
 
 
-def test_the_digest_changes_with_every_option_but_the_folder(recipe: str) -> None:
+def test_the_digest_changes_with_every_option_that_may_change_a_result(recipe: str) -> None:
     loaded = load(recipe)
     assert load(recipe, ["run.folder=elsewhere"]).digest == loaded.digest
     assert load(recipe, ["ppo.clip=0.2"]).digest == loaded.digest
+    assert load(recipe, ["trackers.wandb={}"]).digest == loaded.digest
     others = [load(recipe, [change]).digest for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")]
     assert len({loaded.digest, *others}) == 4
     assert loaded.run_folder == Path("runs") / f"small-{loaded.digest}"

@@ -77,7 +77,7 @@ def test_over_long_rows_can_be_skipped_and_are_counted(index: Any, tokenizer: An
     limit = sorted(lengths)[1]
     rows = Demonstrations(index, tokenizer, section(overlong_prompts="skip"), limit)
     assert [len(rows[i]) for i in range(len(rows))] == [length for length in lengths if length <= limit]
-    assert rows.num_overlong == rows.skipped == 4 - len(rows) > 0
+    assert rows.selection.overlong.count == rows.selection.skipped == 4 - len(rows) > 0
 
 
 def test_the_limit_on_prompts_holds_too(index: Any, tokenizer: Any) -> None:

@@ -1,14 +1,23 @@
-"""The index of JSONL rows: every row as written, every fault with its line."""
+"""The index of JSONL rows: every row as written, every fault with its line, and nothing found out twice."""
 
+import gzip
+import hashlib
 import json
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.experience import cache, jsonl
 from lockstep.experience.jsonl import DataError, JsonlIndex
+from lockstep.experience.rows import RowError
+from lockstep.experience.templates import render
 
 
 def written(folder: Path, content: bytes) -> Path:
@@ -48,11 +57,34 @@ def test_jagged_rows_keep_their_own_fields(tmp_path: Path) -> None:
 def test_line_ends_marks_and_blank_lines_change_no_row(tmp_path: Path, content: bytes) -> None:
     index = JsonlIndex(written(tmp_path, content))
     assert all_rows(index) == [{"a": 1}, {"a": 2}]
-    assert index.skipped == 0
+    assert index.skipped.count == 0
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["3.10", "1E5", "1e400", "-0", "-0.0", "0.1000000000000000055511151231257827", "9007199254740993", str(2**70), "7"],
+)
+def test_a_number_goes_into_a_template_as_it_was_written(tmp_path: Path, number: str) -> None:
+    line = f'{{"n": {number}, "nested": [{{"n": {number}}}]}}'.encode()
+    row = pickle.loads(pickle.dumps(JsonlIndex(written(tmp_path, line)).row(0)))
+    assert row["n"] == json.loads(number)
+    assert render("{n} {nested}", row, "") == f'{number} [{{"n": {number}}}]'
+
+
+def test_numbers_that_json_does_not_know_are_read_as_python_writes_them(tmp_path: Path) -> None:
+    row = JsonlIndex(written(tmp_path, b'{"a": NaN, "b": -Infinity}')).row(0)
+    assert render("{a} {b}", row, "") == "NaN -Infinity"
+
+
+@pytest.mark.parametrize("line", [b'{"a": 1, "a": 2}', b'{"b": [{"a": 1, "a" : 1}]}'])
+def test_a_key_that_is_given_twice_is_never_half_dropped(tmp_path: Path, line: bytes) -> None:
+    index = JsonlIndex(written(tmp_path, b'{"a": 1}\n' + line))
+    with pytest.raises(RowError, match=r'rows\.jsonl, line 2: has the key "a" twice'):
+        index.row(1)
 
 
 def test_line_numbers_count_every_line_of_the_file(tmp_path: Path) -> None:
-    index = JsonlIndex(written(tmp_path, b'\n{"a": 1}\nbroken\n\n{"a": 2}\n'), bad_lines="skip")
+    index = JsonlIndex(written(tmp_path, b'\n{"a": 1}\nbroken\n\n{"a": 2}\n'), bad_rows="skip")
     assert [index.line_number(i) for i in range(len(index))] == [2, 5]
     assert index.where(1) == f"{tmp_path / 'rows.jsonl'}, line 5"
 
@@ -75,11 +107,21 @@ def test_line_numbers_count_every_line_of_the_file(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_an_error_with_its_place_or_a_counted_skip(tmp_path: Path, bad: bytes, what: str) -> None:
     path = written(tmp_path, b'{"a": 1}\n' + bad + b'\n{"a": 2}\n')
-    with pytest.raises(DataError, match=rf"rows\.jsonl, line 2: .*{what}.*data\.bad_lines=skip"):
+    with pytest.raises(DataError, match=rf"rows\.jsonl, line 2: .*{what}.*data\.bad_rows=skip"):
         JsonlIndex(path)
-    index = JsonlIndex(path, bad_lines="skip")
-    assert all_rows(index) == [{"a": 1}, {"a": 2}]
-    assert (index.skipped, index.skipped_lines) == (1, [2])
+    for _ in ("first", "from the cache"):
+        index = JsonlIndex(path, bad_rows="skip")
+        assert all_rows(index) == [{"a": 1}, {"a": 2}]
+        assert index.skipped.count == 1
+        assert index.skipped.first[0].startswith(f"{path}, line 2: ")
+    with pytest.raises(DataError, match=rf"rows\.jsonl, line 2: .*{what}.*data\.bad_rows=skip"):
+        JsonlIndex(path)
+
+
+def test_all_bad_lines_are_counted_and_the_first_five_named(tmp_path: Path) -> None:
+    skipped = JsonlIndex(written(tmp_path, b"bad\n" * 9 + b'{"a": 1}'), bad_rows="skip").skipped
+    assert skipped.count == 9
+    assert [sentence.split(":")[0][-6:] for sentence in skipped.first] == [f"line {n}" for n in range(1, 6)]
 
 
 def test_a_whole_surrogate_pair_is_text(tmp_path: Path) -> None:
@@ -97,9 +139,9 @@ def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None
         JsonlIndex(written(tmp_path, content))
 
 
-def test_a_file_of_only_bad_lines_is_an_error_even_where_they_are_skipped(tmp_path: Path) -> None:
+def test_a_file_of_only_bad_rows_is_an_error_even_where_they_are_skipped(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no rows \(2 bad lines\)"):
-        JsonlIndex(written(tmp_path, b"[1,\n2]\n"), bad_lines="skip")
+        JsonlIndex(written(tmp_path, b"[1,\n2]\n"), bad_rows="skip")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -107,12 +149,128 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         JsonlIndex(tmp_path / "absent.jsonl")
 
 
-def test_a_file_that_grew_is_not_read_with_old_offsets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b'{"b": 10}\n{"a": 1}\n', b'{"a": 2}\n'])
+def test_a_file_that_changed_is_not_read_with_old_offsets(tmp_path: Path, content: bytes) -> None:
     path = written(tmp_path, b'{"a": 1}\n')
     index = JsonlIndex(path)
-    path.write_bytes(b'{"b": 10}\n{"a": 1}\n')
+    path.write_bytes(content)
+    os.utime(path, ns=(0, 0))  # two writes within one tick of the clock look alike
     with pytest.raises(DataError, match="has changed"):
         index.row(0)
+    again = JsonlIndex(path)
+    assert again.rows(range(len(again))) == [json.loads(line) for line in content.splitlines()]
+    assert again.digest != index.digest
+
+
+def test_a_file_that_is_gone_has_changed(tmp_path: Path) -> None:
+    index = JsonlIndex(written(tmp_path, b'{"a": 1}\n'))
+    index.path.unlink()
+    with pytest.raises(DataError, match="has changed"):
+        index.row(0)
+
+
+def refused(*_: Any) -> Any:
+    raise AssertionError("the file was read again")
+
+
+def test_the_second_opening_reads_nothing_and_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b'{"a": 1}\nbad\n{"a": 2}\n'
+    first = JsonlIndex(written(tmp_path, content), "skip")
+    monkeypatch.setattr(jsonl, "_scan", refused)
+    second = JsonlIndex(first.path, "skip")
+    assert all_rows(second) == all_rows(first)
+    assert second.skipped == first.skipped
+    assert second.digest == first.digest == hashlib.sha256(content).hexdigest()
+
+
+def test_of_a_file_that_changed_only_the_new_index_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    for content in (b'{"a": 1}', b'{"a": 1}\n{"a": 2}'):
+        JsonlIndex(written(tmp_path, content))
+    assert len(list((tmp_path / "cache/index").iterdir())) == 1
+
+
+@pytest.mark.parametrize("left", [0, 7, 30])
+def test_a_cache_entry_that_is_cut_short_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    path = written(tmp_path, b'{"a": 1}\n{"a": 2}\n')
+    JsonlIndex(path)
+    (entry,) = (tmp_path / "cache/index").iterdir()
+    os.truncate(entry, left)
+    assert all_rows(JsonlIndex(path)) == [{"a": 1}, {"a": 2}]
+
+
+def test_without_a_cache_it_works_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, b'{"a": 1}\n')
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(path / "cache"))  # a file can have no folder in it
+    assert [JsonlIndex(path).row(0) for _ in range(2)] == [{"a": 1}] * 2
+    assert capsys.readouterr().err.count("cannot be written") == 1
+
+
+def test_a_cache_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    (tmp_path / "index").touch()  # an entry can be written here as little as on a full disk
+    with pytest.raises(DataError, match=r"cannot be written .*LOCKSTEP_CACHE to a folder with room"):
+        JsonlIndex(written(tmp_path, b'{"a": 1}\n'))
+
+
+def test_the_cache_is_where_the_users_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / "lockstep"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / ".cache/lockstep"
+
+
+def test_a_packed_file_is_read_as_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    content = b'{"a": 1}\n{"a": 2}\n'
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(content[:9]) + gzip.compress(content[9:]))  # as `cat a.gz b.gz` makes it
+    index = JsonlIndex(path)
+    assert all_rows(index) == [{"a": 1}, {"a": 2}]
+    assert (index.id(1), index.where(1)) == ("rows.jsonl.gz:2", f"{path}, line 2")
+    assert index.digest == hashlib.sha256(content).hexdigest()
+    for entry in (tmp_path / "cache/unpacked").iterdir():
+        entry.unlink()
+    assert index.row(1) == {"a": 2}
+
+
+@pytest.mark.parametrize("spoil", [lambda packed: packed[:-9], lambda packed: b"no gzip", lambda packed: packed[:30]])
+def test_a_packed_file_that_is_not_whole_is_named(tmp_path: Path, spoil: Any) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(spoil(gzip.compress(b'{"a": 1}\n' + os.urandom(99).hex().encode())))
+    with pytest.raises(DataError, match=r"rows\.jsonl\.gz: is not a whole gzip file"):
+        JsonlIndex(path)
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from lockstep.experience.jsonl import JsonlIndex
+
+def kib(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+before = kib("VmRSS")
+index = JsonlIndex(sys.argv[1])
+index.rows(range(0, len(index), len(index) // 100))
+print(kib("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's peak memory")
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    line = b'{"text": "' + b"x" * 300 + b'"}\n'
+    path = written(tmp_path, line * 400_000)  # 125 MB
+    grown = subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True).stdout
+    assert int(grown) < 32_000
 
 
 def test_an_index_crosses_a_process_border(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -101,6 +102,47 @@ def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(cloc
             shown.step(step + 1, {}, 1)
         assert shown.view().left_s == 480
         assert shown.view().line.endswith("8:00 left")
+
+
+def on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """All that a terminal of that width was sent during a run."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as terminal:
+        with progress("my run", 4, terminal) as shown:
+            shown.note("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789")
+            shown.step(1, {"train/reward": 0.5, "policy/loss": -0.25, "critic/loss": 0.125}, 100)
+        screen = os.read(reader, 1 << 20).decode()
+    os.close(reader)
+    return screen
+
+
+def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = on_a_terminal(40, monkeypatch).splitlines()
+    assert any("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789" in line for line in lines)
+    for part in ("step 1/4", "train/reward 0.5", "policy/loss -0.25", "critic/loss 0.125"):
+        assert any(part in line for line in lines), part
+    assert not any("train/reward" in line and "critic/loss" in line for line in lines)
+
+
+def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    colour = re.compile(r"\x1b\[[0-9;]*\b(3[0-7]|38;5|9[0-7])")
+    assert colour.search(on_a_terminal(80, monkeypatch))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colour.search(on_a_terminal(80, monkeypatch))
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as terminal:
+        with progress("my run", 4, terminal) as shown:
+            shown.step(1, {"train/reward": 0.5}, 100)
+        screen = os.read(reader, 1 << 20).decode()
+    os.close(reader)
+    assert "\x1b" not in screen
+    assert screen.startswith("my run\r\nstep 1/4 · train/reward 0.5")
 
 
 def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Prompts: templates, tokens, over-long rows, and which row stands at which position."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.experience.jsonl import DataError, JsonlIndex
-from lockstep.experience.prompts import Prompts, render, rows_at
+from lockstep.experience.prompts import Prompts
+from lockstep.experience.templates import render
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.recipe import DataSection
 
@@ -43,10 +43,10 @@ def test_render_fills_fields_and_leaves_everything_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "state"), [({"q": "x", "b": 1}, "no such field"), ({"q": "x", "question": None}, "null")]
+    ("row", "state"), [({"q": "x", "b": 1}, "no field"), ({"q": "x", "question": None}, "null in the field")]
 )
 def test_a_missing_field_names_row_field_and_what_there_is(row: dict, state: str) -> None:
-    with pytest.raises(DataError, match=rf"rows\.jsonl, line 3: .*'question'.*{state}.*fields are q, "):
+    with pytest.raises(DataError, match=rf"rows\.jsonl, line 3: has {state} 'question', .*fields are q, "):
         render("{question}", row, "rows.jsonl, line 3")
 
 
@@ -111,14 +111,14 @@ def test_over_long_prompts_can_be_skipped_and_are_counted(tmp_path: Path, tokeni
     path = tmp_path / "rows.jsonl"
     path.write_text("broken\n" + "".join(json.dumps(row) + "\n" for row in ROWS))
     limit = len(tokenizer(ROWS[0]["question"])["input_ids"])
-    data = section(max_prompt_tokens=limit, overlong_prompts="skip", bad_lines="skip")
+    data = section(max_prompt_tokens=limit, overlong_prompts="skip", bad_rows="skip")
     prompts = Prompts(JsonlIndex(path, "skip"), tokenizer, data)
     assert [prompt.row for prompt in prompts.first()] == [ROWS[i] for i in (0, 3, 6, 9)]
-    assert (len(prompts), prompts.num_overlong, prompts.skipped) == (4, 6, 7)
+    assert (len(prompts), prompts.selection.account) == (4, "1 bad rows, 6 over-long skipped")
 
 
 def test_data_of_only_over_long_prompts_is_an_error(index: JsonlIndex, tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="all 10 rows are over-long"):
+    with pytest.raises(DataError, match="none of its 10 rows can be used"):
         Prompts(index, tokenizer, section(max_prompt_tokens=1, overlong_prompts="skip"))
 
 
@@ -130,17 +130,6 @@ def test_every_row_comes_once_an_epoch_and_each_epoch_in_its_own_order(index: Js
     assert [prompt.id for prompt in prompts.at(0, 10, seed=1)] != epochs[0]
 
 
-def test_batches_run_across_the_end_of_an_epoch_and_lose_nothing() -> None:
-    whole = rows_at(0, 30, length=10, seed=5, shuffle=True)
-    pieces = [row for position in range(0, 30, 4) for row in rows_at(position, 4, 10, 5, True)]
-    assert pieces[:30] == whole
-    assert set(Counter(whole).values()) == {3}
-
-
-def test_a_batch_may_be_larger_than_the_data() -> None:
-    assert rows_at(1, 7, length=3, seed=0, shuffle=False) == [1, 2, 0, 1, 2, 0, 1]
-
-
 def test_without_shuffle_rows_come_as_in_the_file(index: JsonlIndex, tokenizer: Any) -> None:
     prompts = Prompts(index, tokenizer, section(shuffle=False))
     assert prompts.at(8, 4, seed=3) == [prompts[i] for i in (8, 9, 0, 1)]
@@ -150,7 +139,7 @@ def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
     data = section(prompt="Question: {question}\nAnswer:", max_prompt_tokens=300, overlong_prompts="skip")
     tokenizer = load_tokenizer(assets / "models/stories260K/hf")
     prompts = Prompts(JsonlIndex(assets / "data/gsm8k/test.jsonl"), tokenizer, data)
-    assert len(prompts) + prompts.num_overlong == 1319
-    assert 0 < prompts.num_overlong < 1319
+    assert len(prompts) + prompts.selection.overlong.count == 1319
+    assert 0 < prompts.selection.overlong.count < 1319
     assert all(len(prompt.tokens) <= 300 for prompt in prompts.first())
     assert tokenizer.decode(prompts[0].tokens, skip_special_tokens=True) == prompts[0].text

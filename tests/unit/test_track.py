@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.report.log import encode, lines, read_metrics
-from lockstep.runtime.track import Tracker
+from lockstep.runtime.track import Logs
 
 
 def steps(folder: Path, name: str) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / name).read_text().splitlines()]
 
 
-def run(tracker: Tracker, start: int, stop: int) -> None:
+def run(tracker: Logs, start: int, stop: int) -> None:
     for step in range(start, stop):
         tracker.metrics(step, {"train/reward": step / 10})
         tracker.timings(step, {"generate": 0.5})
@@ -26,7 +26,7 @@ def run(tracker: Tracker, start: int, stop: int) -> None:
 
 
 def test_the_step_stands_first_and_several_lines_may_share_it(tmp_path: Path) -> None:
-    tracker = Tracker(tmp_path / "run")
+    tracker = Logs(tmp_path / "run")
     tracker.metrics(3, {"train/reward": 0.1})
     tracker.metrics(3, {"validation/accuracy": 0.5})
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == (
@@ -51,18 +51,18 @@ def test_every_number_comes_back_and_every_line_is_strict_json(value: float) -> 
 
 @pytest.mark.parametrize("value", [0.1 + 0.2, 1e-300, -0.0, math.inf, -math.inf, math.nan])
 def test_numbers_read_back_as_the_same_bits(tmp_path: Path, value: float) -> None:
-    Tracker(tmp_path).metrics(0, {"x": value})
+    Logs(tmp_path).metrics(0, {"x": value})
     assert read_metrics(tmp_path)[0]["x"].hex() == value.hex()
 
 
 def test_clock_times_are_no_metrics(tmp_path: Path) -> None:
-    run(Tracker(tmp_path), 0, 1)
+    run(Logs(tmp_path), 0, 1)
     assert "generate" not in (tmp_path / "metrics.jsonl").read_text()
     assert (tmp_path / "timings.jsonl").read_text() == '{"step": 0, "generate": 0.5}\n'
 
 
 def test_going_on_from_an_earlier_step_logs_no_step_twice(tmp_path: Path) -> None:
-    tracker = Tracker(tmp_path)
+    tracker = Logs(tmp_path)
     run(tracker, 0, 8)
     before = (tmp_path / "samples.jsonl").read_text()
     tracker.rewind(4)
@@ -73,7 +73,7 @@ def test_going_on_from_an_earlier_step_logs_no_step_twice(tmp_path: Path) -> Non
 
 
 def test_starting_anew_empties_the_logs(tmp_path: Path) -> None:
-    tracker = Tracker(tmp_path)
+    tracker = Logs(tmp_path)
     run(tracker, 0, 2)
     tracker.rewind(-1)
     assert read_metrics(tmp_path) == []
@@ -81,7 +81,7 @@ def test_starting_anew_empties_the_logs(tmp_path: Path) -> None:
 
 
 def test_a_line_cut_short_is_not_read_and_is_dropped(tmp_path: Path) -> None:
-    tracker = Tracker(tmp_path)
+    tracker = Logs(tmp_path)
     run(tracker, 0, 3)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "train/rew')
@@ -93,7 +93,7 @@ def test_a_line_cut_short_is_not_read_and_is_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", ["nonsense", "[1]", '{"reward": 1}'])
 def test_a_line_that_is_none_is_named(tmp_path: Path, bad: str) -> None:
-    Tracker(tmp_path).metrics(0, {})
+    Logs(tmp_path).metrics(0, {})
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + bad + '\n{"step": 1}\n')
     with pytest.raises(ValueError, match=f"{path}:2 is no line of a log"):
@@ -102,10 +102,10 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, bad: str) -> None:
 
 def test_a_column_called_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="step"):
-        Tracker(tmp_path).samples(1, [{"step": 7}])
+        Logs(tmp_path).samples(1, [{"step": 7}])
 
 
 def test_a_run_without_logs_has_no_lines(tmp_path: Path) -> None:
-    Tracker(tmp_path).rewind(3)
+    Logs(tmp_path).rewind(3)
     assert read_metrics(tmp_path) == []
     assert list(lines(tmp_path / "samples.jsonl")) == []

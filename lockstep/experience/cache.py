@@ -1,0 +1,171 @@
+"""What was found out about a file once and need not be found out again, in the user's cache folder.
+
+An entry is one file, written aside and renamed into place: it is there whole, or it is not there. Its name is a hash of
+all that it follows from, so an entry is never wrong, only unused; any of them may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lockstep.experience.notes import note
+from lockstep.experience.rows import DataError
+
+_FORMAT = 1  # another number makes all older entries unused
+_LENGTH_BYTES = 8
+_NUMBER = np.dtype("<i8")
+
+Write = Callable[[BinaryIO], None]
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Tells whether a file is still the one it was, without reading it."""
+
+    path: str
+    size: int
+    modified_ns: int
+    changed_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> Stamp | None:
+        """The stamp of a file, by its real path; None where there is no file."""
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        return cls(str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Whole numbers, memory-mapped, and what else is to be known.
+
+    Attributes:
+        numbers: int64 [rows, columns].
+        about: Anything that JSON holds.
+    """
+
+    numbers: np.ndarray
+    about: dict[str, Any]
+
+
+def table(name: str, columns: int, fill: Callable[[BinaryIO], dict[str, Any]]) -> Table:
+    """The table `name`, made first where it is not there.
+
+    Args:
+        name: From `entry`.
+        columns: Numbers per row.
+        fill: Writes the numbers row by row as little-endian int64 and returns `about`. So a table can be longer than
+            the memory, and its length need not be known before its end.
+    """
+
+    def write(file: BinaryIO) -> None:
+        about = json.dumps(fill(file)).encode()
+        file.write(about + len(about).to_bytes(_LENGTH_BYTES, "little"))
+
+    path = kept(name, write)
+    try:
+        return _table(path, columns)
+    except ValueError:  # cut short by a full disk or a crash of the machine
+        path.unlink(missing_ok=True)
+        return _table(kept(name, write), columns)
+
+
+def kept(name: str, write: Write) -> Path:
+    """The file `name` of the cache, written first where it is not there. Older ones of its family are removed then.
+
+    Raises:
+        DataError: The disk is full.
+    """
+    path = folder() / name
+    if path.is_file():
+        return path
+    try:
+        _write(path, write)
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be written ({error}); set the environment variable LOCKSTEP_CACHE to a folder with room"
+        ) from error
+    family = path.name.split("-")[0]
+    for other in path.parent.glob(f"{family}-*"):
+        if other != path:
+            other.unlink(missing_ok=True)
+    return path
+
+
+def entry(kind: str, family: object, *key: object) -> str:
+    """Name of an entry. Of one family, such as all that was found out about a file of one path, only the last stays."""
+    return f"{kind}/{_hash(family)}-{_hash((_FORMAT, *key))}"
+
+
+def folder() -> Path:
+    """Where entries lie: $LOCKSTEP_CACHE, or `lockstep` in the user's cache folder; a folder for this process only,
+    if that cannot be written."""
+    chosen = os.environ.get("LOCKSTEP_CACHE")
+    return _writable(chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lockstep"))
+
+
+@functools.cache
+def _writable(chosen: str) -> Path:
+    path = Path(chosen).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        note(f"the cache folder {path} cannot be written ({error.strerror}); indices of data files are not kept")
+        return Path(_temporary().name)
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="lockstep-")
+
+
+def _write(path: Path, write: Write) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside, name = tempfile.mkstemp(prefix=".aside-", dir=path.parent)
+    try:
+        with os.fdopen(aside, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _table(path: Path, columns: int) -> Table:
+    """Raises ValueError where the file is not whole."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < _LENGTH_BYTES:
+            raise ValueError(f"{path} is cut short")
+        file.seek(-_LENGTH_BYTES, os.SEEK_END)
+        about_bytes = int.from_bytes(file.read(), "little")
+        numbers_bytes = size - _LENGTH_BYTES - about_bytes
+        if numbers_bytes < 0 or numbers_bytes % (columns * _NUMBER.itemsize):
+            raise ValueError(f"{path} is cut short")
+        file.seek(numbers_bytes)
+        about = json.loads(file.read(about_bytes))
+    if not numbers_bytes:  # nothing cannot be mapped
+        return Table(np.empty((0, columns), _NUMBER), about)
+    shape = (numbers_bytes // (columns * _NUMBER.itemsize), columns)
+    return Table(np.memmap(path, _NUMBER, "r", shape=shape), about)
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:24]

@@ -1,0 +1,120 @@
+"""Data files as rows: of whatever format, one or several."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from lockstep.experience.jsonl import JsonlIndex
+from lockstep.experience.rows import DataError, Part, Policy, Rows, Skipped
+from lockstep.experience.tables import open_table
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files whose rows belong together.
+
+    Attributes:
+        paths: JSONL, packed or not, Parquet, or folders of a Hugging Face data set.
+        weights: How often each is drawn from, relative to the others; None: their rows stand one after the other.
+    """
+
+    paths: tuple[Path, ...]
+    weights: tuple[float, ...] | None = None
+
+
+def open_rows(files: Files, bad_rows: Policy = "error") -> Rows:
+    """Opens files as rows.
+
+    Args:
+        files: Which.
+        bad_rows: What to do about a line of JSONL that is not a JSON object.
+
+    Raises:
+        DataError: One of them cannot be read or is named twice, or has a bad line that is not to be skipped.
+    """
+    labels = _labels(files.paths)
+    opened = [_open(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
+    return opened[0] if len(opened) == 1 else Together(opened, files.weights)
+
+
+def _open(path: Path, bad_rows: Policy, label: str) -> Rows:
+    if path.is_dir() or path.suffix == ".parquet":
+        return open_table(path, label)
+    return JsonlIndex(path, bad_rows, label)
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """The names of files, with as many folders before them as it takes to tell them apart."""
+    found = [path.resolve() for path in paths]
+    for path in found:
+        if found.count(path) > 1:
+            raise DataError(f"{path}: is named twice; name it once, and set data.weights to draw from it more often")
+    depths = range(1, max(len(path.parts) for path in found) + 1)
+    labels = (["/".join(path.parts[-depth:]) for path in found] for depth in depths)
+    return next(names for names in labels if len(set(names)) == len(names))
+
+
+class Together:
+    """The rows of several files as one.
+
+    Args:
+        opened: What belongs together.
+        weights: How often each is drawn from, relative to the others; None: as one long file.
+    """
+
+    def __init__(self, opened: Sequence[Rows], weights: Sequence[float] | None = None) -> None:
+        self._opened = list(opened)
+        self._starts = [0, *accumulate(len(rows) for rows in opened)]
+        self._weights = None if weights is None else list(weights)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """One for each file, where they are weighted; else one for all."""
+        names = [part.name for rows in self._opened for part in rows.parts]
+        if self._weights is None:
+            return (Part(", ".join(names), len(self)),)
+        sizes = map(len, self._opened)
+        return tuple(Part(*part) for part in zip(names, sizes, self._weights, strict=True))
+
+    @property
+    def skipped(self) -> Skipped:
+        """Of all files."""
+        return sum((rows.skipped for rows in self._opened), Skipped())
+
+    @property
+    def digest(self) -> str:
+        """Of the digests of the files, in their order."""
+        return hashlib.sha256(" ".join(rows.digest for rows in self._opened).encode()).hexdigest()
+
+    def where(self, i: int) -> str:
+        """As its file names the row."""
+        k, own = self._place(i)
+        return self._opened[k].where(own)
+
+    def id(self, i: int) -> str:
+        """As its file names the row."""
+        k, own = self._place(i)
+        return self._opened[k].id(own)
+
+    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The rows `indices`, in that order; each file is read once."""
+        places = [self._place(i) for i in indices]
+        found: dict[tuple[int, int], dict[str, Any]] = {}
+        for k, rows in enumerate(self._opened):
+            wanted = [place for place in places if place[0] == k]
+            found |= zip(wanted, rows.rows([own for _, own in wanted]) if wanted else [], strict=True)
+        return [found[place] for place in places]
+
+    def _place(self, i: int) -> tuple[int, int]:
+        """Which of the files, and which of its rows."""
+        k = bisect_right(self._starts, i) - 1
+        return k, i - self._starts[k]

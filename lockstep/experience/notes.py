@@ -1,0 +1,33 @@
+"""What is said to people while data is read: on standard error, where a live display shows it above its bar."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_FIRST_AFTER_S, _EVERY_S = 1.0, 5.0
+
+
+def note(text: str) -> None:
+    """Says something that stays."""
+    print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+class Ticker:
+    """Says how far long work is: nothing during the first second, then a line every few seconds.
+
+    Args:
+        what: The work, as in "indexing rows.jsonl".
+        total: Its size, in any unit.
+    """
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total = what, total
+        self._next = time.monotonic() + _FIRST_AFTER_S
+
+    def at(self, done: int) -> None:
+        """So much is done."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _EVERY_S
+            print(f"{self._what}: {done / max(1, self._total):.0%}", file=sys.stderr, flush=True)

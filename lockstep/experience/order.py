@@ -1,0 +1,81 @@
+"""Which row stands at a position of a run: a pure function of position and seed, so nothing has to be remembered."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from fractions import Fraction
+
+from torch import Tensor
+
+from lockstep import keyed
+
+
+@functools.lru_cache(maxsize=8)
+def order(length: int, epoch: int, seed: int, shuffle: bool) -> Tensor | range:
+    """The order of `length` rows in an epoch (counted from 0)."""
+    return keyed.permutation(length, seed, "order of rows", epoch) if shuffle else range(length)
+
+
+def rows_at(position: int, count: int, length: int, seed: int, shuffle: bool) -> list[int]:
+    """Which of `length` rows stand at `position` … `position + count − 1` of a run.
+
+    Position p is row p mod `length` of epoch p div `length`, so a batch may reach into the next epoch.
+
+    Args:
+        position: How many rows the run has taken before.
+        count: How many to take.
+        length: Rows in the data.
+        seed: Key of the orders.
+        shuffle: Whether each epoch has an order of its own.
+    """
+    places = (divmod(p, length) for p in range(position, position + count))
+    return [int(order(length, epoch, seed, shuffle)[place]) for epoch, place in places]
+
+
+def mixed_rows_at(
+    position: int, count: int, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool
+) -> list[int]:
+    """The same for rows in several parts, which are drawn in proportion to their weights.
+
+    Each part has its own epochs and orders: it is gone through whole before one of its rows comes again. Rows are
+    numbered through all parts. With one part this is `rows_at`.
+
+    Args:
+        position: How many rows the run has taken before.
+        count: How many to take.
+        sizes: Rows in each part.
+        weights: Of each part; positive.
+        seed: Key of the orders.
+        shuffle: Whether each epoch of a part has an order of its own.
+    """
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    seeds = [seed, *(keyed.key(seed, "part", k) for k in range(1, len(sizes)))]
+    taken = drawn(position, tuple(weights))
+    rows = []
+    for p in range(position + 1, position + count + 1):
+        before, taken = taken, drawn(p, tuple(weights))
+        part = next(k for k, (old, new) in enumerate(zip(before, taken, strict=True)) if new > old)
+        rows.append(starts[part] + rows_at(before[part], 1, sizes[part], seeds[part], shuffle)[0])
+    return rows
+
+
+def drawn(position: int, weights: tuple[float, ...]) -> list[int]:
+    """How many of the first `position` rows come from each part.
+
+    The first part gives the whole number below its share, the second likewise of what is left to the others, and so on.
+    So the proportions hold after any number of rows, not only at the end of a block, and each position draws from
+    exactly one part.
+    """
+    counts, left = [], position
+    for share in _shares_of_rest(weights):
+        counts.append(left * share.numerator // share.denominator)
+        left -= counts[-1]
+    return counts
+
+
+@functools.lru_cache(maxsize=8)
+def _shares_of_rest(weights: tuple[float, ...]) -> list[Fraction]:
+    """Each weight's share of itself and those after it: exact, so that the count of a part never jumps."""
+    exact = [Fraction(repr(weight)) for weight in weights]
+    return [weight / sum(exact[k:]) for k, weight in enumerate(exact)]

@@ -1,0 +1,102 @@
+"""Rows by number: what every kind of data file offers, and what becomes of a row that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Policy = Literal["error", "skip"]
+"""What to do about a row that cannot be used: stop, or leave it out and count it."""
+
+Row = Mapping[str, Any]
+
+NUM_NAMED = 5
+"""So many of the rows that were left out are named; all are counted."""
+
+
+class DataError(ValueError):
+    """A file or row that cannot be used; the message says where, what, and what to do."""
+
+
+class RowError(DataError):
+    """One row that cannot be read, while the file around it can.
+
+    Attributes:
+        why: What is wrong with it.
+    """
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"{where}: {why}")
+        self.why = why
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Rows that were left out.
+
+    Attributes:
+        count: How many.
+        first: The first few, a sentence each: where, and what is wrong.
+    """
+
+    count: int = 0
+    first: tuple[str, ...] = ()
+
+    def __add__(self, other: Skipped) -> Skipped:
+        return Skipped(self.count + other.count, (self.first + other.first)[:NUM_NAMED])
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of rows that is gone through in an order of its own.
+
+    Attributes:
+        name: For messages.
+        size: How many rows it has.
+        weight: How often it is drawn from, relative to the other parts.
+    """
+
+    name: str
+    size: int
+    weight: float = 1.0
+
+
+class Rows(Protocol):
+    """Rows that are read when asked for."""
+
+    def __len__(self) -> int:
+        """How many rows there are; those skipped are not among them."""
+        ...
+
+    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The rows `indices`, counted from 0, in that order.
+
+        Raises:
+            RowError: One of them cannot be read.
+            DataError: The data is no longer what it was when it was opened.
+        """
+        ...
+
+    def where(self, i: int) -> str:
+        """How messages name row `i`."""
+        ...
+
+    def id(self, i: int) -> str:
+        """Names row `i` over runs; no other row has this name."""
+        ...
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The rows cut into stretches, in their order; sizes add up to `len`."""
+        ...
+
+    @property
+    def skipped(self) -> Skipped:
+        """Lines that are no rows and were left out."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Fingerprint of the content, hexadecimal: other bytes, other digest, wherever the files lie."""
+        ...

@@ -1,0 +1,234 @@
+"""Which rows a run uses: all are gone over once, before the first step, and those left out are counted and named."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import tokenizers
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+from lockstep.experience import cache
+from lockstep.experience.notes import Ticker, note
+from lockstep.experience.order import mixed_rows_at
+from lockstep.experience.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped
+from lockstep.experience.templates import complaint, fields, render
+from lockstep.recipe import DataSection
+from lockstep.recipe.sources import FieldType
+
+_ROWS_AT_ONCE = 1024  # rows that are tokenised in one call while the data is gone over
+_BAD, _OVERLONG = "bad rows", "over-long"
+_REMEDIES = {
+    _BAD: "correct the row, or set data.bad_rows=skip",
+    _OVERLONG: "raise the limit, or set data.overlong_prompts=skip",
+}
+_DECIDE_NOTHING = {
+    "train", "validation", "weights", "arithmetic", "bad_rows", "overlong_prompts", "max_validation_samples", "shuffle",
+}  # fmt: skip
+"""Options of `DataSection` that do not change what is wrong with a row."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a row must be like to be used.
+
+    Attributes:
+        templates: Whose fields it must have, besides `data.fields`.
+        lengths: For rows that have them, what is wrong with the length of each; None where nothing is.
+        key: What `lengths` follows from besides the rows, the tokenizer and the data section.
+    """
+
+    templates: tuple[str, ...]
+    lengths: Callable[[Sequence[int], Sequence[Row]], list[str | None]]
+    key: tuple[object, ...]
+
+
+class Selection:
+    """The rows of a data set that a run uses, in its order, and what became of the others.
+
+    The tokens of the pass over all rows are thrown away and made again when a row is used: only one integer per row is
+    kept. It stays in the cache, for on a large file the pass takes long.
+
+    Args:
+        rows: The data.
+        tokenizer: Whose tokens are counted.
+        data: Fields, limits, and what to do about rows that break them.
+        needs: What else a row must be like.
+
+    Raises:
+        DataError: A row is not usable and not to be skipped; or no row, or none of a weighted file, is usable.
+    """
+
+    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs) -> None:
+        self.rows = rows
+        self._shuffle = data.shuffle
+        self._kept, found = _selected(rows, tokenizer, data, needs)
+        self.bad = rows.skipped + found[_BAD]
+        self.overlong = found[_OVERLONG]
+        self._sizes = self._part_sizes()
+        self._weights = [part.weight for part in rows.parts]
+        for reason, skipped in ((_BAD, self.bad), (_OVERLONG, self.overlong)):
+            if skipped.count:
+                note(f"{skipped.count} {reason} skipped, the first of them:\n  " + "\n  ".join(skipped.first))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def skipped(self) -> int:
+        """How many rows of the data are not used: bad ones and over-long ones."""
+        return self.bad.count + self.overlong.count
+
+    @property
+    def account(self) -> str:
+        """How many rows were skipped, by reason, for people."""
+        counts = ((self.bad.count, _BAD), (self.overlong.count, _OVERLONG))
+        return f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} skipped"
+
+    def numbers(self, places: Sequence[int]) -> list[int]:
+        """Which rows of the data stand at these places among those that are used."""
+        return self._kept[list(places)].tolist()
+
+    def at(self, position: int, count: int, seed: int) -> list[int]:
+        """The rows of the data at `position` … `position + count − 1` of a run; see `lockstep.experience.order`."""
+        return self.numbers(mixed_rows_at(position, count, self._sizes, self._weights, seed, self._shuffle))
+
+    def first(self, limit: int | None) -> list[int]:
+        """The rows in the order of the data, at most the first `limit`."""
+        return self.numbers(range(len(self))[:limit])
+
+    def _part_sizes(self) -> list[int]:
+        ends = np.cumsum([part.size for part in self.rows.parts])
+        sizes = np.diff(np.searchsorted(self._kept, ends), prepend=0).tolist()
+        for part, size in zip(self.rows.parts, sizes, strict=True):
+            if not size:
+                raise DataError(
+                    f"{part.name}: none of its {part.size} rows can be used ({self.account}); raise "
+                    "data.max_prompt_tokens, or correct the rows"
+                )
+        return sizes
+
+
+def texts(rows: Rows, data: DataSection, templates: tuple[str, ...]) -> Iterator[str]:
+    """The templates filled from every row that has their fields, whatever its length.
+
+    Raises:
+        DataError: A row has not, and is not to be skipped.
+    """
+    for numbers in _blocks(rows):
+        contents, faults = _readable(rows, numbers, _wanted(data, templates))
+        for i, why in faults.items():
+            if data.bad_rows == "error":
+                raise _refusal(rows, _BAD, i, why)
+        for i, row in contents.items():
+            yield from (render(template, row, rows.where(i)) for template in templates)
+
+
+@dataclass
+class _Faults:
+    """What is wrong with rows of one kind of fault: how many, and the first few."""
+
+    count: int = 0
+    first: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, row: int, why: str) -> None:
+        self.count += 1
+        if self.count <= NUM_NAMED:
+            self.first.append((row, why))
+
+
+def _selected(
+    rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
+) -> tuple[np.ndarray, dict[str, Skipped]]:
+    """The numbers of usable rows, ascending, and the others by reason; from the cache where it has them."""
+    policies: dict[str, Policy] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
+
+    def fill(file: BinaryIO) -> dict[str, Any]:
+        found = {_BAD: _Faults(), _OVERLONG: _Faults()}
+        for kept, reason, faults in _gone_over(rows, data, needs):
+            file.write(array("q", kept).tobytes())
+            for i, why in faults.items():
+                if policies[reason] == "error":
+                    raise _refusal(rows, reason, i, why)
+                found[reason].add(i, why)
+        return {reason: [faults.count, faults.first] for reason, faults in found.items()}
+
+    options = data.model_dump_json(exclude=_DECIDE_NOTHING)
+    key = (rows.digest, len(rows), options, needs.templates, needs.key, _fingerprint(tokenizer))
+    table = cache.table(cache.entry("usable", key), 1, fill)
+    skipped = {}
+    for reason, policy in policies.items():
+        count, first = table.about[reason]
+        if count and policy == "error":
+            raise _refusal(rows, reason, *first[0])
+        skipped[reason] = Skipped(count, tuple(f"{rows.where(i)}: {why}" for i, why in first))
+    return table.numbers[:, 0], skipped
+
+
+def _gone_over(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
+    """Block by block: the rows that can be used, and what is wrong with others, first the bad, then the over-long."""
+    ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
+    wanted = _wanted(data, needs.templates)
+    for numbers in _blocks(rows):
+        contents, faults = _readable(rows, numbers, wanted)
+        yield [], _BAD, faults
+        said = needs.lengths(list(contents), list(contents.values())) if contents else []
+        long = {i: why for i, why in zip(contents, said, strict=True) if why is not None}
+        yield [i for i in contents if i not in long], _OVERLONG, long
+        ticker.at(numbers[-1])
+
+
+def _blocks(rows: Rows) -> Iterator[range]:
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        yield range(start, min(start + _ROWS_AT_ONCE, len(rows)))
+
+
+def _wanted(data: DataSection, templates: tuple[str, ...]) -> dict[str, FieldType]:
+    """The fields that rows must have, with their types."""
+    wanted: dict[str, FieldType] = {name: "any" for template in templates for name in fields(template)}
+    return wanted | (data.fields or {})
+
+
+def _readable(
+    rows: Rows, numbers: Sequence[int], wanted: dict[str, FieldType]
+) -> tuple[dict[int, Row], dict[int, str]]:
+    """The rows that have the wanted fields, and what is wrong with each of the others."""
+    try:
+        contents, faults = dict(zip(numbers, rows.rows(numbers), strict=True)), {}
+    except RowError:
+        contents, faults = _one_by_one(rows, numbers)
+    faults |= {i: wrong for i, row in contents.items() if (wrong := complaint(row, wanted)) is not None}
+    return {i: row for i, row in contents.items() if i not in faults}, dict(sorted(faults.items()))
+
+
+def _one_by_one(rows: Rows, numbers: Sequence[int]) -> tuple[dict[int, Row], dict[int, str]]:
+    contents: dict[int, Row] = {}
+    faults: dict[int, str] = {}
+    for i in numbers:
+        try:
+            contents[i] = rows.rows([i])[0]
+        except RowError as error:
+            faults[i] = error.why
+    return contents, faults
+
+
+def _refusal(rows: Rows, reason: str, row: int, why: str) -> DataError:
+    return DataError(f"{rows.where(row)}: {why}; {_REMEDIES[reason]}")
+
+
+def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of the tokenizer as it would be saved, and of the libraries that run it."""
+    digest = hashlib.sha256(f"{transformers.__version__} {tokenizers.__version__}".encode())
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()

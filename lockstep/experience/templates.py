@@ -1,0 +1,109 @@
+"""Templates: text with `{field}` in it, which a row fills; and the fields that a row must have for that."""
+
+from __future__ import annotations
+
+import functools
+import json
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.experience.jsonl import AsWritten
+from lockstep.experience.rows import DataError, Row
+from lockstep.recipe.sources import FieldType
+
+_TYPES: Mapping[FieldType, type | tuple[type, ...]] = {
+    "text": str,
+    "number": (int, float),
+    "boolean": bool,
+    "list": list,
+    "object": dict,
+}
+
+
+def render(template: str, row: Row, where: str) -> str:
+    """Fills `{field}` in a template from a row; `{{` and `}}` stand for braces.
+
+    Strings go in as they are, numbers as they were written, booleans, lists and objects as JSON.
+
+    Args:
+        template: The text around the fields.
+        row: The row that has the fields.
+        where: How a message names the row.
+
+    Raises:
+        DataError: The row has no such field, null in it, or what JSON does not know.
+        ValueError: The template is malformed.
+    """
+    return "".join(literal + (_field(row, name, where) if name else "") for literal, name in _parts(template))
+
+
+def fields(template: str) -> list[str]:
+    """The fields that a template asks for.
+
+    Raises:
+        ValueError: The template is malformed.
+    """
+    return [name for _, name in _parts(template) if name]
+
+
+def complaint(row: Row, wanted: Mapping[str, FieldType]) -> str | None:
+    """What is wrong with the fields of a row, if anything."""
+    for name, kind in wanted.items():
+        value = row.get(name)
+        if value is None:
+            state = "null in the field" if name in row else "no field"
+            there = ", ".join(row) or "none"
+            return f"has {state} {name!r}, which a template or data.fields asks for; its fields are {there}"
+        if _kind(value) != kind and (kind != "any" or _kind(value) not in _TYPES):
+            return f"has {_kind(value)} in the field {name!r}, which should be {kind}"
+    return None
+
+
+def _kind(value: object) -> str:
+    """The type of a JSON value; of anything else, Python's name for it."""
+    if isinstance(value, bool):
+        return "boolean"
+    return next((kind for kind, types in _TYPES.items() if isinstance(value, types)), type(value).__name__)
+
+
+@functools.lru_cache(maxsize=64)
+def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
+    """A template as pairs of literal text and the field that follows it."""
+    parts = []
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"template {template!r} is malformed ({error}); write braces as {{{{ and }}}}") from error
+    for literal, name, spec, conversion in parsed:
+        if name == "" or spec or conversion:
+            raise ValueError(
+                f"template {template!r}: only plain fields like {{question}} can be filled in; write "
+                "braces as {{ and }}"
+            )
+        parts.append((literal, name))
+    return tuple(parts)
+
+
+def _field(row: Row, name: str, where: str) -> str:
+    wrong = complaint(row, {name: "any"})
+    if wrong is not None:
+        raise DataError(f"{where}: {wrong}")
+    value = row[name]
+    try:
+        return value if isinstance(value, str) else _json(value)
+    except TypeError as error:  # a table can hold dates and bytes inside of a list
+        raise DataError(f"{where}: the field {name!r} cannot be put into a template ({error})") from error
+
+
+def _json(value: Any) -> str:
+    """JSON in which every number stands as it was written; Python's own encoder would write 3.1 for 3.10."""
+    match value:
+        case AsWritten():
+            return value.text
+        case list():
+            return f"[{', '.join(map(_json, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{_json(key)}: {_json(item)}' for key, item in value.items())}}}"
+        case _:
+            return json.dumps(value, ensure_ascii=False)

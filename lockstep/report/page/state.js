@@ -1,0 +1,15 @@
+"use strict";
+/* What the reader has chosen, and who is told when it changes. */
+
+const state = {
+  runs: [], // as `overview.py` gives them
+  shown: new Set(), // numbers of the runs that are not switched off
+  smoothing: 0,
+  logarithmic: false,
+  steps: null, // [first, last] that the curves are zoomed to
+};
+const listeners = [];
+
+const onChange = (listener) => listeners.push(listener);
+const changed = () => listeners.forEach((listener) => listener());
+const shownRuns = () => state.runs.map((run, number) => ({ ...run, number })).filter((run) => state.shown.has(run.number));

@@ -1,0 +1,46 @@
+"use strict";
+/* Where the time of a step went: seconds per phase, stacked, and each phase's share. */
+
+function timeView() {
+  const timed = state.runs.map((run, number) => ({ ...run, number })).filter((run) => Object.keys(run.timings).length);
+  if (!timed.length) return [element("p.empty", {}, "No step has been timed yet.")];
+  return timed.map((run) =>
+    section(
+      state.runs.length > 1 ? run.name : "Seconds per step",
+      element("figure.card", {}, new Chart(() => phaseTraces(run), () => ({ height: 300, showlegend: true, yaxis: { type: "linear", title: { text: "s" } } })).place),
+      shareTable(run),
+    ),
+  );
+}
+
+/** One area per phase; a phase that a step did not have took no time in it. */
+function phaseTraces(run) {
+  const steps = [...new Set(Object.values(run.timings).flatMap((phase) => phase.step))].sort((a, b) => a - b);
+  return phases(run).map(([name, phase], i) => {
+    const seconds = new Map(phase.step.map((step, at) => [step, phase.value[at] ?? 0]));
+    const color = runColour(i);
+    return {
+      x: steps,
+      y: steps.map((step) => seconds.get(step) ?? 0),
+      name,
+      stackgroup: "phases",
+      line: { width: 0.5, color, shape: "hvh" },
+      hovertemplate: "%{y:.3f} s",
+    };
+  });
+}
+
+const total = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
+const phases = (run) => Object.entries(run.timings).sort((a, b) => total(b[1].value) - total(a[1].value));
+
+function shareTable(run) {
+  const all = total(Object.values(run.timings).flatMap((phase) => phase.value));
+  const rows = phases(run).map(([name, phase]) => {
+    const seconds = total(phase.value);
+    const share = (100 * seconds) / all;
+    const bar = element("span.bar");
+    bar.style.width = `${share}%`;
+    return [name, shown(seconds), shown(seconds / phase.value.length), `${share.toFixed(1)} %`, element("span.track", {}, bar)];
+  });
+  return plainTable(["phase", "seconds", "per step that had it", "share", ""], [...rows, ["all", shown(all), "", "", ""]]);
+}

@@ -1,0 +1,101 @@
+"""A run's samples for a page: a light index of all of them, and blocks with the rest that are opened when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.report.columns import pack, shortened
+from lockstep.report.log import SAMPLES, lines
+
+TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
+
+_LOGGED = ("step", "score", "shaped_score", "tokens", "truncated")
+_BEGINNING = 96  # characters of a response that the index has
+_TOKENS_PER_BLOCK, _ROWS_PER_BLOCK = 16384, 1024
+
+Store = Callable[[int, bytes], object]
+"""Takes the number of a block and the block."""
+
+
+def pack_samples(folder: Path, store: Store) -> bytes:
+    """Reads the samples of a run once, hands on full blocks as they come, and returns the index.
+
+    The index has a row per sample, in the order of the log, with the columns `step`, `score`, `shaped_score`, `tokens`,
+    `truncated`, `prompt` (a number), `block` and `place` (which row of it); and in its header the `prompts` (`id` and
+    beginning of each) and the `responses`' beginnings, one per line. What a row of the log lacks is NaN.
+    """
+    index, block = _Index(), _Block()
+    number = 0
+    for row, _ in lines(folder / SAMPLES):
+        if block.full:
+            store(number, block.packed())
+            number, block = number + 1, _Block()
+        index.add(row, number, block.rows)
+        block.add(row)
+    if block.rows:
+        store(number, block.packed())
+    return index.packed()
+
+
+class _Index:
+    """What the table of samples shows, sorts and filters by."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, list[float | None]] = {name: [] for name in _LOGGED}
+        self._places: dict[str, list[int]] = {"prompt": [], "block": [], "place": []}
+        self._prompts: dict[str, tuple[int, str]] = {}
+        self._responses: list[str] = []
+
+    def add(self, row: Mapping[str, Any], block: int, place: int) -> None:
+        prompt = row.get("prompt", "")
+        number, _ = self._prompts.setdefault(row.get("id", prompt), (len(self._prompts), prompt))
+        for name, at in (("prompt", number), ("block", block), ("place", place)):
+            self._places[name].append(at)
+        for name, values in self._logged.items():
+            values.append(row.get(name))
+        self._responses.append(_line(row.get("response", "")))
+
+    def packed(self) -> bytes:
+        prompts = [[name, _line(text)] for name, (_, text) in self._prompts.items()]
+        return pack({"prompts": prompts, "responses": "\n".join(self._responses)}, {**self._logged, **self._places})
+
+
+class _Block:
+    """Neighbouring samples with their texts and their tokens' columns."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+        self._columns: dict[str, list[Any]] = {name: [] for name in TOKEN_COLUMNS}
+        self._tokens = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def full(self) -> bool:
+        return self._tokens >= _TOKENS_PER_BLOCK or self.rows >= _ROWS_PER_BLOCK
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        columns = row.get("token", {"text": ()})
+        texts = columns["text"]
+        about = {name: row.get(name) for name in ("prompt", "response", "answer")}
+        self._rows.append({**about, "texts": texts, "begin": self._tokens})
+        self._tokens += len(texts)
+        if not texts:
+            return
+        for name, values in self._columns.items():
+            values.extend(columns.get(name, [None] * len(texts)))
+
+    def packed(self) -> bytes:
+        columns = {
+            name: shortened(values) for name, values in self._columns.items() if any(v is not None for v in values)
+        }
+        return pack({"rows": self._rows}, columns)
+
+
+def _line(text: str) -> str:
+    """The beginning of a text on one line."""
+    return text[:_BEGINNING].replace("\n", "⏎")

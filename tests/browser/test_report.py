@@ -1,0 +1,346 @@
+"""The page of `lockstep report`, in a real browser."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Opened, token_columns
+from playwright.sync_api import Page
+
+from lockstep.cli import main
+from lockstep.report.html import write_report
+
+pytestmark = pytest.mark.needs("browser")
+Written = Callable[..., Path]
+
+REWARDS = [0.1, 0.5, 0.2, math.nan, 0.4]
+METRICS = [
+    {"train/reward": reward, "policy/loss": -step, "agreement/sampler_kl_k1": 1e-9}
+    for step, reward in enumerate(REWARDS)
+]
+TOKENS = token_columns(
+    ["4", "+5", "\n", "=9", ""],
+    logprob=[-0.1, -2.0, -0.5, -0.01, -0.02], gap=[1e-6, -2e-6, 0.0, 0.0, 0.0], value=[0.1, 0.2, 0.3, 0.4, 0.5],
+    advantage=[-1.5, 1.5, 0.25, 0.5, 0.75], reward=[0.0, 0.0, 0.0, 0.0, 1.0],
+)  # fmt: skip
+
+
+def sample(response: str = "4+5\n=9", score: float = 1.0, **more: Any) -> dict[str, Any]:
+    about = {"id": "train.jsonl:1", "prompt": "What is 4 and 5?", "answer": "#### 9", "response": response}
+    return {
+        **about,
+        "score": score,
+        "shaped_score": score - 1,
+        "tokens": 5,
+        "truncated": False,
+        "token": TOKENS,
+        **more,
+    }
+
+
+def page_of(*folders: Path) -> Path:
+    out = folders[0].parent / "page.html"
+    write_report(folders, out)
+    return out
+
+
+def until(page: Page, expression: str, arg: Any = None) -> None:
+    """Waits for an expression or function to be true; the page's policy forbids the usual way, which is `eval`."""
+    for _ in range(600):
+        if page.evaluate(expression, arg):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never became true: {expression}")
+
+
+def traces(page: Page, metric: str) -> list[dict[str, Any]]:
+    """What a card's chart draws."""
+    until(page, "metric => document.querySelector(`[data-metric='${metric}'] .chart`).data", arg=metric)
+    data = "document.querySelector(`[data-metric='${metric}'] .chart`).data.map(({x, y, name}) => ({x, y, name}))"
+    return page.evaluate(f"metric => {data}", metric)
+
+
+def rows(page: Page, column: int) -> list[str]:
+    """The texts of a column, as far as the table shows rows, from the top."""
+    lines = page.locator(".line:visible")
+    return [line.locator("span").nth(column).inner_text() for line in lines.all()]
+
+
+def choose(page: Page, row: int = 0) -> None:
+    page.locator(".line").nth(row).click()
+    page.wait_for_selector(".rollout dd")
+
+
+def test_curves_show_what_was_logged_and_gaps_where_that_is_no_number(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written(metrics=METRICS)))
+    (trace,) = traces(page, "train/reward")
+    assert trace["x"] == [1, 2, 3, 4, 5]
+    assert trace["y"] == [0.1, 0.5, 0.2, None, 0.4]
+    assert "1 value" in page.locator("[data-metric='train/reward'] figcaption").first.inner_text()
+
+
+def test_smoothing_is_a_mean_that_fades(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written(metrics=METRICS)))
+    page.locator("#smoothing").fill("0.5")
+    until(page, "document.querySelector(`[data-metric='train/reward'] .chart`).data?.length === 2")
+    faint, smooth = traces(page, "train/reward")
+    assert faint["y"] == [0.1, 0.5, 0.2, None, 0.4]
+    expected, seen = [], []
+    for reward in REWARDS:
+        seen += [reward] if math.isfinite(reward) else []
+        weights = [0.5 ** (len(seen) - 1 - i) for i in range(len(seen))]
+        mean = sum(w * x for w, x in zip(weights, seen, strict=True)) / sum(weights)
+        expected.append(mean if math.isfinite(reward) else None)
+    assert smooth["y"] == pytest.approx(expected)
+
+
+def test_runs_lie_over_each_other_and_can_be_switched_off(written: Written, opened: Opened) -> None:
+    other = [{"train/reward": 0.7}]
+    page = opened(page_of(written("one", METRICS, [[sample()]]), written("two", other, [[sample(), sample()]])))
+    assert [trace["name"] for trace in traces(page, "train/reward")] == ["one", "two"]
+    page.locator("[data-run='0']").uncheck()
+    until(page, "document.querySelector(`[data-metric='train/reward'] .chart`).data.length === 1")
+    assert [trace["name"] for trace in traces(page, "train/reward")] == ["two"]
+    page.click("text=Samples")
+    page.wait_for_selector(".line")
+    assert rows(page, 0) == ["two", "two"]
+
+
+def test_zooming_one_curve_zooms_all(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written(metrics=METRICS)))
+    traces(page, "train/reward"), traces(page, "policy/loss")
+    box = page.locator("[data-metric='train/reward'] .nsewdrag").first.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.25, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, middle, steps=5)
+    page.mouse.up()
+    until(page, "state.steps !== null")
+    low, high = page.evaluate("document.querySelector(`[data-metric='policy/loss'] .chart`).layout.xaxis.range")
+    assert (low, high) == (pytest.approx(2.0, abs=0.1), pytest.approx(4.0, abs=0.1))
+
+
+def test_the_logarithmic_axis(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written(metrics=METRICS)))
+    traces(page, "train/reward")
+    page.locator("#logarithmic").check()
+    until(page, "document.querySelector(`[data-metric='train/reward'] .chart`).layout.yaxis.type === 'log'")
+
+
+def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened) -> None:
+    timings = [{"generate": 1.0, "policy": 3.0}, {"generate": 2.0, "policy": 2.0}]
+    folders = [written(name, METRICS, None, timings, seed=seed) for name, seed in (("one", 0), ("two", 1))]
+    page = opened(page_of(*folders), "agreement")
+    assert "1.000e−9" in page.locator("#agreement table").inner_text()
+    page.click("text=Time")
+    share = page.locator("#time table").first.inner_text()
+    assert re.search(r"policy\s+5\s+2\.5\s+62\.5 %", share)
+    page.click("text=Recipe")
+    assert page.locator("#recipe table").first.locator("td").all_inner_texts() == ["seed", "0", "1"]
+
+
+def test_samples_sort_by_a_column_and_what_has_no_score_comes_last(written: Written, opened: Opened) -> None:
+    scores = [0.5, -2.0, math.nan, 3.0, -0.25]
+    page = opened(page_of(written(samples=[[sample(score=score) for score in scores]])), "samples")
+    page.click(".head:has-text('score')")
+    assert rows(page, 1) == ["−2", "−0.25", "0.5", "3", "–"]
+    page.click(".head:has-text('score')")
+    assert rows(page, 1) == ["3", "0.5", "−0.25", "−2", "–"]
+
+
+def test_samples_sort_by_text(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written(samples=[[sample(text) for text in ("b", "c", "a")]])), "samples")
+    page.click(".head:has-text('response')")
+    assert rows(page, 5) == ["a", "b", "c"]
+
+
+def test_samples_are_filtered_by_step_and_text(written: Written, opened: Opened) -> None:
+    logged = [[sample("apples"), sample("pears")], [sample("Apples", truncated=True)], [sample("apples")]]
+    page = opened(page_of(written(samples=logged)), "samples")
+    page.fill("#search", "apple")
+    assert rows(page, 5) == ["apples", "Apples", "apples"]
+    page.fill("#to-step", "2")
+    assert rows(page, 0) == ["1", "2"]
+    page.check("text=only cut off")
+    assert rows(page, 5) == ["Apples"]
+    assert page.locator(".found").inner_text() == "1 of 4"
+
+
+def test_a_rollout_opens_token_by_token(written: Written, opened: Opened) -> None:
+    other = sample(token=token_columns(["z"], value=[9.0]))
+    page = opened(page_of(written(samples=[[other, sample(), other]])), "samples")
+    choose(page, 1)
+    assert page.locator(".token").all_inner_texts() == ["4", "+5", "↵\n", "=9", "·"]
+    assert "whitened" in page.locator(".legend").inner_text()
+    page.hover(".token >> nth=1")
+    tip = page.locator(".tip").inner_text()
+    shown = dict(zip(*[iter(part.strip() for part in tip.splitlines()[2:] if part.strip())] * 2, strict=True))
+    assert shown["log-probability"] == "−2"
+    assert shown["advantage"] == "1.5"
+    assert shown["value"] == "0.2"
+    assert shown["train − sample"] == "−2.000e−6"
+    assert shown["probability"] == "0.1353"
+
+
+def test_a_character_in_two_tokens_is_seen_in_the_response(written: Written, opened: Opened) -> None:
+    samples = [
+        sample("é", token=token_columns(["\ufffd", "\ufffd"], value=[0.0, 1.0])),
+        sample("old", token={"text": []}),
+    ]
+    page = opened(page_of(written(samples=[samples])), "samples")
+    choose(page)
+    assert page.locator(".token").all_inner_texts() == ["\ufffd", "\ufffd"]
+    assert page.locator(".tokens + .text").inner_text() == "é"
+    choose(page, 1)
+    page.wait_for_selector(".rollout .text:text-is('old')")
+    assert page.locator(".token").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_tell_values_apart_and_text_stays_readable(written: Written, opened: Opened, scheme: str) -> None:
+    ramp = token_columns(
+        ["x"] * 41, **{name: [i / 20 - 1 for i in range(41)] for name in ("logprob", "value", "advantage")}
+    )
+    page = opened(page_of(written(samples=[[sample(token=ramp)]])), "samples", color_scheme=scheme)
+    choose(page)
+    for colouring in ("logprob", "value", "advantage", "mask"):
+        page.click(f"[data-colouring={colouring}]")
+        looks = page.locator(".token").evaluate_all(
+            "tokens => tokens.map(token => [token.style.backgroundColor, token.style.color])"
+        )
+        assert all(contrast(*look) >= 4.5 for look in looks), colouring
+        backgrounds = [background for background, _ in looks]
+        assert len(set(backgrounds)) == {"mask": 1, "logprob": 21}.get(colouring, 41), colouring
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    names = {"black": "0, 0, 0", "white": "255, 255, 255"}
+    shares = [int(number) / 255 for number in re.findall(r"\d+", names.get(colour, colour))]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_keys_walk_through_rows_and_tokens(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written(samples=[[sample(score=score) for score in range(40)]])), "samples")
+    choose(page)
+    for key in ("ArrowDown", "ArrowDown", "ArrowUp", "PageDown", "End"):
+        page.keyboard.press(key)
+    assert page.locator(".line[aria-selected=true] span").nth(1).inner_text() == "39"
+    page.wait_for_selector(".rollout dd:text-is('39')")
+    page.locator(".token").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".tip strong").inner_text() == '"+5"'
+
+
+HOSTILE = [
+    "<script>harmed = 1</script>", "</script><script>harmed = 1</script>", "<img src=x onerror='harmed = 1'>",
+    "a\u2028b\u2029c", "\x1b[31mred\x1b[0m \x00 \x07", "\ud800 lone \udfff", "\u202egnp.exe \u05d0\u05d1",
+    "]]>&amp;--><!--", "%{harmed} {{harmed}} ${harmed}", "javascript:harmed=1", "__proto__",
+]  # fmt: skip
+
+
+def test_what_a_model_wrote_stays_text(written: Written, opened: Opened) -> None:
+    samples = [sample(text, id=text, prompt=text, answer=text, token=token_columns([text, *text])) for text in HOSTILE]
+    evil = "<img src=x onerror='harmed=1'>"
+    recipe = {"data": {"prompt": HOSTILE[1]}, evil: evil}
+    metrics = [{evil: 1.0, HOSTILE[1]: 2.0, "__proto__": 3.0, "train/reward": 1.0}] * 2
+    page = opened(page_of(written(evil.replace("/", ""), metrics, [samples], [{evil: 1.0}] * 2, **recipe)), "samples")
+    for row, text in enumerate(HOSTILE):
+        choose(page, row)
+        until(page, "n => document.querySelectorAll('.token').length === n", arg=len([text, *text]))
+        for token in page.locator(".token").all()[:2]:
+            token.hover()
+        whole = page.locator(".token").first.inner_text()
+        # What would hide is shown: a picture of a control character, the name of one that breaks or turns a line.
+        for sign, meant in (("␛", "\x1b"), ("␀", "\0"), ("␇", "\a"), ("⟨U+2028⟩", "\u2028"), ("⟨U+2029⟩", "\u2029")):
+            whole = whole.replace(sign, meant)
+        whole = whole.replace("⟨U+202E⟩", "\u202e")
+        assert whole == text
+    for view in ("Recipe", "Time", "Agreement", "Curves"):
+        page.click(f"nav >> text={view}")
+        page.wait_for_timeout(100)
+    page.hover("[data-metric='train/reward'] .nsewdrag >> nth=0")
+    assert page.evaluate("typeof harmed") == "undefined"
+    assert page.locator("img, iframe, object").count() == 0
+    elements = page.evaluate("[...document.querySelectorAll('script')].map(script => script.type)")
+    assert set(elements) == {"", "application/gzip"}
+
+
+def test_no_other_script_would_run_and_nothing_would_be_loaded(written: Written, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto(page_of(written()).as_uri())
+    page.evaluate(
+        "() => { const s = document.createElement('script'); s.textContent = 'harmed = 1'; document.body.append(s); }"
+    )
+    page.evaluate("() => document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"harmed = 1\">')")
+    assert page.evaluate("typeof harmed") == "undefined"
+    assert page.evaluate("fetch('http://127.0.0.1:9/').then(() => 'loaded', error => error.name)") == "TypeError"
+    page.close()
+
+
+def test_a_million_rows_stay_usable(written: Written, opened: Opened) -> None:
+    folder = written()
+    count = 1_000_000
+    with (folder / "samples.jsonl").open("w") as file:
+        for i in range(count):
+            file.write(
+                f'{{"step": {i // 2000}, "id": "t:{i % 999}", "response": "r{i}", "score": {i * 7919 % count}}}\n'
+            )
+    page = opened(page_of(folder), "samples")
+    page.wait_for_selector(".line")
+    page.locator(".scroller").evaluate("scroller => (scroller.scrollTop = scroller.scrollHeight)")
+    until(page, "[...document.querySelectorAll('.line')].some(line => line.textContent.includes('r999999'))")
+    page.click(".head:has-text('score')")
+    until(page, "document.querySelector('.line').children[1].textContent === '0'")
+    assert rows(page, 1)[:3] == ["0", "1", "2"]
+    page.locator(".scroller").focus()
+    for key in ("End", "ArrowUp"):
+        page.keyboard.press(key)
+    assert page.locator(".line[aria-selected=true] span").nth(1).inner_text() == "999998"
+    assert page.locator("#samples *").count() < 500
+
+
+def test_a_page_of_a_run_under_way(written: Written, opened: Opened) -> None:
+    folder = written(metrics=METRICS, samples=[[sample()]], timings=[{"generate": 1.0}])
+    for name in ("metrics", "samples", "timings"):
+        with (folder / f"{name}.jsonl").open("a") as file:
+            file.write('{"step": 6, "train/rew')
+    page = opened(page_of(folder))
+    assert "step 5 of 30 · not finished" in page.locator(".run").inner_text()
+    assert traces(page, "train/reward")[0]["x"] == [1, 2, 3, 4, 5]
+
+
+def test_a_page_of_a_run_that_has_barely_begun(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written()))
+    for view in ("Agreement", "Time", "Samples", "Curves"):
+        page.click(f"nav >> text={view}")
+        page.wait_for_selector(f"#{view.lower()} .empty")
+
+
+def test_infinite_options_and_steps_without_an_end(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written(metrics=METRICS, run={"max_steps": -1}, ppo={"clip": math.inf})), "recipe")
+    assert "Infinity" in page.locator("#recipe").inner_text()
+    assert "step 5 · not finished" in page.locator(".run").inner_text()
+
+
+def test_the_command_writes_one_file(written: Written, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = written("one", METRICS), written("two", METRICS)
+    assert main(["report", str(one)]) == 0
+    assert re.fullmatch(rf"{one}/report\.html  \d\.\d MB\n", capsys.readouterr().out)
+    assert main(["report", str(one), str(two)]) == 0
+    assert main(["report", str(one), "--out", "named.html"]) == 0
+    assert {path.name for path in in_tmp.iterdir()} == {"one", "two", "report.html", "named.html"}
+    assert main(["report", str(in_tmp)]) == 2
+    assert "is no folder of a run" in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""Runs on data files of the user's: several, mixed, packed, with rows that cannot be used; stopped and continued."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+Run = Callable[..., list[dict[str, Any]]]
+
+MIXTURE = (
+    "data.train=[easy.jsonl, hard.jsonl.gz, more.parquet]", "data.weights=[1, 2, 1]", "data.validation=[held.jsonl]",
+    "data.bad_rows=skip", "data.overlong_prompts=skip", "data.fields={level: number}", "data.completion='{question}'",
+    "data.max_prompt_tokens=8",
+)  # fmt: skip
+
+
+def rows(name: str, count: int) -> list[dict[str, Any]]:
+    return [{"question": f"{name} {n}", "answer": str(n), "level": n} for n in range(count)]
+
+
+@pytest.fixture
+def files(in_tmp: Path) -> None:
+    datasets.disable_progress_bars()
+    long = {"question": "easy " * 20, "answer": "1", "level": 1}
+    bad = [{"question": "easy 1", "answer": "1", "level": "1"}, {"question": "easy 1", "level": 1}]
+    easy = "".join(json.dumps(row) + "\n" for row in [*rows("easy", 6), long, *bad])
+    Path("easy.jsonl").write_text(easy + "torn\n")
+    Path("hard.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows("hard", 5))).encode()))
+    datasets.Dataset.from_list(rows("more", 7)).to_parquet("more.parquet")
+    Path("held.jsonl").write_text("\n".join([json.dumps(row) for row in rows("easy", 3)] + ["torn"]))
+
+
+def drawn(folder: str) -> list[str]:
+    """The ids of the prompts that the table of samples shows, four of each step; each is answered twice."""
+    lines = Path(folder, "samples.jsonl").read_text().splitlines()
+    return [json.loads(line)["id"] for line in lines if json.loads(line)["step"]][::2]
+
+
+@pytest.mark.usefixtures("files")
+def test_a_mixture_counts_what_it_skips_and_goes_on_to_the_same_bits(
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run(*MIXTURE, "run.folder=whole", "run.max_steps=4")
+    said = capsys.readouterr().err
+    assert "18 prompts (3 bad rows, 1 over-long skipped)" in said
+    assert "easy.jsonl, line 8: has text in the field 'level', which should be number" in said
+    assert "held.jsonl, line 4: is not JSON" in said
+    assert Counter(name.split(":")[0] for name in drawn("whole")) == {
+        "easy.jsonl": 4, "hard.jsonl.gz": 8, "more.parquet": 4,
+    }  # fmt: skip
+    run(*MIXTURE, "run.folder=stopped", "run.max_steps=4", "run.save_every=2")
+    shutil.rmtree("stopped/final")
+    shutil.rmtree("stopped/checkpoints/step_000004")
+    assert run(*MIXTURE, "run.folder=stopped", "run.max_steps=4", "run.save_every=2") == whole
+    assert drawn("stopped") == drawn("whole")

@@ -1,0 +1,204 @@
+"""Several files as one, and files of every format behind one protocol."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from lockstep.experience.files import Files, open_rows
+from lockstep.experience.jsonl import DataError
+from lockstep.experience.prompts import Prompts
+from lockstep.experience.rows import Rows
+from lockstep.models.tokenizer import words_tokenizer
+from lockstep.recipe import DataSection
+
+ROWS = [{"question": "007", "answer": 3.5, "tags": ["a", None]}, {"question": "null", "answer": None, "tags": []}]
+LINES = b'{"question": "007", "answer": 3.5, "tags": ["a", null]}\n{"question": "null", "answer": null, "tags": []}\n'
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    datasets.disable_progress_bars()
+
+
+def jsonl(folder: Path) -> Path:
+    (folder / "rows.jsonl").write_bytes(LINES)
+    return folder / "rows.jsonl"
+
+
+def packed(folder: Path) -> Path:
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(LINES))
+    return folder / "rows.jsonl.gz"
+
+
+def parquet(folder: Path) -> Path:
+    datasets.Dataset.from_list(ROWS).to_parquet(folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def saved(folder: Path) -> Path:
+    datasets.Dataset.from_list(ROWS).save_to_disk(folder / "saved", num_shards=2)
+    return folder / "saved"
+
+
+FORMATS = [jsonl, packed, parquet, saved]
+
+
+def content_of(path: Path) -> Path:
+    """A file that holds rows of it."""
+    return path if path.is_file() else next(path.glob("*.arrow"))
+
+
+@pytest.mark.parametrize("make", FORMATS)
+def test_every_format_keeps_the_protocol(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = make(tmp_path)
+    rows = open_rows(Files((path,)))
+    assert len(rows) == sum(part.size for part in rows.parts) == 2
+    assert rows.rows([1, 0, 1]) == [ROWS[1], ROWS[0], ROWS[1]]
+    assert [rows.id(i) for i in range(2)] == [f"{path.name}:1", f"{path.name}:2"]
+    assert rows.where(1) in (f"{path}, line 2", f"{path}, row 2")
+    assert (rows.skipped.count, rows.skipped.first) == (0, ())
+    assert open_rows(Files((path,))).digest == rows.digest
+    int(rows.digest, 16)
+
+
+@pytest.mark.parametrize("make", FORMATS)
+def test_a_file_that_changes_is_an_error_and_has_another_digest(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = make(tmp_path)
+    rows = open_rows(Files((path,)))
+    os.utime(content_of(path), ns=(0, 0))
+    with pytest.raises(DataError, match="has changed since"):
+        rows.rows([0])
+    assert open_rows(Files((path,))).digest == rows.digest  # only its time has changed
+    if make is jsonl:
+        path.write_bytes(LINES.replace(b"007", b"008"))
+        assert open_rows(Files((path,))).digest != rows.digest
+
+
+def test_a_parquet_file_is_read_anew_when_it_has_changed(tmp_path: Path) -> None:
+    path = parquet(tmp_path)
+    before = open_rows(Files((path,)))
+    datasets.Dataset.from_list([{"question": "008"}, {"question": "x"}]).to_parquet(path)
+    after = open_rows(Files((path,)))
+    assert after.rows([0]) == [{"question": "008"}]
+    assert after.digest != before.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("absent.parquet", "there is no such file"),
+        ("junk.parquet", "cannot be read as Parquet"),
+        ("folder", "is no folder that Dataset.save_to_disk wrote"),
+        ("splits", r"holds the splits train, test; name one of them, as in .*splits/train"),
+        ("empty", "holds no rows"),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path: Path, name: str, sentence: str) -> None:
+    one = datasets.Dataset.from_list(ROWS)
+    (tmp_path / "junk.parquet").write_bytes(b"junk")
+    (tmp_path / "folder").mkdir()
+    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "splits")
+    one.select([]).save_to_disk(tmp_path / "empty")
+    with pytest.raises(DataError, match=rf"{name}: {sentence}"):
+        open_rows(Files((tmp_path / name,)))
+    assert len(open_rows(Files((tmp_path / "splits/train",)))) == 2
+
+
+def test_without_the_library_a_table_names_the_extra_and_jsonl_needs_none(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['datasets'] = None\n"
+        "from pathlib import Path; from lockstep.experience.files import Files, open_rows\n"
+        "assert len(open_rows(Files((Path(sys.argv[1]),)))) == 2\n"
+        "open_rows(Files((Path('x.parquet'),)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(jsonl(tmp_path))], capture_output=True, text=True)
+    assert ran.stderr.strip().endswith("pip install 'lockstep-rl[datasets]'")
+
+
+def many(folder: Path, name: str, answers: range) -> Path:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f'{{"question": "q", "answer": "{n}"}}\n' for n in answers))
+    return path
+
+
+def test_files_stand_one_after_the_other(tmp_path: Path) -> None:
+    paths = (many(tmp_path, "a.jsonl", range(3)), parquet(tmp_path), many(tmp_path, "b.jsonl", range(3, 5)))
+    rows = open_rows(Files(paths))
+    assert [row["answer"] for row in rows.rows([6, 0, 3, 2, 6])] == ["4", "0", 3.5, "2", "4"]
+    assert [rows.id(i) for i in (2, 3, 5)] == ["a.jsonl:3", "rows.parquet:1", "b.jsonl:1"]
+    assert rows.where(6) == f"{paths[2]}, line 2"
+    assert [part.size for part in rows.parts] == [7]
+
+
+def test_bad_lines_of_all_files_are_counted(tmp_path: Path) -> None:
+    paths = tuple(many(tmp_path, name, range(2)) for name in ("a.jsonl", "b.jsonl"))
+    for path in paths:
+        path.write_text("bad\n" * 4 + path.read_text())
+    skipped = open_rows(Files(paths), "skip").skipped
+    assert (skipped.count, len(skipped.first)) == (8, 5)
+    assert skipped.first[4].startswith(f"{paths[1]}, line 1")
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1"):
+        open_rows(Files(paths))
+
+
+def test_files_of_one_name_have_rows_of_different_names(tmp_path: Path) -> None:
+    paths = tuple(many(tmp_path, f"{name}/train.jsonl", range(2)) for name in "ab")
+    rows = open_rows(Files(paths))
+    assert [rows.id(i) for i in range(4)] == [
+        "a/train.jsonl:1", "a/train.jsonl:2", "b/train.jsonl:1", "b/train.jsonl:2",
+    ]  # fmt: skip
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    path = many(tmp_path, "a.jsonl", range(2))
+    with pytest.raises(DataError, match=r"a\.jsonl: is named twice; .*data\.weights"):
+        open_rows(Files((path, tmp_path / "x" / ".." / "a.jsonl")))
+
+
+def test_the_digest_of_several_is_of_all_and_their_order(tmp_path: Path) -> None:
+    a, b = many(tmp_path, "a.jsonl", range(2)), many(tmp_path, "b.jsonl", range(3))
+    digests = [open_rows(Files(paths)).digest for paths in ((a, b), (b, a), (a,), (b,))]
+    assert len(set(digests)) == 4
+    assert open_rows(Files((a, b), (1.0, 2.0))).digest == digests[0]
+
+
+def drawn(rows: Rows, count: int, **options: Any) -> list[str]:
+    data = DataSection(**{"train": "x", "max_prompt_tokens": 9, "bad_rows": "skip", **options})
+    prompts = Prompts(rows, words_tokenizer(["q"]), data)
+    assert prompts.digest == rows.digest
+    return [prompt.row["answer"] for prompt in prompts.at(0, count, seed=4)]
+
+
+def test_weights_set_how_often_a_file_is_drawn_from(tmp_path: Path) -> None:
+    paths = (many(tmp_path, "a.jsonl", range(10)), many(tmp_path, "b.jsonl", range(10, 12)))
+    answers = Counter(drawn(open_rows(Files(paths, (1.0, 3.0))), 40))
+    assert [sum(answers[str(n)] for n in part) for part in (range(10), range(10, 12))] == [10, 30]
+    assert set(answers.values()) == {1, 15}
+    assert set(Counter(drawn(open_rows(Files(paths)), 24)).values()) == {2}
+
+
+def test_the_weight_of_a_file_is_that_of_the_rows_that_are_used(tmp_path: Path) -> None:
+    paths = (many(tmp_path, "a.jsonl", range(4)), many(tmp_path, "b.jsonl", range(4, 6)))
+    with paths[0].open("a") as file:
+        file.write('{"question": "q"}\n' * 3)
+    answers = Counter(drawn(open_rows(Files(paths, (1.0, 1.0))), 8))
+    assert answers == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 2, "5": 2}
+
+
+def test_a_weighted_file_of_which_nothing_can_be_used_is_an_error(tmp_path: Path) -> None:
+    paths = (many(tmp_path, "a.jsonl", range(4)), tmp_path / "b.jsonl")
+    paths[1].write_text('{"question": "q"}')
+    with pytest.raises(DataError, match=r"b\.jsonl: none of its 1 rows can be used \(1 bad rows skipped\)"):
+        drawn(open_rows(Files(paths, (1.0, 1.0))), 8)
+    assert len(drawn(open_rows(Files(paths)), 8)) == 8

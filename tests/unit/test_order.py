@@ -1,0 +1,78 @@
+"""Which row stands where: proportions, epochs, and nothing that depends on how it is asked for."""
+
+from collections import Counter
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.experience.order import drawn, mixed_rows_at, rows_at
+
+PARTS = st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 100)), min_size=1, max_size=5)
+"""Sizes and weights."""
+
+
+def split(parts: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [size for size, _ in parts], [weight for _, weight in parts]
+
+
+def test_batches_run_across_the_end_of_an_epoch_and_lose_nothing() -> None:
+    whole = rows_at(0, 30, length=10, seed=5, shuffle=True)
+    pieces = [row for position in range(0, 30, 4) for row in rows_at(position, 4, 10, 5, True)]
+    assert pieces[:30] == whole
+    assert set(Counter(whole).values()) == {3}
+
+
+def test_a_batch_may_be_larger_than_the_data() -> None:
+    assert rows_at(1, 7, length=3, seed=0, shuffle=False) == [1, 2, 0, 1, 2, 0, 1]
+
+
+@given(position=st.integers(0, 10**15), size=st.integers(1, 50), seed=st.integers(0, 9), shuffle=st.booleans())
+def test_one_part_is_no_mixture(position: int, size: int, seed: int, shuffle: bool) -> None:
+    assert mixed_rows_at(position, 7, [size], [0.3], seed, shuffle) == rows_at(position, 7, size, seed, shuffle)
+
+
+@given(parts=PARTS, position=st.integers(0, 10**15))
+def test_after_any_number_of_rows_each_part_has_given_its_share(parts: list, position: int) -> None:
+    _, weights = split(parts)
+    counts = drawn(position, tuple(weights))
+    assert sum(counts) == position
+    shares = [position * weight / sum(weights) for weight in weights]
+    assert all(abs(count - share) < len(parts) + 1e-9 * share for count, share in zip(counts, shares, strict=True))
+
+
+def test_proportions_are_exact_where_they_can_be() -> None:
+    assert drawn(10, (0.7, 0.2, 0.1)) == [7, 2, 1]
+    assert drawn(1000, (1.0, 999.0)) == [1, 999]
+
+
+@given(parts=PARTS, seed=st.integers(0, 99))
+def test_every_row_of_a_part_comes_once_before_any_comes_again(parts: list, seed: int) -> None:
+    sizes, weights = split(parts)
+    rows = mixed_rows_at(0, 60, sizes, weights, seed, shuffle=True)
+    ends = list(accumulate(sizes))
+    for size, end in zip(sizes, ends, strict=True):
+        own = [row for row in rows if end - size <= row < end]
+        epochs = [own[start : start + size] for start in range(0, len(own), size)]
+        assert all(len(set(epoch)) == len(epoch) for epoch in epochs)
+    assert all(0 <= row < ends[-1] for row in rows)
+
+
+@given(parts=PARTS, start=st.integers(0, 10**6), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_a_mixture_does_not_depend_on_the_size_of_batches(parts: list, start: int, cuts: list[int]) -> None:
+    sizes, weights = split(parts)
+    ends = list(accumulate(cuts, initial=start))
+    pieces = [mixed_rows_at(at, count, sizes, weights, 3, True) for at, count in zip(ends, cuts, strict=False)]
+    assert [row for piece in pieces for row in piece] == mixed_rows_at(start, sum(cuts), sizes, weights, 3, True)
+
+
+def test_parts_have_orders_of_their_own() -> None:
+    rows = mixed_rows_at(0, 40, [20, 20], [1.0, 1.0], seed=1, shuffle=True)
+    assert [row for row in rows if row < 20] != [row - 20 for row in rows if row >= 20]
+    assert rows != mixed_rows_at(0, 40, [20, 20], [1.0, 1.0], seed=2, shuffle=True)
+
+
+@pytest.mark.parametrize(("weights", "rows"), [([1, 1], [2, 0, 3, 1, 2, 0]), ([2, 1], [2, 0, 1, 3, 0, 1])])
+def test_without_shuffle_each_part_comes_in_its_own_order(weights: list[float], rows: list[int]) -> None:
+    assert mixed_rows_at(0, 6, [2, 2], weights, 0, shuffle=False) == rows

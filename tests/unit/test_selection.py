@@ -1,0 +1,194 @@
+"""Which rows a run uses: the others are counted by reason and named, and the pass over all rows is made once."""
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from lockstep.experience import prompts as prompts_module
+from lockstep.experience.demonstrations import Demonstrations
+from lockstep.experience.files import Files, open_rows
+from lockstep.experience.jsonl import DataError, JsonlIndex
+from lockstep.experience.prompts import Prompts
+from lockstep.experience.selection import texts
+from lockstep.experience.templates import complaint
+from lockstep.models.tokenizer import words_tokenizer
+from lockstep.recipe import DataSection
+
+LINES = [
+    '{"question": "one two", "answer": "1"}',
+    "no JSON",
+    '{"question": "one"}',
+    '{"question": "one", "answer": null}',
+    '{"question": "one two three four", "answer": "1"}',
+    '{"question": "one", "answer": 7}',
+    '{"question": "one", "question": "two", "answer": "1"}',
+]
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return words_tokenizer(["one two three four 1 7"])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(LINES))
+    return path
+
+
+def section(**options: Any) -> DataSection:
+    chosen = {"train": "rows.jsonl", "max_prompt_tokens": 3, "bad_rows": "skip", "overlong_prompts": "skip", **options}
+    return DataSection(**chosen)
+
+
+def used(path: Path, tokenizer: Any, **options: Any) -> Prompts:
+    data = section(**options)
+    return Prompts(open_rows(Files((path,)), data.bad_rows), tokenizer, data)
+
+
+def test_rows_are_skipped_counted_by_reason_and_named(
+    path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in ("first", "from the cache"):
+        prompts = used(path, tokenizer)
+        assert [prompt.id for prompt in prompts.first()] == ["rows.jsonl:1", "rows.jsonl:6"]
+        assert prompts.selection.account == "4 bad rows, 1 over-long skipped"
+        assert prompts.selection.skipped == 5
+        said = capsys.readouterr().err
+        for sentence in (
+            "line 2: is not JSON",
+            "line 3: has no field 'answer'",
+            "line 4: has null in the field 'answer'",
+            'line 7: has the key "question" twice',
+            "line 5: the prompt has 4 tokens, more than data.max_prompt_tokens=3",
+        ):
+            assert f"{path}, {sentence}" in said
+
+
+def test_where_nothing_is_skipped_nothing_is_said(
+    path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path.write_text(LINES[0])
+    assert used(path, tokenizer).selection.account == "none skipped"
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "sentence"),
+    [
+        (LINES[:3], {"bad_rows": "error"}, "line 2: is not JSON .*; correct the line, or set data.bad_rows=skip"),
+        (LINES[2:], {"bad_rows": "error"}, "line 1: has no field 'answer'.*; correct the row, or .*bad_rows=skip"),
+        (LINES[6:], {"bad_rows": "error"}, 'line 1: has the key "question" twice.*data.bad_rows=skip'),
+        (LINES[4:5], {"overlong_prompts": "error"}, "line 1: the prompt has 4 tokens.*data.overlong_prompts=skip"),
+        (LINES[5:6], {"bad_rows": "error", "fields": {"answer": "text"}}, "has number in the field 'answer', .* text;"),
+        (LINES[2:4], {}, r"none of its 2 rows can be used \(2 bad rows skipped\)"),
+    ],
+)
+def test_what_is_not_to_be_skipped_is_an_error_with_its_place(
+    path: Path, tokenizer: Any, lines: list[str], options: dict, sentence: str
+) -> None:
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match=rf"rows\.jsonl.*{sentence}"):
+        used(path, tokenizer, **options)
+
+
+def test_a_row_that_was_skipped_before_is_an_error_where_it_is_not_to_be(path: Path, tokenizer: Any) -> None:
+    used(path, tokenizer)
+    with pytest.raises(DataError, match=r"line 5: .*data\.overlong_prompts=skip"):
+        used(path, tokenizer, overlong_prompts="error")
+    path.write_text("\n".join([LINES[0], LINES[2]]))
+    used(path, tokenizer)
+    with pytest.raises(DataError, match=r"line 2: has no field 'answer'.*data\.bad_rows=skip"):
+        used(path, tokenizer, bad_rows="error")
+
+
+def test_the_fields_of_a_recipe_are_checked_besides_those_of_the_templates(path: Path, tokenizer: Any) -> None:
+    assert [prompt.id for prompt in used(path, tokenizer, fields={"answer": "text"}).first()] == ["rows.jsonl:1"]
+    path.write_text('{"question": "one", "answer": "1"}\n{"question": "one", "answer": "1", "level": 2}')
+    assert [prompt.id for prompt in used(path, tokenizer, fields={"level": "any"}).first()] == ["rows.jsonl:2"]
+    assert len(used(path, tokenizer)) == 2
+
+
+KINDS = {"text": "", "number": 0.5, "boolean": False, "list": [], "object": {}}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "any"])
+@pytest.mark.parametrize("given", [*KINDS, "null", "date"])
+def test_a_field_has_the_type_it_should_have(kind: Any, given: str) -> None:
+    value = {**KINDS, "null": None, "date": datetime.date(2026, 1, 1)}[given]
+    fits = given == kind or (kind == "any" and given in KINDS)
+    assert (complaint({"field": value}, {"field": kind}) is None) == fits
+
+
+def refused(*_: Any, **__: Any) -> Any:
+    raise AssertionError("rows were tokenised again")
+
+
+def test_the_pass_over_all_rows_is_made_once(
+    path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    used(path, tokenizer)
+    Demonstrations(JsonlIndex(path, "skip"), tokenizer, section(), 9)
+    monkeypatch.setattr("lockstep.experience.prompts.token_ids", refused)
+    monkeypatch.setattr("lockstep.experience.demonstrations.token_ids", refused)
+    moved = tmp_path / "moved.jsonl"
+    path.rename(moved)
+    assert len(used(moved, tokenizer, shuffle=False)) == 2
+    assert len(Demonstrations(JsonlIndex(moved, "skip"), tokenizer, section(), 9)) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_prompt_tokens": 2}, {"prompt": "{question}."}, {"answer": "{answer}."}, {"fields": {"answer": "any"}},
+     {"chat": True}, {"chat": True, "system_prompt": "one"}],
+)  # fmt: skip
+def test_what_decides_about_a_row_makes_another_pass(
+    path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, options: dict
+) -> None:
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    used(path, tokenizer)
+    monkeypatch.setattr(prompts_module, "token_ids", refused)
+    with pytest.raises(AssertionError, match="tokenised again"):
+        used(path, tokenizer, **options)
+
+
+def test_another_tokenizer_or_template_makes_another_pass(
+    path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(path, tokenizer)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    used(path, tokenizer, chat=True)
+    monkeypatch.setattr(prompts_module, "token_ids", refused)
+    for other, chat in ((words_tokenizer(["one two"]), False), (tokenizer, True)):
+        tokenizer.chat_template = "<{{ messages[0].content }}>"
+        with pytest.raises(AssertionError, match="tokenised again"):
+            used(path, other, chat=chat)
+
+
+def test_demonstrations_have_a_limit_of_their_own(path: Path, tokenizer: Any) -> None:
+    rows = JsonlIndex(path, "skip")
+    lengths = [len(Demonstrations(rows, tokenizer, section(), limit)) for limit in (9, 3)]
+    assert lengths == [2, 1]
+    assert len(Demonstrations(rows, tokenizer, section(completion="{answer} {answer}"), 9)) == 2
+
+
+def test_texts_of_bad_rows_are_left_out_or_an_error(path: Path) -> None:
+    rows = JsonlIndex(path, "skip")
+    assert list(texts(rows, section(), ("{question}", "{answer}")))[-4:] == ["one two three four", "1", "one", "7"]
+    with pytest.raises(DataError, match="line 3: has no field"):
+        list(texts(rows, section(bad_rows="error"), ("{question}", "{answer}")))
+
+
+def test_many_blocks_are_one_selection(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"question": "one" + " one" * (n % 5), "answer": str(n)} for n in range(2500)]
+    path = tmp_path / "many.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    kept = used(path, tokenizer).first()
+    assert [prompt.row["answer"] for prompt in kept] == [
+        row["answer"] for row in rows if row["question"].count("one") <= 3
+    ]
