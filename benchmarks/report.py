@@ -30,7 +30,7 @@ from benchmarks.harness import Row, environment, peak_rss_mb, save, table
 from lockstep.experience.samples import rounded
 from lockstep.report.html import write_report
 from lockstep.report.log import SAMPLES, lines
-from lockstep.runtime.track import Tracker
+from lockstep.runtime.track import Logs
 
 BROWSER = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 COLUMNS = ("step", "id", "score", "shaped_score", "tokens", "truncated", "response", "prompt")
@@ -58,7 +58,7 @@ def write_run(folder: Path, steps: int, samples: int, tokens: int) -> None:
     words = [f" w{i}" for i in range(2000)]
     folder.mkdir()
     (folder / "recipe.yaml").write_text(f"algorithm: ppo\nrun: {{max_steps: {steps}}}\n")
-    tracker = Tracker(folder)
+    tracker = Logs(folder)
     for step in range(1, steps + 1):
         tracker.metrics(step, {f"group_{i // 10}/metric_{i}": float(x) for i, x in enumerate(rng.normal(size=60))})
         tracker.timings(step, {f"phase_{i}": float(x) for i, x in enumerate(rng.random(8))})

@@ -19,13 +19,13 @@ from typing import Any
 
 from lockstep.config import Loaded
 from lockstep.experience.evaluation import Grading, Sample, answered, grading, lengths
-from lockstep.experience.files import Files, open_rows
+from lockstep.experience.files import open_rows
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.recipe import EvalRecipe
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.runtime import prepare
-from lockstep.runtime.identity import ChangedError, Identity, differences, inputs
+from lockstep.runtime.identity import ChangedError, Identity, differences, digest, inputs
 from lockstep.runtime.prepare import Source
 from lockstep.runtime.progress import Progress, progress
 from lockstep.runtime.sample_log import Block, SampleLog, Setting
@@ -77,19 +77,9 @@ def _folder(loaded: Loaded, recipe: EvalRecipe) -> Path:
 
 def _inputs(loaded: Loaded, recipe: EvalRecipe) -> Identity:
     """What the responses and verdicts depend on; weights by their content, since two often differ in nothing else."""
-    model, rows = Path(recipe.model.path), open_rows(_files(recipe), recipe.data.bad_rows)
-    weights = {f"model.{path.name}": _digest(path) for path in sorted(model.glob("*.safetensors"))}
+    model, rows = Path(recipe.model.path), open_rows(prepare.files_of(recipe.data.validation), "skip")
+    weights = {f"model.{path.name}": digest([path]) for path in sorted(model.glob("*.safetensors"))}
     return inputs(loaded, {"validation": rows.digest[:16]}, model) | weights
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-def _files(recipe: EvalRecipe) -> Files:
-    given = recipe.data.validation
-    return Files(tuple(map(Path, (given,) if isinstance(given, str) else given)))
 
 
 def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
@@ -107,7 +97,7 @@ def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
 def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, folder: Path) -> None:
     """Answers what has not been answered, and writes the results."""
     with progress(f"{recipe.model.path} → {folder}") as shown:
-        rows = prepare.prompts(_files(recipe), recipe.data.in_order, source.tokenizer)
+        rows = prepare.prompts(prepare.files_of(recipe.data.validation), recipe.data.in_order, source.tokenizer)
         sampler = SamplerSpec(source.folder, recipe.sampler, recipe.learner).build()
         experience = Experience(sampler, rows, build_reward(recipe.reward), source.decode, recipe.seed)
         prompts, graded = rows.first(recipe.data.max_validation_samples), grading(recipe.reward)
@@ -122,7 +112,7 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
         _answer(log, prompts, experience, graded, shown)
     results = {
         "model": recipe.model.path,
-        "data": ", ".join(map(str, _files(recipe).paths)),
+        "data": ", ".join(map(str, prepare.files_of(recipe.data.validation).paths)),
         "questions": len(prompts),
         "skipped_rows": rows.selection.skipped,
         "settings": {setting.name: _results(setting, log.samples[setting.name], graded) for setting in settings},

@@ -42,7 +42,7 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
     found |= {f"model.{path.name}": _file(path) for path in sorted(model.iterdir()) if path.is_file()}
     function = Path(_reward_file(loaded))
     if function.suffix == ".py" and function.is_file():
-        found["code.reward.function"] = _digest([function])
+        found["code.reward.function"] = digest([function])
     return found
 
 
@@ -75,19 +75,22 @@ def _reward_file(loaded: Loaded) -> str:
 
 
 def _own_code() -> str:
-    return _digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
+    return digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
 
 
 def _file(path: Path) -> str:
     """A digest, or for large files the size: to read all weights would make every start slow."""
     size = path.stat().st_size
-    return _digest([path]) if size <= _SMALL_BYTES else f"{size} bytes"
+    return digest([path]) if size <= _SMALL_BYTES else f"{size} bytes"
 
 
-def _digest(paths: list[Path]) -> str:
+def digest(paths: list[Path]) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of files, their names among it."""
     total = hashlib.sha256()
     for path in paths:
-        total.update(path.name.encode() + b"\0" + path.read_bytes())
+        total.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: total)  # weights may be larger than the memory
     return total.hexdigest()[:16]
 
 

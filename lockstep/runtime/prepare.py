@@ -144,14 +144,16 @@ def note(path: Path, text: str) -> None:
 def data_files(section: DataSection, folder: Path) -> DataFiles:
     """The recipe's files, made first where the recipe says so."""
     if section.arithmetic is None:
-        train = Files(_paths(section.train), section.weights)
-        return DataFiles(train, train, None if section.validation is None else Files(_paths(section.validation)))
+        assert section.train is not None, "a recipe names data or makes it"
+        train = files_of(section.train, section.weights)
+        return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
     made = arithmetic.write(folder / "data", section.arithmetic)
     return DataFiles(Files((made.train,)), Files((made.demonstrations or made.train,)), Files((made.validation,)))
 
 
-def _paths(given: str | tuple[str, ...] | None) -> tuple[Path, ...]:
-    return tuple(map(Path, (given,) if isinstance(given, str) else given or ()))
+def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> Files:
+    """Files as a recipe names them."""
+    return Files(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 
 def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
