@@ -101,7 +101,7 @@ class Loaded:
     def identity(self) -> dict[str, Any]:
         """What makes it this run: without what changes no result, with the digest of what is trained first."""
         tree = self.dump()
-        del tree["trackers"]
+        tree.pop("trackers", None)
         for option in ("folder", "max_time_s"):
             tree["run"].pop(option, None)
         first = self.warm_start
