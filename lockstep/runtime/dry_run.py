@@ -172,10 +172,8 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
         return
     with found.problem():
         extent = extent_of(recipe, len(train), recipe.ppo.num_prompts_per_step)
-        found.say(
-            "data",
-            f"{_count(train, 'prompts')} to train on, {_count(validation, 'prompts') if validation else 'none'} to validate on",
-        )
+        held_out = _count(validation, "prompts") if validation else "none"
+        found.say("data", f"{_count(train, 'prompts')} to train on, {held_out} to validate on")
         found.say("step", batch_arithmetic(recipe, train))
         found.say("micro-batches", _micro_batches(recipe, recipe.ppo.global_batch_size, _longest(recipe)))
         found.say("run", _course(recipe, extent.steps, validation is not None))
