@@ -96,7 +96,7 @@ def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
 
 def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, folder: Path) -> None:
     """Answers what has not been answered, and writes the results."""
-    with progress(f"{recipe.model.path} on {recipe.data.validation} → {folder}") as shown:
+    with progress(f"{recipe.model.path} → {folder}") as shown:
         rows = prepare.prompts(prepare.files_of(recipe.data.validation), recipe.data.in_order, source.tokenizer)
         sampler = SamplerSpec(source.folder, recipe.sampler, recipe.learner).build()
         experience = Experience(sampler, rows, build_reward(recipe.reward), source.decode, recipe.seed)
@@ -112,7 +112,7 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
         _answer(log, prompts, experience, graded, shown)
     results = {
         "model": recipe.model.path,
-        "data": recipe.data.validation,
+        "data": ", ".join(map(str, prepare.files_of(recipe.data.validation).paths)),
         "questions": len(prompts),
         "skipped_rows": rows.selection.skipped,
         "settings": {setting.name: _results(setting, log.samples[setting.name], graded) for setting in settings},

@@ -88,7 +88,9 @@ def digest(paths: list[Path]) -> str:
     """Sixteen hexadecimal digits of the SHA-256 of files, their names among it."""
     total = hashlib.sha256()
     for path in paths:
-        total.update(path.name.encode() + b"\0" + path.read_bytes())
+        total.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: total)  # weights may be larger than the memory
     return total.hexdigest()[:16]
 
 

@@ -214,6 +214,14 @@ def test_rows_and_limits_of_the_data(ask: Callable[..., Path]) -> None:
     assert list(found["settings"]) == ["sampled"]
 
 
+def test_several_files_are_one_evaluation(ask: Callable[..., Path], in_tmp: Path) -> None:
+    for name in ("one", "two"):
+        (in_tmp / f"{name}.jsonl").write_text(json.dumps({"question": name, "answer": "#### 1"}) + "\n")
+    folder = ask("both", "data.validation=[one.jsonl, two.jsonl]", "greedy=null")
+    assert [row["id"] for row in samples(folder)] == ["one.jsonl:1"] * 4 + ["two.jsonl:1"] * 4
+    assert results(folder)["data"] == "one.jsonl, two.jsonl"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
