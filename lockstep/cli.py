@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -31,13 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """As argparse does, but key=value may also stand behind options."""
+    """What argparse leaves over are overrides: behind an option, or with dashes that the recipe's own have not."""
     parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and ("overrides" not in options or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.overrides = [*options.overrides, *rest]
+    options, left = parser.parse_known_args(arguments)
+    if left and "overrides" not in options:
+        parser.error(f"there is no argument {left[0]!r} here")
+    if left:
+        options.overrides = [*options.overrides, *left]
     return options
 
 
@@ -52,13 +53,15 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="run a recipe; the same command again continues the run")
     train.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe, such as ppo.clip=0.1")
+    train.add_argument("--dry-run", action="store_true", help="check all that can be known, and start nothing")
     train.add_argument(
         "--allow-changes", action="store_true", help="go on even where recipe, data, model or code have changed"
     )
     train.set_defaults(command=_train)
-    config = commands.add_parser("config", help="print a recipe as it would be run")
+    config = commands.add_parser("config", help="print a recipe as it would be run, and where each value comes from")
     config.add_argument("recipe")
-    config.add_argument("overrides", nargs="*", metavar="key=value")
+    config.add_argument("overrides", nargs="*", metavar="key=value | key", help="a key alone asks what an option is")
+    config.add_argument("--explain", action="store_true", help="say what every option is, instead")
     config.set_defaults(command=_config)
     evaluate = commands.add_parser("eval", help="ask a model the questions of a file; the same command again goes on")
     evaluate.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
@@ -85,6 +88,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(options: argparse.Namespace) -> int:
     from lockstep.config import load
+
+    if options.dry_run:
+        from lockstep.runtime.dry_run import dry_run
+
+        print(dry_run(load(options.recipe, options.overrides)))
+        return 0
     from lockstep.runtime.train import train
 
     train(load(options.recipe, options.overrides), options.allow_changes)
@@ -113,8 +122,11 @@ def _eval(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace) -> int:
     from lockstep.config import describe, load
+    from lockstep.recipe_help import explained
 
-    print(describe(load(options.recipe, options.overrides)), end="")
+    keys = [word for word in options.overrides if re.fullmatch(r"\w+(\.\w+)*", word)]
+    loaded = load(options.recipe, [word for word in options.overrides if word not in keys])
+    print(explained(loaded, keys) if keys or options.explain else describe(loaded, origins=True), end="")
     return 0
 
 

@@ -19,11 +19,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from lockstep.recipe_errors import (
 )
 
 _EXCLUSIVE = {"model": ("path", "from_recipe", "scratch"), "data": ("train", "arithmetic")}
+Keys = yaml12.Keys
 _OVERRIDE = re.compile(r"(?P<key>\w+(\.\w+)*)=(?P<value>.*)", re.DOTALL)
 
 
@@ -52,10 +54,12 @@ class Loaded:
     Attributes:
         name: Of the recipe: its file's name without the suffix.
         recipe: What it says, after bases and overrides.
+        origins: Who said what, by an option's keys: a recipe or `override`; the rest are defaults.
     """
 
     name: str
     recipe: Recipe
+    origins: Mapping[Keys, str]
 
     @property
     def training(self) -> Common:
@@ -71,6 +75,11 @@ class Loaded:
     def dump(self) -> dict[str, Any]:
         """Every option with its value, defaults included, as JSON types."""
         return self.recipe.model_dump(mode="json")
+
+    def origin(self, keys: Keys) -> str:
+        """Who said what the option with these keys is; an option within a list is its list's."""
+        said = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
+        return next((origin for origin in said if origin), "default")
 
     @property
     def warm_start(self) -> Loaded | None:
@@ -135,14 +144,20 @@ def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ())
     path = _find(recipe, Path(), "")
     said, overriding = [*_layers(path, ()), *also], _overrides(overrides)
     tree: dict[str, Any] = {}
-    for layer in [*said, Layer("", _joined(overriding))]:
+    origins: dict[Keys, str] = {}
+    for layer in [*said, Layer("override", _joined(overriding))]:
         tree = _laid_over(tree, layer.tree)
-    return Loaded(path.stem, _validated(tree, said, overriding))
+        origins |= dict.fromkeys(_options(layer.tree), layer.source)
+    standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
+    return Loaded(path.stem, _validated(tree, said, overriding), standing)
 
 
-def describe(loaded: Loaded) -> str:
-    """The resolved recipe as YAML; as a recipe of its own it resolves to the same."""
-    return yaml12.dump(loaded.dump())
+def describe(loaded: Loaded, origins: bool = False) -> str:
+    """The resolved recipe as YAML, with comments that say where each value comes from where `origins` are wanted.
+
+    As a recipe of its own it resolves to the same.
+    """
+    return yaml12.annotated(loaded.dump(), loaded.origin) if origins else yaml12.dump(loaded.dump())
 
 
 def shipped() -> dict[str, Path]:
@@ -194,10 +209,10 @@ def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
 def _overrides(overrides: Sequence[str]) -> list[Layer]:
     """One layer per override, so that an error can quote it."""
     layers: dict[str, Layer] = {}
-    for text in overrides:
+    for text, following in zip_longest(overrides, overrides[1:], fillvalue=""):
         match = _OVERRIDE.fullmatch(text)
         if match is None:
-            raise RecipeError(f"override {text!r}: say key=value, such as ppo.clip=0.1")
+            raise RecipeError(f"override {text!r}: {_override_hint(text, following)}")
         key, value = match["key"], match["value"]
         layers.pop(key, None)  # the last one counts, so that a script can add to what it was given
         tree: Any = _override_value(text, key, value)
@@ -205,6 +220,15 @@ def _overrides(overrides: Sequence[str]) -> list[Layer]:
             tree = {part: tree}
         layers[key] = Layer(f"override {text}", _expanded(tree))
     return list(layers.values())
+
+
+def _override_hint(text: str, following: str) -> str:
+    """What to say instead of something that is no override."""
+    bare = text.lstrip("-").replace(" ", "")
+    if not _OVERRIDE.fullmatch(bare) and following and "=" not in following:
+        bare = f"{bare}={following}"
+    meant = bare if _OVERRIDE.fullmatch(bare) else "ppo.clip=0.1"
+    return f"say key=value without dashes and spaces, {'here' if meant == bare else 'such as'} {meant}"
 
 
 def _override_value(text: str, key: str, value: str) -> Any:
@@ -282,6 +306,15 @@ def _source(said: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -
     """Who said last what stands at `path`; the recipe itself for what nobody said."""
     sayers = [layer.source for layer in [*said, *overriding] if path and _says(layer.tree, path)]
     return sayers[-1] if sayers else said[-1].source
+
+
+def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
+    """The keys of all that is no mapping, or an empty one."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _options(value, (*above, key))
+        else:
+            yield (*above, key)
 
 
 def _says(tree: Any, path: KeyPath) -> bool:

@@ -55,7 +55,7 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Section]) -> str
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
         case "extra_forbidden":
-            return f"there is no option {key}; {_nearest(recipe, path)}"
+            return f"there is no option {key}; {nearest(recipe, path)}"
         case "missing":
             return f"{key} is missing{_description(recipe, path)}"
         case "value_error":
@@ -80,9 +80,11 @@ def shown(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False)
 
 
-def _nearest(recipe: type[Section], path: KeyPath) -> str:
+def nearest(recipe: type[Section], path: KeyPath) -> str:
     """What may have been meant: a neighbour, an option of that name elsewhere, or one that reads alike."""
     *parents, wrong = map(str, path)
+    if ":" in wrong:
+        return "write a space behind each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])
     everywhere = list(_all_keys(recipe, ()))
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]

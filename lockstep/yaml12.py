@@ -8,6 +8,7 @@ is text as written, and an equal key is an error. No tag is followed, so nothing
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
@@ -18,6 +19,8 @@ _FLOAT = re.compile(
 )
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_NOTES_WITHIN = 60  # columns; longer lines have their comment further to the right
+Keys = tuple[str, ...]
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 
 
@@ -37,15 +40,44 @@ def parse(text: str) -> Any:
     return None if node is None else _value(node)
 
 
-def dump(tree: Any) -> str:
+def dump(tree: Any, width: float = 120) -> str:
     """Writes what `parse` reads back as the same values."""
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+
+
+def annotated(tree: dict[str, Any], note: Callable[[Keys], str]) -> str:
+    """Writes the same with a comment at the right of each option, aligned where the option is short.
+
+    Args:
+        tree: Mappings of mappings; anything else in them is an option.
+        note: The comment of the option with these keys.
+    """
+    lines = list(_noted(tree, (), note))
+    width = max((len(text) for text, comment in lines if comment and len(text) <= _NOTES_WITHIN), default=0)
+    return "".join(f"{text:<{width}}  # {comment}\n" if comment else f"{text}\n" for text, comment in lines)
+
+
+def _noted(tree: dict[str, Any], above: Keys, note: Callable[[Keys], str]) -> Iterator[tuple[str, str]]:
+    """Lines, each with its comment; an option's stands on its first line, since no text of it is folded."""
+    for key, value in tree.items():
+        path, nested = (*above, key), isinstance(value, dict) and bool(value)
+        first, *rest = dump({key: {} if nested else value}, float("inf")).splitlines()
+        lines = [first.removesuffix(" {}")] if nested else [first, *rest]
+        for i, line in enumerate(lines):
+            yield "  " * len(above) + line, "" if nested or i else note(path)
+        if nested:
+            yield from _noted(value, path, note)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that `parse` would read as a number."""
+    """Quotes text that `parse` would read as a number, and keeps text with several lines on one."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if "\n" in text else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
+_Dumper.add_representer(str, _Dumper.represent_text)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"({_FLOAT.pattern})$"), list("-+.0123456789"))
 
 

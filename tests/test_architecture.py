@@ -19,7 +19,19 @@ SOURCES = ("lockstep", "tests", "benchmarks", "examples")
 
 FLOORS = (
     # 0: words; the modules that lie in lockstep/ itself
-    ("__init__", "types", "batch", "align", "metrics", "keyed", "yaml12", "recipe", "recipe_errors", "config"),
+    (
+        "__init__",
+        "types",
+        "batch",
+        "align",
+        "metrics",
+        "keyed",
+        "yaml12",
+        "recipe",
+        "recipe_errors",
+        "recipe_help",
+        "config",
+    ),
     ("objectives", "losses"),  # 1: mathematics
     ("distributed",),  # 2: the same over shards
     ("models",),  # 3

@@ -5,26 +5,17 @@ A reward may be None, "no verdict": nobody could say, so the response must count
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
-import math
-import numbers
 import re
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from lockstep import keyed
+from lockstep.experience import reward_function
+from lockstep.experience.child import Child, ChildDied, ChildError, ChildHangs
 from lockstep.experience.jsonl import DataError
 from lockstep.experience.math_verifier import verify
 from lockstep.recipe import RewardSection
 from lockstep.types import Prompt
-
-Function = Callable[[str, str, str, dict[str, Any]], float | None]
 
 _BARE_LATEX = re.compile(r"[\\^]")
 _DELIMITED_LATEX = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[")
@@ -110,15 +101,27 @@ class PythonReward:
     """What a function of the user's says.
 
     It is called as `f(prompt, response, answer, row)` for each response and returns a number, or None for no verdict.
+    It lives in a process of its own, from the first response of a run to the last: what it keeps in its module stays,
+    and where it hangs or crashes the run can say so.
 
     Attributes:
         function: `file.py:name` or `package.module:name`.
+        timeout_s: The longest it may take over one response.
     """
 
     function: str
+    timeout_s: float
+    _child: Child = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _load(self.function)
+        object.__setattr__(self, "_child", Child(reward_function.__name__, self.function))
+        try:
+            self._child.start()
+        except ChildError as error:
+            raise RewardError(str(error)) from None
+        except (ChildDied, ChildHangs) as error:
+            what = "takes too long" if isinstance(error, ChildHangs) else f"ended the process ({error})"
+            raise RewardError(f"reward.function {self.function}: importing it {what}") from None
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -126,59 +129,29 @@ class PythonReward:
         """See `Reward`.
 
         Raises:
-            RewardError: The function raised, or returned something that is no reward.
+            RewardError: The function raised, returned something that is no reward, hung, or ended its process.
         """
         judged = zip(prompts, responses, answers, strict=True)
-        return [self._judge(prompt, response, answer) for prompt, response, answer in judged]
+        question = [(prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged]
+        with self._child.asked(question) as reply:
+            return [self._reward(prompt, reply) for prompt in prompts]
 
-    def _judge(self, prompt: Prompt, response: str, answer: str) -> float | None:
+    def _reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
+        asked = f"{prompt.id}: reward.function {self.function}"
         try:
-            reward = _load(self.function)(prompt.text, response, answer, dict(prompt.row))
-        except Exception as error:  # whatever the user's code raises, the message must say for which row
+            said = reply(self.timeout_s)
+        except ChildHangs:
             raise RewardError(
-                f"{prompt.id}: reward.function {self.function} raised {type(error).__name__}: {error}"
-            ) from error
-        if reward is None:
-            return None
-        if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-            raise RewardError(
-                f"{prompt.id}: reward.function {self.function} returned {reward!r}; return a finite number, or "
-                "None for no verdict"
-            )
-        return float(reward)
-
-
-def _load(function: str) -> Function:
-    """Finds `file.py:name` or `package.module:name`."""
-    place, _, name = function.rpartition(":")
-    if not place or not name:
-        raise RewardError(f"reward.function {function!r} is not of the form file.py:name or package.module:name")
-    try:
-        module = _module_of_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # the user's module may raise anything while it is imported
-        what = f"{type(error).__name__}: {error}"
-        raise RewardError(f"reward.function {function}: {place} cannot be imported ({what})") from error
-    found = vars(module).get(name)
-    if not callable(found):
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise RewardError(
-            f"reward.function {function}: no function {name} in {place}; it has {', '.join(names) or 'none'}"
-        )
-    return cast(Function, found)
-
-
-@functools.cache
-def _module_of_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    name = f"lockstep_reward_{keyed.key(str(path)):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # as an import does: dataclasses, for one, look their module up there
-    spec.loader.exec_module(module)
-    return module
+                f"{asked} did not answer within {self.timeout_s:g} s and was ended; let it return None for what takes "
+                "long, or raise reward.timeout_s"
+            ) from None
+        except ChildDied as error:
+            raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
+        if "wrong" in said:
+            error = RewardError(f"{asked} {said['wrong']}")
+            error.add_note(said["trace"])
+            raise error
+        return said["reward"]
 
 
 def build(section: RewardSection) -> Reward:
@@ -188,5 +161,5 @@ def build(section: RewardSection) -> Reward:
         RewardError: Its function cannot be found.
     """
     if section.function is not None:
-        return PythonReward(section.function)
+        return PythonReward(section.function, section.timeout_s)
     return MathReward(section.marker)

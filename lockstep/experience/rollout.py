@@ -12,7 +12,7 @@ from lockstep import keyed
 from lockstep.batch import Batch, concat
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.rewards import Reward
-from lockstep.metrics import Max, Mean, Metrics, Sum
+from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.recipe import DynamicSampling
 from lockstep.samplers.base import Sampler
 from lockstep.types import Prompt, Request, SamplingParams
@@ -36,8 +36,10 @@ class Rollouts:
         """Reward, lengths, truncation; a response without a verdict is counted and not averaged."""
         length_B = self.batch.per_sample(self.batch.mask.float())
         judged = self.batch["score"].isfinite()
-        return Metrics(
-            reward=Mean(self.batch["score"][judged].sum(), judged.sum()),
+        score = self.batch["score"][judged]
+        extremes = Metrics(reward_min=Min(score.min()), reward_max=Max(score.max())) if len(score) else Metrics()
+        return extremes + Metrics(
+            reward=Mean(score.sum(), judged.sum()),
             no_verdict=Sum((~judged).sum()),
             response_length=Mean(length_B.sum(), len(self.batch)),
             response_length_max=Max(length_B.max()),

@@ -60,6 +60,26 @@ class Learner(Protocol):
         ...
 
 
+class NotFiniteError(FloatingPointError):
+    """A loss or gradient is no finite number; no weight has been changed by it.
+
+    Attributes:
+        batch: What it was made of.
+        loss: Name of the loss.
+    """
+
+    def __init__(self, message: str, batch: Batch, loss: str) -> None:
+        super().__init__(message)
+        self.batch, self.loss = batch, loss
+
+
 def train(learner: Learner, batch: Batch, loss: Loss) -> Metrics:
-    """One optimizer step on one batch."""
-    return learner.forward_backward(batch, loss) + learner.optim_step()
+    """One optimizer step on one batch.
+
+    Raises:
+        NotFiniteError: If the learner finds that the gradient is not finite.
+    """
+    try:
+        return learner.forward_backward(batch, loss) + learner.optim_step()
+    except FloatingPointError as error:
+        raise NotFiniteError(str(error), batch, type(loss).__name__) from error

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from lockstep import keyed
 from lockstep.models import attention
+from lockstep.models.folder import CONFIG_ERRORS, ModelError, check_weights, first_line, read_config, skeleton
 
 transformers_logging.disable_progress_bar()
 
 
-class ModelError(ValueError):
-    """A model folder that cannot be used, said in one sentence."""
-
-
 def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
-    """Opens a Hugging Face folder as a causal language model."""
-    if not (Path(folder) / "config.json").is_file():
-        raise ModelError(
-            f"{folder} is no Hugging Face model folder: it has no config.json; give the folder of a downloaded model"
-        )
+    """Opens a Hugging Face folder as a causal language model.
+
+    Raises:
+        ModelError: If the folder cannot be used.
+    """
+    check_weights(folder, skeleton(read_config(folder), str(folder)))
     try:
         opened: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -37,8 +42,8 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(f"the model in {folder} cannot be opened: {error}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"the model in {folder} cannot be opened: {first_line(error)}") from error
     model, report = opened
     if report["missing_keys"]:
         names = ", ".join(sorted(report["missing_keys"]))
@@ -61,12 +66,33 @@ def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBas
         tokenizer: The tokenizer the model is made for.
         seed: Of the weights.
     """
-    fields = {**config, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
-    model_type = fields.pop("model_type", None)
-    try:
-        built = AutoConfig.for_model(model_type, **fields)
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"model.scratch.config: {error}") from error
+    built = scratch_config(config, tokenizer)
+    skeleton(built, "model.scratch.config")  # for its errors
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed.key("initial weights", seed) & (2**63 - 1))
         return AutoModelForCausalLM.from_config(built, attn_implementation=attention.NAME, dtype=torch.float32)
+
+
+def scratch_config(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """The configuration of a new model.
+
+    Raises:
+        ModelError: If `transformers` knows no such model, or the model no such field.
+    """
+    fields = {**config, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    model_type = fields.pop("model_type", None)
+    if model_type not in CONFIG_MAPPING:
+        close = get_close_matches(str(model_type), CONFIG_MAPPING.keys(), 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ModelError(f"model.scratch.config: transformers knows no model_type {model_type!r}{hint}")
+    try:
+        known = AutoConfig.for_model(model_type)
+        built = AutoConfig.for_model(model_type, **fields)
+    except CONFIG_ERRORS as error:
+        raise ModelError(f"model.scratch.config: {first_line(error)}") from error
+    names = {*known.to_dict(), *known.attribute_map}
+    for name in sorted(fields.keys() - names):
+        close = get_close_matches(name, names, 1)
+        hint = f"did you mean {close[0]}?" if close else f"it has: {', '.join(sorted(names))}"
+        raise ModelError(f"model.scratch.config: a {model_type} has no field {name}; {hint}")
+    return built

@@ -9,6 +9,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from lockstep.models.folder import first_line, require_folder
+
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 
 # A word takes the space before it; a word or sign also takes the space between it and a number. So a number never holds
@@ -63,9 +65,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: The folder is missing, has no tokenizer, or has one that cannot be read.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: there is no such folder; name a Hugging Face model folder on this machine")
+    folder = require_folder(folder)
     # Asked first, because for a folder with only a config.json transformers returns an empty tokenizer without a word.
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ValueError(
@@ -75,8 +75,10 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     try:
         opener = PreTrainedTokenizerFast if _class_name(folder) in _GENERIC_CLASSES else AutoTokenizer
         return opener.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ValueError(f"{folder}: its tokenizer cannot be read ({error}); save it again from its source") from error
+    except Exception as error:  # tokenizers raises bare exceptions
+        raise ValueError(
+            f"{folder}: its tokenizer cannot be read ({first_line(error)}); save it again from its source"
+        ) from error
 
 
 def _class_name(folder: Path) -> str | None:

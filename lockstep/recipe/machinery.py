@@ -13,8 +13,8 @@ from lockstep.recipe.section import Probability, Section
 class Schedule(Section):
     """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine."""
 
-    warmup_steps: NonNegativeInt = 0
-    decay: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which the rate rises to lr")
+    decay: Literal["constant", "linear", "cosine"] = Field(default="constant", description="what follows the warm-up")
     decay_steps: PositiveInt | None = Field(
         default=None, description="optimizer steps until the end of the decay, warm-up included"
     )
@@ -32,10 +32,12 @@ class Schedule(Section):
 class Optimizer(Section):
     """AdamW (Loshchilov & Hutter 2019) with fp32 weights and moments."""
 
-    lr: PositiveFloat
-    betas: tuple[Probability, Probability] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
+    lr: PositiveFloat = Field(description="learning rate after the warm-up")
+    betas: tuple[Probability, Probability] = Field(
+        default=(0.9, 0.999), description="decay of the running means of the gradient and of its square"
+    )
+    eps: PositiveFloat = Field(default=1e-8, description="added to the root of the mean square")
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="share of a weight that lr · this takes away")
     max_grad_norm: PositiveFloat | None = Field(default=1.0, description="clip the gradient's norm; null: do not")
     schedule: Schedule = Schedule()
 
@@ -58,7 +60,7 @@ class Computation(Section):
 class LearnerSection(Computation):
     """The training backend, for policy, critic and reference alike."""
 
-    backend: Literal["torch"] = "torch"
+    backend: Literal["torch"] = Field(default="torch", description="who trains")
     parallel: Parallel = Parallel()
     micro_batch_tokens: PositiveInt = Field(
         default=8192, description="tokens packed into one forward and backward pass"
@@ -68,10 +70,12 @@ class LearnerSection(Computation):
 class Sampling(Section):
     """The distribution that responses are drawn from."""
 
-    max_tokens: PositiveInt
+    max_tokens: PositiveInt = Field(description="longest response")
     temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
     top_k: NonNegativeInt = Field(default=0, description="0: all")
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=1.0, description="draw from the fewest likeliest tokens that together have this probability; 1: all"
+    )
 
     @model_validator(mode="after")
     def _greedy_takes_the_likeliest(self) -> Sampling:
@@ -108,7 +112,7 @@ class RepeatedSampling(Sampling):
 class SamplerSection(Section):
     """The engine that generates."""
 
-    backend: Literal["torch"] = "torch"
+    backend: Literal["torch"] = Field(default="torch", description="who generates")
     max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
 
 

@@ -16,7 +16,7 @@ class KL(Section):
     """Divergence from the reference, the initial policy (Schulman 2020, 'Approximating KL divergence')."""
 
     coef: NonNegativeFloat = Field(default=0.0, description="0: the reference is never computed")
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="of the divergence, per token")
     placement: Literal["reward", "loss"] = Field(
         default="loss", description="subtract from each token's reward, or add to the loss"
     )
@@ -27,8 +27,8 @@ class KL(Section):
 class RewardScaling(Section):
     """Linear map of rewards: source range, clamped, to target range."""
 
-    source: tuple[float, float] = (0.0, 1.0)
-    target: tuple[float, float] = (-1.0, 1.0)
+    source: tuple[float, float] = Field(default=(0.0, 1.0), description="range of the rewards as given")
+    target: tuple[float, float] = Field(default=(-1.0, 1.0), description="what that range becomes")
 
     @model_validator(mode="after")
     def _source_is_a_range(self) -> RewardScaling:
@@ -40,8 +40,8 @@ class RewardScaling(Section):
 class Overlong(Section):
     """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13), linear over the last `buffer` tokens of `max_tokens`."""
 
-    buffer: PositiveInt
-    penalty: PositiveFloat = 1.0
+    buffer: PositiveInt = Field(description="tokens before sampling.max_tokens over which the penalty grows")
+    penalty: PositiveFloat = Field(default=1.0, description="of a response of sampling.max_tokens tokens")
 
 
 class DynamicSampling(Section):
@@ -55,7 +55,9 @@ class DynamicSampling(Section):
 class Correction(Section):
     """Importance weights from sampler to learner, for engines whose log-probabilities differ from the learner's."""
 
-    kind: Literal["token_tis", "sequence_tis", "icepop"]
+    kind: Literal["token_tis", "sequence_tis", "icepop"] = Field(
+        description="truncated weights per token, or per sequence, or tokens masked outside of low to high"
+    )
     high: PositiveFloat = Field(default=2.0, description="truncate (TIS) or mask (IcePop) ratios above this")
     low: NonNegativeFloat | None = Field(default=None, description="IcePop: mask ratios below this")
 
@@ -71,13 +73,13 @@ class Correction(Section):
 class PPO(Section):
     """Proximal policy optimisation with a critic (Schulman et al. 2017); see docs/algorithms/ppo.md."""
 
-    num_prompts_per_step: PositiveInt
+    num_prompts_per_step: PositiveInt = Field(description="prompts that a step answers")
     num_generations: PositiveInt = Field(default=1, description="responses per prompt")
     global_batch_size: PositiveInt = Field(description="responses per optimizer step")
-    ppo_epochs: PositiveInt = 1
+    ppo_epochs: PositiveInt = Field(default=1, description="passes over the responses of a step")
     critic_warmup_steps: NonNegativeInt = Field(default=0, description="steps in which only the critic learns")
-    gamma: Probability = 1.0
-    gae_lambda: Probability = 0.95
+    gamma: Probability = Field(default=1.0, description="discount per token")
+    gae_lambda: Probability = Field(default=0.95, description="λ of generalised advantage estimation")
     gae_lambda_policy: Probability | None = Field(default=None, description="for advantages, where it differs (VAPO)")
     gae_lambda_value: Probability | None = Field(
         default=None, description="for the critic's returns, where it differs (VAPO)"
@@ -88,7 +90,7 @@ class PPO(Section):
     bootstrap_truncated: bool = Field(
         default=False, description="a truncated response goes on being worth V of its last state"
     )
-    whiten_advantages: bool = True
+    whiten_advantages: bool = Field(default=True, description="advantages of a step get mean 0 and variance 1")
     clip: PositiveFloat = Field(default=0.2, description="ratio is clipped to [1 − clip, 1 + clip_high]")
     clip_high: PositiveFloat | None = Field(default=None, description="null: as clip")
     dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
@@ -126,7 +128,7 @@ class PPO(Section):
 class PPORecipe(Common):
     """`algorithm: ppo`"""
 
-    algorithm: Literal["ppo"]
+    algorithm: Literal["ppo"] = Field(description="what is run")
     ppo: PPO
     reward: RewardSection
     sampling: Sampling

@@ -52,16 +52,16 @@ class Run(Section):
 class Bound(Section):
     """A metric that `lockstep check` expects at a step: within [min, max]."""
 
-    metric: str
-    step: NonNegativeInt
-    min: float | None = None
-    max: float | None = None
+    metric: str = Field(description="a name in metrics.jsonl")
+    step: NonNegativeInt = Field(description="steps done when it is read")
+    min: float | None = Field(default=None, description="null: no lower bound")
+    max: float | None = Field(default=None, description="null: no upper bound")
 
 
 class Common(Section):
     """What every recipe has."""
 
-    seed: int = 0
+    seed: int = Field(default=0, description="key of every random number of the run")
     model: ModelSection
     data: DataSection
     learner: LearnerSection = LearnerSection()

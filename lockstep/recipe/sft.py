@@ -21,6 +21,6 @@ class SFT(Section):
 class SFTRecipe(Common):
     """`algorithm: sft`"""
 
-    algorithm: Literal["sft"]
+    algorithm: Literal["sft"] = Field(description="what is run")
     sft: SFT
     optimizer: Optimizer

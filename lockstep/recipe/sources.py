@@ -135,6 +135,9 @@ class RewardSection(Section):
     pass_score: float | None = Field(
         default=None, description="python: a response passes with this reward or more, for pass@k; null: no pass@k"
     )
+    timeout_s: PositiveFloat = Field(
+        default=60.0, description="python: the longest the function may take over one response"
+    )
 
     @model_validator(mode="after")
     def _function_given(self) -> RewardSection:
@@ -144,4 +147,6 @@ class RewardSection(Section):
             raise ValueError("marker goes with type: math; a function of yours finds the answer itself")
         if self.type == "math" and self.pass_score is not None:
             raise ValueError("pass_score goes with type: python; with math the right answer passes")
+        if self.type == "math" and self.timeout_s != type(self).model_fields["timeout_s"].default:
+            raise ValueError("timeout_s goes with type: python; math-verify has 3 s of CPU time of its own")
         return self

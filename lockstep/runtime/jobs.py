@@ -9,9 +9,8 @@ from typing import Any
 
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
-from lockstep.experience.demonstrations import Demonstrations
 from lockstep.experience.evaluation import answered, grading
-from lockstep.experience.files import Files, open_rows
+from lockstep.experience.files import Files
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.refit import refit
 from lockstep.experience.rewards import build as build_reward
@@ -73,6 +72,16 @@ def job_of(recipe: Common, place: Place) -> Job:
             raise TypeError(f"no algorithm runs a {type(recipe).__name__}")
 
 
+def require_context(recipe: SFTRecipe | PPORecipe, source: Source) -> None:
+    """Raises ValueError if sequences that the recipe allows do not fit the model."""
+    if isinstance(recipe, SFTRecipe):
+        return source.require_room("sft.max_tokens", recipe.sft.max_tokens)
+    for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
+        tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
+        source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
+    return None
+
+
 def _learner(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     """In this process where there is one rank, else in child processes."""
     if recipe.learner.parallel.dp == 1:
@@ -82,7 +91,7 @@ def _learner(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     return learner
 
 
-def _extent(recipe: Common, rows: int, rows_per_step: int) -> Extent:
+def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
     """`max_steps` steps, or else `max_epochs` passes over the data."""
     if recipe.run.max_steps >= 0:
         return Extent(recipe.run.max_steps, None, rows_per_step)
@@ -96,14 +105,14 @@ def _extent(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
     files, source = place.files, place.source
-    source.require_room("sft.max_tokens", recipe.sft.max_tokens)
-    rows = _demonstrations(recipe, files.demonstrations, source)
+    require_context(recipe, source)
+    rows = prepare.demonstrations(files.demonstrations, recipe, source.tokenizer)
     spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
     policy, size = _learner(spec, recipe, place), recipe.sft.global_batch_size
     workers = SFTWorkers(policy, rows, place.shown.phase)
     return Job(
         step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
-        extent=_extent(recipe, len(rows), size),
+        extent=extent_of(recipe, len(rows), size),
         learners={"policy": policy},
         resumed=lambda step: None,
         validate=_held_out_loss(recipe, policy, files.validation, source),
@@ -113,9 +122,7 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
 
 def _ppo(recipe: PPORecipe, place: Place) -> Job:
     files, source = place.files, place.source
-    for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
-        tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
-        source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
+    require_context(recipe, source)
     shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
     policy = _learner(LearnerSpec(head="logits", optimizer=recipe.policy, **shared), recipe, place)
     critic = _learner(LearnerSpec(head="value", optimizer=recipe.critic, **shared), recipe, place)
@@ -133,11 +140,11 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     rows = experience.prompts
     return Job(
         step=lambda step, position: ppo_step(step, position, workers, options),
-        extent=_extent(recipe, len(rows), recipe.ppo.num_prompts_per_step),
+        extent=extent_of(recipe, len(rows), recipe.ppo.num_prompts_per_step),
         learners={"policy": policy, "critic": critic},
         resumed=lambda step: refit(policy, experience.sampler, policy_version(step, recipe.ppo)),
         validate=_validation(recipe, experience, files.validation, source),
-        arithmetic=_batch_arithmetic(recipe, rows),
+        arithmetic=batch_arithmetic(recipe, rows),
     )
 
 
@@ -169,15 +176,12 @@ def _held_out_loss(
 ) -> Callable[[], Metrics] | None:
     if files is None:
         return None
-    rows = _demonstrations(recipe, files, source).first(recipe.data.max_validation_samples)
+    rows = prepare.demonstrations(files, recipe, source.tokenizer).first(recipe.data.max_validation_samples)
     return lambda: held_out_loss(policy, rows).prefixed("validation")
 
 
-def _demonstrations(recipe: SFTRecipe, files: Files, source: Source) -> Demonstrations:
-    return Demonstrations(open_rows(files, recipe.data.bad_rows), source.tokenizer, recipe.data, recipe.sft.max_tokens)
-
-
-def _batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
+def batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:
+    """How prompts become optimizer steps, for people."""
     ppo = recipe.ppo
     responses = ppo.num_prompts_per_step * ppo.num_generations
     updates = responses // ppo.global_batch_size * ppo.ppo_epochs

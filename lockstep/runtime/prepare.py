@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import platform
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,18 +14,20 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 import lockstep
 from lockstep.config import Loaded, describe, load
 from lockstep.experience import arithmetic
+from lockstep.experience.demonstrations import Demonstrations
 from lockstep.experience.files import Files, open_rows
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.selection import texts
 from lockstep.models.export import save_model
+from lockstep.models.folder import read_config
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.recipe import Common, DataSection, Sampling
+from lockstep.recipe import Common, DataSection, Sampling, SFTRecipe
 from lockstep.runtime.identity import ChangedError, differences, recipe_identity
 from lockstep.types import SamplingParams
 
@@ -79,9 +82,11 @@ def run_folder(loaded: Loaded, allow_changes: bool) -> Path:
     With `allow_changes` a folder of another recipe becomes one of this recipe, which is then no longer finished.
 
     Raises:
-        ChangedError: If the folder holds a run of another recipe, and that is not allowed.
+        ValueError: If the folder cannot be made.
+        ChangedError: If it holds a run of another recipe, and that is not allowed.
     """
     folder = loaded.run_folder
+    require_writable(folder)
     recipe = folder / "recipe.yaml"
     if recipe.exists() and recipe.read_text() != describe(loaded):
         changed = differences(recipe_identity(load(str(recipe))), recipe_identity(loaded))
@@ -114,6 +119,28 @@ def noted_folder(loaded: Loaded, folder: Path) -> Path:
     if environment.read_text() != now:
         print(f"note: {environment} is not the environment of now; continued steps may differ in their last bits")
     return folder
+
+
+def require_writable(folder: Path) -> None:
+    """Raises ValueError if a run's folder cannot be made, or not written to."""
+    place = standing(folder)
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise ValueError(
+            f"the run folder {folder} cannot be made, because {place} is not a folder that can be written to; set "
+            "run.folder to another place"
+        )
+
+
+def standing(folder: Path) -> Path:
+    """The innermost of a folder and those above it that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # something above it is a file
+        return False
 
 
 @contextmanager
@@ -159,16 +186,21 @@ def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = N
 def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
     """Builds a model, and its tokenizer from the rows of `files`, once, into `folder`."""
     if not folder.exists():
-        scratch, data = recipe.model.scratch, recipe.data
+        scratch, tokenizer = recipe.model.scratch, scratch_tokenizer(recipe, files)
         assert scratch is not None, "only a recipe with model.scratch asks for a new model"
-        tokenizer = words_tokenizer(texts(open_rows(files, data.bad_rows), data, (data.prompt, data.completion)))
         save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, folder)
     return folder
 
 
+def scratch_tokenizer(recipe: Common, files: Files) -> PreTrainedTokenizerFast:
+    """The tokenizer of a new model, made from the rows of `files`."""
+    data = recipe.data
+    return words_tokenizer(texts(open_rows(files, data.bad_rows), data, (data.prompt, data.completion)))
+
+
 def open_source(folder: Path | str) -> Source:
     """Reads the tokenizer of a model folder and what ends its responses."""
-    tokenizer = load_tokenizer(folder)
+    config, tokenizer = read_config(folder).get_text_config(), load_tokenizer(folder)
     listed = [tokenizer.eos_token_id]
     if (Path(folder) / "generation_config.json").is_file():
         own = GenerationConfig.from_pretrained(folder).eos_token_id
@@ -176,10 +208,30 @@ def open_source(folder: Path | str) -> Source:
     stops = sorted({stop for stop in listed if isinstance(stop, int)})
     if not stops:
         raise ValueError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
-    context = int(AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
+    _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
+    try:
+        context = int(config.max_position_embeddings)
+    except AttributeError:
+        raise ValueError(f"{folder}/config.json says no max_position_embeddings; add the longest sequence") from None
     return Source(str(folder), tokenizer, tuple(stops), context)
+
+
+def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int) -> None:
+    """Raises ValueError if the tokenizer makes tokens that the model has no embedding for; padding is never made."""
+    made = {token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id}
+    largest = max(made | set(stops))
+    if largest >= rows:
+        raise ValueError(
+            f"the tokenizer in {folder} makes token {largest}, but the model has embeddings for {rows} tokens; bring "
+            "the tokenizer that belongs to the model"
+        )
 
 
 def prompts(files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
     """Opens files of rows as prompts."""
     return Prompts(open_rows(files, section.bad_rows), tokenizer, section)
+
+
+def demonstrations(files: Files, recipe: SFTRecipe, tokenizer: PreTrainedTokenizerBase) -> Demonstrations:
+    """Opens files of rows as demonstrations."""
+    return Demonstrations(open_rows(files, recipe.data.bad_rows), tokenizer, recipe.data, recipe.sft.max_tokens)

@@ -36,6 +36,10 @@ class RemoteValueError(RemoteError, ValueError):
     """A worker refused what it was given: the text is its sentence alone, the worker's traceback is a note."""
 
 
+class RemoteNotFinite(RemoteError, FloatingPointError):
+    """A worker met a number that is not finite: the text is its sentence alone, as of `RemoteValueError`."""
+
+
 class RemoteTimeout(RuntimeError):
     """A worker took longer than its deadline and was given up."""
 
@@ -270,8 +274,9 @@ class RemoteSampler:
 
 
 def _error(name: str, verb: str, failure: Failure) -> RemoteError:
-    if failure.users:
-        error = RemoteValueError(failure.message)
+    sentence = RemoteValueError if failure.users else RemoteNotFinite
+    if failure.users or failure.kind == FloatingPointError.__name__:
+        error = sentence(failure.message)
         error.add_note(f"raised in {verb} of worker {name}:\n{failure.trace}")
         return error
     return RemoteError(f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}")

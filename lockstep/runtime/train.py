@@ -12,7 +12,10 @@ from lockstep.recipe import Run
 from lockstep.report.summary import summary
 from lockstep.runtime import prepare
 from lockstep.runtime.checkpoint import Checkpoints
+from lockstep.runtime.equal_rewards import EqualRewards
 from lockstep.runtime.export import export
+from lockstep.runtime.faults import kept
+from lockstep.runtime.footprint import Footprint
 from lockstep.runtime.hooks import Hooks
 from lockstep.runtime.identity import ChangedError, Identity, differences, identity
 from lockstep.runtime.jobs import Job, Place, job_of
@@ -44,11 +47,12 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     recipe = loaded.training
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
+    before = Footprint.before(loaded.run_folder)
     folder = prepare.run_folder(loaded, allow_changes)
     if (folder / "final").exists():
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
-    with prepare.locked(folder), ExitStack() as workers:
+    with prepare.locked(folder), before.restored_on_failure() as started, ExitStack() as workers:
         views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = prepare.data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
@@ -56,6 +60,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
         tracker = workers.enter_context(tracked(Logs(folder), views, shown.note))
         job = job_of(recipe, Place(files, source, shown, workers))
+        started()
         shown.total(job.extent.steps, job.arithmetic)
         now = identity(loaded, files.digests(), Path(source.folder))
         _run(recipe.run, job, folder, tracker, now, allow_changes, shown, Stop(deadline_s))
@@ -94,7 +99,8 @@ def _run(
         if job.validate is not None and start.step == 0:
             hooks.validate(0)
         with heeding_signals(stop, shown.note):
-            loop(job.step, start, job.extent, shown, [hooks.all], stop)
+            step = kept(job.step, folder / "faults")
+            loop(step, start, job.extent, shown, [hooks.all, EqualRewards(shown.note)], stop)
 
 
 def _restored(job: Job, checkpoints: Checkpoints, now: Identity, allow_changes: bool, shown: Progress) -> Start:

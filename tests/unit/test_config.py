@@ -11,6 +11,7 @@ import pytest
 
 from lockstep.config import Loaded, RecipeError, describe, load, shipped
 from lockstep.recipe import PPORecipe, SFTRecipe
+from lockstep.recipe_help import explained
 
 PPO = """
 algorithm: ppo
@@ -180,7 +181,9 @@ def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
          "'text', 'number', 'boolean', 'list', 'object' or 'any'"),
         ("ppo=3", "override ppo=3: ppo is 3, but should be a group of options"),
         ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, eval'),
-        ("ppo.clip", "override 'ppo.clip': say key=value, such as ppo.clip=0.1"),
+        ("ppo.clip", "override 'ppo.clip': say key=value without dashes and spaces, such as ppo.clip=0.1"),
+        ("--ppo.clip=0.3", "override '--ppo.clip=0.3': say key=value without dashes and spaces, here ppo.clip=0.3"),
+        ("ppo.clip = 0.3", "override 'ppo.clip = 0.3': say key=value without dashes and spaces, here ppo.clip=0.3"),
         ("model.path=", "override model.path=: the value is missing; model.path=null takes an option back"),
     ],
 )  # fmt: skip
@@ -275,6 +278,53 @@ def test_a_described_recipe_is_the_same_recipe(recipe: str, tmp_path: Path) -> N
     again = load(variant(tmp_path, describe(loaded)))
     assert again.recipe == loaded.recipe
     assert again.digest == loaded.digest
+
+
+def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(recipe: str, tmp_path: Path) -> None:
+    child = variant(tmp_path, f"base: {Path(recipe).name}\ncritic: {{betas: [0.5, 0.6]}}\nppo: {{kl: {{coef: 0.1}}}}\n")
+    loaded = load(child, ["data.prompt='Q: {question} # 1\n'", "model.path=X", "ppo.clip_high=null", "run=here"])
+    text = describe(loaded, origins=True)
+    assert load(variant(tmp_path, text)).recipe == loaded.recipe
+    origins = {line.split(":")[0].strip(): line.rsplit("  # ", 1)[-1] for line in text.splitlines() if "  # " in line}
+    names = {"betas": child, "coef": child, "gamma": "default", "clip": recipe, "global_batch_size": recipe}
+    names |= {"prompt": "override", "path": "override", "clip_high": "override", "folder": "override"}
+    assert {name: origins[name] for name in names} == names
+    assert origins["from_recipe"] == "default", "another source takes it back"
+    columns = {line.index("  # ") for line in text.splitlines() if "  # " in line and len(line) < 60}
+    assert len(columns) == 1
+
+
+def test_every_option_says_what_it_is() -> None:
+    for recipe in ("ppo_arithmetic", "sft_arithmetic"):
+        entries = explained(load(recipe)).split("\n\n")
+        assert len(entries) > 50
+        assert all(entry.rstrip().splitlines()[-1].strip() != "None" for entry in entries)
+        assert all(len(entry.rstrip().splitlines()[-1].strip()) > 5 for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("ppo.clip", "ppo.clip = 0.3 (override)\n    number above 0; default 0.2\n    ratio is clipped to"),
+        ("ppo.dual_clip", "ppo.dual_clip = null (default)\n    number above 1 or null; default null"),
+        ("ppo.gamma", "number at least 0 and at most 1; default 1.0"),
+        ("learner.device", '"auto", "cpu" or "cuda"; default "auto"'),
+        ("sampling.max_tokens", "whole number above 0; required"),
+        ("critic.betas", "critic.betas = [0.9, 0.99] (small)\n    list of 2, each number at least 0 and at most 1"),
+        ("data.chat", "data.chat = false (default)\n    true or false; default false"),
+        ("ppo.overlong_penalty.buffer", "ppo.overlong_penalty.buffer\n    whole number above 0; required"),
+        ("ppo.kl", "ppo.kl.estimator"),
+    ],
+)
+def test_an_option_is_explained(recipe: str, key: str, text: str) -> None:
+    found = explained(load(recipe, ["ppo.clip=0.3"]), [key]).replace(recipe, "small")
+    assert found.startswith(key)
+    assert text in found
+
+
+def test_asking_for_an_option_that_is_not_there_names_the_nearest(recipe: str) -> None:
+    with pytest.raises(RecipeError, match=r"there is no option ppo\.clpi; did you mean ppo\.clip\?"):
+        explained(load(recipe), ["ppo.clpi"])
 
 
 def test_a_dump_is_json(recipe: str) -> None:

@@ -39,27 +39,51 @@ def test_nothing_drops_out(broken: Path) -> None:
 
 @pytest.mark.parametrize("load", [load_causal_lm, load_backbone])
 def test_a_folder_that_is_no_model_says_what_is_missing(tmp_path: Path, load: Callable[[Path], object]) -> None:
-    with pytest.raises(ModelError, match=r"no-such-folder is no Hugging Face model folder: it has no config\.json"):
+    with pytest.raises(ModelError, match=r"has no config\.json: it is no Hugging Face model folder"):
+        load(tmp_path)
+    with pytest.raises(ModelError, match=r"there is no folder .*no-such-folder, and Lockstep downloads nothing"):
         load(tmp_path / "no-such-folder")
 
 
 def test_a_folder_without_weights_is_named(broken: Path) -> None:
     (broken / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"the model in .*model cannot be opened"):
+    with pytest.raises(ModelError, match=r"model has no weights: model\.safetensors missing"):
         load_causal_lm(broken)
 
 
 def test_pickled_weights_are_not_opened(broken: Path) -> None:
     torch.save({}, broken / "pytorch_model.bin")
     (broken / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="cannot be opened"):
+    with pytest.raises(ModelError, match="has its weights as pickles only"):
         load_causal_lm(broken)
 
 
 def test_torn_weights_are_named(broken: Path) -> None:
     whole = (broken / "model.safetensors").read_bytes()
     (broken / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelError, match="cannot be opened"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
+        load_causal_lm(broken)
+
+
+def test_a_missing_shard_is_named(broken: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model.safetensors", "lm_head.weight": "model-00002.safetensors"}}
+    (broken / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"has no weights: model-00002\.safetensors missing"):
+        load_causal_lm(broken)
+
+
+def test_weights_of_another_shape_are_named_without_reading_them(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "vocab_size": 65}))
+    with pytest.raises(ModelError, match=r"weight has shape \[64, 32\], but config\.json asks for \[65, 32\]"):
+        load_causal_lm(broken)
+
+
+def test_another_kind_of_model_is_named(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    kind = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
+    (broken / "config.json").write_text(json.dumps({**config, **kind}))
+    with pytest.raises(ModelError, match="holds a BertForMaskedLM, which is no causal language model"):
         load_causal_lm(broken)
 
 
@@ -92,6 +116,24 @@ def test_building_leaves_the_random_state_alone() -> None:
     before = torch.random.get_rng_state()
     build_causal_lm({"model_type": "qwen2", **FIELDS}, words_tokenizer(["a b"]), 0)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {"hidden_sizes": 32},
+            r"model\.scratch\.config: a qwen2 has no field hidden_sizes; did you mean hidden_size\?",
+        ),
+        ({"hidden_size": "32"}, r"model\.scratch\.config: .*hidden_size"),
+        ({"num_attention_heads": 3}, r"num_attention_heads \(3\) is no multiple of num_key_value_heads \(2\)"),
+        ({"hidden_act": "nosuch"}, r"cannot build this model \(KeyError: 'nosuch'\)"),
+        ({"model_type": "qwen22"}, r"knows no model_type 'qwen22'; did you mean qwen2\?"),
+    ],
+)
+def test_a_field_that_cannot_be_is_named(fields: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_causal_lm({"model_type": "qwen2", **FIELDS, **fields}, words_tokenizer(["a b"]), 0)
 
 
 def test_an_unknown_type_from_scratch_names_the_option() -> None:

@@ -1,5 +1,6 @@
 """Rewards: what counts as right, what is no verdict, and what a user's function may do."""
 
+import gc
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.experience import math_verifier
+from lockstep.experience.child import Child
 from lockstep.experience.jsonl import DataError, JsonlIndex
 from lockstep.experience.rewards import MathReward, PythonReward, Reward, RewardError, build
 from lockstep.recipe import RewardSection
@@ -118,12 +120,13 @@ def test_works_in_any_thread() -> None:
 
 
 def test_a_verifier_that_was_killed_between_questions_is_started_again() -> None:
-    child = math_verifier.Child()
-    assert child.ask("5", "5") is True
-    assert child._process is not None
-    os.kill(child._process.pid, signal.SIGKILL)
-    child._process.wait()
-    assert child.ask("5", "6") is False
+    child = Child(math_verifier.__name__)
+    assert math_verifier.asked(child, "5", "5") is True
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    while child.pid is not None:
+        time.sleep(0.01)
+    assert math_verifier.asked(child, "5", "6") is False
     child.close()
 
 
@@ -158,6 +161,26 @@ def word(prompt, response, answer, row):
 def endless(prompt, response, answer, row):
     return float("nan")
 
+def narrow(prompt, response):
+    return 1.0
+
+asked = 0
+
+def counting(prompt, response, answer, row):
+    global asked
+    asked += 1
+    print("asked", asked)
+    return asked
+
+def hanging(prompt, response, answer, row):
+    while response == "long":
+        pass
+    return 1.0
+
+def crashing(prompt, response, answer, row):
+    import os
+    os.kill(os.getpid(), 9)
+
 constant = 3
 """
 
@@ -168,6 +191,10 @@ def functions(in_tmp: Path) -> Path:
     return in_tmp
 
 
+def mine(name: str, timeout_s: float = 60.0) -> PythonReward:
+    return PythonReward(f"mine.py:{name}", timeout_s)
+
+
 @pytest.mark.usefixtures("functions")
 def test_a_function_in_a_file_is_called_with_everything() -> None:
     reward = build(RewardSection(type="python", function="mine.py:graded"))
@@ -176,17 +203,17 @@ def test_a_function_in_a_file_is_called_with_everything() -> None:
 
 @pytest.mark.usefixtures("functions")
 def test_right_and_wrong_are_numbers_too() -> None:
-    assert score(PythonReward("mine.py:right"), "18", "18") == 1.0
+    assert score(mine("right"), "18", "18") == 1.0
 
 
 def test_the_same_file_name_in_another_folder_is_another_file(
     functions: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert score(PythonReward("mine.py:graded"), "four", "18") == 5.5
+    assert score(mine("graded"), "four", "18") == 5.5
     other = tmp_path_factory.mktemp("other")
     (other / "mine.py").write_text("def graded(*given): return 0.25")
     monkeypatch.chdir(other)
-    assert score(PythonReward("mine.py:graded"), "four", "18") == 0.25
+    assert score(mine("graded"), "four", "18") == 0.25
 
 
 def test_a_function_of_a_module_is_found(functions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +227,10 @@ def test_a_function_of_a_module_is_found(functions: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("mine.py:broken", r"rows\.jsonl:7: reward\.function mine\.py:broken raised KeyError: 'absent'"),
+        (
+            "mine.py:broken",
+            r"rows\.jsonl:7: reward\.function mine\.py:broken raised KeyError: 'absent' \(mine\.py, line 16\)",
+        ),
         ("mine.py:word", r"rows\.jsonl:7: .* returned 'good'; return a finite number, or None"),
         ("mine.py:endless", r"rows\.jsonl:7: .* returned nan"),
     ],
@@ -220,6 +250,7 @@ def test_a_function_that_fails_names_the_row(function: str, message: str) -> Non
         ("no_such_package.inner:f", r"cannot be imported \(ModuleNotFoundError"),
         ("mine.py:absent", r"no function absent in mine\.py; it has .*graded, right"),
         ("mine.py:constant", "no function constant"),
+        ("mine.py:narrow", r"takes \(prompt, response\), but is called with \(prompt, response, answer, row\)"),
     ],
 )
 def test_a_function_that_is_not_there_is_an_error_at_once(function: str, message: str) -> None:
@@ -228,9 +259,50 @@ def test_a_function_that_is_not_there_is_an_error_at_once(function: str, message
 
 
 @pytest.mark.usefixtures("functions")
+def test_what_a_function_keeps_stays_and_what_it_prints_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    reward = mine("counting")
+    assert [score(reward, "x"), *reward([PROMPT] * 2, ["y", "z"], ["", ""])] == [1.0, 2.0, 3.0]
+    assert capsys.readouterr().out == "asked 1\nasked 2\nasked 3\n"
+
+
+@pytest.mark.usefixtures("functions")
+def test_a_function_that_hangs_is_ended_and_the_row_named() -> None:
+    reward = mine("hanging", timeout_s=0.3)
+    with pytest.raises(RewardError, match=r"rows\.jsonl:7: .* did not answer within 0\.3 s and was ended; .*timeout_s"):
+        reward([PROMPT] * 2, ["short", "long"], ["", ""])
+    assert reward._child.pid is None
+    assert score(reward, "short") == 1.0
+
+
+@pytest.mark.usefixtures("functions")
+def test_a_deadline_is_of_one_response_and_not_of_a_batch() -> None:
+    Path("slow.py").write_text("import time\ndef f(*given):\n    time.sleep(0.1)\n    return 1.0\n")
+    assert PythonReward("slow.py:f", 0.5)([PROMPT] * 8, [""] * 8, [""] * 8) == [1.0] * 8
+
+
+@pytest.mark.usefixtures("functions")
+def test_a_function_that_ends_its_process_names_the_row() -> None:
+    with pytest.raises(RewardError, match=r"rows\.jsonl:7: .* ended its process \(killed by SIGKILL\)"):
+        score(mine("crashing"), "x")
+
+
+@pytest.mark.usefixtures("functions")
+def test_no_process_outlives_its_reward() -> None:
+    reward = mine("right")
+    pid = reward._child.pid
+    assert pid is not None
+    del reward
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.usefixtures("functions")
 def test_rewards_cross_a_process_border() -> None:
-    for reward in (MathReward("####"), PythonReward("mine.py:graded")):
-        assert pickle.loads(pickle.dumps(reward)) == reward
+    for reward in (MathReward("####"), mine("graded")):
+        again = pickle.loads(pickle.dumps(reward))
+        assert again == reward
+        assert score(again, "#### 18", "18") is not None
 
 
 def test_the_recipe_chooses() -> None:

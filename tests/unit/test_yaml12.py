@@ -50,3 +50,13 @@ trees = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(te
 @given(trees)
 def test_what_is_dumped_reads_back_as_the_same(tree: Any) -> None:
     assert yaml12.parse(yaml12.dump(tree)) == tree
+
+
+options = st.from_regex(r"\A[a-z0-9_]{1,20}\Z")
+values = scalars | st.lists(scalars) | st.lists(st.dictionaries(options, scalars))
+recipes = st.dictionaries(options, values | st.dictionaries(options, values), min_size=1)
+
+
+@given(recipes)
+def test_comments_change_nothing(tree: Any) -> None:
+    assert yaml12.parse(yaml12.annotated(tree, lambda keys: "said by #1: x")) == tree

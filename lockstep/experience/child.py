@@ -1,0 +1,233 @@
+"""A child process that is asked in lines of JSON: what may hang, crash or talk does so over there.
+
+`Child` is the asking side. The other side is this file run as a program: it imports a module, calls its
+`answers(*arguments)` once, and then gives what that returned every question, and back every reply it yields. Nothing
+heavy is imported here, so that a child starts without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+_START_S = 600.0  # importing what a user's module imports may take long on a busy disk
+_GRACE_S = 0.5  # for a child to leave by itself when nothing more is asked
+
+
+class Answers(Protocol):
+    """What `answers(*arguments)` of a child's module returns."""
+
+    def __call__(self, question: Any, /) -> Iterator[Any]: ...
+
+
+class ChildError(Exception):
+    """The child could not begin; the text is what its module said."""
+
+
+class ChildDied(Exception):
+    """The child ended before it answered; the text says how."""
+
+
+class ChildHangs(Exception):
+    """The child took longer than it was given."""
+
+
+class Child:
+    """A child process, started when first needed and again after it ended; may be asked from any thread.
+
+    Args:
+        module: Holds `answers`; is imported in the child only.
+        arguments: Of `answers`.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._module, self._arguments = module, arguments
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+
+    def __reduce__(self) -> tuple[type[Child], tuple[str, ...]]:
+        return Child, (self._module, *self._arguments)
+
+    def start(self) -> None:
+        """Starts the process, if it does not run, and waits until it is ready.
+
+        Raises:
+            ChildError: If its module or `answers` raised.
+            ChildDied, ChildHangs: If that ended the process, or took ten minutes.
+        """
+        with self._lock:
+            self._started()
+
+    @contextmanager
+    def asked(self, question: Any) -> Iterator[Callable[[float], Any]]:
+        """Asks, and gives a function that waits so many seconds for the next reply.
+
+        Whoever leaves the block by an exception leaves replies behind, so the child is then ended: they must not answer
+        the next question.
+
+        Raises:
+            ChildDied, ChildHangs: Also from that function.
+            ChildError: As `start`.
+        """
+        with self._lock:
+            running = self._started()
+            try:
+                running.send(question)
+                yield running.reply
+            except BaseException:
+                running.end(at_once=True)
+                raise
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None where none runs."""
+        return self._running.process.pid if self._running is not None and self._running.usable() else None
+
+    def close(self) -> None:
+        """Ends the process."""
+        with self._lock:
+            if self._running is not None:
+                self._running.end()
+
+    def _started(self) -> _Running:
+        if self._running is None or not self._running.usable():
+            self._running = _Running.start(self._module, self._arguments)
+            weakref.finalize(self, self._running.end)
+        return self._running
+
+
+@dataclass
+class _Running:
+    """One life of a child: its process, the connection to it, and what has been read and not yet used."""
+
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+    owner: int  # after a fork two processes must not share a connection
+    unread: bytes = b""
+
+    @classmethod
+    def start(cls, module: str, arguments: tuple[str, ...]) -> _Running:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), module, *arguments]
+        # The child finds the modules that this process finds, in the same order.
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env={**os.environ, "PYTHONPATH": path}
+        )
+        theirs.close()
+        running = cls(process, ours, os.getpid())
+        try:
+            running.reply(_START_S)
+        except BaseException:
+            running.end(at_once=True)
+            raise
+        return running
+
+    def usable(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None and self.connection.fileno() >= 0
+
+    def send(self, question: Any) -> None:
+        self.connection.settimeout(None)
+        try:
+            self.connection.sendall(json.dumps(question).encode() + b"\n")
+        except OSError:
+            raise ChildDied(self._ending()) from None
+
+    def reply(self, timeout_s: float) -> Any:
+        """The next reply; what the child printed before it is printed here."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            kind, said = json.loads(self._line(deadline))
+            if kind == "failed":
+                raise ChildError(said)
+            if kind != "printed":
+                return said
+            print(said, end="", flush=True)
+
+    def end(self, at_once: bool = False) -> None:
+        if self.owner != os.getpid():
+            return
+        self.connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.0 if at_once else _GRACE_S)
+        self.process.kill()
+        self.process.wait()
+
+    def _line(self, deadline: float) -> bytes:
+        while b"\n" not in self.unread:
+            self.connection.settimeout(max(deadline - time.monotonic(), 1e-4))
+            try:
+                received = self.connection.recv(1 << 16)
+            except TimeoutError:
+                raise ChildHangs from None
+            except OSError:
+                received = b""
+            if not received:
+                raise ChildDied(self._ending())
+            self.unread += received
+        line, _, self.unread = self.unread.partition(b"\n")
+        return line
+
+    def _ending(self) -> str:
+        try:
+            code = self.process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+class _Printed(io.TextIOBase):
+    """Standard output of a child: whatever is printed is told to the parent, whose display knows where it belongs."""
+
+    def __init__(self, say: Callable[[str, Any], None]) -> None:
+        self._say = say
+
+    def write(self, text: str, /) -> int:
+        self._say("printed", text)
+        return len(text)
+
+
+def _serve(descriptor: str, module: str, *arguments: str) -> None:
+    """The child's life. Ctrl-C is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    connection = socket.socket(fileno=int(descriptor))
+
+    def say(kind: str, said: Any) -> None:
+        connection.sendall(json.dumps([kind, said]).encode() + b"\n")
+
+    sys.stdout = _Printed(say)
+    try:
+        answers: Answers = importlib.import_module(module).answers(*arguments)
+    except Exception as error:
+        say("failed", str(error))
+        return
+    say("ready", None)
+    for line in connection.makefile("rb"):
+        for reply in answers(json.loads(line)):
+            say("reply", reply)
+
+
+def _end_with(parent: int) -> None:
+    """A child that hangs in an answer does not see its connection close."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

@@ -1,0 +1,280 @@
+"""`lockstep train RECIPE --dry-run`: all that can be known before the first step, found without a weight in memory.
+
+Data is gone over as a run does it, the reward function is started, the model is built without memory for its weights
+and compared with the headers of its files. What a recipe makes is made, in a folder that goes away.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from lockstep.config import Loaded
+from lockstep.experience.demonstrations import Demonstrations
+from lockstep.experience.files import Files, open_rows
+from lockstep.experience.prompts import Prompts
+from lockstep.experience.rewards import MathReward, build
+from lockstep.learners.torch.learner import resolve_device
+from lockstep.models.folder import check_weights, read_config, skeleton
+from lockstep.models.load import scratch_config
+from lockstep.recipe import Common, LearnerSection, PPORecipe, SFTRecipe
+from lockstep.runtime import memory, prepare
+from lockstep.runtime.findings import Findings
+from lockstep.runtime.jobs import batch_arithmetic, extent_of, require_context
+from lockstep.runtime.memory import Sizes, readable
+from lockstep.runtime.prepare import DataFiles, Source
+
+_ANSWERS = 64  # right answers that are read; each is a question to math-verify
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A first model that is not loaded."""
+
+    source: Source
+    sizes: Sizes
+
+
+def dry_run(loaded: Loaded) -> str:
+    """Checks a recipe and leaves nothing behind.
+
+    Returns:
+        A short report.
+
+    Raises:
+        DryRunError: Every problem that was found, one sentence per line.
+    """
+    found = Findings()
+    with tempfile.TemporaryDirectory(prefix="lockstep-dry-run-") as folder:
+        _checked(loaded, Path(folder), found)
+    found.problems = [problem.replace(folder, str(loaded.run_folder)) for problem in found.problems]
+    return f"{loaded.name} can start; nothing was kept.\n{found.report()}"
+
+
+def _checked(loaded: Loaded, made: Path, found: Findings) -> _Model | None:
+    recipe = loaded.training
+    with found.problem():
+        _device(recipe.learner, found)
+    with found.problem():
+        _run_folder(loaded.run_folder, found)
+    files = _files(recipe, made, found)
+    model = _model(loaded, files, made, found)
+    match recipe:
+        case PPORecipe():
+            _ppo(recipe, files, model, found)
+        case SFTRecipe():
+            _sft(recipe, files, model, found)
+    if model is not None:
+        with found.problem():
+            _memory(recipe, model.sizes, found)
+        with found.problem():
+            _disk(loaded, model.sizes, found)
+    return model
+
+
+def _device(learner: LearnerSection, found: Findings) -> None:
+    device, dp = resolve_device(learner.device), learner.parallel.dp
+    if device.type == "cuda" and dp > torch.cuda.device_count():
+        raise ValueError(f"learner.parallel.dp is {dp}, but there are {torch.cuda.device_count()} GPUs; lower it")
+    cores = len(os.sched_getaffinity(0))
+    if device.type == "cpu" and dp > cores:
+        found.notes.append(f"learner.parallel.dp is {dp}, but this process may use {cores} cores; ranks will wait")
+    if device.type == "cpu" and learner.dtype == "bf16":
+        found.notes.append(
+            "learner.dtype is bf16, which few CPUs compute faster than fp32; learner.dtype=fp32 may be better"
+        )
+    found.say("device", f"{device}, {learner.dtype}, {dp} data-parallel rank{'s' if dp > 1 else ''}")
+
+
+def _run_folder(folder: Path, found: Findings) -> None:
+    prepare.require_writable(folder)
+    state = "exists; the run goes on there, or is finished" if (folder / "recipe.yaml").is_file() else "new"
+    found.say("run folder", f"{folder} ({state})")
+
+
+def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
+    """The files of rows, where each can be read."""
+    before = len(found.problems)
+    files = prepare.data_files(recipe.data, made)
+    for rows in dict.fromkeys(part for part in (files.train, files.demonstrations, files.validation) if part):
+        with found.problem():
+            open_rows(rows, recipe.data.bad_rows)
+    return files if len(found.problems) == before else None
+
+
+def _model(loaded: Loaded, files: DataFiles | None, made: Path, found: Findings) -> _Model | None:
+    """The first model; None where it is not known because of a problem."""
+    first = loaded.warm_start
+    if first is None:
+        with found.problem():
+            return _opened(loaded.training, files, made / prepare.FRAME, found)
+        return None
+    if (first.run_folder / "final").is_dir():
+        found.say("model", f"{first.name} has been trained: {first.run_folder}")
+        with found.problem():
+            return _of_folder(first.run_folder / "final")
+        return None
+    found.say("model", f"{first.name} is trained first:")
+    inner = Findings()
+    model = _checked(first, made / "first", inner)
+    found.problems += [f"{first.name}: {problem}" for problem in inner.problems]
+    found.lines += [(f"  {about}", text) for about, text in inner.lines]
+    found.notes += [note for note in inner.notes if note not in found.notes]
+    return model
+
+
+def _opened(recipe: Common, files: DataFiles | None, frame: Path, found: Findings) -> _Model | None:
+    if recipe.model.scratch is None:
+        model = _of_folder(Path(str(recipe.model.path)))
+    elif files is None:
+        return None
+    else:
+        tokenizer = prepare.scratch_tokenizer(recipe, files.train)
+        config = scratch_config(recipe.model.scratch.config, tokenizer)
+        skeleton(config, "model.scratch.config")
+        config.save_pretrained(frame)
+        tokenizer.save_pretrained(frame)
+        model = _of_folder(frame, weights=False)
+    place = "a new model" if recipe.model.scratch is not None else str(recipe.model.path)
+    found.say(
+        "model",
+        f"{place}, {model.sizes.policy:,} parameters, context {model.source.context}, vocabulary "
+        f"{model.sizes.vocabulary:,}, stop tokens {', '.join(map(str, model.source.stop_token_ids))}",
+    )
+    return model
+
+
+def _of_folder(folder: Path, weights: bool = True) -> _Model:
+    """A model by its configuration; its weights are compared with that where there are any."""
+    model: PreTrainedModel = skeleton(read_config(folder), str(folder))
+    if weights:
+        check_weights(folder, model)
+    return _Model(prepare.open_source(folder), Sizes.of(model))
+
+
+def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found: Findings) -> None:
+    with found.problem():
+        build(recipe.reward)
+    if model is None or files is None:
+        return
+    with found.problem():
+        require_context(recipe, model.source)
+    rows = {"train": files.train, "validation": files.validation}
+    opened = {name: _prompts(recipe, file, model, found) for name, file in rows.items() if file is not None}
+    train, validation = opened["train"], opened.get("validation")
+    if train is None:
+        return
+    with found.problem():
+        extent = extent_of(recipe, len(train), recipe.ppo.num_prompts_per_step)
+        held_out = _count(validation, "prompts") if validation else "none"
+        found.say("data", f"{_count(train, 'prompts')} to train on, {held_out} to validate on")
+        found.say("step", batch_arithmetic(recipe, train))
+        found.say("micro-batches", _micro_batches(recipe, recipe.ppo.global_batch_size, _longest(recipe)))
+        found.say("run", _course(recipe, extent.steps, validation is not None))
+    if recipe.reward.function is not None:
+        found.say("reward", f"{recipe.reward.function} is there and takes four arguments; it was not called")
+    else:
+        with found.problem():
+            _answers(MathReward(recipe.reward.marker), train, found)
+
+
+def _prompts(recipe: PPORecipe, files: Files, model: _Model, found: Findings) -> Prompts | None:
+    with found.problem():
+        return prepare.prompts(files, recipe.data, model.source.tokenizer)
+    return None
+
+
+def _answers(reward: MathReward, rows: Prompts, found: Findings) -> None:
+    first = rows.first(_ANSWERS)
+    answers = [rows.answer(prompt) for prompt in first]
+    verdicts = reward(first, answers, answers)
+    wrong = next((prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0), None)
+    if wrong is not None:
+        found.notes.append(f"{wrong}: its right answer, given as a response, is worth 0; is reward.marker in it?")
+    found.say("reward", f"math; the right answers of the first {len(first)} rows can be read")
+
+
+def _sft(recipe: SFTRecipe, files: DataFiles | None, model: _Model | None, found: Findings) -> None:
+    if model is None or files is None:
+        return
+    with found.problem():
+        require_context(recipe, model.source)
+    with found.problem():
+        held_out = files.validation and prepare.demonstrations(files.validation, recipe, model.source.tokenizer)
+        rows = prepare.demonstrations(files.demonstrations, recipe, model.source.tokenizer)
+        size = recipe.sft.global_batch_size
+        extent = extent_of(recipe, len(rows), size)
+        found.say("data", f"{_count(rows, 'rows')}, {_count(held_out, 'rows') if held_out else 'none'} to validate on")
+        found.say("step", f"{size} rows → 1 optimizer step")
+        found.say("micro-batches", _micro_batches(recipe, size, recipe.sft.max_tokens))
+        found.say("run", _course(recipe, extent.steps, held_out is not None))
+
+
+def _count(rows: Prompts | Demonstrations, what: str) -> str:
+    return f"{len(rows):,} {what} ({rows.selection.account})"
+
+
+def _longest(recipe: PPORecipe) -> int:
+    return recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
+
+
+def _micro_batches(recipe: Common, rows: int, longest: int) -> str:
+    """The most that an optimizer step can need, when every sequence is as long as it may be."""
+    learner = recipe.learner
+    together, share = max(1, learner.micro_batch_tokens // longest), -(-rows // learner.parallel.dp)
+    return (
+        f"at most {-(-share // together)} per optimizer step and rank, of {learner.micro_batch_tokens:,} tokens: "
+        f"{together} of the longest sequences ({longest} tokens)"
+    )
+
+
+def _course(recipe: Common, steps: int, validates: bool) -> str:
+    every, saves = recipe.run.validate_every, -(-steps // recipe.run.save_every)
+    validations = len({0, steps, *(range(every, steps, every) if every else ())}) if validates else 0
+    return f"{steps} steps, {validations} validations, {saves} checkpoints of which {recipe.run.keep} are kept"
+
+
+def _memory(recipe: Common, sizes: Sizes, found: Findings) -> None:
+    learner = recipe.learner
+    parts = memory.trained("policy", sizes.policy, sizes, learner)
+    if isinstance(recipe, PPORecipe):
+        parts += memory.trained("critic", sizes.critic, sizes, learner)
+        parts += memory.frozen(sizes, learner) if recipe.ppo.kl.coef else []
+        parts += memory.sampling(sizes, learner, recipe.sampler.max_batch_size, _longest(recipe))
+    for part in parts:
+        times = f" in each of {part.count} processes" if part.count > 1 else ""
+        found.say("memory", f"{part.holder}: {part.what} {readable(part.size)}{times}")
+    if resolve_device(learner.device).type == "cuda":
+        _fits(sum(part.size for part in parts), torch.cuda.get_device_properties(0).total_memory, "a GPU here", found)
+    else:
+        _fits(sum(part.size * part.count for part in parts), memory.machine_bytes(), "this machine", found)
+
+
+def _fits(needed: float, there: int, where: str, found: Findings) -> None:
+    found.say("memory", f"together at most about {readable(needed)}; {where} has {readable(there)}")
+    if needed > there:
+        raise ValueError(
+            f"the run needs about {readable(needed)} of memory, but {where} has {readable(there)}; take a smaller "
+            "model, or lower learner.micro_batch_tokens or sampler.max_batch_size"
+        )
+
+
+def _disk(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
+    """Checkpoints that are kept, the one being written, and the final model."""
+    recipe = loaded.training
+    models = [sizes.policy] + ([sizes.critic] if isinstance(recipe, PPORecipe) else [])
+    one, best = memory.checkpoint_bytes(*models), 0 if recipe.run.best is None else recipe.run.best.count
+    needed = one * (recipe.run.keep + best + 1) + 4 * sizes.policy
+    free = shutil.disk_usage(prepare.standing(loaded.run_folder)).free
+    found.say("disk", f"at most {readable(needed)}: checkpoints of {readable(one)}; {readable(free)} are free")
+    if needed > free:
+        raise ValueError(
+            f"the run needs up to {readable(needed)} of disk at {loaded.run_folder}, but {readable(free)} are free; "
+            "make room, lower run.keep, or set run.folder to another disk"
+        )

@@ -1,0 +1,52 @@
+"""What a check of a recipe finds: everything that is wrong, and a short report of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from lockstep.report.terminal import summary_table
+
+
+class DryRunError(ValueError):
+    """What would stop a run before its first step; one sentence per line."""
+
+
+@dataclass
+class Findings:
+    """Gathered while checks run.
+
+    Attributes:
+        problems: What would stop the run, one sentence each.
+        lines: What was found, as (about what, text).
+        notes: What could not be known, or may be a surprise.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def problem(self) -> Iterator[None]:
+        """What goes wrong inside is a problem, and what comes after it is still checked."""
+        try:
+            yield
+        except (ValueError, OSError, RuntimeError) as error:
+            sentence = str(error)
+            if sentence not in self.problems:
+                self.problems.append(sentence)
+
+    def say(self, about: str, text: str) -> None:
+        """Adds a line to the report."""
+        self.lines.append((about, text))
+
+    def report(self) -> str:
+        """The lines as a table, then the notes.
+
+        Raises:
+            DryRunError: If there are problems.
+        """
+        if self.problems:
+            raise DryRunError("\n".join(self.problems))
+        return "\n".join([summary_table(self.lines), *(f"note: {note}" for note in self.notes)])

@@ -1,0 +1,60 @@
+"""What a start that fails must take back: nothing that was not there stays, and nothing that was there goes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A run's folder before it was made ready.
+
+    Attributes:
+        folder: Of the run.
+        names: What stood in it.
+        missing: The folder and those above it that did not exist, the innermost first.
+    """
+
+    folder: Path
+    names: frozenset[str]
+    missing: tuple[Path, ...]
+
+    @classmethod
+    def before(cls, folder: Path) -> Footprint:
+        names = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
+        return cls(folder, names, tuple(path for path in (folder, *folder.parents) if not path.exists()))
+
+    @contextmanager
+    def restored_on_failure(self) -> Iterator[Callable[[], None]]:
+        """Takes back what was added if the block fails before it calls the function it is given.
+
+        Only for whoever holds the run's lock.
+        """
+        started = Event()
+        try:
+            yield started.set
+        except BaseException:
+            if not started.is_set():
+                self._restore()
+            raise
+
+    def _restore(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name not in self.names:
+                _remove(path)
+        for folder in self.missing:
+            with contextlib.suppress(OSError):  # of other runs
+                folder.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -1,0 +1,218 @@
+"""The catalogue of bad inputs: how each is made. What is said of it stands in docs/errors.md under the same name.
+
+The commands are given in a folder of `workspace.furnish`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from workspace import (
+    Spoil,
+    add_row,
+    change,
+    pickled,
+    remove,
+    small_embedding,
+    truncated,
+    without_tensor,
+    write,
+)
+
+
+@dataclass(frozen=True)
+class BadInput:
+    """One thing that is wrong.
+
+    Attributes:
+        command: Arguments of `lockstep`.
+        spoil: Makes it wrong, where the command alone does not.
+        early: Whether it shows before the first step, so that nothing is left behind.
+        dry: Whether `--dry-run` says the same.
+    """
+
+    command: str
+    spoil: Spoil | None = None
+    early: bool = True
+    dry: bool = True
+
+    @property
+    def late(self) -> BadInput:
+        """The same, for what only the first steps can show."""
+        return replace(self, early=False, dry=False)
+
+    @property
+    def only_when_drawn(self) -> BadInput:
+        """The same, for a row that a run meets when it comes to it, and a dry run before."""
+        return replace(self, early=False)
+
+    @property
+    def only_when_opened(self) -> BadInput:
+        """The same, for what a dry run cannot see."""
+        return replace(self, dry=False)
+
+
+def said(overrides: str) -> BadInput:
+    """Of `lockstep train tiny.yaml`, with overrides."""
+    return BadInput(f"train tiny.yaml {overrides}")
+
+
+def own(spoil: Spoil | None = None, overrides: str = "") -> BadInput:
+    """Of `lockstep train own.yaml`, which reads a model and rows from the folder."""
+    return BadInput(f"train own.yaml {overrides}", spoil)
+
+
+def reward(function: str, *overrides: str) -> BadInput:
+    """Of a reward function in rewards.py."""
+    kind = ["reward.type=python", f"reward.function={function}", "reward.marker=null"]
+    return said(" ".join([*kind, *overrides]))
+
+
+TINY = "base: tiny.yaml\n"
+WITHOUT_A_LENGTH = """
+algorithm: sft
+model: {path: model}
+data: {train: rows.jsonl, max_prompt_tokens: 9}
+sft: {global_batch_size: 1}
+optimizer: {lr: 1}
+run: {}
+"""
+
+RECIPES = {
+    "recipe: name with a typo": BadInput("train ppo_arithmetc"),
+    "recipe: no such file": BadInput("train absent.yaml"),
+    "recipe: no YAML": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nppo: {clip: 0.1\n")),
+    "recipe: a key twice": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nseed: 2\n")),
+    "recipe: a tag": BadInput("train bad.yaml", write("bad.yaml", "seed: !!python/name:os.system\n")),
+    "recipe: a list": BadInput("train bad.yaml", write("bad.yaml", "- 1\n")),
+    "recipe: bases in a circle": BadInput("train bad.yaml", write("bad.yaml", "base: bad.yaml\n")),
+    "recipe: base with a typo": BadInput("train bad.yaml", write("bad.yaml", "base: ppo_gms8k\n")),
+    "recipe: no algorithm": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\n")),
+    "recipe: unknown algorithm": said("algorithm=pppo"),
+    "recipe: an option missing": BadInput(
+        "train bad.yaml",
+        write(
+            "bad.yaml",
+            WITHOUT_A_LENGTH,
+        ),
+    ),
+    "recipe: a typo in a file": BadInput("train bad.yaml", write("bad.yaml", TINY + "ppo: {clpi: 0.1}\n")),
+    "override: a typo": said("ppo.clop=0.1"),
+    "override: no section": said("lr=0.1"),
+    "override: dashes": said("--ppo.clip=0.1"),
+    "override: a space": said("ppo.clip 0.1"),
+    "override: no space in a mapping": said("ppo.kl={coef:1}"),
+    "override: no value": said("seed="),
+    "override: a bare #": said("reward.marker=##"),
+    "config: no such option": BadInput("config tiny.yaml ppo.clpi"),
+    "type: text for a number": said("ppo.clip=high"),
+    "type: a fraction": said("run.keep=1.5"),
+    "type: a number for yes or no": said("data.chat=1"),
+    "type: a number for text": said("data.prompt=12"),
+    "type: a scalar for a section": said("ppo=3"),
+    "type: too few in a list": said("policy.betas=[0.9]"),
+    "range: below": said("ppo.clip=-1"),
+    "range: above": said("ppo.gamma=2"),
+    "range: not finite": said("policy.lr=.inf"),
+    "choice: unknown": said("ppo.kl.estimator=k4"),
+    "choice: backend that is not there": said("sampler=vllm"),
+    "rule: batch not divisible": said("ppo.global_batch_size=5"),
+    "rule: dynamic sampling of one": said("ppo.dynamic_sampling={} ppo.num_generations=1"),
+    "rule: two models": said("model.path=model model.from_recipe=sft_arithmetic"),
+    "rule: no data": said("data.arithmetic=null"),
+    "rule: system prompt without chat": said("data.system_prompt=Hi"),
+    "rule: greedy and top_k": said("sampling.temperature=0 sampling.top_k=5"),
+    "rule: two kinds of reward": said("reward.function=rewards.py:parity"),
+    "rule: a time limit for math": said("reward.timeout_s=5"),
+    "rule: sft validates": BadInput("train sft.yaml run.validate_every=2"),
+    "rule: best between validations": said("run.best.metric=validation/accuracy run.validate_every=0"),
+}
+
+MODELS = {
+    "model: no such folder": own(overrides="model.path=absent"),
+    "model: a name of the hub": own(overrides="model.path=Qwen/Qwen2.5-1.5B"),
+    "model: a file": own(overrides="model.path=rows.jsonl"),
+    "model: no config.json": own(remove("model/config.json")),
+    "model: config.json torn": own(write("model/config.json", '{"model_type": "lla')),
+    "model: unknown architecture": own(change("model/config.json", model_type="abacus")),
+    "model: an encoder": own(change("model/config.json", model_type="bert", architectures=["BertForMaskedLM"])),
+    "model: impossible shape": own(change("model/config.json", num_key_value_heads=3)),
+    "model: no context": own(
+        change(
+            "model/config.json", model_type="mamba", architectures=["MambaForCausalLM"], max_position_embeddings=None
+        )
+    ),
+    "tokenizer: none": own(remove("model/tokenizer.json")),
+    "tokenizer: torn": own(write("model/tokenizer.json", '{"version"')),
+    "tokenizer: of another model": own(small_embedding),
+    "tokenizer: no chat template": own(overrides="data.chat=true"),
+    "tokenizer: no stop token": own(
+        lambda folder: [
+            change("model/tokenizer_config.json", eos_token=None)(folder),
+            change("model/generation_config.json", eos_token_id=None)(folder),
+        ]
+    ),
+    "weights: none": own(remove("model/model.safetensors")),
+    "weights: pickles": own(pickled),
+    "weights: torn": own(truncated),
+    "weights: a shard missing": own(
+        write(
+            "model/model.safetensors.index.json",
+            '{"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}',
+        )
+    ),
+    "weights: of another shape": own(change("model/config.json", intermediate_size=48)),
+    "weights: a tensor missing": own(without_tensor).only_when_opened,
+    "context: prompt and response": said("sampling.max_tokens=100"),
+    "context: rows of sft": BadInput("train sft.yaml sft.max_tokens=200"),
+    "new model: unknown type": said("model.scratch.config.model_type=lama"),
+    "new model: unknown field": said("model.scratch.config.hidden_sise=3"),
+    "new model: wrong type": said("model.scratch.config.hidden_size=big"),
+}
+
+DATA = {
+    "data: no such file": own(overrides="data.train=absent.jsonl"),
+    "data: no such validation file": own(overrides="data.validation=absent.jsonl"),
+    "data: empty": own(write("rows.jsonl", "\n\n")),
+    "data: no JSON": own(add_row('{"question": "Wh')),
+    "data: no object": own(add_row("[1, 2]")),
+    "data: not UTF-8": own(write("rows.jsonl", b'{"question": "\xff"}\n')),
+    "data: UTF-16": own(write("rows.jsonl", '{"question": "a"}\n'.encode("utf-16"))),
+    "data: a field missing": own(add_row('{"text": "a"}')),
+    "data: an answer missing": own(add_row('{"question": "a", "answer": null}')),
+    "data: a template that is none": own(overrides="data.prompt='\"{question\"'"),
+    "data: a long prompt": own(overrides="data.max_prompt_tokens=20"),
+    "data: only long prompts": own(overrides="data.max_prompt_tokens=3 data.overlong_prompts=skip"),
+    "data: a long row of sft": BadInput("train sft.yaml sft.max_tokens=30"),
+    "data: fewer rows than a step": own(overrides="ppo.num_prompts_per_step=64 run.max_steps=-1"),
+    "data: an unreadable answer": own(
+        add_row('{"question": "a", "answer": "many"}', first=True), "ppo.num_prompts_per_step=24"
+    ).only_when_drawn,
+}
+
+REWARDS = {
+    "reward: no such file": reward("absent.py:f"),
+    "reward: no such function": reward("rewards.py:absent"),
+    "reward: no function named": reward("rewards.py"),
+    "reward: takes too little": reward("rewards.py:narrow"),
+    "reward: raises": reward("rewards.py:broken").late,
+    "reward: returns text": reward("rewards.py:word").late,
+    "reward: returns NaN": reward("rewards.py:no_number").late,
+    "reward: hangs": reward("rewards.py:hanging", "reward.timeout_s=0.3").late,
+    "reward: ends its process": reward("rewards.py:ending").late,
+}
+
+RUNS = {
+    "run: folder cannot be made": said("run.folder=rewards.py/run"),
+    "run: no GPU": said("learner.device=cuda"),
+    "run: too little disk": BadInput("train tiny.yaml run.keep=1000000000000 --dry-run"),
+    "run: too little memory": BadInput("train tiny.yaml learner.micro_batch_tokens=1000000000000 --dry-run"),
+    "run: all rewards equal": reward("rewards.py:constant", "ppo.dynamic_sampling.max_batches=2").late,
+    "run: numbers break": said("critic.lr=1e30 run.max_steps=3").late,
+    "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").late,
+    "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1").late,
+    "check: no run": BadInput("check model"),
+    "export: no run": BadInput("export model out"),
+}
+
+CATALOGUE = {**RECIPES, **MODELS, **DATA, **REWARDS, **RUNS}

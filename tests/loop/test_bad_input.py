@@ -1,0 +1,164 @@
+"""Every bad input gets the sentence of docs/errors.md, in time, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from bad_inputs import CATALOGUE
+from safetensors.torch import load_file
+from workspace import furnish
+
+from lockstep.cli import main
+from lockstep.runtime.prepare import locked
+
+PAGE = Path(__file__).parents[2] / "docs/errors.md"
+ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \| (?P<advice>.+) \|")
+SENTENCES = {row["name"]: row["sentence"] for row in map(ROW.fullmatch, PAGE.read_text().splitlines()) if row}
+NOTES = {name for name in SENTENCES if name.startswith("note: ")}
+
+
+@pytest.fixture(scope="session")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("furnished")
+    furnish(folder)
+    return folder
+
+
+@pytest.fixture
+def here(furnished: Path, in_tmp: Path) -> Path:
+    """A furnished folder of the test's own."""
+    return Path(shutil.copytree(furnished, in_tmp, dirs_exist_ok=True))
+
+
+def is_said(name: str, text: str) -> bool:
+    """`…` on the page is any text, but of one line."""
+    return re.fullmatch(".*".join(map(re.escape, SENTENCES[name].split("…"))), text) is not None
+
+
+def refusal(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said of a command that must fail: the last line, and the only one that says so."""
+    assert main(shlex.split(command)) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("lockstep: ")] == lines[-1:]
+    assert not any("Traceback" in line for line in lines)
+    return lines[-1].removeprefix("lockstep: ")
+
+
+def test_the_page_and_the_catalogue_have_the_same_entries() -> None:
+    assert set(SENTENCES) - NOTES == set(CATALOGUE)
+    assert len(CATALOGUE) > 90
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_bad_input_gets_its_sentence_and_leaves_nothing(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = CATALOGUE[name]
+    if bad.spoil is not None:
+        bad.spoil(here)
+    before = sorted(here.rglob("*"))
+    sentence = refusal(bad.command, capsys)
+    assert is_said(name, sentence), sentence
+    if bad.early:
+        assert sorted(here.rglob("*")) == before
+
+
+TRAINED = [name for name, bad in CATALOGUE.items() if bad.dry and bad.command.startswith("train")]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_dry_run_says_the_same(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = CATALOGUE[name]
+    if bad.spoil is not None:
+        bad.spoil(here)
+    before = sorted(here.rglob("*"))
+    sentence = refusal(f"{bad.command} --dry-run", capsys)
+    assert is_said(name, sentence), sentence
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_dry_run_says_all_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "model/model.safetensors").unlink()
+    overrides = "data.validation=absent.jsonl reward.marker=null reward.type=python reward.function=rewards.py:narrow"
+    assert main(shlex.split(f"train own.yaml {overrides} learner.device=cuda run.folder=rewards.py/run --dry-run")) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5
+    for text in ("learner.device", "run folder", "absent.jsonl", "model.safetensors missing", "narrow"):
+        assert sum(text in line for line in lines) == 1, text
+
+
+@pytest.mark.parametrize("recipe", ["tiny.yaml", "own.yaml", "sft.yaml"])
+def test_a_dry_run_of_what_is_in_order_reports_and_leaves_nothing(
+    recipe: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(here.rglob("*"))
+    assert main(["train", recipe, "--dry-run", "run.max_steps=7", "run.save_every=3"]) == 0
+    assert sorted(here.rglob("*")) == before
+    report = capsys.readouterr().out
+    assert report.startswith(f"{Path(recipe).stem} can start")
+    assert "7 steps" in report
+    assert "3 checkpoints of which 2 are kept" in report
+    assert main(["train", recipe]) == 0
+
+
+def test_a_dry_run_goes_on_to_the_recipe_that_is_trained_first(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "later.yaml").write_text("base: own.yaml\nmodel: {path: null, from_recipe: ./sft.yaml}\n")
+    assert main(["train", "later.yaml", "--dry-run"]) == 0
+    assert "sft is trained first" in capsys.readouterr().out
+    (here / "model/tokenizer.json").unlink()
+    assert "sft: model: has no tokenizer" in refusal("train later.yaml --dry-run", capsys)
+
+
+def test_the_batch_that_broke_the_numbers_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refusal("train tiny.yaml critic.lr=1e30 run.max_steps=3", capsys)
+    [folder] = Path("run/faults").iterdir()
+    said, batch = json.loads((folder / "fault.json").read_text()), load_file(folder / "batch.safetensors")
+    assert said["step"] == 1
+    assert said["error"].startswith("step 1, ClippedValue: the gradient's norm is nan")
+    assert said["sampling"]["max_tokens"] == 12
+    assert int(batch["lengths"].sum()) == batch["tokens"].numel() == batch["token.mask"].numel()
+    assert batch["sample.score"].shape == batch["lengths"].shape
+
+
+@pytest.mark.needs("gloo")
+def test_numbers_that_break_on_two_ranks_get_the_same_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refusal("train tiny.yaml critic.lr=1e30 run.max_steps=3 learner.parallel.dp=2", capsys)
+    assert is_said("run: numbers break", sentence)
+
+
+def test_equal_rewards_are_noted_once_for_a_stretch(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reward = "reward.type=python reward.marker=null reward.function=rewards.py:constant"
+    assert main(shlex.split(f"train tiny.yaml {reward} run.max_steps=12")) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if is_said("note: equal rewards", line)]) == 1
+    assert main(shlex.split(f"train tiny.yaml {reward} run.max_steps=4 run.folder=short")) == 0
+    assert "every reward" not in capsys.readouterr().err
+
+
+def test_a_step_that_trained_on_nothing_is_noted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny.yaml", "ppo.overlong_filtering=true", "sampling.max_tokens=1"]) == 0
+    assert any(is_said("note: nothing to train on", line) for line in capsys.readouterr().err.splitlines())
+
+
+def test_a_failed_start_takes_back_what_it_made_and_nothing_else(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal("train tiny.yaml sampling.max_tokens=100 run.folder=deep/er/run", capsys)
+    assert not Path("deep").exists()
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("keep")
+    refusal("train tiny.yaml sampling.max_tokens=100 run.folder=mine", capsys)
+    assert os.listdir("mine") == ["notes.txt"]
+
+
+def test_a_start_that_finds_the_run_in_use_takes_nothing_away(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    with locked(Path("run")):
+        assert "in use by another process" in refusal("train tiny.yaml", capsys)
+        assert {"recipe.yaml", ".lock"} <= set(os.listdir("run"))

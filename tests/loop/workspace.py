@@ -1,0 +1,134 @@
+"""A folder in which everything is in order, and ways to spoil it: what the catalogue of bad inputs begins with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import yaml
+from conftest import RECIPE, REWARDS
+from safetensors.torch import load_file, save_file
+
+from lockstep.experience.arithmetic import distinct_problems
+from lockstep.models.load import build_causal_lm
+from lockstep.models.tokenizer import words_tokenizer
+
+MORE_REWARDS = """
+import os
+
+
+def narrow(prompt, response):
+    return 1.0
+
+
+def broken(prompt, response, answer, row):
+    return row["level"]
+
+
+def word(prompt, response, answer, row):
+    return "good"
+
+
+def no_number(prompt, response, answer, row):
+    return float("nan")
+
+
+def hanging(prompt, response, answer, row):
+    while True:
+        pass
+
+
+def ending(prompt, response, answer, row):
+    os._exit(3)
+"""
+
+SFT = {
+    "algorithm": "sft",
+    "model": {"path": "model"},
+    "data": {"train": "rows.jsonl", "prompt": "{question}\n", "max_prompt_tokens": 64},
+    "learner": {"device": "cpu"},
+    "sft": {"global_batch_size": 4, "max_tokens": 90},
+    "optimizer": {"lr": 0.001},
+    "run": {"max_steps": 1, "folder": "run"},
+}
+
+
+def furnish(folder: Path) -> None:
+    """Writes recipes, rewards, rows and a model folder that fit each other."""
+    rows = [problem.row() for problem in distinct_problems(24, 0)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text(REWARDS + MORE_REWARDS)
+    tiny = RECIPE | {"run": {"max_steps": 1, "folder": "run"}, "reward": {"type": "math", "marker": "####"}}
+    own = {"model": {"path": "model"}, "data": {**RECIPE["data"], "train": "rows.jsonl"}}
+    own["data"].pop("arithmetic")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny))
+    (folder / "own.yaml").write_text(yaml.safe_dump(tiny | own))
+    (folder / "sft.yaml").write_text(yaml.safe_dump(SFT))
+    tokenizer = words_tokenizer(text + "\n" for row in rows for text in row.values())
+    build_causal_lm(RECIPE["model"]["scratch"]["config"], tokenizer, 0).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+
+
+Spoil = Callable[[Path], object]
+"""Makes one thing wrong in a furnished folder."""
+
+
+def write(name: str, content: str | bytes) -> Spoil:
+    content = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def remove(*names: str) -> Spoil:
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def remove_tree(name: str) -> Spoil:
+    return lambda folder: shutil.rmtree(folder / name)
+
+
+def change(name: str, **fields: object) -> Spoil:
+    """Sets fields of a JSON file; None takes one out."""
+
+    def spoil(folder: Path) -> None:
+        tree = json.loads((folder / name).read_text()) | fields
+        (folder / name).write_text(json.dumps({key: value for key, value in tree.items() if value is not None}))
+
+    return spoil
+
+
+def add_row(text: str, first: bool = False) -> Spoil:
+    def spoil(folder: Path) -> None:
+        rows = (folder / "rows.jsonl").read_text()
+        (folder / "rows.jsonl").write_text(text + "\n" + rows if first else rows + text + "\n")
+
+    return spoil
+
+
+def pickled(folder: Path) -> None:
+    torch.save({}, folder / "model/pytorch_model.bin")
+    (folder / "model/model.safetensors").unlink()
+
+
+def truncated(folder: Path) -> None:
+    file = folder / "model/model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+
+
+def without_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model/model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, folder / "model/model.safetensors", metadata={"format": "pt"})
+
+
+def small_embedding(folder: Path) -> None:
+    """Weights and configuration agree with each other, but know fewer tokens than the tokenizer makes."""
+    tokenizer = words_tokenizer(["a b"])
+    shutil.copytree(folder / "model", folder / "kept")
+    shutil.rmtree(folder / "model")
+    build_causal_lm(RECIPE["model"]["scratch"]["config"], tokenizer, 0).save_pretrained(folder / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / "kept" / name, folder / "model" / name)
+    shutil.rmtree(folder / "kept")
