@@ -28,6 +28,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.generate
 	$(BIN)/python -m benchmarks.index
 	$(BIN)/python -m benchmarks.ppo_step
+	$(BIN)/python -m benchmarks.trackers
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer")'

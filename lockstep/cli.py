@@ -63,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("overrides", nargs="*", metavar="key=value | key", help="a key alone asks what an option is")
     config.add_argument("--explain", action="store_true", help="say what every option is, instead")
     config.set_defaults(command=_config)
+    evaluate = commands.add_parser("eval", help="ask a model the questions of a file; the same command again goes on")
+    evaluate.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
+    evaluate.add_argument("data", metavar="DATA", help="JSONL file with questions and answers")
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="such as sampling.num_samples=4")
+    evaluate.add_argument("--recipe", help="options to begin with; without it a run's own, or eval_gsm8k")
+    evaluate.add_argument("--out", metavar="FOLDER", help="where the results go; without it a folder in evals/")
+    evaluate.set_defaults(command=_eval)
     check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
     check.add_argument("run", help="folder of the run")
     check.set_defaults(command=_check)
@@ -100,6 +107,16 @@ def _export(options: argparse.Namespace) -> int:
 
     step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype)
     print(f"the policy after {step} steps: {options.out} (opens with transformers)")
+    return 0
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from lockstep.runtime.eval_recipe import eval_recipe
+
+    loaded = eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
+    from lockstep.runtime.evaluate import evaluate
+
+    evaluate(loaded)
     return 0
 
 

@@ -31,7 +31,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from lockstep import yaml12
-from lockstep.recipe import Recipe
+from lockstep.recipe import Common, Recipe
 from lockstep.recipe_errors import (
     KeyPath,
     RecipeError,
@@ -61,6 +61,17 @@ class Loaded:
     recipe: Recipe
     origins: Mapping[Keys, str]
 
+    @property
+    def training(self) -> Common:
+        """The recipe, where it is one that trains.
+
+        Raises:
+            RecipeError: It is one that evaluates.
+        """
+        if not isinstance(self.recipe, Common):
+            raise RecipeError(f"{self.name} trains nothing; it is for: lockstep eval MODEL DATA --recipe {self.name}")
+        return self.recipe
+
     def dump(self) -> dict[str, Any]:
         """Every option with its value, defaults included, as JSON types."""
         return self.recipe.model_dump(mode="json")
@@ -76,12 +87,13 @@ class Loaded:
 
         Otherwise what is held out here could be what was learned there.
         """
-        first, learner, made = self.recipe.model.from_recipe, self.recipe.learner, self.recipe.data.arithmetic
-        if first is None:
+        recipe = self.recipe
+        if not isinstance(recipe, Common) or recipe.model.from_recipe is None:
             return None
-        same = {"seed": self.recipe.seed, "learner.device": learner.device, "learner.dtype": learner.dtype}
+        first, learner, made = recipe.model.from_recipe, recipe.learner, recipe.data.arithmetic
+        same = {"seed": recipe.seed, "learner.device": learner.device, "learner.dtype": learner.dtype}
         same["learner.parallel.dp"] = learner.parallel.dp
-        if made is not None and load(first).recipe.data.arithmetic is not None:
+        if made is not None and load(first).training.data.arithmetic is not None:
             names = ("train_questions", "validation_questions", "seed")
             same |= {f"data.arithmetic.{name}": made.model_dump()[name] for name in names}
         return load(first, [f"{key}={value}" for key, value in same.items()])
@@ -89,12 +101,12 @@ class Loaded:
     def identity(self) -> dict[str, Any]:
         """What makes it this run: without what changes no result, with the digest of what is trained first."""
         tree = self.dump()
-        del tree["trackers"]
+        tree.pop("trackers", None)
         for option in ("folder", "max_time_s"):
-            del tree["run"][option]
+            tree["run"].pop(option, None)
         first = self.warm_start
         if first is not None:
-            tree["model"]["from_recipe"] = f"{self.recipe.model.from_recipe} ({first.digest})"
+            tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"
         return tree
 
     @property
@@ -111,28 +123,29 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """Part of what a recipe says, and who says it."""
 
     source: str
     tree: dict[str, Any]
 
 
-def load(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
+def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ()) -> Loaded:
     """Resolves a recipe.
 
     Args:
         recipe: Name of one that ships, or path of a YAML file.
         overrides: `key.sub=value` each, later than every file.
+        also: What others say, later than every file and before the overrides.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
     path = _find(recipe, Path(), "")
-    said, overriding = _layers(path, ()), _overrides(overrides)
+    said, overriding = [*_layers(path, ()), *also], _overrides(overrides)
     tree: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
-    for layer in [*said, _Layer("override", _joined(overriding))]:
+    for layer in [*said, Layer("override", _joined(overriding))]:
         tree = _laid_over(tree, layer.tree)
         origins |= dict.fromkeys(_options(layer.tree), layer.source)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
@@ -171,7 +184,7 @@ def _find(recipe: str, beside: Path, asker: str) -> Path:
     return names[recipe]
 
 
-def _layers(path: Path, above: tuple[Path, ...]) -> list[_Layer]:
+def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     """What a file says, after what its base says."""
     source = path.stem if path in shipped().values() else str(path)
     try:
@@ -181,7 +194,7 @@ def _layers(path: Path, above: tuple[Path, ...]) -> list[_Layer]:
     if not isinstance(tree, dict):
         raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {shown(tree)}")
     base = tree.pop("base", None)
-    layer = _Layer(source, _expanded(tree))
+    layer = Layer(source, _expanded(tree))
     if base is None:
         return [layer]
     if not isinstance(base, str):
@@ -193,9 +206,9 @@ def _layers(path: Path, above: tuple[Path, ...]) -> list[_Layer]:
     return [*_layers(base_path, above), layer]
 
 
-def _overrides(overrides: Sequence[str]) -> list[_Layer]:
+def _overrides(overrides: Sequence[str]) -> list[Layer]:
     """One layer per override, so that an error can quote it."""
-    layers: dict[str, _Layer] = {}
+    layers: dict[str, Layer] = {}
     for text, following in zip_longest(overrides, overrides[1:], fillvalue=""):
         match = _OVERRIDE.fullmatch(text)
         if match is None:
@@ -205,7 +218,7 @@ def _overrides(overrides: Sequence[str]) -> list[_Layer]:
         tree: Any = _override_value(text, key, value)
         for part in reversed(key.split(".")):
             tree = {part: tree}
-        layers[key] = _Layer(f"override {text}", _expanded(tree))
+        layers[key] = Layer(f"override {text}", _expanded(tree))
     return list(layers.values())
 
 
@@ -246,7 +259,7 @@ def _shorthands() -> dict[str, str]:
     return backends | {"run": "folder"}
 
 
-def _joined(layers: Iterable[_Layer]) -> dict[str, Any]:
+def _joined(layers: Iterable[Layer]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers:
         tree = _merged(tree, layer.tree)
@@ -271,7 +284,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _validated(tree: dict[str, Any], said: Sequence[_Layer], overriding: Sequence[_Layer]) -> Recipe:
+def _validated(tree: dict[str, Any], said: Sequence[Layer], overriding: Sequence[Layer]) -> Recipe:
     """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number."""
     adapter: TypeAdapter[Recipe] = TypeAdapter(Recipe)
     try:
@@ -289,7 +302,7 @@ def _validated(tree: dict[str, Any], said: Sequence[_Layer], overriding: Sequenc
     raise RecipeError("\n".join(sentences))
 
 
-def _source(said: Sequence[_Layer], overriding: Sequence[_Layer], path: KeyPath) -> str:
+def _source(said: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> str:
     """Who said last what stands at `path`; the recipe itself for what nobody said."""
     sayers = [layer.source for layer in [*said, *overriding] if path and _says(layer.tree, path)]
     return sayers[-1] if sayers else said[-1].source

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lockstep.recipe import Common, Recipe, Section
+from lockstep.recipe import Recipe, Section
 
 KeyPath = Sequence[int | str]
 """Keys, and indices of lists, from the top of a recipe to an option."""
@@ -31,7 +31,7 @@ class RecipeError(ValueError):
     """A recipe or an override is wrong. One sentence per line: where, what, and what would be right."""
 
 
-def recipe_classes() -> dict[str, type[Common]]:
+def recipe_classes() -> dict[str, type[Section]]:
     """The recipe's class for each algorithm."""
     classes = get_args(get_args(Recipe)[0])
     return {get_args(cls.model_fields["algorithm"].annotation)[0]: cls for cls in classes}
@@ -50,7 +50,7 @@ def algorithm_sentence(given: Any) -> str:
     return f"algorithm {found}; there are: {', '.join(recipe_classes())}"
 
 
-def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Common]) -> str:
+def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Section]) -> str:
     """For one problem that validation found at `path`."""
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
@@ -80,7 +80,7 @@ def shown(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False)
 
 
-def nearest(recipe: type[Common], path: KeyPath) -> str:
+def nearest(recipe: type[Section], path: KeyPath) -> str:
     """What may have been meant: a neighbour, an option of that name elsewhere, or one that reads alike."""
     *parents, wrong = map(str, path)
     if ":" in wrong:
@@ -95,7 +95,7 @@ def nearest(recipe: type[Common], path: KeyPath) -> str:
     return f"{'.'.join(parents) or 'this recipe'} has: {', '.join(siblings)}"
 
 
-def _description(recipe: type[Common], path: KeyPath) -> str:
+def _description(recipe: type[Section], path: KeyPath) -> str:
     field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
     return f" ({field.description})" if field is not None and field.description else ""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.algorithms.step import Phase, StepResult
+from lockstep.batch import Batch
 from lockstep.experience.demonstrations import Demonstrations
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.metrics import Mean, Metrics
 
 
 @dataclass(frozen=True)
@@ -26,3 +28,10 @@ def sft_step(step: int, position: int, workers: SFTWorkers, global_batch_size: i
     with workers.phase("policy"):
         metrics = train(workers.policy, batch, CrossEntropy())
     return StepResult(metrics.prefixed("policy"), position + global_batch_size, batch.tokens.numel())
+
+
+def held_out_loss(policy: Learner, batch: Batch) -> Metrics:
+    """Cross-entropy per trainable token of rows that are not trained on, nats, and its exponential; no gradients."""
+    total = -policy.logprobs(batch).double()[batch.mask].sum()
+    loss = Mean(total, batch.mask.sum())
+    return Metrics(loss=loss, perplexity=Mean((total / batch.mask.sum()).exp()))

@@ -71,11 +71,16 @@ class MathReward:
                 f"{prompt.id}: math-verify cannot read the right answer {answer!r}; correct the row, data.answer "
                 "or reward.marker, or use reward.type=python"
             )
-        text = self._after_marker(response)
+        text = self.found(response)
         if text is None:
             return 0.0
-        verdict = verify(gold, text if self.marker is None else _delimited(text))
+        verdict = verify(gold, text)
         return None if verdict is None else float(verdict)
+
+    def found(self, response: str) -> str | None:
+        """Where math-verify looks for the answer of a response; None where the marker is missing."""
+        text = self._after_marker(response)
+        return text if text is None or self.marker is None else _delimited(text)
 
     def _after_marker(self, text: str) -> str | None:
         """What follows the last marker; None where there is none."""

@@ -62,9 +62,11 @@ class Experience:
         prompts = self.prompts.at(position, count, self.seed)
         return self._answered(prompts, position, sampling, num_generations, "train")
 
-    def validate(self, prompts: Prompts, sampling: SamplingParams, limit: int | None) -> Rollouts:
-        """Answers the first `limit` held-out prompts (None: all), with the same random numbers each time."""
-        return self._answered(prompts.first(limit), 0, sampling, 1, "validation")
+    def validate(
+        self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
+    ) -> Rollouts:
+        """Answers held-out prompts, the first of them row `position` of its data, with the same draws each time."""
+        return self._answered(prompts, position, sampling, num_samples, "validation")
 
     def collect_mixed(
         self, position: int, count: int, sampling: SamplingParams, num_generations: int, dynamic: DynamicSampling

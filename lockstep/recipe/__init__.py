@@ -9,15 +9,26 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.recipe.machinery import Cluster, LearnerSection, Optimizer, Parallel, SamplerSection, Sampling, Schedule
+from lockstep.recipe.evaluation import EvalData, EvalModel, EvalRecipe, EvalRun, Greedy
+from lockstep.recipe.machinery import (
+    Cluster,
+    Computation,
+    LearnerSection,
+    Optimizer,
+    Parallel,
+    RepeatedSampling,
+    SamplerSection,
+    Sampling,
+    Schedule,
+)
 from lockstep.recipe.ppo import KL, PPO, Correction, DynamicSampling, Overlong, PPORecipe, RewardScaling
 from lockstep.recipe.run import Bound, Common, Run
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sft import SFT, SFTRecipe
-from lockstep.recipe.sources import Arithmetic, DataSection, ModelSection, RewardSection, Scratch
+from lockstep.recipe.sources import Arithmetic, DataSection, ModelSection, PromptSection, RewardSection, Scratch
 from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 
-Recipe = Annotated[SFTRecipe | PPORecipe, Field(discriminator="algorithm")]
+Recipe = Annotated[SFTRecipe | PPORecipe | EvalRecipe, Field(discriminator="algorithm")]
 
 __all__ = [
     "KL",
@@ -27,9 +38,15 @@ __all__ = [
     "Bound",
     "Cluster",
     "Common",
+    "Computation",
     "Correction",
     "DataSection",
     "DynamicSampling",
+    "EvalData",
+    "EvalModel",
+    "EvalRecipe",
+    "EvalRun",
+    "Greedy",
     "LearnerSection",
     "MLflow",
     "ModelSection",
@@ -38,7 +55,9 @@ __all__ = [
     "PPORecipe",
     "Parallel",
     "Probability",
+    "PromptSection",
     "Recipe",
+    "RepeatedSampling",
     "RewardScaling",
     "RewardSection",
     "Run",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -47,15 +48,20 @@ class Parallel(Section):
     dp: PositiveInt = Field(default=1, description="data-parallel ranks, each with the whole model")
 
 
-class LearnerSection(Section):
-    """The training backend, for policy, critic and reference alike."""
+class Computation(Section):
+    """Where numbers are computed, and in which precision; a sampler computes where and as the learner does."""
 
-    backend: Literal["torch"] = Field(default="torch", description="who trains")
-    parallel: Parallel = Parallel()
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
     dtype: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of the computation; weights and moments are always fp32"
     )
+
+
+class LearnerSection(Computation):
+    """The training backend, for policy, critic and reference alike."""
+
+    backend: Literal["torch"] = Field(default="torch", description="who trains")
+    parallel: Parallel = Parallel()
     micro_batch_tokens: PositiveInt = Field(
         default=8192, description="tokens packed into one forward and backward pass"
     )
@@ -75,6 +81,31 @@ class Sampling(Section):
     def _greedy_takes_the_likeliest(self) -> Sampling:
         if self.temperature == 0 and (self.top_k or self.top_p < 1):
             raise ValueError("temperature 0 takes the likeliest token, so top_k and top_p must be left at 0 and 1")
+        return self
+
+
+class RepeatedSampling(Sampling):
+    """The same, with the number of responses that a question gets when it is validated or evaluated."""
+
+    num_samples: PositiveInt = Field(default=1, description="responses per question")
+    k: tuple[PositiveInt, ...] | None = Field(
+        default=None, description="the k of pass@k and maj@k, besides 1; null: 4, 16, … and num_samples"
+    )
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of pass@k and maj@k, rising; 1 is the first."""
+        if self.k is not None:
+            return tuple(sorted({1, *self.k}))
+        powers = itertools.takewhile(lambda power: power < self.num_samples, (4**i for i in itertools.count()))
+        return (*powers, self.num_samples)
+
+    @model_validator(mode="after")
+    def _samples_differ_and_suffice(self) -> RepeatedSampling:
+        if self.temperature == 0 and self.num_samples > 1:
+            raise ValueError("temperature 0 gives the same response every time, so num_samples must be 1")
+        if self.ks[-1] > self.num_samples:
+            raise ValueError(f"k is {self.ks[-1]}, but each question gets num_samples={self.num_samples} responses")
         return self
 
 

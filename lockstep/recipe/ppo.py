@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.recipe.machinery import Optimizer, SamplerSection, Sampling
+from lockstep.recipe.machinery import Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.recipe.run import Bound, Common
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sources import RewardSection
@@ -132,7 +132,7 @@ class PPORecipe(Common):
     ppo: PPO
     reward: RewardSection
     sampling: Sampling
-    validation_sampling: Sampling
+    validation_sampling: RepeatedSampling
     sampler: SamplerSection = SamplerSection()
     policy: Optimizer
     critic: Optimizer

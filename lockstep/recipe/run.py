@@ -68,3 +68,12 @@ class Common(Section):
     cluster: Cluster = Cluster()
     trackers: Trackers = Trackers()
     run: Run
+
+    @model_validator(mode="after")
+    def _validation_has_rows(self) -> Common:
+        rows = self.data.validation is not None or self.data.arithmetic is not None
+        if not rows and (self.run.validate_every or self.data.max_validation_samples is not None):
+            raise ValueError(
+                "run.validate_every and data.max_validation_samples need rows to validate on; set data.validation"
+            )
+        return self

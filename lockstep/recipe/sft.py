@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lockstep.recipe.machinery import Optimizer
 from lockstep.recipe.run import Common
@@ -24,9 +24,3 @@ class SFTRecipe(Common):
     algorithm: Literal["sft"] = Field(description="what is run")
     sft: SFT
     optimizer: Optimizer
-
-    @model_validator(mode="after")
-    def _does_not_validate(self) -> SFTRecipe:
-        if self.data.validation is not None or self.data.max_validation_samples is not None or self.run.validate_every:
-            raise ValueError("sft has no validation yet; leave data.validation and run.validate_every out")
-        return self

@@ -67,21 +67,12 @@ Paths = Annotated[
 ]
 
 
-class DataSection(Section):
-    """Rows of data files, and how they become prompts. `{field}` in a template stands for a field of the row."""
+class PromptSection(Section):
+    """How rows of data files become prompts. `{field}` in a template stands for a field of the row."""
 
-    train: Paths | None = Field(
-        default=None, description="file to train on, or a list of files: JSONL (also .gz), Parquet, data set folders"
-    )
-    validation: Paths | None = Field(default=None, description="file to validate on, or a list of files")
-    weights: tuple[PositiveFloat, ...] | None = Field(
-        default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
-    )
-    arithmetic: Arithmetic | None = Field(default=None, description="make the data instead of reading it")
     prompt: str = Field(
         default="{question}", description="template of the prompt, or of the user's message where `chat` is on"
     )
-    completion: str = Field(default="{answer}", description="template of the completion that SFT learns")
     answer: str = Field(default="{answer}", description="template of the right answer that a reward sees")
     chat: bool = Field(default=False, description="put the prompt through the tokenizer's chat template")
     system_prompt: str | None = Field(default=None, description="system message, with `chat`")
@@ -96,6 +87,26 @@ class DataSection(Section):
         default=None, description="fields that each row must have besides those of the templates, with their types"
     )
     max_validation_samples: PositiveInt | None = Field(default=None, description="validate on the first so many rows")
+
+    @model_validator(mode="after")
+    def _system_prompt_in_a_chat(self) -> PromptSection:
+        if self.system_prompt is not None and not self.chat:
+            raise ValueError("system_prompt needs chat: true")
+        return self
+
+
+class DataSection(PromptSection):
+    """The rows that a run trains and validates on."""
+
+    train: Paths | None = Field(
+        default=None, description="file to train on, or a list of files: JSONL (also .gz), Parquet, data set folders"
+    )
+    validation: Paths | None = Field(default=None, description="file to validate on, or a list of files")
+    weights: tuple[PositiveFloat, ...] | None = Field(
+        default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
+    )
+    arithmetic: Arithmetic | None = Field(default=None, description="make the data instead of reading it")
+    completion: str = Field(default="{answer}", description="template of the completion that SFT learns")
     shuffle: bool = Field(default=True, description="a new order each epoch, keyed by the seed")
 
     @model_validator(mode="after")
@@ -104,8 +115,6 @@ class DataSection(Section):
             raise ValueError("say exactly one of train (a file of rows) and arithmetic")
         if self.arithmetic is not None and self.validation is not None:
             raise ValueError("validation does not go with arithmetic, which makes its own")
-        if self.system_prompt is not None and not self.chat:
-            raise ValueError("system_prompt needs chat: true")
         if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
             raise ValueError("weights needs a list of files in train, and one number for each of them")
         return self
@@ -123,6 +132,9 @@ class RewardSection(Section):
     function: str | None = Field(
         default=None, description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md"
     )
+    pass_score: float | None = Field(
+        default=None, description="python: a response passes with this reward or more, for pass@k; null: no pass@k"
+    )
     timeout_s: PositiveFloat = Field(
         default=60.0, description="python: the longest the function may take over one response"
     )
@@ -133,6 +145,8 @@ class RewardSection(Section):
             raise ValueError("function goes with type: python, and only with it")
         if self.type == "python" and self.marker is not None:
             raise ValueError("marker goes with type: math; a function of yours finds the answer itself")
+        if self.type == "math" and self.pass_score is not None:
+            raise ValueError("pass_score goes with type: python; with math the right answer passes")
         if self.type == "math" and self.timeout_s != type(self).model_fields["timeout_s"].default:
             raise ValueError("timeout_s goes with type: python; math-verify has 3 s of CPU time of its own")
         return self

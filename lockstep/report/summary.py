@@ -25,6 +25,8 @@ def _headline(rows: list[dict[str, float]]) -> str:
     lines: list[tuple[str, str]] = []
     for name, label in (
         ("validation/accuracy", "held-out accuracy"),
+        ("validation/reward", "held-out reward"),
+        ("validation/loss", "held-out loss"),
         ("train/reward", "sampled reward"),
         ("train/response_length", "response length"),
         ("policy/loss", "loss"),

@@ -58,7 +58,7 @@ def dry_run(loaded: Loaded) -> str:
 
 
 def _checked(loaded: Loaded, made: Path, found: Findings) -> _Model | None:
-    recipe = loaded.recipe
+    recipe = loaded.training
     with found.problem():
         _device(recipe.learner, found)
     with found.problem():
@@ -113,7 +113,7 @@ def _model(loaded: Loaded, files: DataFiles | None, made: Path, found: Findings)
     first = loaded.warm_start
     if first is None:
         with found.problem():
-            return _opened(loaded.recipe, files, made / prepare.FRAME, found)
+            return _opened(loaded.training, files, made / prepare.FRAME, found)
         return None
     if (first.run_folder / "final").is_dir():
         found.say("model", f"{first.name} has been trained: {first.run_folder}")
@@ -172,7 +172,10 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
         return
     with found.problem():
         extent = extent_of(recipe, len(train), recipe.ppo.num_prompts_per_step)
-        found.say("data", f"{_count(train)} to train on, {_count(validation) if validation else 'none'} to validate on")
+        found.say(
+            "data",
+            f"{_count(train, 'prompts')} to train on, {_count(validation, 'prompts') if validation else 'none'} to validate on",
+        )
         found.say("step", batch_arithmetic(recipe, train))
         found.say("micro-batches", _micro_batches(recipe, recipe.ppo.global_batch_size, _longest(recipe)))
         found.say("run", _course(recipe, extent.steps, validation is not None))
@@ -205,18 +208,18 @@ def _sft(recipe: SFTRecipe, files: DataFiles | None, model: _Model | None, found
     with found.problem():
         require_context(recipe, model.source)
     with found.problem():
-        opened = open_rows(files.demonstrations, recipe.data.bad_rows)
-        rows = Demonstrations(opened, model.source.tokenizer, recipe.data, recipe.sft.max_tokens)
+        held_out = files.validation and prepare.demonstrations(files.validation, recipe, model.source.tokenizer)
+        rows = prepare.demonstrations(files.demonstrations, recipe, model.source.tokenizer)
         size = recipe.sft.global_batch_size
         extent = extent_of(recipe, len(rows), size)
-        found.say("data", f"{len(rows):,} rows ({rows.selection.account})")
+        found.say("data", f"{_count(rows, 'rows')}, {_count(held_out, 'rows') if held_out else 'none'} to validate on")
         found.say("step", f"{size} rows → 1 optimizer step")
         found.say("micro-batches", _micro_batches(recipe, size, recipe.sft.max_tokens))
-        found.say("run", _course(recipe, extent.steps, False))
+        found.say("run", _course(recipe, extent.steps, held_out is not None))
 
 
-def _count(rows: Prompts) -> str:
-    return f"{len(rows):,} prompts ({rows.selection.account})"
+def _count(rows: Prompts | Demonstrations, what: str) -> str:
+    return f"{len(rows):,} {what} ({rows.selection.account})"
 
 
 def _longest(recipe: PPORecipe) -> int:
@@ -266,7 +269,7 @@ def _fits(needed: float, there: int, where: str, found: Findings) -> None:
 
 def _disk(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
     """Checkpoints that are kept, the one being written, and the final model."""
-    recipe = loaded.recipe
+    recipe = loaded.training
     models = [sizes.policy] + ([sizes.critic] if isinstance(recipe, PPORecipe) else [])
     one, best = memory.checkpoint_bytes(*models), 0 if recipe.run.best is None else recipe.run.best.count
     needed = one * (recipe.run.keep + best + 1) + 4 * sizes.policy

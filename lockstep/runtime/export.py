@@ -37,9 +37,10 @@ def export(run: Path, out: Path, which: str = "latest", dtype: Literal["fp32", "
         raise ValueError(f"{out} is there already; name a folder that is not")
     found = _chosen(Checkpoints(run / "checkpoints", keep=1), which)
     weights = load_file(found.folder / "policy" / "model.safetensors")
-    recipe = load(str(run / "recipe.yaml")).recipe
-    base = recipe.model.path or recipe.model.from_recipe or "a new model"
-    text = card(run, recipe.algorithm, Path(base).name, found.step)
+    recipe = load(str(run / "recipe.yaml"))
+    model = recipe.training.model
+    base = model.path or model.from_recipe or "a new model"
+    text = card(run, recipe.recipe.algorithm, Path(base).name, found.step)
     out.parent.mkdir(parents=True, exist_ok=True)
     assemble(run / FRAME, {canonical(name): w for name, w in weights.items()}, out, dtype, text)
     return found.step

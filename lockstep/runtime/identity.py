@@ -30,14 +30,20 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
         data: A digest of each source of rows, by name.
         model: Folder of the first model.
     """
+    found = inputs(loaded, data, model)
+    found["code.lockstep"] = f"{lockstep.__version__} {_own_code()}"
+    return found | {f"code.{name}": importlib.metadata.version(name) for name in _LIBRARIES}
+
+
+def inputs(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
+    """The same without Lockstep and the libraries: what the user gave."""
     found = recipe_identity(loaded)
     found |= {f"data.{name}": digest for name, digest in data.items()}
     found |= {f"model.{path.name}": _file(path) for path in sorted(model.iterdir()) if path.is_file()}
     function = Path(_reward_file(loaded))
     if function.suffix == ".py" and function.is_file():
-        found["code.reward.function"] = _digest([function])
-    found["code.lockstep"] = f"{lockstep.__version__} {_own_code()}"
-    return found | {f"code.{name}": importlib.metadata.version(name) for name in _LIBRARIES}
+        found["code.reward.function"] = digest([function])
+    return found
 
 
 def recipe_identity(loaded: Loaded) -> Identity:
@@ -69,19 +75,22 @@ def _reward_file(loaded: Loaded) -> str:
 
 
 def _own_code() -> str:
-    return _digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
+    return digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
 
 
 def _file(path: Path) -> str:
     """A digest, or for large files the size: to read all weights would make every start slow."""
     size = path.stat().st_size
-    return _digest([path]) if size <= _SMALL_BYTES else f"{size} bytes"
+    return digest([path]) if size <= _SMALL_BYTES else f"{size} bytes"
 
 
-def _digest(paths: list[Path]) -> str:
+def digest(paths: list[Path]) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of files, their names among it."""
     total = hashlib.sha256()
     for path in paths:
-        total.update(path.name.encode() + b"\0" + path.read_bytes())
+        total.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: total)  # weights may be larger than the memory
     return total.hexdigest()[:16]
 
 

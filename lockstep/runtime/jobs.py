@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
-from lockstep.algorithms.sft import SFTWorkers, sft_step
-from lockstep.experience.demonstrations import Demonstrations
-from lockstep.experience.files import Files, open_rows
+from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
+from lockstep.experience.evaluation import answered, grading
+from lockstep.experience.files import Files
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.refit import refit
 from lockstep.experience.rewards import build as build_reward
@@ -28,7 +28,6 @@ from lockstep.runtime.progress import Progress
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,9 @@ def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 
 
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
-    files, source = place.files.demonstrations, place.source
+    files, source = place.files, place.source
     require_context(recipe, source)
-    rows = Demonstrations(open_rows(files, recipe.data.bad_rows), source.tokenizer, recipe.data, recipe.sft.max_tokens)
+    rows = prepare.demonstrations(files.demonstrations, recipe, source.tokenizer)
     spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
     policy, size = _learner(spec, recipe, place), recipe.sft.global_batch_size
     workers = SFTWorkers(policy, rows, place.shown.phase)
@@ -116,7 +115,7 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
         extent=extent_of(recipe, len(rows), size),
         learners={"policy": policy},
         resumed=lambda step: None,
-        validate=None,
+        validate=_held_out_loss(recipe, policy, files.validation, source),
         arithmetic=f"{len(rows)} rows ({rows.selection.account}); {size} rows → 1 optimizer step",
     )
 
@@ -134,7 +133,7 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
         _sampler(policy, source, recipe),
         prepare.prompts(files.train, recipe.data, source.tokenizer),
         build_reward(recipe.reward),
-        lambda tokens: str(source.tokenizer.decode(list(tokens), skip_special_tokens=True)),
+        source.decode,
         recipe.seed,
     )
     workers = PPOWorkers(policy, critic, reference, experience, place.shown.phase)
@@ -161,16 +160,24 @@ def _validation(
 ) -> Callable[[], Metrics] | None:
     if files is None:
         return None
-    rows = prepare.prompts(files, recipe.data, source.tokenizer)
-    sampling = SamplingParams(**recipe.validation_sampling.model_dump(), stop_token_ids=source.stop_token_ids)
+    rows = prepare.prompts(files, recipe.data, source.tokenizer).first(recipe.data.max_validation_samples)
+    asked, graded = recipe.validation_sampling, grading(recipe.reward)
+    sampling = source.sampling(asked)
 
     def validate() -> Metrics:
-        rollouts = experience.validate(rows, sampling, recipe.data.max_validation_samples)
-        metrics = rollouts.metrics()
-        accuracy = metrics.pop("reward")
-        return (metrics + Metrics(accuracy=accuracy)).prefixed("validation")
+        samples = answered(experience, rows, 0, sampling, asked.num_samples)
+        return graded.metrics(samples, asked.ks).prefixed("validation")
 
     return validate
+
+
+def _held_out_loss(
+    recipe: SFTRecipe, policy: Learner, files: Files | None, source: Source
+) -> Callable[[], Metrics] | None:
+    if files is None:
+        return None
+    rows = prepare.demonstrations(files, recipe, source.tokenizer).first(recipe.data.max_validation_samples)
+    return lambda: held_out_loss(policy, rows).prefixed("validation")
 
 
 def batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:

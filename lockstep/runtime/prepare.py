@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTo
 import lockstep
 from lockstep.config import Loaded, describe, load
 from lockstep.experience import arithmetic
+from lockstep.experience.demonstrations import Demonstrations
 from lockstep.experience.files import Files, open_rows
 from lockstep.experience.prompts import Prompts
 from lockstep.experience.selection import texts
@@ -26,8 +27,9 @@ from lockstep.models.export import save_model
 from lockstep.models.folder import read_config
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.recipe import Common, DataSection
+from lockstep.recipe import Common, DataSection, Sampling, SFTRecipe
 from lockstep.runtime.identity import ChangedError, differences, recipe_identity
+from lockstep.types import SamplingParams
 
 FRAME = "initial"
 """Folder, in a run's, of all that an export of its model needs besides weights; of new models the weights too."""
@@ -55,6 +57,15 @@ class Source:
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
     context: int
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """A response as text, without its stop token."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def sampling(self, section: Sampling) -> SamplingParams:
+        """The distribution of a section of the recipe, for this model."""
+        fields = {name: value for name, value in section.model_dump().items() if name in Sampling.model_fields}
+        return SamplingParams(**fields, stop_token_ids=self.stop_token_ids)
 
     def require_room(self, option: str, tokens: int) -> None:
         """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the model."""
@@ -87,8 +98,13 @@ def run_folder(loaded: Loaded, allow_changes: bool) -> Path:
         recipe.unlink()
         if changed:
             shutil.rmtree(folder / "final", ignore_errors=True)
+    return noted_folder(loaded, folder)
+
+
+def noted_folder(loaded: Loaded, folder: Path) -> Path:
+    """Makes a folder and notes the resolved recipe and the machine in it, where they are not noted yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    _note(recipe, describe(loaded))
+    note(folder / "recipe.yaml", describe(loaded))
     versions = {
         "recipe": loaded.name,
         "lockstep": lockstep.__version__,
@@ -99,7 +115,7 @@ def run_folder(loaded: Loaded, allow_changes: bool) -> Path:
         "machine": platform.platform(),
     }
     environment, now = folder / "environment.json", json.dumps(versions, indent=2) + "\n"
-    _note(environment, now)
+    note(environment, now)
     if environment.read_text() != now:
         print(f"note: {environment} is not the environment of now; continued steps may differ in their last bits")
     return folder
@@ -144,7 +160,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _note(path: Path, text: str) -> None:
+def note(path: Path, text: str) -> None:
     """Writes a small file once; it appears whole or not at all."""
     if not path.exists():
         aside = path.with_name(f".{path.name}-aside")
@@ -155,14 +171,16 @@ def _note(path: Path, text: str) -> None:
 def data_files(section: DataSection, folder: Path) -> DataFiles:
     """The recipe's files, made first where the recipe says so."""
     if section.arithmetic is None:
-        train = Files(_paths(section.train), section.weights)
-        return DataFiles(train, train, None if section.validation is None else Files(_paths(section.validation)))
+        assert section.train is not None, "a recipe names data or makes it"
+        train = files_of(section.train, section.weights)
+        return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
     made = arithmetic.write(folder / "data", section.arithmetic)
     return DataFiles(Files((made.train,)), Files((made.demonstrations or made.train,)), Files((made.validation,)))
 
 
-def _paths(given: str | tuple[str, ...] | None) -> tuple[Path, ...]:
-    return tuple(map(Path, (given,) if isinstance(given, str) else given or ()))
+def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> Files:
+    """Files as a recipe names them."""
+    return Files(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 
 def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
@@ -212,3 +230,8 @@ def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, 
 def prompts(files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
     """Opens files of rows as prompts."""
     return Prompts(open_rows(files, section.bad_rows), tokenizer, section)
+
+
+def demonstrations(files: Files, recipe: SFTRecipe, tokenizer: PreTrainedTokenizerBase) -> Demonstrations:
+    """Opens files of rows as demonstrations."""
+    return Demonstrations(open_rows(files, recipe.data.bad_rows), tokenizer, recipe.data, recipe.sft.max_tokens)

@@ -44,7 +44,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         Stopped: If the run was asked to end before its end. It was saved.
         ChangedError: If something is not what it was, and that is not allowed.
     """
-    recipe = loaded.recipe
+    recipe = loaded.training
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     before = Footprint.before(loaded.run_folder)
@@ -71,7 +71,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
 
 def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None) -> Source:
     """The model to begin with; trained first, or built first, where the recipe says so."""
-    recipe, first = loaded.recipe, loaded.warm_start
+    recipe, first = loaded.training, loaded.warm_start
     if first is not None:
         return prepare.open_source(train(first, allow_changes, deadline_s) / "final")
     if recipe.model.scratch is not None:

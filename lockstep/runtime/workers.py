@@ -11,7 +11,7 @@ from torch import nn
 from lockstep.learners.torch.learner import TorchLearner, resolve_device
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
-from lockstep.recipe import LearnerSection, Optimizer, SamplerSection
+from lockstep.recipe import Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.samplers.torch.sampler import TorchSampler
 
 
@@ -37,7 +37,7 @@ class SamplerSpec:
 
     model: str
     section: SamplerSection
-    learner: LearnerSection
+    learner: Computation
 
     def build(self) -> TorchSampler:
         lm = load_causal_lm(self.model)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from lockstep.runtime.track import Tracker
+from lockstep.runtime.track import Logs
 
 QUIET = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -73,10 +73,10 @@ def written(tmp_path: Path) -> Callable[..., Path]:
         **recipe: Any,
     ) -> Path:
         folder = tmp_path / name
-        tracker = Tracker(folder)
+        logs = Logs(folder)
         whole = {"algorithm": "ppo", "run": {"max_steps": 30}, "ppo": {"whiten_advantages": True}, **recipe}
         (folder / "recipe.yaml").write_text(yaml.safe_dump(whole))
-        for log, rows in ((tracker.metrics, metrics), (tracker.timings, timings), (tracker.samples, samples)):
+        for log, rows in ((logs.metrics, metrics), (logs.timings, timings), (logs.samples, samples)):
             for step, row in enumerate(rows or [], 1):
                 log(step, row)
         return folder

@@ -173,8 +173,9 @@ def test_samples_are_filtered_by_step_and_text(written: Written, opened: Opened)
 
 
 def test_a_rollout_opens_token_by_token(written: Written, opened: Opened) -> None:
-    page = opened(page_of(written(samples=[[sample()]])), "samples")
-    choose(page)
+    other = sample(token=token_columns(["z"], value=[9.0]))
+    page = opened(page_of(written(samples=[[other, sample(), other]])), "samples")
+    choose(page, 1)
     assert page.locator(".token").all_inner_texts() == ["4", "+5", "↵\n", "=9", "·"]
     assert "whitened" in page.locator(".legend").inner_text()
     page.hover(".token >> nth=1")

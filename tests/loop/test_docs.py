@@ -19,6 +19,11 @@ TINY = [
     "validation_sampling.max_tokens=32", "ppo.num_prompts_per_step=4", "ppo.global_batch_size=4",
 ]  # fmt: skip
 
+FEW = [
+    "data.max_prompt_tokens=400", "data.max_validation_samples=2", "greedy.max_tokens=8", "sampling.max_tokens=8",
+    "learner.device=cpu",
+]  # fmt: skip
+
 
 def commands(program: str) -> list[str]:
     """Lines of shell blocks that call a program, continuation lines joined."""
@@ -63,7 +68,9 @@ def test_command_runs(
         "test.jsonl": f"{assets}/data/gsm8k/test.jsonl",
     }
     _, *arguments = shlex.split(command)
-    arguments = [re.sub(r"=(.*)", lambda given: "=" + real.get(given[1], given[1]), word) for word in arguments]
+    arguments = [re.sub(r"[^=]+$", lambda given: real.get(given[0], given[0]), word) for word in arguments]
     if arguments[0] == "train":
         arguments += SHORT + (TINY if "ppo_gsm8k" in arguments else [])
+    if arguments[0] == "eval":
+        arguments += FEW
     assert main(arguments) == 0, capsys.readouterr().err

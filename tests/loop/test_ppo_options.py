@@ -28,7 +28,7 @@ def policy_weights(folder: str) -> dict[str, torch.Tensor]:
 def test_the_plain_recipe_trains_both_models_and_writes_its_run_folder(run: Run, in_tmp: Path) -> None:
     rows = run()
     assert [row["step"] for row in rows if "train/reward" in row] == [1, 2]
-    assert [row["step"] for row in rows if "validation/accuracy" in row] == [0, 2]
+    assert [row["step"] for row in rows if "validation/reward" in row] == [0, 2]
     assert last(rows, "agreement/max_abs_logprob_diff") < 1e-5
     assert last(rows, "refit/attested") > 0
     assert last(rows, "critic/grad_norm") > 0
@@ -172,7 +172,7 @@ def test_epochs_end_a_run_by_the_rows_that_were_drawn(run: Run) -> None:
     drawn = sum(row["train/prompts_drawn"] for row in steps)
     assert drawn > 128 - 8 * 8
     assert len(steps) < 16
-    assert max(row["step"] for row in rows if "validation/accuracy" in row) == len(steps)
+    assert max(row["step"] for row in rows if "validation/reward" in row) == len(steps)
 
 
 def test_the_age_of_the_samplers_weights_is_logged(run: Run) -> None:

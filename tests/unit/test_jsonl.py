@@ -211,6 +211,13 @@ def test_without_a_cache_it_works_and_says_so_once(
     assert capsys.readouterr().err.count("cannot be written") == 1
 
 
+def test_a_cache_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    (tmp_path / "index").touch()  # an entry can be written here as little as on a full disk
+    with pytest.raises(DataError, match=r"cannot be written .*LOCKSTEP_CACHE to a folder with room"):
+        JsonlIndex(written(tmp_path, b'{"a": 1}\n'))
+
+
 def test_the_cache_is_where_the_users_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCKSTEP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

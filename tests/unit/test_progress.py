@@ -104,22 +104,31 @@ def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(cloc
         assert shown.view().line.endswith("8:00 left")
 
 
+def received(reader: int) -> str:
+    """All that a terminal was sent; its other end is closed."""
+    parts: list[bytes] = []
+    with os.fdopen(reader, "rb", buffering=0) as screen, suppress(OSError):  # how a terminal says that there is no more
+        while part := screen.read(1 << 16):
+            parts.append(part)
+    return b"".join(parts).decode()
+
+
 def on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """All that a terminal of that width was sent during a run."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
     reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as terminal:
-        with progress("my run", 4, terminal) as shown:
-            shown.note("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789")
-            shown.step(1, {"train/reward": 0.5, "policy/loss": -0.25, "critic/loss": 0.125}, 100)
-        screen = os.read(reader, 1 << 20).decode()
-    os.close(reader)
-    return screen
+    with os.fdopen(writer, "w") as terminal, progress("my run", 4, terminal) as shown:
+        shown.note("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789")
+        shown.step(1, {"train/reward": 0.5, "policy/loss": -0.25, "critic/loss": 0.125}, 100)
+    return received(reader)
 
 
-def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = on_a_terminal(40, monkeypatch).splitlines()
+@pytest.mark.parametrize("columns", range(30, 50, 3))
+def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = on_a_terminal(columns, monkeypatch).splitlines()
     assert any("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789" in line for line in lines)
     for part in ("step 1/4", "train/reward 0.5", "policy/loss -0.25", "critic/loss 0.125"):
         assert any(part in line for line in lines), part
@@ -136,11 +145,9 @@ def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as terminal:
-        with progress("my run", 4, terminal) as shown:
-            shown.step(1, {"train/reward": 0.5}, 100)
-        screen = os.read(reader, 1 << 20).decode()
-    os.close(reader)
+    with os.fdopen(writer, "w") as terminal, progress("my run", 4, terminal) as shown:
+        shown.step(1, {"train/reward": 0.5}, 100)
+    screen = received(reader)
     assert "\x1b" not in screen
     assert screen.startswith("my run\r\nstep 1/4 · train/reward 0.5")
 
@@ -149,14 +156,12 @@ def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(monkeypatch: 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as terminal:
-        with progress("my run", None, terminal) as shown:
-            shown.total(4, "2 prompts → 2 responses")
-            shown.step(1, {"train/reward": 0.5}, 100)
-            with shown.phase("generate"):
-                time.sleep(0.5)
-        screen = os.read(reader, 1 << 20).decode()
-    os.close(reader)
+    with os.fdopen(writer, "w") as terminal, progress("my run", None, terminal) as shown:
+        shown.total(4, "2 prompts → 2 responses")
+        shown.step(1, {"train/reward": 0.5}, 100)
+        with shown.phase("generate"):
+            time.sleep(0.5)
+    screen = received(reader)
     for part in (
         "my run",
         "2 prompts → 2 responses",

@@ -11,6 +11,13 @@ async function samplesView() {
   return [view.place];
 }
 
+const FIGURES = [
+  ["validation/accuracy", "held-out accuracy"],
+  ["validation/reward", "held-out reward"],
+  ["validation/loss", "held-out loss"],
+  ["train/reward", "sampled reward"],
+];
+
 /** One line per run, which also switches it off and on. */
 function runLine(run, number) {
   const toggle = (event) => {
@@ -20,14 +27,14 @@ function runLine(run, number) {
   };
   const box = element("input", { type: "checkbox", checked: "", "data-run": number, onchange: toggle });
   box.style.accentColor = runColour(number);
-  const accuracy = (run.metrics["validation/accuracy"]?.value ?? []).filter((value) => value !== null);
-  const reward = (run.metrics["train/reward"]?.value ?? []).filter((value) => value !== null);
   const facts = [
     ...(run.environment.recipe ? [run.environment.recipe] : []),
     run.planned === null ? `step ${run.step}` : `step ${run.step} of ${run.planned}`,
     run.finished ? "finished" : "not finished",
-    ...(accuracy.length ? [`held-out accuracy ${fromTo(accuracy)}`] : []),
-    ...(reward.length ? [`sampled reward ${fromTo(reward)}`] : []),
+    ...FIGURES.flatMap(([metric, label]) => {
+      const values = (run.metrics[metric]?.value ?? []).filter((value) => value !== null);
+      return values.length ? [`${label} ${fromTo(values)}`] : [];
+    }),
   ];
   const swatch = element("span.swatch");
   swatch.style.background = runColour(number);

@@ -36,7 +36,8 @@ class TokenView {
     const names = Object.keys(COLOURINGS).filter((name) => name in columns && row.texts.length);
     if (names.length && !names.includes(this.colouring)) this.colouring = names[0];
     this.legend = element("div.legend");
-    this.text = element("div.tokens", { dir: "ltr" }, ...row.texts.map((text, i) => this.token(text, i)));
+    this.text = element("div.tokens", { dir: "ltr" });
+    row.texts.forEach((text, i) => this.text.append(this.token(text, i))); // too many to be arguments of one call
     this.place.replaceChildren(
       element("dl.facts", {}, ...facts.map(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", {}, text)))),
       element("h3", {}, "Prompt"),

@@ -1,0 +1,127 @@
+"""What several responses per question say about a model, and how surely.
+
+A figure is a mean over questions of one number per question. For pass@k and majority@k that number is an average over
+*all* subsets of k of the question's n responses: unbiased for k fresh responses, whatever n is. Subsets are counted in
+integers and divided once, so there is nothing to lose to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from statistics import NormalDist
+
+import torch
+
+_Z95 = NormalDist().inv_cdf(0.975)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over questions with its 95 % interval.
+
+    Attributes:
+        value: The mean; NaN where there is no question to average.
+        low: Lower end of the interval.
+        high: Upper end.
+        questions: How many were averaged.
+    """
+
+    value: float
+    low: float
+    high: float
+    questions: int
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Share of the k-subsets of `n` responses, `right` of them right, that hold a right one (Chen et al. 2021, eq. 1).
+
+    1 − C(n − c, k) / C(n, k)
+
+    Raises:
+        ValueError: There are fewer than k responses.
+    """
+    _require(n, k)
+    subsets = math.comb(n, k)
+    return (subsets - math.comb(n - right, k)) / subsets
+
+
+@lru_cache(maxsize=1 << 16)
+def majority_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> float:
+    """Share of the k-subsets in which the right answer has most votes; t answers that tie for most count as 1/t each.
+
+    Args:
+        right: Responses with the right answer.
+        wrong: Responses with each wrong answer.
+        silent: Responses without an answer; they have no vote, and where nobody votes the right answer does not win.
+        k: Size of a subset.
+
+    Raises:
+        ValueError: There are fewer than k responses.
+    """
+    n = right + sum(wrong) + silent
+    _require(n, k)
+    won = Fraction(0)
+    for votes in range(1, min(right, k) + 1):
+        chosen = math.comb(right, votes)
+        for (drawn, ties), ways in _minorities(wrong, votes, k - votes).items():
+            won += Fraction(chosen * ways * math.comb(silent, k - votes - drawn), ties + 1)
+    return float(won / math.comb(n, k))
+
+
+def _minorities(sizes: Sequence[int], most: int, limit: int) -> Counter[tuple[int, int]]:
+    """Ways to draw at most `limit` responses, at most `most` of each answer, by (responses drawn, answers with `most`).
+
+    Args:
+        sizes: Responses there are with each answer.
+        most: Votes of the right answer.
+        limit: Responses that are left to draw.
+    """
+    ways = Counter({(0, 0): 1})
+    for size in sizes:
+        wider: Counter[tuple[int, int]] = Counter()
+        for (drawn, ties), count in ways.items():
+            for more in range(min(size, most, limit - drawn) + 1):
+                wider[drawn + more, ties + (more == most)] += count * math.comb(size, more)
+        ways = wider
+    return ways
+
+
+def share(values: Sequence[float]) -> Estimate:
+    """The mean of one number in [0, 1] per question, with a score interval that stays in [0, 1].
+
+    Wilson's interval (1927) at the sample size that a simple random sample would need for the same variance, as for
+    surveys by clusters (Kish 1965; Korn & Graubard 1998): n* = p (1 − p) / (s² / n). The question is the cluster, so
+    responses to one question never count as independent. With one response per question n* = n: Wilson's own interval.
+    Where all questions agree there is no variance to go by, and n* = n, the least it can be.
+    """
+    if not values:
+        return _nothing()
+    column = torch.tensor(values, dtype=torch.float64)
+    p, variance, n = float(column.mean()), float(column.var(correction=0)), len(values)
+    size = n * p * (1 - p) / variance if variance > 0 else float(n)
+    centre = (p + _Z95**2 / (2 * size)) / (1 + _Z95**2 / size)
+    half = _Z95 / (1 + _Z95**2 / size) * math.sqrt(p * (1 - p) / size + (_Z95 / (2 * size)) ** 2)
+    return Estimate(p, max(0.0, centre - half), min(1.0, centre + half), n)
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """The mean of one number of any size per question, ± 1.96 standard errors over questions (NaN for one question)."""
+    if not values:
+        return _nothing()
+    column = torch.tensor(values, dtype=torch.float64)
+    half = _Z95 * float(column.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return Estimate(float(column.mean()), float(column.mean()) - half, float(column.mean()) + half, len(values))
+
+
+def _nothing() -> Estimate:
+    return Estimate(math.nan, math.nan, math.nan, 0)
+
+
+def _require(n: int, k: int) -> None:
+    if not 1 <= k <= n:
+        raise ValueError(f"an estimate for k={k} needs at least k responses, but there are {n}")

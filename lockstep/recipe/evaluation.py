@@ -1,0 +1,68 @@
+"""The options of an evaluation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from lockstep.recipe.machinery import Computation, RepeatedSampling, SamplerSection
+from lockstep.recipe.section import Section
+from lockstep.recipe.sources import DataSection, Paths, PromptSection, RewardSection
+
+
+class EvalModel(Section):
+    """Whose responses are judged."""
+
+    path: str = Field(description="a Hugging Face folder on this machine, or the folder of a finished run")
+
+
+class EvalData(PromptSection):
+    """The rows that are asked."""
+
+    validation: Paths = Field(description="file to evaluate on, or a list of files")
+
+    @property
+    def in_order(self) -> DataSection:
+        """The same for whoever reads rows: those of the file, in its order."""
+        return DataSection(train=self.validation, shuffle=False, **self.model_dump(exclude={"validation"}))
+
+
+class Greedy(Section):
+    """One response per question, each token the likeliest."""
+
+    max_tokens: PositiveInt = Field(description="longest response")
+
+
+class EvalRun(Section):
+    """Where to, and how often."""
+
+    folder: str | None = Field(
+        default=None, description="folder of the results; null: evals/<model>-<data>-<hash of all that matters>"
+    )
+    save_every: PositiveInt = Field(
+        default=32, description="questions that are answered and written together; a stopped evaluation loses no more"
+    )
+
+
+class EvalRecipe(Section):
+    """`algorithm: eval`"""
+
+    algorithm: Literal["eval"]
+    seed: int = 0
+    model: EvalModel
+    data: EvalData
+    reward: RewardSection
+    greedy: Greedy | None = Field(default=None, description="null: no greedy responses")
+    sampling: RepeatedSampling | None = Field(default=None, description="null: no sampled responses")
+    sampler: SamplerSection = SamplerSection()
+    learner: Computation = Computation()
+    run: EvalRun = EvalRun()
+
+    @model_validator(mode="after")
+    def _something_is_asked(self) -> EvalRecipe:
+        if self.greedy is None and self.sampling is None:
+            raise ValueError("greedy and sampling are both null, so there is nothing to evaluate; set one of them")
+        if self.sampling is not None and self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0; greedy responses have a section of their own, greedy")
+        return self

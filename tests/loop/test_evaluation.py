@@ -1,0 +1,375 @@
+"""`lockstep eval` on a real model and real questions, on runs, and as the trainer's validation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.cli import main
+from lockstep.config import load
+from lockstep.report.log import read_metrics
+from lockstep.report.summary import summary
+from lockstep.runtime.eval_recipe import eval_recipe
+from lockstep.runtime.evaluate import evaluate
+from lockstep.runtime.stop import Stopped
+from lockstep.runtime.train import train
+from lockstep.samplers.torch.sampler import TorchSampler
+
+Run = Callable[..., list[dict[str, Any]]]
+SMALL = [
+    "data.max_prompt_tokens=400", "data.max_validation_samples=6", "greedy.max_tokens=8", "sampling.max_tokens=8",
+    "sampling.num_samples=4", "learner.device=cpu", "learner.dtype=fp32", "run.save_every=4",
+]  # fmt: skip
+ANSWERS = """
+def early_t(prompt, response, answer, row):
+    return None if "e" not in response else float("t" in response)
+"""
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def figures(folder: Path, setting: str) -> dict[str, float]:
+    return {name: figure["value"] for name, figure in results(folder)["settings"][setting]["figures"].items()}
+
+
+@pytest.fixture
+def ask(assets: Path, in_tmp: Path) -> Callable[..., Path]:
+    """Evaluates the real model on the first questions of GSM8K, a few tokens each."""
+    (in_tmp / "rewards.py").write_text(ANSWERS)
+
+    def go(folder: str | None, *overrides: str) -> Path:
+        model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/gsm8k/test.jsonl"
+        return evaluate(eval_recipe(model, data, [*SMALL, *overrides], folder=folder))
+
+    return go
+
+
+JUDGED = "reward={type: python, function: 'rewards.py:early_t', marker: null, pass_score: 1.0}"
+
+
+def test_every_response_is_kept_and_the_figures_are_theirs(
+    ask: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ask("asked", JUDGED)
+    rows, found = samples(folder), results(folder)
+    assert [row["setting"] for row in rows] == ["greedy"] * 6 + ["sampled"] * 24
+    assert [(row["question"], row["draw"]) for row in rows[6:]] == [(q, d) for q in range(6) for d in range(4)]
+    judged = [row["score"] for row in rows[6:] if row["score"] is not None]
+    sampled = found["settings"]["sampled"]
+    assert sampled["responses"]["no_verdict"] == 24 - len(judged)
+    by_question = [
+        [row["score"] for row in rows[6:] if row["question"] == q and row["score"] is not None] for q in range(6)
+    ]
+    assert 0 < len(judged) < 24
+    assert len(set(judged)) == 2
+    means = [sum(own) / len(own) for own in by_question if own]
+    assert sampled["figures"]["pass@1"]["value"] == pytest.approx(sum(means) / len(means))
+    assert sampled["figures"]["pass@1"]["questions"] == len(means)
+    assert sampled["responses"]["response_length"] == sum(row["tokens"] for row in rows[6:]) / 24
+    shown = capsys.readouterr().out
+    assert "4 samples at temperature 1" in shown
+    assert f"{sampled['figures']['pass@1']['value']:.3f} [" in shown
+
+
+def test_numbers_do_not_depend_on_batches_or_blocks(ask: Callable[..., Path]) -> None:
+    plain = ask("plain")
+    other = ask("other", "sampler.max_batch_size=3", "run.save_every=1")
+    assert samples(plain) == samples(other)
+    assert results(plain) == results(other)
+
+
+def test_a_stopped_evaluation_goes_on_to_the_same_files(
+    ask: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, stopped = ask("whole"), ask("stopped")
+    (stopped / "results.json").unlink()
+    content = (whole / "samples.jsonl").read_bytes()
+    lines = content.splitlines(keepends=True)
+    (stopped / "samples.jsonl").write_bytes(b"".join(lines[:15]) + lines[15][:30])  # greedy, and part of a block
+    ask("stopped")
+    assert "goes on after step 2" in capsys.readouterr().err
+    assert (stopped / "samples.jsonl").read_bytes() == content
+    assert results(stopped) == results(whole)
+
+
+def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
+    ask: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, generate, asked = ask("plain"), TorchSampler.generate, []
+
+    def interrupted(self: TorchSampler, *arguments: Any) -> Any:
+        asked.append(arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return generate(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchSampler, "generate", interrupted)
+        with pytest.raises(Stopped, match="stopped after step 1, because Ctrl-C was received") as stopped:
+            ask("stopped")
+    assert (stopped.value.code, len(asked)) == (130, 1)
+    assert samples(ask("stopped")) == samples(plain)
+
+
+def test_a_line_that_is_no_sample_is_named(ask: Callable[..., Path]) -> None:
+    folder = ask("asked")
+    (folder / "results.json").unlink()
+    (folder / "samples.jsonl").write_bytes(b'{"setting": "greedy"}\n' * 30)
+    with pytest.raises(ValueError, match=r"samples\.jsonl:1 is no sample"):
+        ask("asked")
+
+
+def test_options_may_stand_in_any_order(assets: Path, in_tmp: Path) -> None:
+    first, *rest = SMALL
+    model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/gsm8k/test.jsonl"
+    assert main(["eval", model, data, first, "--out", "asked", *rest, "greedy=null"]) == 0
+    assert list(results(Path("asked"))["settings"]) == ["sampled"]
+
+
+def test_a_finished_evaluation_is_read_and_not_made_again(
+    ask: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ask(None)
+    first = capsys.readouterr().out
+    (folder / "samples.jsonl").unlink()
+    assert ask(None) == folder
+    assert capsys.readouterr().out == first
+    assert not (folder / "samples.jsonl").exists()
+    assert ask(None, "seed=1") != folder
+    assert folder.parent.name == "evals"
+
+
+def test_other_weights_are_another_evaluation(models: Callable[..., Path], in_tmp: Path, assets: Path) -> None:
+    shutil.copytree(assets / "models/stories260K/hf", "model", copy_function=shutil.copyfile)
+    (in_tmp / "one.jsonl").write_text('{"question": "Once upon a time", "answer": "#### 1"}\n')
+
+    def go(folder: str | None) -> Path:
+        return evaluate(eval_recipe("model", "one.jsonl", [*SMALL, "sampling=null"], folder=folder))
+
+    one, named = go(None), go("named")
+    config = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(config))  # other bytes
+    assert go(None) != one
+    with pytest.raises(ValueError, match=r"named holds another evaluation:\n  model.config.json was"):
+        go(str(named))
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        ("greedy.max_tokens=3", "greedy"),
+        ("sampling.max_tokens=3", "sampled"),
+        ("sampling.temperature=0.3", "sampled"),
+        ("sampling.top_k=2", "sampled"),
+        ("sampling.top_p=0.2", "sampled"),
+        ("seed=5", "sampled"),
+        ("data.prompt='{question} So'", "greedy"),
+    ],
+)
+def test_a_setting_takes_effect_where_it_should_and_nowhere_else(
+    ask: Callable[..., Path], option: str, setting: str
+) -> None:
+    plain, changed = samples(ask("plain")), samples(ask("changed", option))
+    for name in ("greedy", "sampled"):
+        same = [row["response"] for row in plain if row["setting"] == name] == [
+            row["response"] for row in changed if row["setting"] == name
+        ]
+        assert same == (name != setting and not option.startswith("data."))
+
+
+def test_more_samples_begin_with_the_fewer(ask: Callable[..., Path]) -> None:
+    few, many = samples(ask("few", "greedy=null")), samples(ask("many", "greedy=null", "sampling.num_samples=6"))
+    assert [row for row in many if row["draw"] < 4] == few
+
+
+def test_the_ks_are_those_that_were_asked_for(ask: Callable[..., Path]) -> None:
+    assert list(figures(ask("all"), "sampled")) == ["pass@1", "pass@4", "maj@4"]
+    assert list(figures(ask("some", "sampling.k=[2, 3]"), "sampled")) == [
+        "pass@1",
+        "pass@2",
+        "maj@2",
+        "pass@3",
+        "maj@3",
+    ]
+    assert list(figures(ask("own", JUDGED), "sampled")) == ["reward", "pass@1", "pass@4"]
+
+
+def test_rows_and_limits_of_the_data(ask: Callable[..., Path]) -> None:
+    found = results(ask("few", "data.max_validation_samples=2", "data.max_prompt_tokens=200", "greedy=null"))
+    assert found["questions"] == 2
+    assert found["skipped_rows"] > 0
+    assert list(found["settings"]) == ["sampled"]
+
+
+def test_several_files_are_one_evaluation(ask: Callable[..., Path], in_tmp: Path) -> None:
+    for name in ("one", "two"):
+        (in_tmp / f"{name}.jsonl").write_text(json.dumps({"question": name, "answer": "#### 1"}) + "\n")
+    folder = ask("both", "data.validation=[one.jsonl, two.jsonl]", "greedy=null")
+    assert [row["id"] for row in samples(folder)] == ["one.jsonl:1"] * 4 + ["two.jsonl:1"] * 4
+    assert results(folder)["data"] == "one.jsonl, two.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["MODEL", "absent.jsonl", *SMALL], "absent.jsonl: there is no such file"),
+        (["absent", "DATA"], "absent: there is no such folder"),
+        (["MODEL", "DATA", "sampling.temperature=0", "sampling.num_samples=1"], "a section of their own, greedy"),
+        (["MODEL", "DATA", "sampling.temperature=0"], "num_samples must be 1"),
+        (["MODEL", "DATA", "sampling.k=[32]"], "k is 32, but each question gets num_samples=16 responses"),
+        (["MODEL", "DATA", "greedy=null", "sampling=null"], "nothing to evaluate"),
+        (["MODEL", "DATA", "sampling.temprature=0.5"], "did you mean sampling.temperature?"),
+        (["MODEL", "DATA", "greedy.max_tokens=600"], "greedy.max_tokens allows sequences of 1112 tokens"),
+        (["MODEL", "DATA", "data.train=x"], "there is no option data.train"),
+        (["MODEL", "DATA", "reward.pass_score=1"], "pass_score goes with type: python"),
+        (["MODEL", "DATA", "--recipe", "ppo_gsm8k"], "a recipe that trains"),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    real = {"MODEL": f"{assets}/models/stories260K/hf", "DATA": f"{assets}/data/gsm8k/test.jsonl"}
+    assert main(["eval", *(real.get(word, word) for word in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+    assert not Path("evals").exists()
+
+
+def test_an_evaluation_is_not_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "eval_gsm8k"]) == 2
+    assert "lockstep eval MODEL DATA --recipe eval_gsm8k" in capsys.readouterr().err
+
+
+def test_a_run_says_how_it_is_evaluated_and_agrees_with_its_validation(run: Run, in_tmp: Path) -> None:
+    rows = run("validation_sampling.num_samples=3", "validation_sampling.temperature=0.8", "seed=3")
+    loaded = eval_recipe("run", "run/data/validation.jsonl", ["sampling.num_samples=3"])
+    folder = evaluate(loaded)
+    assert (
+        figures(folder, "sampled")["reward"]
+        == [row for row in rows if "validation/reward" in row][-1]["validation/reward"]
+    )
+    assert loaded.dump()["sampling"]["temperature"] == 0.8
+    assert loaded.dump()["greedy"] == {"max_tokens": 12}
+    assert {row["prompt"][-1] for row in samples(folder)} == {"\n"}
+    assert folder.name.startswith("run-validation-")
+
+
+def test_a_run_that_is_not_finished_says_so(run: Run, in_tmp: Path) -> None:
+    run()
+    shutil.rmtree("run/final")
+    with pytest.raises(ValueError, match="run is a run that has no final/ yet"):
+        eval_recipe("run", "run/data/validation.jsonl")
+
+
+def test_validation_is_drawn_by_its_own_settings(run: Run) -> None:
+    """Training's are changed and validation stays; validation's are changed and it does not."""
+
+    def first(folder: str, *overrides: str) -> dict[str, float]:
+        many = ["validation_sampling={temperature: 1.0, num_samples: 4}", "reward.pass_score=0.1", "run.max_steps=1"]
+        return run(f"run.folder={folder}", *many, *overrides)[0]
+
+    plain = first("plain")
+    assert {"validation/reward", "validation/pass@1", "validation/pass@4"} <= plain.keys()
+    assert "validation/maj@4" not in plain
+    assert plain["validation/pass@1"] <= plain["validation/pass@4"]
+    assert first("training", "sampling={temperature: 0.2, top_k: 3, max_tokens: 5}", "ppo.num_generations=4") == plain
+    for number, option in enumerate(("temperature=0.2", "top_p=0.3", "top_k=2", "max_tokens=5", "num_samples=2")):
+        assert first(f"own-{number}", f"validation_sampling.{option}") != plain, option
+    assert first("fewer", "data.max_validation_samples=2") != plain
+
+
+def test_validation_by_math_has_accuracy_and_a_majority(run: Run, in_tmp: Path) -> None:
+    rows = run("reward={type: math, function: null}", "validation_sampling={temperature: 1.0, num_samples: 2}")
+    assert rows[0]["validation/accuracy"] == rows[0]["validation/pass@1"]
+    assert "validation/maj@2" in rows[0]
+    assert "validation/reward" not in rows[0]
+
+
+def test_the_summary_calls_a_reward_a_reward(run: Run) -> None:
+    run()
+    assert "held-out reward" in summary(Path("run"))
+    assert "held-out accuracy" not in summary(Path("run"))
+
+
+SFT = {
+    "algorithm": "sft",
+    "model": {
+        "scratch": {
+            "config": {
+                "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+                "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 96,
+            }
+        }
+    },
+    "learner": {"device": "cpu"},
+    "data": {
+        "arithmetic": {"train_questions": 64, "validation_questions": 8, "demonstrations": 64},
+        "prompt": "{question}\n", "max_prompt_tokens": 64,
+    },
+    "sft": {"global_batch_size": 16, "max_tokens": 96},
+    "optimizer": {"lr": 1e-2},
+    "run": {"max_steps": 3, "validate_every": 2, "folder": "sft"},
+}  # fmt: skip
+
+
+def tuned(*overrides: str) -> list[dict[str, float]]:
+    Path("sft.yaml").write_text(yaml.safe_dump(SFT))
+    rows = read_metrics(train(load("sft.yaml", list(overrides))))
+    return [row for row in rows if "validation/loss" in row]
+
+
+def test_sft_validates_by_held_out_loss(in_tmp: Path) -> None:
+    rows = tuned()
+    assert [row["step"] for row in rows] == [0, 2, 3]
+    assert rows[-1]["validation/loss"] < rows[0]["validation/loss"]
+    assert all(row["validation/perplexity"] == pytest.approx(2.718281828 ** row["validation/loss"]) for row in rows)
+    assert tuned("run.folder=few", "data.max_validation_samples=2")[0] != rows[0]
+    assert [row["step"] for row in tuned("run.folder=rare", "run.validate_every=0")] == [0, 3]
+    assert "held-out loss" in summary(Path("sft"))
+
+
+def test_held_out_loss_is_the_loss_that_is_trained(in_tmp: Path) -> None:
+    """One step on the held-out rows, all in one batch, reports what validation found before it."""
+    tuned()
+    rows = "data={train: sft/data/validation.jsonl, validation: sft/data/validation.jsonl, arithmetic: null}"
+    whole = [rows, "run.folder=whole", "sft.global_batch_size=8", "run.max_steps=1", "learner.micro_batch_tokens=100"]
+    held_out = tuned(*whole)[0]
+    trained = next(row for row in read_metrics(Path("whole")) if "policy/loss" in row)
+    assert held_out["validation/loss"] == pytest.approx(trained["policy/loss"], rel=1e-5)
+
+
+@pytest.mark.needs("gloo")
+def test_two_ranks_validate_as_one(in_tmp: Path) -> None:
+    one, two = tuned(), tuned("run.folder=two", "learner.parallel.dp=2")
+    for alone, together in zip(one, two, strict=True):
+        assert together["validation/loss"] == pytest.approx(alone["validation/loss"], rel=1e-5)
+
+
+def test_a_tuned_run_can_be_evaluated_on_the_answers(in_tmp: Path) -> None:
+    tuned()
+    folder = evaluate(eval_recipe("sft", "sft/data/validation.jsonl", ["sampling=null"]))
+    assert results(folder)["settings"]["greedy"]["sampling"]["max_tokens"] == 32
+    assert 0.0 <= figures(folder, "greedy")["pass@1"] <= 1.0
+
+
+def test_validation_without_rows_is_refused(in_tmp: Path) -> None:
+    for option in ("run.validate_every=2", "data.max_validation_samples=3"):
+        with pytest.raises(ValueError, match="need rows to validate on"):
+            load(
+                "ppo_gsm8k",
+                ["data.validation=null", "run.validate_every=0", "data.max_validation_samples=null", option],
+            )

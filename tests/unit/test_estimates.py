@@ -1,0 +1,161 @@
+"""Estimates against enumeration of every subset in exact fractions, their properties, and the coverage of intervals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.objectives.estimates import majority_at_k, mean, pass_at_k, share
+
+RIGHT, SILENT = "right", None
+counts = st.tuples(st.integers(0, 5), st.lists(st.integers(1, 4), max_size=3).map(tuple), st.integers(0, 2)).filter(
+    lambda drawn: 1 <= drawn[0] + sum(drawn[1]) + drawn[2] <= 9
+)
+
+
+def responses(right: int, wrong: tuple[int, ...], silent: int) -> list[str | None]:
+    """One name of an answer per response."""
+    others = [f"wrong {i}" for i, size in enumerate(wrong) for _ in range(size)]
+    return [RIGHT] * right + others + [SILENT] * silent
+
+
+def won(votes: tuple[str | None, ...]) -> Fraction:
+    """What one vote is worth to the right answer."""
+    tally = Counter(vote for vote in votes if vote is not None)
+    leaders = [answer for answer, count in tally.items() if count == max(tally.values())]
+    return Fraction(1, len(leaders)) if RIGHT in leaders else Fraction(0)
+
+
+@given(counts, st.data())
+def test_every_subset_counts_once(drawn: tuple[int, tuple[int, ...], int], data: st.DataObject) -> None:
+    right, wrong, silent = drawn
+    every = responses(right, wrong, silent)
+    k = data.draw(st.integers(1, len(every)))
+    subsets = list(itertools.combinations(every, k))
+    passed = Fraction(sum(RIGHT in subset for subset in subsets), len(subsets))
+    majority = sum((won(subset) for subset in subsets), Fraction(0)) / len(subsets)
+    assert pass_at_k(len(every), right, k) == float(passed)
+    assert majority_at_k(right, wrong, silent, k) == float(majority)
+
+
+@given(counts)
+def test_of_one_response_all_figures_are_the_share_of_right_ones(drawn: tuple[int, tuple[int, ...], int]) -> None:
+    right, wrong, silent = drawn
+    n = right + sum(wrong) + silent
+    assert pass_at_k(n, right, 1) == majority_at_k(right, wrong, silent, 1) == right / n
+
+
+@given(st.integers(1, 300), st.data())
+def test_more_tries_pass_more_often(n: int, data: st.DataObject) -> None:
+    right = data.draw(st.integers(0, n))
+    curve = [pass_at_k(n, right, k) for k in range(1, n + 1)]
+    assert curve == sorted(curve)
+    assert curve[-1] == float(right > 0)
+
+
+@given(counts, st.randoms(use_true_random=False), st.data())
+def test_the_order_of_answers_does_not_matter(
+    drawn: tuple[int, tuple[int, ...], int], shuffler: object, data: st.DataObject
+) -> None:
+    right, wrong, silent = drawn
+    k = data.draw(st.integers(1, right + sum(wrong) + silent))
+    order = data.draw(st.permutations(wrong))
+    assert majority_at_k(right, tuple(order), silent, k) == majority_at_k(right, wrong, silent, k)
+
+
+def test_a_majority_grows_surer_and_a_minority_is_outvoted() -> None:
+    most, least = ([majority_at_k(right, (32 - right,), 0, k) for k in (1, 3, 9, 31)] for right in (20, 12))
+    assert most == sorted(most)
+    assert least == sorted(least, reverse=True)
+
+
+def test_rare_successes_keep_their_digits() -> None:
+    """The textbook's 1 − quotient of floats would lose half of them here, and its factorials overflow."""
+    assert pass_at_k(10**6, 1, 3) == 3e-6
+    assert pass_at_k(4000, 1, 2000) == 0.5
+    assert majority_at_k(1, (1,) * 1999, 0, 1) == 1 / 2000
+
+
+def test_pass_at_k_is_unbiased() -> None:
+    """Averaged over every outcome of n draws with probability p it is 1 − (1 − p)^k exactly, whatever n."""
+    p, k = Fraction(3, 10), 4
+    for n in (4, 7, 16):
+        chance = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+        expected = sum(chance[c] * Fraction(pass_at_k(n, c, k)) for c in range(n + 1))
+        assert float(expected) == pytest.approx(float(1 - (1 - p) ** k), rel=1e-15)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_too_few_responses_are_an_error(k: int) -> None:
+    for estimate in (lambda: pass_at_k(3, 1, k), lambda: majority_at_k(1, (2,), 0, k)):
+        with pytest.raises(ValueError, match=rf"k={k} needs at least k responses, but there are 3"):
+            estimate()
+
+
+def test_one_response_per_question_gives_wilsons_interval() -> None:
+    """Newcombe 1998, table I: 81 of 263, and 15 of 148; 0 of 20; 1 of 29."""
+    for passed, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611),
+                                 (1, 29, 0.0061, 0.1718)):  # fmt: skip
+        found = share([1.0] * passed + [0.0] * (n - passed))
+        assert (found.value, found.questions) == (passed / n, n)
+        assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_copies_of_a_response_add_no_certainty() -> None:
+    """Sixteen equal responses to each question are worth one; sixteen independent ones are worth more."""
+    once = share([1.0, 0.0, 0.0, 1.0, 1.0])
+    assert share([16 / 16, 0 / 16, 0 / 16, 16 / 16, 16 / 16]) == once
+    mixed = share([9 / 16, 10 / 16, 10 / 16, 9 / 16, 10 / 16])
+    assert mixed.value == once.value
+    assert mixed.high - mixed.low < 0.2 * (once.high - once.low)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+@settings(max_examples=200)
+def test_an_interval_holds_its_figure_and_stays_between_zero_and_one(values: list[float]) -> None:
+    found = share(values)
+    assert 0.0 <= found.low <= found.value + 1e-12
+    assert found.value - 1e-12 <= found.high <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("strong", "weak", "questions", "n", "least"),
+    [
+        (0.5, 0.5, 50, 4, 0.93),
+        (0.5, 0.5, 200, 16, 0.93),
+        (0.2, 3.0, 50, 4, 0.90),
+        (0.05, 5.0, 50, 1, 0.90),
+        (3.0, 0.2, 50, 1, 0.93),
+    ],
+)
+def test_intervals_cover(strong: float, weak: float, questions: int, n: int, least: float) -> None:
+    """Questions of every difficulty, p ~ Beta: the truth lies in 95 % of the intervals, about."""
+    torch.manual_seed(0)
+    runs, truth = 1000, strong / (strong + weak)
+    difficulty = torch.distributions.Beta(strong, weak).sample((runs, questions))
+    passed = torch.distributions.Binomial(n, difficulty).sample() / n
+    found = [share(row) for row in passed.tolist()]
+    covered = sum(estimate.low <= truth <= estimate.high for estimate in found) / runs
+    assert least <= covered <= 0.985
+
+
+def test_a_mean_of_any_size_has_its_standard_error() -> None:
+    found = mean([1.0, 2.0, 6.0])
+    assert found.value == 3.0
+    assert (found.low, found.high) == pytest.approx(
+        (3 - 1.96 * math.sqrt(7 / 3), 3 + 1.96 * math.sqrt(7 / 3)), abs=1e-3
+    )
+    assert math.isnan(mean([1.0]).low)
+
+
+def test_of_no_question_nothing_is_said() -> None:
+    for estimate in (share([]), mean([])):
+        assert estimate.questions == 0
+        assert math.isnan(estimate.value)

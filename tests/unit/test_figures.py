@@ -1,0 +1,112 @@
+"""From judged responses to figures: what counts, what is left out, and which answers are the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from lockstep.experience.evaluation import Grading, Sample, grading
+from lockstep.experience.rewards import MathReward, PythonReward
+from lockstep.experience.votes import votes_of
+from lockstep.recipe import RewardSection
+from lockstep.types import Prompt
+
+MATH = Grading(pass_score=1.0, majority=True, graded=False)
+EMPTY = Sample(0, "rows.jsonl:1", 0, "?", "", "18", None, None, 1, False)
+
+
+def question(number: int, *answers: tuple[float | None, str | None]) -> list[Sample]:
+    """One question's responses, as (score, vote)."""
+    return [
+        replace(EMPTY, question=number, draw=draw, score=score, vote=vote) for draw, (score, vote) in enumerate(answers)
+    ]
+
+
+def test_figures_are_means_over_questions() -> None:
+    samples = question(0, (1.0, "18"), (0.0, "7"), (0.0, "7")) + question(1, (1.0, "2"), (1.0, "2"), (1.0, "2"))
+    figures = MATH.figures(samples, (1, 3))
+    assert {name: figure.value for name, figure in figures.items()} == pytest.approx(
+        {"pass@1": (1 / 3 + 1) / 2, "pass@3": 1.0, "maj@3": 0.5}
+    )
+    assert list(figures) == ["pass@1", "pass@3", "maj@3"]
+    assert all(figure.questions == 2 and figure.low < figure.value <= figure.high for figure in figures.values())
+
+
+def test_votes_for_equal_answers_count_together_and_silence_does_not() -> None:
+    samples = question(0, (1.0, "18"), (1.0, "18"), (0.0, "7"), (0.0, None), (0.0, None), (0.0, None))
+    assert MATH.figures(samples, (6,))["maj@6"].value == 1.0
+    split = question(0, (1.0, "18"), (1.0, "18"), (0.0, "7"), (0.0, "7"), (0.0, "8"), (0.0, "9"))
+    assert MATH.figures(split, (6,))["maj@6"].value == 0.5
+
+
+def test_a_response_without_a_verdict_is_left_out_and_counted() -> None:
+    samples = question(0, (1.0, "18"), (None, None)) + question(1, (None, None), (None, None))
+    samples += question(2, (0.0, "7"), (0.0, "7"))
+    figures = MATH.figures(samples, (1, 2))
+    assert (figures["pass@1"].value, figures["pass@1"].questions) == (0.5, 2)
+    assert (figures["pass@2"].value, figures["pass@2"].questions) == (0.0, 1)
+    assert (figures["maj@2"].value, figures["maj@2"].questions) == (0.0, 1)
+    metrics = MATH.metrics(samples, (1, 2)).floats()
+    assert metrics["no_verdict"] == 3
+    assert metrics["accuracy"] == metrics["pass@1"] == 0.5
+
+
+def test_where_nothing_was_judged_there_is_no_figure() -> None:
+    assert math.isnan(MATH.figures(question(0, (None, None)), (1,))["pass@1"].value)
+
+
+def test_graded_rewards_have_a_mean_and_pass_where_the_recipe_says() -> None:
+    samples = question(0, (0.5, None), (2.5, None)) + question(1, (-1.0, None), (None, None))
+    plain = grading(RewardSection(type="python", function="a.py:b")).figures(samples, (1, 2))
+    assert {name: figure.value for name, figure in plain.items()} == {"reward": 0.25}
+    passing = grading(RewardSection(type="python", function="a.py:b", pass_score=2.0)).figures(samples, (1, 2))
+    assert {name: figure.value for name, figure in passing.items()} == {"reward": 0.25, "pass@1": 0.25, "pass@2": 1.0}
+    assert passing["pass@2"].questions == 1
+
+
+def test_a_score_passes_at_its_own_value() -> None:
+    """Scores come from a batch, in fp32."""
+    as_scored = 0.699999988079071
+    graded = grading(RewardSection(type="python", function="a.py:b", pass_score=0.7))
+    assert graded.figures(question(0, (as_scored, None)), (1,))["pass@1"].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("responses", "scores", "expected"),
+    [
+        (["#### 7", "#### 7.0", "#### $7", "#### 8"], [0.0] * 4, ["7", "7", "7", "8"]),
+        (["#### 1/2", "so #### 0.5", "#### 2"], [0.0] * 3, ["1/2", "1/2", "2"]),
+        (["#### 18.0", "#### 18", "#### 3"], [1.0, 1.0, 0.0], ["18.0", "18.0", "3"]),
+        (["no marker", "####", "#### many", "#### 3"], [0.0] * 4, [None, None, None, "3"]),
+        (["#### 5", "#### 5", "#### 6"], [None, 0.0, 0.0], [None, "5", "6"]),
+    ],
+)  # fmt: skip
+def test_responses_vote_for_what_they_answer(
+    responses: list[str], scores: list[float | None], expected: list[str | None]
+) -> None:
+    votes = votes_of(MathReward("####"))
+    assert votes is not None
+    assert votes(responses, scores) == expected
+
+
+def test_without_a_marker_the_last_expression_is_the_answer() -> None:
+    votes = votes_of(MathReward())
+    assert votes is not None
+    first, second, third = votes(["It is 7.", "First 8, then 7", "It is 8."], [0.0, 0.0, 0.0])
+    assert first == second != third
+
+
+def test_right_and_wrong_answers_are_what_the_reward_says() -> None:
+    """The judge and the ballot read the same place of a response."""
+    reward, responses = MathReward("####"), [r"#### \sqrt{12}", r"#### 2\sqrt{3}", r"#### 2"]
+    prompt = Prompt("rows.jsonl:1", "?", (1,), {})
+    scores = reward([prompt] * 3, responses, [r"#### 2\sqrt{3}"] * 3)
+    votes = votes_of(reward)
+    assert votes is not None
+    assert votes(responses, scores)[0] == votes(responses, scores)[1] != votes(responses, scores)[2]
+
+
+def test_a_reward_of_ones_own_has_no_ballot() -> None:
+    assert votes_of(PythonReward("math:sqrt")) is None
