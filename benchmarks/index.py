@@ -67,7 +67,7 @@ def write_rows(path: Path, num_bytes: int) -> int:
 
 
 def lockstep(path: Path) -> Callable[[], tuple[int, Read]]:
-    from lockstep.experience.jsonl import JsonlIndex
+    from lockstep.data.jsonl import JsonlIndex
 
     def opened() -> tuple[int, Read]:
         index = JsonlIndex(path)

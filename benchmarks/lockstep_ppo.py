@@ -30,8 +30,8 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.harness import peak_rss_mb
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
 from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules
-from lockstep.experience.jsonl import JsonlIndex
-from lockstep.experience.prompts import Prompts
+from lockstep.data.jsonl import JsonlIndex
+from lockstep.data.prompts import Prompts
 from lockstep.experience.rollout import Experience
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention

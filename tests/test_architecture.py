@@ -34,7 +34,7 @@ FLOORS = (
     ),
     ("objectives", "losses"),  # 1: mathematics
     ("distributed",),  # 2: the same over shards
-    ("models",),  # 3
+    ("models", "data"),  # 3: what there is to begin with
     ("learners", "samplers"),  # 4
     ("experience",),  # 5
     ("algorithms", "report"),  # 6

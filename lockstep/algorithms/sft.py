@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lockstep.algorithms.step import Phase, StepResult
 from lockstep.batch import Batch
-from lockstep.experience.demonstrations import Demonstrations
+from lockstep.data.demonstrations import Demonstrations
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.metrics import Mean, Metrics

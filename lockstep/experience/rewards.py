@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lockstep.data.jsonl import DataError
 from lockstep.experience import reward_function
 from lockstep.experience.child import Child, ChildDied, ChildError, ChildHangs
-from lockstep.experience.jsonl import DataError
 from lockstep.experience.math_verifier import verify
 from lockstep.recipe import RewardSection
 from lockstep.types import Prompt

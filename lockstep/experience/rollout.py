@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep import keyed
 from lockstep.batch import Batch, concat
-from lockstep.experience.prompts import Prompts
+from lockstep.data.prompts import Prompts
 from lockstep.experience.rewards import Reward
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.recipe import DynamicSampling

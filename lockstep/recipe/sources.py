@@ -35,7 +35,7 @@ class ModelSection(Section):
 
 
 class Arithmetic(Section):
-    """Word problems that are made, not read; see `lockstep.experience.arithmetic`."""
+    """Word problems that are made, not read; see `lockstep.data.arithmetic`."""
 
     train_questions: PositiveInt = Field(description="distinct training questions")
     validation_questions: PositiveInt = Field(description="held-out questions, none of them a training question")

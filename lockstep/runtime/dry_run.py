@@ -16,19 +16,21 @@ import torch
 from transformers import PreTrainedModel
 
 from lockstep.config import Loaded
-from lockstep.experience.demonstrations import Demonstrations
-from lockstep.experience.files import Files, open_rows
-from lockstep.experience.prompts import Prompts
+from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.files import Files, open_rows
+from lockstep.data.prompts import Prompts
 from lockstep.experience.rewards import MathReward, build
 from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
 from lockstep.recipe import Common, LearnerSection, PPORecipe, SFTRecipe
-from lockstep.runtime import memory, prepare
+from lockstep.runtime import memory
 from lockstep.runtime.findings import Findings
+from lockstep.runtime.folder import FRAME, require_writable, standing
 from lockstep.runtime.jobs import batch_arithmetic, extent_of, require_context
 from lockstep.runtime.memory import Sizes, readable
-from lockstep.runtime.prepare import DataFiles, Source
+from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_prompts
+from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
 
@@ -93,7 +95,7 @@ def _device(learner: LearnerSection, found: Findings) -> None:
 
 
 def _run_folder(folder: Path, found: Findings) -> None:
-    prepare.require_writable(folder)
+    require_writable(folder)
     state = "exists; the run goes on there, or is finished" if (folder / "recipe.yaml").is_file() else "new"
     found.say("run folder", f"{folder} ({state})")
 
@@ -101,7 +103,7 @@ def _run_folder(folder: Path, found: Findings) -> None:
 def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
     """The files of rows, where each can be read."""
     before = len(found.problems)
-    files = prepare.data_files(recipe.data, made)
+    files = data_files(recipe.data, made)
     for rows in dict.fromkeys(part for part in (files.train, files.demonstrations, files.validation) if part):
         with found.problem():
             open_rows(rows, recipe.data.bad_rows)
@@ -113,7 +115,7 @@ def _model(loaded: Loaded, files: DataFiles | None, made: Path, found: Findings)
     first = loaded.warm_start
     if first is None:
         with found.problem():
-            return _opened(loaded.training, files, made / prepare.FRAME, found)
+            return _opened(loaded.training, files, made / FRAME, found)
         return None
     if (first.run_folder / "final").is_dir():
         found.say("model", f"{first.name} has been trained: {first.run_folder}")
@@ -135,7 +137,7 @@ def _opened(recipe: Common, files: DataFiles | None, frame: Path, found: Finding
     elif files is None:
         return None
     else:
-        tokenizer = prepare.scratch_tokenizer(recipe, files.train)
+        tokenizer = scratch_tokenizer(recipe, files.train)
         config = scratch_config(recipe.model.scratch.config, tokenizer)
         skeleton(config, "model.scratch.config")
         config.save_pretrained(frame)
@@ -155,7 +157,7 @@ def _of_folder(folder: Path, weights: bool = True) -> _Model:
     model: PreTrainedModel = skeleton(read_config(folder), str(folder))
     if weights:
         check_weights(folder, model)
-    return _Model(prepare.open_source(folder), Sizes.of(model))
+    return _Model(open_source(folder), Sizes.of(model))
 
 
 def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found: Findings) -> None:
@@ -186,7 +188,7 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
 
 def _prompts(recipe: PPORecipe, files: Files, model: _Model, found: Findings) -> Prompts | None:
     with found.problem():
-        return prepare.prompts(files, recipe.data, model.source.tokenizer)
+        return open_prompts(files, recipe.data, model.source.tokenizer)
     return None
 
 
@@ -206,8 +208,8 @@ def _sft(recipe: SFTRecipe, files: DataFiles | None, model: _Model | None, found
     with found.problem():
         require_context(recipe, model.source)
     with found.problem():
-        held_out = files.validation and prepare.demonstrations(files.validation, recipe, model.source.tokenizer)
-        rows = prepare.demonstrations(files.demonstrations, recipe, model.source.tokenizer)
+        held_out = files.validation and open_demonstrations(files.validation, recipe, model.source.tokenizer)
+        rows = open_demonstrations(files.demonstrations, recipe, model.source.tokenizer)
         size = recipe.sft.global_batch_size
         extent = extent_of(recipe, len(rows), size)
         found.say("data", f"{_count(rows, 'rows')}, {_count(held_out, 'rows') if held_out else 'none'} to validate on")
@@ -271,7 +273,7 @@ def _disk(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
     models = [sizes.policy] + ([sizes.critic] if isinstance(recipe, PPORecipe) else [])
     one, best = memory.checkpoint_bytes(*models), 0 if recipe.run.best is None else recipe.run.best.count
     needed = one * (recipe.run.keep + best + 1) + 4 * sizes.policy
-    free = shutil.disk_usage(prepare.standing(loaded.run_folder)).free
+    free = shutil.disk_usage(standing(loaded.run_folder)).free
     found.say("disk", f"at most {readable(needed)}: checkpoints of {readable(one)}; {readable(free)} are free")
     if needed > free:
         raise ValueError(

@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Loaded
+from lockstep.data.files import open_rows
 from lockstep.experience.evaluation import Grading, Sample, answered, grading, lengths
-from lockstep.experience.files import open_rows
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.recipe import EvalRecipe
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
-from lockstep.runtime import prepare
+from lockstep.runtime.folder import locked, note, noted_folder
 from lockstep.runtime.identity import ChangedError, Identity, differences, digest, inputs
-from lockstep.runtime.prepare import Source
 from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.rows import files_of, open_prompts
 from lockstep.runtime.sample_log import Block, SampleLog, Setting
+from lockstep.runtime.source import Source, open_source
 from lockstep.runtime.stop import Stop, Stopped, heeding_signals
 from lockstep.runtime.workers import SamplerSpec
 from lockstep.types import Prompt, SamplingParams
@@ -47,10 +48,10 @@ def evaluate(loaded: Loaded) -> Path:
     recipe = loaded.recipe
     if not isinstance(recipe, EvalRecipe):
         raise ValueError(f"{loaded.name} is a recipe that trains; it is for: lockstep train {loaded.name}")
-    source = prepare.open_source(recipe.model.path)
+    source = open_source(recipe.model.path)
     settings = list(_settings(recipe, source))
     folder = _folder(loaded, recipe)
-    with prepare.locked(folder):
+    with locked(folder):
         if not (folder / RESULTS).exists():
             _examine(recipe, settings, source, folder)
     print(f"{results_table(folder)}\n\nevaluation: {folder}")
@@ -70,14 +71,14 @@ def _folder(loaded: Loaded, recipe: EvalRecipe) -> Path:
             f"{folder} holds another evaluation:\n  " + "\n  ".join(changed) + "\nchoose another folder by --out, or "
             "remove it"
         )
-    prepare.noted_folder(loaded, folder)
-    prepare.note(noted, json.dumps(now, indent=1) + "\n")
+    noted_folder(loaded, folder)
+    note(noted, json.dumps(now, indent=1) + "\n")
     return folder
 
 
 def _inputs(loaded: Loaded, recipe: EvalRecipe) -> Identity:
     """What the responses and verdicts depend on; weights by their content, since two often differ in nothing else."""
-    model, rows = Path(recipe.model.path), open_rows(prepare.files_of(recipe.data.validation), "skip")
+    model, rows = Path(recipe.model.path), open_rows(files_of(recipe.data.validation), "skip")
     weights = {f"model.{path.name}": digest([path]) for path in sorted(model.glob("*.safetensors"))}
     return inputs(loaded, {"validation": rows.digest[:16]}, model) | weights
 
@@ -97,7 +98,7 @@ def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
 def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, folder: Path) -> None:
     """Answers what has not been answered, and writes the results."""
     with progress(f"{recipe.model.path} → {folder}") as shown:
-        rows = prepare.prompts(prepare.files_of(recipe.data.validation), recipe.data.in_order, source.tokenizer)
+        rows = open_prompts(files_of(recipe.data.validation), recipe.data.in_order, source.tokenizer)
         sampler = SamplerSpec(source.folder, recipe.sampler, recipe.learner).build()
         experience = Experience(sampler, rows, build_reward(recipe.reward), source.decode, recipe.seed)
         prompts, graded = rows.first(recipe.data.max_validation_samples), grading(recipe.reward)
@@ -112,12 +113,12 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
         _answer(log, prompts, experience, graded, shown)
     results = {
         "model": recipe.model.path,
-        "data": ", ".join(map(str, prepare.files_of(recipe.data.validation).paths)),
+        "data": ", ".join(map(str, files_of(recipe.data.validation).paths)),
         "questions": len(prompts),
         "skipped_rows": rows.selection.skipped,
         "settings": {setting.name: _results(setting, log.samples[setting.name], graded) for setting in settings},
     }
-    prepare.note(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
+    note(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
 def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[Block]:

@@ -12,7 +12,7 @@ from lockstep.models.export import assemble
 from lockstep.models.heads import canonical
 from lockstep.report.card import card
 from lockstep.runtime.checkpoint import Checkpoint, CheckpointError, Checkpoints
-from lockstep.runtime.prepare import FRAME
+from lockstep.runtime.folder import FRAME
 
 
 def export(run: Path, out: Path, which: str = "latest", dtype: Literal["fp32", "bf16"] = "fp32") -> int:

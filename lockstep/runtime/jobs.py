@@ -9,9 +9,9 @@ from typing import Any
 
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
+from lockstep.data.files import Files
+from lockstep.data.prompts import Prompts
 from lockstep.experience.evaluation import answered, grading
-from lockstep.experience.files import Files
-from lockstep.experience.prompts import Prompts
 from lockstep.experience.refit import refit
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
@@ -20,11 +20,11 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
 from lockstep.recipe import Common, PPORecipe, SFTRecipe
-from lockstep.runtime import prepare
 from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.parallel import launch
-from lockstep.runtime.prepare import DataFiles, Source
 from lockstep.runtime.progress import Progress
+from lockstep.runtime.rows import DataFiles, open_demonstrations, open_prompts
+from lockstep.runtime.source import Source
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -106,7 +106,7 @@ def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
     files, source = place.files, place.source
     require_context(recipe, source)
-    rows = prepare.demonstrations(files.demonstrations, recipe, source.tokenizer)
+    rows = open_demonstrations(files.demonstrations, recipe, source.tokenizer)
     spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
     policy, size = _learner(spec, recipe, place), recipe.sft.global_batch_size
     workers = SFTWorkers(policy, rows, place.shown.phase)
@@ -131,7 +131,7 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     options = rules(recipe, source.stop_token_ids)
     experience = Experience(
         _sampler(policy, source, recipe),
-        prepare.prompts(files.train, recipe.data, source.tokenizer),
+        open_prompts(files.train, recipe.data, source.tokenizer),
         build_reward(recipe.reward),
         source.decode,
         recipe.seed,
@@ -160,7 +160,7 @@ def _validation(
 ) -> Callable[[], Metrics] | None:
     if files is None:
         return None
-    rows = prepare.prompts(files, recipe.data, source.tokenizer).first(recipe.data.max_validation_samples)
+    rows = open_prompts(files, recipe.data, source.tokenizer).first(recipe.data.max_validation_samples)
     asked, graded = recipe.validation_sampling, grading(recipe.reward)
     sampling = source.sampling(asked)
 
@@ -176,7 +176,7 @@ def _held_out_loss(
 ) -> Callable[[], Metrics] | None:
     if files is None:
         return None
-    rows = prepare.demonstrations(files, recipe, source.tokenizer).first(recipe.data.max_validation_samples)
+    rows = open_demonstrations(files, recipe, source.tokenizer).first(recipe.data.max_validation_samples)
     return lambda: held_out_loss(policy, rows).prefixed("validation")
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from workspace import furnish
 
 from lockstep.cli import main
-from lockstep.runtime.prepare import locked
+from lockstep.runtime.folder import locked
 
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
 ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \| (?P<advice>.+) \|")

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from lockstep.cli import main
 from lockstep.config import load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.prepare import locked
+from lockstep.runtime.folder import locked
 from lockstep.runtime.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
 

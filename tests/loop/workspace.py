@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.experience.arithmetic import distinct_problems
+from lockstep.data.arithmetic import distinct_problems
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 

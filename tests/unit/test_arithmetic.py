@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.experience import arithmetic
-from lockstep.experience.jsonl import JsonlIndex
+from lockstep.data import arithmetic
+from lockstep.data.jsonl import JsonlIndex
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.recipe import Arithmetic
 

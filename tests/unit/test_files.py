@@ -14,10 +14,10 @@ from typing import Any
 import datasets
 import pytest
 
-from lockstep.experience.files import Files, open_rows
-from lockstep.experience.jsonl import DataError
-from lockstep.experience.prompts import Prompts
-from lockstep.experience.rows import Rows
+from lockstep.data.files import Files, open_rows
+from lockstep.data.jsonl import DataError
+from lockstep.data.prompts import Prompts
+from lockstep.data.rows import Rows
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.recipe import DataSection
 
@@ -117,7 +117,7 @@ def test_what_is_no_table_is_named(tmp_path: Path, name: str, sentence: str) -> 
 def test_without_the_library_a_table_names_the_extra_and_jsonl_needs_none(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['datasets'] = None\n"
-        "from pathlib import Path; from lockstep.experience.files import Files, open_rows\n"
+        "from pathlib import Path; from lockstep.data.files import Files, open_rows\n"
         "assert len(open_rows(Files((Path(sys.argv[1]),)))) == 2\n"
         "open_rows(Files((Path('x.parquet'),)))"
     )

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.experience import cache, jsonl
-from lockstep.experience.jsonl import DataError, JsonlIndex
-from lockstep.experience.rows import RowError
-from lockstep.experience.templates import render
+from lockstep.data import cache, jsonl
+from lockstep.data.jsonl import DataError, JsonlIndex
+from lockstep.data.rows import RowError
+from lockstep.data.templates import render
 
 
 def written(folder: Path, content: bytes) -> Path:
@@ -252,7 +252,7 @@ def test_a_packed_file_that_is_not_whole_is_named(tmp_path: Path, spoil: Any) ->
 PEAK = """
 import sys
 from pathlib import Path
-from lockstep.experience.jsonl import JsonlIndex
+from lockstep.data.jsonl import JsonlIndex
 
 def kib(field):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.experience.order import drawn, mixed_rows_at, rows_at
+from lockstep.data.order import drawn, mixed_rows_at, rows_at
 
 PARTS = st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 100)), min_size=1, max_size=5)
 """Sizes and weights."""

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lockstep.experience.jsonl import DataError, JsonlIndex
-from lockstep.experience.prompts import Prompts
-from lockstep.experience.templates import render
+from lockstep.data.jsonl import DataError, JsonlIndex
+from lockstep.data.prompts import Prompts
+from lockstep.data.templates import render
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.recipe import DataSection
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.experience import math_verifier
 from lockstep.experience.child import Child
-from lockstep.experience.jsonl import DataError, JsonlIndex
 from lockstep.experience.rewards import MathReward, PythonReward, Reward, RewardError, build
 from lockstep.recipe import RewardSection
 from lockstep.types import Prompt

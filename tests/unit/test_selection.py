@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lockstep.experience import prompts as prompts_module
-from lockstep.experience.demonstrations import Demonstrations
-from lockstep.experience.files import Files, open_rows
-from lockstep.experience.jsonl import DataError, JsonlIndex
-from lockstep.experience.prompts import Prompts
-from lockstep.experience.selection import texts
-from lockstep.experience.templates import complaint
+from lockstep.data import prompts as prompts_module
+from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.files import Files, open_rows
+from lockstep.data.jsonl import DataError, JsonlIndex
+from lockstep.data.prompts import Prompts
+from lockstep.data.selection import texts
+from lockstep.data.templates import complaint
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.recipe import DataSection
 
@@ -134,8 +134,8 @@ def test_the_pass_over_all_rows_is_made_once(
 ) -> None:
     used(path, tokenizer)
     Demonstrations(JsonlIndex(path, "skip"), tokenizer, section(), 9)
-    monkeypatch.setattr("lockstep.experience.prompts.token_ids", refused)
-    monkeypatch.setattr("lockstep.experience.demonstrations.token_ids", refused)
+    monkeypatch.setattr("lockstep.data.prompts.token_ids", refused)
+    monkeypatch.setattr("lockstep.data.demonstrations.token_ids", refused)
     moved = tmp_path / "moved.jsonl"
     path.rename(moved)
     assert len(used(moved, tokenizer, shuffle=False)) == 2

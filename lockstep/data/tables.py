@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from lockstep.experience import cache
-from lockstep.experience.cache import Stamp
-from lockstep.experience.notes import Ticker
-from lockstep.experience.rows import DataError, Part, Skipped
+from lockstep.data import cache
+from lockstep.data.cache import Stamp
+from lockstep.data.notes import Ticker
+from lockstep.data.rows import DataError, Part, Skipped
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
-from lockstep.experience.prompts import prompts_of, token_ids, too_long
-from lockstep.experience.rows import Row, Rows
-from lockstep.experience.selection import Needs, Selection
-from lockstep.experience.templates import render
+from lockstep.data.prompts import prompts_of, token_ids, too_long
+from lockstep.data.rows import Row, Rows
+from lockstep.data.selection import Needs, Selection
+from lockstep.data.templates import render
 from lockstep.recipe import DataSection
 from lockstep.types import Prompt
 
@@ -74,7 +74,7 @@ class Demonstrations:
         return self.selection.rows.digest
 
     def at(self, position: int, count: int, seed: int) -> Batch:
-        """The rows at `position` … `position + count − 1` of a run, `mask` on completions; see `experience.order`."""
+        """The rows at `position` … `position + count − 1` of a run, `mask` on completions; see `data.order`."""
         return self._collate(self.selection.at(position, count, seed))
 
     def first(self, limit: int | None = None) -> Batch:

@@ -15,11 +15,11 @@ import tokenizers
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.experience import cache
-from lockstep.experience.notes import Ticker, note
-from lockstep.experience.order import mixed_rows_at
-from lockstep.experience.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped
-from lockstep.experience.templates import complaint, fields, render
+from lockstep.data import cache
+from lockstep.data.notes import Ticker, note
+from lockstep.data.order import mixed_rows_at
+from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped
+from lockstep.data.templates import complaint, fields, render
 from lockstep.recipe import DataSection
 from lockstep.recipe.sources import FieldType
 
@@ -97,7 +97,7 @@ class Selection:
         return self._kept[list(places)].tolist()
 
     def at(self, position: int, count: int, seed: int) -> list[int]:
-        """The rows of the data at `position` … `position + count − 1` of a run; see `lockstep.experience.order`."""
+        """The rows of the data at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
         return self.numbers(mixed_rows_at(position, count, self._sizes, self._weights, seed, self._shuffle))
 
     def first(self, limit: int | None) -> list[int]:

@@ -20,10 +20,10 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from lockstep.experience import cache
-from lockstep.experience.cache import Stamp
-from lockstep.experience.notes import Ticker
-from lockstep.experience.rows import NUM_NAMED, DataError, Part, Policy, RowError, Skipped
+from lockstep.data import cache
+from lockstep.data.cache import Stamp
+from lockstep.data.notes import Ticker
+from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, RowError, Skipped
 
 _BUFFER_BYTES = 1 << 22
 _NUMBERS_AT_ONCE = 1 << 16

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lockstep.experience.notes import note
-from lockstep.experience.rows import DataError
+from lockstep.data.notes import note
+from lockstep.data.rows import DataError
 
 _FORMAT = 1  # another number makes all older entries unused
 _LENGTH_BYTES = 8

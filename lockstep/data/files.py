@@ -10,9 +10,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from lockstep.experience.jsonl import JsonlIndex
-from lockstep.experience.rows import DataError, Part, Policy, Rows, Skipped
-from lockstep.experience.tables import open_table
+from lockstep.data.jsonl import JsonlIndex
+from lockstep.data.rows import DataError, Part, Policy, Rows, Skipped
+from lockstep.data.tables import open_table
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.experience.jsonl import AsWritten
-from lockstep.experience.rows import DataError, Row
+from lockstep.data.jsonl import AsWritten
+from lockstep.data.rows import DataError, Row
 from lockstep.recipe.sources import FieldType
 
 _TYPES: Mapping[FieldType, type | tuple[type, ...]] = {

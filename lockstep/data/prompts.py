@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.experience.rows import Row, Rows
-from lockstep.experience.selection import Needs, Selection
-from lockstep.experience.templates import render
+from lockstep.data.rows import Row, Rows
+from lockstep.data.selection import Needs, Selection
+from lockstep.data.templates import render
 from lockstep.recipe import DataSection
 from lockstep.types import Prompt
 
@@ -96,7 +96,7 @@ class Prompts:
         return self.selection.rows.digest
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
-        """The prompts at `position` … `position + count − 1` of a run; see `lockstep.experience.order`."""
+        """The prompts at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
         return self._read(self.selection.at(position, count, seed))
 
     def first(self, limit: int | None = None) -> list[Prompt]:

@@ -1,0 +1,53 @@
+"""The rows of a run: its data files, opened for what they are for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from lockstep.data import arithmetic
+from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.files import Files, open_rows
+from lockstep.data.prompts import Prompts
+from lockstep.recipe import DataSection, SFTRecipe
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """Files of rows: to draw prompts from, to imitate (the same, unless the data is made), to validate on."""
+
+    train: Files
+    demonstrations: Files
+    validation: Files | None
+
+    def digests(self) -> dict[str, str]:
+        """A digest of the content of the files, by what they are for first; the rows' index has it, so none is read."""
+        names = {self.validation: "validation", self.demonstrations: "demonstrations", self.train: "train"}
+        return {name: open_rows(files, "skip").digest[:16] for files, name in names.items() if files is not None}
+
+
+def data_files(section: DataSection, folder: Path) -> DataFiles:
+    """The recipe's files, made first where the recipe says so."""
+    if section.arithmetic is None:
+        assert section.train is not None, "a recipe names data or makes it"
+        train = files_of(section.train, section.weights)
+        return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
+    made = arithmetic.write(folder / "data", section.arithmetic)
+    return DataFiles(Files((made.train,)), Files((made.demonstrations or made.train,)), Files((made.validation,)))
+
+
+def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> Files:
+    """Files as a recipe names them."""
+    return Files(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
+
+
+def open_prompts(files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
+    """Opens files of rows as prompts."""
+    return Prompts(open_rows(files, section.bad_rows), tokenizer, section)
+
+
+def open_demonstrations(files: Files, recipe: SFTRecipe, tokenizer: PreTrainedTokenizerBase) -> Demonstrations:
+    """Opens files of rows as demonstrations."""
+    return Demonstrations(open_rows(files, recipe.data.bad_rows), tokenizer, recipe.data, recipe.sft.max_tokens)

@@ -1,0 +1,84 @@
+"""One process's part of a run: from the newest checkpoint to the end, or to where it is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.recipe import Run
+from lockstep.runtime.checkpoint import Checkpoints
+from lockstep.runtime.equal_rewards import EqualRewards
+from lockstep.runtime.faults import kept
+from lockstep.runtime.hooks import Hooks
+from lockstep.runtime.identity import ChangedError, Identity, differences
+from lockstep.runtime.jobs import Job
+from lockstep.runtime.loop import Start, loop
+from lockstep.runtime.progress import Progress
+from lockstep.runtime.saver import Saver
+from lockstep.runtime.stop import Stop, heeding_signals
+from lockstep.runtime.trackers.run import RunTracker
+
+
+@dataclass(frozen=True)
+class Session:
+    """A job in its folder.
+
+    Attributes:
+        run: How long, how often.
+        job: What is run.
+        folder: The run's.
+        identity: What the results depend on now, see `lockstep.runtime.identity`.
+        allow_changes: Go on even where that is not what it was.
+        tracker: Where logs go.
+        shown: What the user sees.
+    """
+
+    run: Run
+    job: Job
+    folder: Path
+    identity: Identity
+    allow_changes: bool
+    tracker: RunTracker
+    shown: Progress
+
+    def go(self, stop: Stop) -> None:
+        """Runs to the end.
+
+        Raises:
+            Stopped: If `stop` ended it before. It was saved.
+            ChangedError: If something is not what it was, and that is not allowed.
+        """
+        job, shown = self.job, self.shown
+        checkpoints = Checkpoints(
+            self.folder / "checkpoints", self.run.keep, 0 if self.run.best is None else self.run.best.count
+        )
+        start = self._restored(checkpoints)
+        self.tracker.rewind(start.step if start.step else -1)
+        job.resumed(start.step)
+        with Saver(checkpoints, job.learners) as saver:
+            hooks = Hooks(self.run, job, self.tracker, saver, shown, self.identity)
+            if job.validate is not None and start.step == 0:
+                hooks.validate(0)
+            with heeding_signals(stop, shown.note):
+                step = kept(job.step, self.folder / "faults")
+                loop(step, start, job.extent, shown, [hooks.all, EqualRewards(shown.note)], stop)
+
+    def _restored(self, checkpoints: Checkpoints) -> Start:
+        """Brings the learners to the newest checkpoint."""
+        newest = checkpoints.latest(self.shown.note)
+        if newest is None:
+            return Start()
+        changed = differences(newest.state["identity"], self.identity)
+        if changed and not self.allow_changes:
+            raise ChangedError(
+                f"{newest.folder} was made with something else:\n  "
+                + "\n  ".join(changed)
+                + "\nput it back as it was, "
+                "start another run by run.folder, or go on with what is now by --allow-changes"
+            )
+        for line in changed:
+            self.shown.note(f"goes on although {line}")
+        for name, learner in self.job.learners.items():
+            learner.load(newest.folder / name)
+        self.shown.note(f"continues after step {newest.step}, the newest checkpoint")
+        return Start(newest.step, int(newest.state["position"]))

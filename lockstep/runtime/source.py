@@ -1,0 +1,89 @@
+"""The first model of a run: read from a folder, or made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from lockstep.data.files import Files, open_rows
+from lockstep.data.selection import texts
+from lockstep.models.export import save_model
+from lockstep.models.folder import read_config
+from lockstep.models.load import build_causal_lm
+from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
+from lockstep.recipe import Common, Sampling
+from lockstep.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Source:
+    """The first model: its folder, its tokenizer, the tokens that end a response, and the longest sequence it reads."""
+
+    folder: str
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+    context: int
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """A response as text, without its stop token."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def sampling(self, section: Sampling) -> SamplingParams:
+        """The distribution of a section of the recipe, for this model."""
+        fields = {name: value for name, value in section.model_dump().items() if name in Sampling.model_fields}
+        return SamplingParams(**fields, stop_token_ids=self.stop_token_ids)
+
+    def require_room(self, option: str, tokens: int) -> None:
+        """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the model."""
+        if tokens > self.context:
+            raise ValueError(
+                f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} reads at most "
+                f"{self.context}; lower one of the options"
+            )
+
+
+def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
+    """Builds a model, and its tokenizer from the rows of `files`, once, into `folder`."""
+    if not folder.exists():
+        scratch, tokenizer = recipe.model.scratch, scratch_tokenizer(recipe, files)
+        assert scratch is not None, "only a recipe with model.scratch asks for a new model"
+        save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, folder)
+    return folder
+
+
+def scratch_tokenizer(recipe: Common, files: Files) -> PreTrainedTokenizerFast:
+    """The tokenizer of a new model, made from the rows of `files`."""
+    data = recipe.data
+    return words_tokenizer(texts(open_rows(files, data.bad_rows), data, (data.prompt, data.completion)))
+
+
+def open_source(folder: Path | str) -> Source:
+    """Reads the tokenizer of a model folder and what ends its responses."""
+    config, tokenizer = read_config(folder).get_text_config(), load_tokenizer(folder)
+    listed = [tokenizer.eos_token_id]
+    if (Path(folder) / "generation_config.json").is_file():
+        own = GenerationConfig.from_pretrained(folder).eos_token_id
+        listed += own if isinstance(own, list) else [own]
+    stops = sorted({stop for stop in listed if isinstance(stop, int)})
+    if not stops:
+        raise ValueError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
+    _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
+    try:
+        context = int(config.max_position_embeddings)
+    except AttributeError:
+        raise ValueError(f"{folder}/config.json says no max_position_embeddings; add the longest sequence") from None
+    return Source(str(folder), tokenizer, tuple(stops), context)
+
+
+def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int) -> None:
+    """Raises ValueError if the tokenizer makes tokens that the model has no embedding for; padding is never made."""
+    made = {token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id}
+    largest = max(made | set(stops))
+    if largest >= rows:
+        raise ValueError(
+            f"the tokenizer in {folder} makes token {largest}, but the model has embeddings for {rows} tokens; bring "
+            "the tokenizer that belongs to the model"
+        )
