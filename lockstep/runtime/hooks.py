@@ -53,6 +53,10 @@ class Hooks:
         self.tracker.metrics(step, values)
         return values
 
+    def state(self, position: int) -> dict[str, Any]:
+        """What a checkpoint holds besides the learners' states."""
+        return {"position": position, "identity": self.identity}
+
     def _log(self, turn: Turn) -> None:
         self.tracker.metrics(turn.step, turn.values)
         self.tracker.samples(turn.step, turn.result.samples)
@@ -70,8 +74,7 @@ class Hooks:
         with self.shown.phase("save"):
             if turn.step % self.run.save_every == 0 or turn.leaving:
                 self.tracker.sync()
-                state = {"position": turn.result.position, "identity": self.identity}
-                self.saver.begin(turn.step, state, self._score(turn))
+                self.saver.begin(turn.step, self.state(turn.result.position), self._score(turn))
             self.saver.advance(wait=turn.leaving)
 
     def _score(self, turn: Turn) -> float | None:

@@ -59,6 +59,8 @@ class Session:
             hooks = Hooks(self.run, job, self.tracker, saver, shown, self.identity)
             if job.validate is not None and start.step == 0:
                 hooks.validate(0)
+            if job.extent.over(0, 0):
+                saver.begin(0, hooks.state(0))
             with heeding_signals(stop, shown.note):
                 step = kept(job.step, self.folder / "faults")
                 loop(step, start, job.extent, shown, [hooks.all, EqualRewards(shown.note)], stop)

@@ -46,6 +46,13 @@ def test_the_final_model_opens_with_transformers(run: Run, in_tmp: Path) -> None
     assert model(tokens).logits.isfinite().all()
 
 
+def test_a_run_of_no_steps_is_its_first_model_validated(run: Run, in_tmp: Path) -> None:
+    rows = run("run.max_steps=0")
+    assert [row["step"] for row in rows] == [0]
+    first, final = (load_file(f"run/{name}/model.safetensors") for name in ("initial", "final"))
+    assert all(torch.equal(first[name], final[name]) for name in first)
+
+
 @pytest.mark.needs("gloo")
 def test_two_ranks_learn_as_one(run: Run) -> None:
     one = run("run.folder=one", "run.max_steps=3")
