@@ -72,11 +72,10 @@ class Session:
             return Start()
         changed = differences(newest.state["identity"], self.identity)
         if changed and not self.allow_changes:
+            told = "\n  ".join(changed)
             raise ChangedError(
-                f"{newest.folder} was made with something else:\n  "
-                + "\n  ".join(changed)
-                + "\nput it back as it was, "
-                "start another run by run.folder, or go on with what is now by --allow-changes"
+                f"{newest.folder} was made with something else:\n  {told}\nput it back as it was, start another run by "
+                "run.folder, or go on with what is now by --allow-changes"
             )
         for line in changed:
             self.shown.note(f"goes on although {line}")
