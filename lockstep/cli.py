@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     config.set_defaults(command=_config)
     evaluate = commands.add_parser("eval", help="ask a model the questions of a file; the same command again goes on")
     evaluate.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
-    evaluate.add_argument("data", metavar="DATA", help="JSONL file with questions and answers")
+    evaluate.add_argument("data", metavar="DATA", help="questions and answers: JSONL, Parquet or a data set folder")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="such as sampling.num_samples=4")
     evaluate.add_argument("--recipe", help="options to begin with; without it a run's own, or eval_gsm8k")
     evaluate.add_argument("--out", metavar="FOLDER", help="where the results go; without it a folder in evals/")

@@ -21,7 +21,7 @@ def eval_recipe(
     Args:
         model: A Hugging Face folder, or the folder of a finished run, which then says how questions become prompts,
             what an answer is worth, and from which distribution it is drawn.
-        data: A JSONL file.
+        data: A file of rows.
         overrides: `key.sub=value` each.
         recipe: Where to begin; None: the recipe that ships, and over it what a run says.
         folder: Of the results.

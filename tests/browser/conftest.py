@@ -30,11 +30,8 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-Opened = Callable[..., Page]
-
-
 @pytest.fixture
-def opened(browser: Browser) -> Iterator[Opened]:
+def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
     """`opened(file, view)` is the page, loaded; afterwards it must have complained of nothing and asked for nothing."""
     complaints: list[str] = []
     pages: list[Page] = []
@@ -54,11 +51,6 @@ def opened(browser: Browser) -> Iterator[Opened]:
     for page in pages:
         page.close()
     assert complaints == []
-
-
-def token_columns(texts: list[str], **columns: list[Any]) -> dict[str, Any]:
-    """What `token` holds in a sample."""
-    return {"text": texts, "mask": [1] * len(texts), **columns}
 
 
 @pytest.fixture

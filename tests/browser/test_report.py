@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Opened, token_columns
 from playwright.sync_api import Page
 
 from lockstep.cli import main
@@ -17,6 +16,13 @@ from lockstep.report.html import write_report
 
 pytestmark = pytest.mark.needs("browser")
 Written = Callable[..., Path]
+Opened = Callable[..., Page]
+
+
+def token_columns(texts: list[str], **columns: list[Any]) -> dict[str, Any]:
+    """What `token` holds in a sample."""
+    return {"text": texts, "mask": [1] * len(texts), **columns}
+
 
 REWARDS = [0.1, 0.5, 0.2, math.nan, 0.4]
 METRICS = [

@@ -17,6 +17,7 @@ from lockstep.cli import main
 from lockstep.config import load
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
+from lockstep.runtime import identity
 from lockstep.runtime.eval_recipe import eval_recipe
 from lockstep.runtime.evaluate import evaluate
 from lockstep.runtime.stop import Stopped
@@ -113,7 +114,8 @@ def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
 
     def interrupted(self: TorchSampler, *arguments: Any) -> Any:
         asked.append(arguments)
-        os.kill(os.getpid(), signal.SIGINT)
+        if len(asked) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
         return generate(self, *arguments)
 
     with monkeypatch.context() as patch:
@@ -152,19 +154,28 @@ def test_a_finished_evaluation_is_read_and_not_made_again(
     assert folder.parent.name == "evals"
 
 
-def test_other_weights_are_another_evaluation(models: Callable[..., Path], in_tmp: Path, assets: Path) -> None:
+def test_other_weights_or_rows_are_another_evaluation(
+    in_tmp: Path, assets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_SMALL_BYTES", 1 << 18)  # the weights, a megabyte, are then large
     shutil.copytree(assets / "models/stories260K/hf", "model", copy_function=shutil.copyfile)
-    (in_tmp / "one.jsonl").write_text('{"question": "Once upon a time", "answer": "#### 1"}\n')
+    rows, weights = in_tmp / "one.jsonl", in_tmp / "model/model.safetensors"
+    rows.write_text('{"question": "Once upon a time", "answer": "#### 1"}\n')
 
     def go(folder: str | None) -> Path:
         return evaluate(eval_recipe("model", "one.jsonl", [*SMALL, "sampling=null"], folder=folder))
 
-    one, named = go(None), go("named")
-    config = json.loads(Path("model/config.json").read_text())
-    Path("model/config.json").write_text(json.dumps(config))  # other bytes
-    assert go(None) != one
-    with pytest.raises(ValueError, match=r"named holds another evaluation:\n  model.config.json was"):
-        go(str(named))
+    first = go(None)
+    assert go("named") == Path("named")
+    content = bytearray(weights.read_bytes())
+    content[-2] ^= 1  # one bit of the last weight
+    weights.unlink()
+    weights.write_bytes(content)
+    second = go(None)
+    with pytest.raises(ValueError, match=r"named holds another evaluation:\n  model.model.safetensors was"):
+        go("named")
+    rows.write_text('{"question": "Once upon a time", "answer": "#### 2"}\n')
+    assert len({first, second, go(None)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 import yaml
-from conftest import RECIPE, REWARDS
 from safetensors.torch import load_file, save_file
+from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.experience.arithmetic import distinct_problems
 from lockstep.models.load import build_causal_lm

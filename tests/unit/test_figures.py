@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -108,5 +109,6 @@ def test_right_and_wrong_answers_are_what_the_reward_says() -> None:
     assert votes(responses, scores)[0] == votes(responses, scores)[1] != votes(responses, scores)[2]
 
 
-def test_a_reward_of_ones_own_has_no_ballot() -> None:
-    assert votes_of(PythonReward("math:sqrt")) is None
+def test_a_reward_of_ones_own_has_no_ballot(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def judge(prompt, response, answer, row):\n    return 1.0\n")
+    assert votes_of(PythonReward(f"{tmp_path}/mine.py:judge", 5.0)) is None
