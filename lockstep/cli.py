@@ -92,7 +92,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.dry_run:
         from lockstep.runtime.dry_run import dry_run
 
-        print(dry_run(load(options.recipe, options.overrides)))
+        print(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
     from lockstep.runtime.train import train
 

@@ -26,11 +26,13 @@ from lockstep.models.load import scratch_config
 from lockstep.recipe import Common, LearnerSection, PPORecipe, SFTRecipe
 from lockstep.runtime import memory
 from lockstep.runtime.findings import Findings
-from lockstep.runtime.folder import FRAME, require_writable, standing
+from lockstep.runtime.folder import FRAME, changed_options, require_writable, standing
 from lockstep.runtime.jobs import batch_arithmetic, extent_of, require_context
 from lockstep.runtime.memory import Sizes, readable
 from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_prompts
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
+from lockstep.runtime.trackers.run import views_of
+from lockstep.runtime.trackers.view import Facts
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
 
@@ -43,8 +45,12 @@ class _Model:
     sizes: Sizes
 
 
-def dry_run(loaded: Loaded) -> str:
+def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
     """Checks a recipe and leaves nothing behind.
+
+    Args:
+        loaded: The recipe.
+        allow_changes: As for `train`.
 
     Returns:
         A short report.
@@ -54,19 +60,22 @@ def dry_run(loaded: Loaded) -> str:
     """
     found = Findings()
     with tempfile.TemporaryDirectory(prefix="lockstep-dry-run-") as folder:
-        _checked(loaded, Path(folder), found)
+        _checked(loaded, allow_changes, Path(folder), found)
     found.problems = [problem.replace(folder, str(loaded.run_folder)) for problem in found.problems]
     return f"{loaded.name} can start; nothing was kept.\n{found.report()}"
 
 
-def _checked(loaded: Loaded, made: Path, found: Findings) -> _Model | None:
+def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -> _Model | None:
     recipe = loaded.training
     with found.problem():
         _device(recipe.learner, found)
     with found.problem():
-        _run_folder(loaded.run_folder, found)
+        _run_folder(loaded, allow_changes, found)
+    with found.problem():
+        views = views_of(recipe.trackers, Facts(loaded.run_folder, loaded.dump(), {}))
+        found.say("logs", ", ".join(["metrics.jsonl", *views]))
     files = _files(recipe, made, found)
-    model = _model(loaded, files, made, found)
+    model = _model(loaded, allow_changes, files, made, found)
     match recipe:
         case PPORecipe():
             _ppo(recipe, files, model, found)
@@ -94,8 +103,10 @@ def _device(learner: LearnerSection, found: Findings) -> None:
     found.say("device", f"{device}, {learner.dtype}, {dp} data-parallel rank{'s' if dp > 1 else ''}")
 
 
-def _run_folder(folder: Path, found: Findings) -> None:
+def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:
+    folder = loaded.run_folder
     require_writable(folder)
+    changed_options(loaded, allow_changes)
     state = "exists; the run goes on there, or is finished" if (folder / "recipe.yaml").is_file() else "new"
     found.say("run folder", f"{folder} ({state})")
 
@@ -110,7 +121,7 @@ def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
     return files if len(found.problems) == before else None
 
 
-def _model(loaded: Loaded, files: DataFiles | None, made: Path, found: Findings) -> _Model | None:
+def _model(loaded: Loaded, allow_changes: bool, files: DataFiles | None, made: Path, found: Findings) -> _Model | None:
     """The first model; None where it is not known because of a problem."""
     first = loaded.warm_start
     if first is None:
@@ -124,7 +135,7 @@ def _model(loaded: Loaded, files: DataFiles | None, made: Path, found: Findings)
         return None
     found.say("model", f"{first.name} is trained first:")
     inner = Findings()
-    model = _checked(first, made / "first", inner)
+    model = _checked(first, allow_changes, made / "first", inner)
     found.problems += [f"{first.name}: {problem}" for problem in inner.problems]
     found.lines += [(f"  {about}", text) for about, text in inner.lines]
     found.notes += [note for note in inner.notes if note not in found.notes]

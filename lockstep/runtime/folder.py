@@ -33,18 +33,30 @@ def run_folder(loaded: Loaded, allow_changes: bool) -> Path:
     """
     folder = loaded.run_folder
     require_writable(folder)
-    recipe = folder / "recipe.yaml"
+    recipe, changed = folder / "recipe.yaml", changed_options(loaded, allow_changes)
     if recipe.exists() and recipe.read_text() != describe(loaded):
-        changed = differences(recipe_identity(load(str(recipe))), recipe_identity(loaded))
-        if changed and not allow_changes:
-            raise ChangedError(
-                f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, "
-                "remove it, or go on with this recipe by --allow-changes"
-            )
         recipe.unlink()
-        if changed:
-            shutil.rmtree(folder / "final", ignore_errors=True)
+    if changed:
+        shutil.rmtree(folder / "final", ignore_errors=True)
     return noted_folder(loaded, folder)
+
+
+def changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
+    """What is another recipe than that of the run which the folder holds, one line for each option.
+
+    Raises:
+        ChangedError: If something is, and that is not allowed.
+    """
+    folder, recipe = loaded.run_folder, loaded.run_folder / "recipe.yaml"
+    if not recipe.exists() or recipe.read_text() == describe(loaded):
+        return []
+    changed = differences(recipe_identity(load(str(recipe))), recipe_identity(loaded))
+    if changed and not allow_changes:
+        raise ChangedError(
+            f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, "
+            "remove it, or go on with this recipe by --allow-changes"
+        )
+    return changed
 
 
 def noted_folder(loaded: Loaded, folder: Path) -> Path:

@@ -93,6 +93,14 @@ def test_a_dry_run_says_all_at_once(here: Path, capsys: pytest.CaptureFixture[st
         assert sum(text in line for line in lines) == 1, text
 
 
+def test_a_dry_run_finds_another_recipe_in_the_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "sft.yaml"]) == 0
+    assert main(["train", "sft.yaml", "--dry-run"]) == 0
+    assert main(["train", "sft.yaml", "seed=1", "--dry-run"]) == 2
+    assert "holds a run of another recipe:\n  recipe.seed was 0, is 1" in capsys.readouterr().err
+    assert main(["train", "sft.yaml", "seed=1", "--dry-run", "--allow-changes"]) == 0
+
+
 @pytest.mark.parametrize("recipe", ["tiny.yaml", "own.yaml", "sft.yaml"])
 def test_a_dry_run_of_what_is_in_order_reports_and_leaves_nothing(
     recipe: str, here: Path, capsys: pytest.CaptureFixture[str]
