@@ -124,7 +124,6 @@ RECIPES = {
     "rule: greedy and top_k": said("sampling.temperature=0 sampling.top_k=5"),
     "rule: two kinds of reward": said("reward.function=rewards.py:parity"),
     "rule: a time limit for math": said("reward.timeout_s=5"),
-    "rule: sft validates": BadInput("train sft.yaml run.validate_every=2"),
     "rule: best between validations": said("run.best.metric=validation/accuracy run.validate_every=0"),
 }
 
