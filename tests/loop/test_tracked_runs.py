@@ -30,17 +30,19 @@ Run = Callable[..., list[dict[str, Any]]]
 
 ALL = ("trackers.tensorboard={}", "trackers.wandb={}", "trackers.mlflow={}", "run.max_steps=4", "run.save_every=2")
 DEADLY = '''
-import os, signal
+import os, signal, time
 from pathlib import Path
 
 from rewards import parity
 
 def deadly(prompt, response, answer, row):
-    """Once in a lifetime, when step 3 is in the log and the newest checkpoint is that of step 2, kills the process."""
+    """Once in a lifetime, when step 3 is in the log and the newest checkpoint is that of step 2, kills the run."""
     metrics = Path("run/metrics.jsonl")
     if metrics.exists() and '"step": 3' in metrics.read_text() and not Path("killed").exists():
+        while not Path("run/checkpoints/step_000002").exists():
+            time.sleep(0.01)
         Path("killed").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getppid(), signal.SIGKILL)
     return parity(prompt, response, answer, row)
 '''
 
