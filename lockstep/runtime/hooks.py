@@ -83,10 +83,17 @@ class Hooks:
         if best is None:
             return None
         if best.metric not in turn.values:
-            if turn.step % self.run.save_every:  # an early end, between two validations
-                return None
-            close = get_close_matches(best.metric, turn.values, 1)
-            hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(turn.values)}"
-            raise ValueError(f"run.best.metric: this run logs no {best.metric} when it saves; {hint}")
+            return self._unknown(best.metric, turn)
         value = turn.values[best.metric]
         return None if math.isnan(value) else value if best.mode == "max" else -value
+
+    def _unknown(self, metric: str, turn: Turn) -> None:
+        """An error while it can be mended; at the end of a run only a note, for the last checkpoint is worth more."""
+        if turn.leaving and not turn.finished:  # stopped between two validations
+            return
+        close = get_close_matches(metric, turn.values, 1)
+        hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(turn.values)}"
+        told = f"run.best.metric: this run logs no {metric} when it saves; {hint}"
+        if not turn.finished:
+            raise ValueError(told)
+        self.shown.note(told)

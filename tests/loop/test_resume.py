@@ -289,6 +289,12 @@ def test_a_best_metric_that_is_not_logged_is_an_error_at_the_first_checkpoint(ru
         run("run.best.metric=train/rewards")
 
 
+def test_at_the_end_of_a_run_that_is_only_a_note(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("run.best.metric=train/rewards", "run.save_every=5")
+    assert "did you mean train/reward?" in capsys.readouterr().err
+    assert Path("run/final/model.safetensors").exists()
+
+
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tmp: Path) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
     with pytest.raises(Stopped):
