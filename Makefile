@@ -24,6 +24,7 @@ proofs: $(VENV)/.test
 	$(BIN)/python -m pytest tests -m proof -s
 
 bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.gae
 	$(BIN)/python -m benchmarks.generate
 	$(BIN)/python -m benchmarks.index
