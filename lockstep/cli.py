@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 
+from lockstep import __version__
 from lockstep.runtime.stop import Stopped
 
 
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Post-trains language models; the policy that is trained and the one that samples stay in step.",
         epilog="Start with: lockstep train ppo_arithmetic",
     )
+    parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = commands.add_parser("train", help="run a recipe; the same command again continues the run")
@@ -59,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(command=_train)
     config = commands.add_parser("config", help="print a recipe as it would be run, and where each value comes from")
-    config.add_argument("recipe")
+    config.add_argument("recipe", nargs="?", help="without it, the recipes that ship are listed")
     config.add_argument("overrides", nargs="*", metavar="key=value | key", help="a key alone asks what an option is")
     config.add_argument("--explain", action="store_true", help="say what every option is, instead")
     config.set_defaults(command=_config)
@@ -121,9 +123,14 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> int:
-    from lockstep.config import describe, load
+    from lockstep.config import describe, load, shipped
     from lockstep.recipe_help import explained
 
+    if options.recipe is None:
+        print(
+            "\n".join(f"{name:<44} {path.read_text().splitlines()[0].lstrip('# ')}" for name, path in shipped().items())
+        )
+        return 0
     keys = [word for word in options.overrides if re.fullmatch(r"\w+(\.\w+)*", word)]
     loaded = load(options.recipe, [word for word in options.overrides if word not in keys])
     print(explained(loaded, keys) if keys or options.explain else describe(loaded, origins=True), end="")

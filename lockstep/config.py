@@ -8,8 +8,8 @@ Two conveniences, the same in files and overrides:
 
 - A scalar for a whole section sets its backend, or the run's folder: `sampler=torch` means `sampler.backend=torch`,
   and `run=FOLDER` means `run.folder=FOLDER`.
-- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, arithmetic), to give one
-  takes back another that an underlying recipe gave: `model.path=FOLDER` is enough.
+- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, arithmetic; `reward`:
+  marker, function), to give one takes back another that an underlying recipe gave: `model.path=FOLDER` is enough.
 
 Every key must be known and every value of the right type (`"3"` is not 3): nothing is ignored, nothing is guessed.
 """
@@ -42,7 +42,11 @@ from lockstep.recipe_errors import (
     shown,
 )
 
-_EXCLUSIVE = {"model": ("path", "from_recipe", "scratch"), "data": ("train", "arithmetic")}
+_EXCLUSIVE = {
+    "model": ("path", "from_recipe", "scratch"),
+    "data": ("train", "arithmetic"),
+    "reward": ("marker", "function"),
+}
 Keys = yaml12.Keys
 _OVERRIDE = re.compile(r"(?P<key>\w+(\.\w+)*)=(?P<value>.*)", re.DOTALL)
 

@@ -154,7 +154,9 @@ def parse(line: bytes) -> dict[str, Any]:
         raise ValueError(f"byte {error.start + 1} ({line[error.start]:#04x}) is not UTF-8") from error
     except _Twice as error:
         raise ValueError(f"has the key {json.dumps(error.key, ensure_ascii=False)} twice in one object") from error
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON, or a number of more digits than Python reads
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON ({error.msg} at character {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # a number of more digits than Python reads, or too many brackets
         raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(row, dict):
         raise ValueError(f"is a JSON {_json_type(row)}, not an object {{...}}")

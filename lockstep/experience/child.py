@@ -156,7 +156,7 @@ class _Running:
                 raise ChildError(said)
             if kind != "printed":
                 return said
-            print(said, end="", flush=True)
+            print(said, flush=True)
 
     def end(self, at_once: bool = False) -> None:
         if self.owner != os.getpid():
@@ -191,13 +191,16 @@ class _Running:
 
 
 class _Printed(io.TextIOBase):
-    """Standard output of a child: whatever is printed is told to the parent, whose display knows where it belongs."""
+    """Output of a child: lines are told to the parent as they become whole, for its display knows where they belong."""
 
     def __init__(self, say: Callable[[str, Any], None]) -> None:
         self._say = say
+        self._begun = ""
 
     def write(self, text: str, /) -> int:
-        self._say("printed", text)
+        lines, newline, self._begun = (self._begun + text).rpartition("\n")
+        if newline:
+            self._say("printed", lines)
         return len(text)
 
 
@@ -210,7 +213,7 @@ def _serve(descriptor: str, module: str, *arguments: str) -> None:
     def say(kind: str, said: Any) -> None:
         connection.sendall(json.dumps([kind, said]).encode() + b"\n")
 
-    sys.stdout = _Printed(say)
+    sys.stdout = sys.stderr = _Printed(say)
     try:
         answers: Answers = importlib.import_module(module).answers(*arguments)
     except Exception as error:

@@ -22,7 +22,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     aside = _aside(folder)
     model.save_pretrained(aside)
     tokenizer.save_pretrained(aside)
-    os.rename(aside, folder)
+    _appear(aside, folder)
 
 
 def copy_frame(source: Path, folder: Path) -> None:
@@ -60,7 +60,7 @@ def assemble(
         if path.name != "config.json":
             shutil.copyfile(path, aside / path.name)
     (aside / "README.md").write_text(card, encoding="utf-8")
-    os.rename(aside, folder)
+    _appear(aside, folder)
 
 
 def _frame(source: Path) -> list[Path]:
@@ -72,3 +72,10 @@ def _aside(folder: Path) -> Path:
     aside = folder.with_name(f".{folder.name}-aside")
     shutil.rmtree(aside, ignore_errors=True)
     return aside
+
+
+def _appear(aside: Path, folder: Path) -> None:
+    """Gives a folder that is whole its name, and its weights the mode of any file: safetensors makes them private."""
+    for path in aside.glob("*.safetensors"):
+        path.chmod(aside.stat().st_mode & 0o666)
+    os.rename(aside, folder)

@@ -17,13 +17,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
 from lockstep import keyed
 from lockstep.models import attention
 from lockstep.models.folder import CONFIG_ERRORS, ModelError, check_weights, first_line, read_config, skeleton
-
-transformers_logging.disable_progress_bar()
 
 
 def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:

@@ -44,7 +44,9 @@ def plain(value: Any) -> Any:
 def require_run(folder: Path) -> None:
     """Raises ValueError if there is no run in the folder."""
     if not (folder / "recipe.yaml").is_file():
-        raise ValueError(f"{folder} is no folder of a run: it holds no recipe.yaml")
+        near = Path("runs") / folder.name
+        hint = f"; did you mean {near}?" if (near / "recipe.yaml").is_file() else ""
+        raise ValueError(f"{folder} is no folder of a run: it holds no recipe.yaml{hint}")
 
 
 def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:

@@ -12,7 +12,8 @@ from lockstep.report.terminal import curve, summary_table
 def summary(folder: Path) -> str:
     """Reads a run's metrics. Returns text for a terminal; ends with the path of the run."""
     rows = read_metrics(folder)
-    parts = [_headline(rows), _drawing(rows), f"run: {folder}\nmodel: {folder / 'final'} (opens with transformers)"]
+    where = f"run: {folder}\nmodel: {folder / 'final'} (opens with transformers)\nlook at it: lockstep report {folder}"
+    parts = [_headline(rows), _drawing(rows), where]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -31,6 +32,8 @@ def _headline(rows: list[dict[str, float]]) -> str:
         ("train/response_length", "response length"),
         ("policy/loss", "loss"),
     ):
+        if name == "policy/loss" and _series(rows, "train/reward"):  # a surrogate, which says nothing by itself
+            continue
         series = _series(rows, name)
         if series:
             lines.append((label, f"{series[0]:.3f} → {series[-1]:.3f}"))

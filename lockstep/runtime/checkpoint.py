@@ -126,7 +126,7 @@ class Checkpoints:
             try:
                 return Checkpoint(path, step, _opened(path, step))
             except _DamagedError as damage:
-                note(f"checkpoint {path} is not used: {damage}; trying the one before it")
+                note(f"checkpoint {path} is not used: {damage}")
         if found:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged; put a whole one back, or remove the run's folder to "

@@ -109,6 +109,9 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
             f"{len(prompts)} questions ({rows.selection.account}) → {responses} responses; "
             f"a step is {recipe.run.save_every} questions",
         )
+        unknown = sum(source.tokenizer.unk_token_id in prompt.tokens for prompt in prompts)
+        if unknown:
+            shown.note(f"{unknown} of {len(prompts)} questions have words that the model's tokenizer does not know")
         log = SampleLog(folder / SAMPLES, blocks)
         _answer(log, prompts, experience, graded, shown)
     results = {

@@ -11,6 +11,7 @@ from lockstep.config import load
 from lockstep.models.export import assemble
 from lockstep.models.heads import canonical
 from lockstep.report.card import card
+from lockstep.report.log import require_run
 from lockstep.runtime.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from lockstep.runtime.folder import FRAME
 
@@ -31,8 +32,7 @@ def export(run: Path, out: Path, which: str = "latest", dtype: Literal["fp32", "
         ValueError: If `run` is no run, or `out` is there already.
         CheckpointError: If there is no such checkpoint.
     """
-    if not (run / "recipe.yaml").is_file():
-        raise ValueError(f"{run} is no folder of a run: it holds no recipe.yaml")
+    require_run(run)
     if out.exists():
         raise ValueError(f"{out} is there already; name a folder that is not")
     found = _chosen(Checkpoints(run / "checkpoints", keep=1), which)

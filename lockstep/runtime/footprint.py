@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+_MADE = (".", "recipe.yaml", "environment.json", "data", "initial", "tensorboard", "wandb", "mlflow")
+"""How names begin that a run makes in its folder before its first step; what else is there, somebody else put there."""
+
 
 @dataclass(frozen=True)
 class Footprint:
@@ -46,7 +49,7 @@ class Footprint:
 
     def _restore(self) -> None:
         for path in self.folder.iterdir():
-            if path.name not in self.names:
+            if path.name not in self.names and path.name.startswith(_MADE):
                 _remove(path)
         for folder in self.missing:
             with contextlib.suppress(OSError):  # of other runs

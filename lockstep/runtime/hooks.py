@@ -14,6 +14,13 @@ from lockstep.runtime.progress import Progress
 from lockstep.runtime.saver import Saver
 from lockstep.runtime.trackers.run import RunTracker
 
+_TAKEN_OUT = {
+    "train/truncated": "{:.0%} were truncated (raise sampling.max_tokens, or set ppo.overlong_filtering=false)",
+    "train/no_verdict": "{:.0f} had no verdict",
+    "agreement/sequences_masked": "{:.0f} were off the sampler (ppo.max_sequence_mismatch)",
+}
+"""Metrics that tell why responses left the training."""
+
 
 @dataclass(frozen=True)
 class Hooks:
@@ -63,11 +70,9 @@ class Hooks:
 
     def _warn(self, turn: Turn) -> None:
         if turn.values.get("train/trained_tokens") == 0:
-            self.shown.note(
-                f"step {turn.step} trained on nothing: every response was taken out, because it had no verdict, was "
-                "truncated at sampling.max_tokens (ppo.overlong_filtering), or was off the sampler "
-                "(ppo.max_sequence_mismatch)"
-            )
+            found = ((text, turn.values.get(metric)) for metric, text in _TAKEN_OUT.items())
+            why = "; ".join(text.format(count) for text, count in found if count)
+            self.shown.note(f"step {turn.step} trained on nothing, every response was taken out: {why}")
 
     def _save(self, turn: Turn) -> None:
         """Begins a checkpoint where one is due; else takes one that is being written a little further."""

@@ -81,5 +81,5 @@ class Session:
             self.shown.note(f"goes on although {line}")
         for name, learner in self.job.learners.items():
             learner.load(newest.folder / name)
-        self.shown.note(f"continues after step {newest.step}, the newest checkpoint")
+        self.shown.note(f"continues after step {newest.step}, the newest whole checkpoint")
         return Start(newest.step, int(newest.state["position"]))

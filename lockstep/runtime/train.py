@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from lockstep.config import Loaded
 from lockstep.models.export import copy_frame
 from lockstep.report.summary import summary
 from lockstep.runtime.export import export
-from lockstep.runtime.folder import FRAME, locked, run_folder
+from lockstep.runtime.folder import FRAME, changed_options, locked, run_folder
 from lockstep.runtime.footprint import Footprint
 from lockstep.runtime.identity import identity
 from lockstep.runtime.jobs import Place, job_of
@@ -18,7 +19,7 @@ from lockstep.runtime.progress import progress
 from lockstep.runtime.rows import DataFiles, data_files
 from lockstep.runtime.session import Session
 from lockstep.runtime.source import Source, open_source, scratch_model
-from lockstep.runtime.stop import Stop
+from lockstep.runtime.stop import Stop, Stopped
 from lockstep.runtime.track import Logs
 from lockstep.runtime.trackers.run import tracked, views_of
 from lockstep.runtime.trackers.view import Facts
@@ -45,6 +46,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     before = Footprint.before(loaded.run_folder)
     folder = run_folder(loaded, allow_changes)
     if (folder / "final").exists():
+        _track_finished(loaded, folder)
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
     with locked(folder), before.restored_on_failure() as started, ExitStack() as workers:
@@ -58,7 +60,10 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         started()
         shown.total(job.extent.steps, job.arithmetic)
         now = identity(loaded, files.digests(), Path(source.folder))
-        Session(recipe.run, job, folder, now, allow_changes, tracker, shown).go(Stop(deadline_s))
+        try:
+            Session(recipe.run, job, folder, now, allow_changes, tracker, shown).go(Stop(deadline_s))
+        except Stopped as stopped:
+            raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
         export(folder, folder / "final")
     print(summary(folder))
     return folder
@@ -68,7 +73,28 @@ def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool,
     """The model to begin with; trained first, or built first, where the recipe says so."""
     recipe, first = loaded.training, loaded.warm_start
     if first is not None:
-        return open_source(train(first, allow_changes, deadline_s) / "final")
+        return open_source(_warm_started(loaded.name, first, allow_changes, deadline_s))
     if recipe.model.scratch is not None:
         return open_source(scratch_model(recipe, files.train, folder / FRAME))
     return open_source(str(recipe.model.path))
+
+
+def _warm_started(name: str, first: Loaded, allow_changes: bool, deadline_s: float | None) -> Path:
+    """The model of the recipe that is trained first."""
+    final = first.run_folder / "final"
+    if not changed_options(first, allow_changes) and final.exists():
+        print(f"{name} begins with {final}, trained before", file=sys.stderr)
+        return final
+    print(f"1 of 2: {first.name}, with whose model {name} begins", file=sys.stderr)
+    train(first, allow_changes, deadline_s)
+    print(f"2 of 2: {name}", file=sys.stderr)
+    return final
+
+
+def _track_finished(loaded: Loaded, folder: Path) -> None:
+    """Shows a finished run in trackers that were asked for since; its logs have everything."""
+    with locked(folder):
+        views = views_of(loaded.training.trackers, Facts.of(loaded, folder))
+        if views:
+            with tracked(Logs(folder), views, print) as tracker:
+                tracker.rewind(sys.maxsize)

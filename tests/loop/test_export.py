@@ -47,6 +47,13 @@ def test_the_export_has_the_logits_of_the_run(finished: Path) -> None:
     assert not torch.equal(logits("out/model"), logits("model", dtype=torch.float32))
 
 
+def test_everybody_who_may_read_a_file_here_may_read_the_weights(finished: Path) -> None:
+    here = Path("run/recipe.yaml").stat().st_mode
+    weights = [*Path("run").rglob("*.safetensors")]
+    assert len(weights) == 2 * 4 + 1
+    assert {path.stat().st_mode for path in weights} == {here}
+
+
 def test_an_earlier_step_can_be_exported(finished: Path) -> None:
     assert main(["export", "run", "out", "--checkpoint", "1"]) == 0
     trained = load_file("run/checkpoints/step_000001/policy/model.safetensors")
@@ -98,12 +105,15 @@ def test_a_moved_run_can_be_exported(finished: Path) -> None:
         (["run", "out", "--checkpoint", "best"], "set run.best in the recipe"),
         (["run/checkpoints", "out"], "no folder of a run"),
         (["nowhere", "out"], "no folder of a run"),
+        (["tiny-1", "out"], "did you mean runs/tiny-1?"),
     ],
 )
 def test_what_cannot_be_exported_is_said(
     run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     run()
+    Path("runs/tiny-1").mkdir(parents=True)
+    shutil.copy("run/recipe.yaml", "runs/tiny-1")
     assert main(["export", *arguments]) == 2
     assert sentence in capsys.readouterr().err
     assert not Path("out").exists()

@@ -143,7 +143,7 @@ def test_a_continued_run_says_where_it_goes_on(run: Run, capsys: pytest.CaptureF
 def test_a_step_that_trained_on_nothing_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run("ppo.overlong_filtering=true", "sampling.max_tokens=1")
     shown = capsys.readouterr().err
-    assert "step 1 trained on nothing" in shown
+    assert "step 1 trained on nothing, every response was taken out: 100% were truncated" in shown
     assert "nan" not in shown
 
 

@@ -192,3 +192,9 @@ def test_the_log_has_a_phase_of_its_own(run: Run) -> None:
     for row, _ in lines(Path("run") / TIMINGS):
         assert row["log"] > 0
     assert read_metrics(Path("run"))
+
+
+def test_a_finished_run_is_shown_in_trackers_that_are_asked_for_later(run: Run, in_tmp: Path) -> None:
+    run()
+    run("trackers.tensorboard={}")
+    assert [step for step, _ in tensorboard_series(Path("run"))["train/reward"]] == [1, 2]

@@ -164,12 +164,15 @@ def endless(prompt, response, answer, row):
 def narrow(prompt, response):
     return 1.0
 
+import sys
+
 asked = 0
 
 def counting(prompt, response, answer, row):
     global asked
     asked += 1
     print("asked", asked)
+    print("said", asked, file=sys.stderr)
     return asked
 
 def hanging(prompt, response, answer, row):
@@ -262,7 +265,7 @@ def test_a_function_that_is_not_there_is_an_error_at_once(function: str, message
 def test_what_a_function_keeps_stays_and_what_it_prints_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
     reward = mine("counting")
     assert [score(reward, "x"), *reward([PROMPT] * 2, ["y", "z"], ["", ""])] == [1.0, 2.0, 3.0]
-    assert capsys.readouterr().out == "asked 1\nasked 2\nasked 3\n"
+    assert capsys.readouterr().out == "asked 1\nsaid 1\nasked 2\nsaid 2\nasked 3\nsaid 3\n"
 
 
 @pytest.mark.usefixtures("functions")

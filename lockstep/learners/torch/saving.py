@@ -68,6 +68,7 @@ class StateWriter:
             folder.mkdir(parents=True, exist_ok=True)
             for name, tensors in files.items():
                 save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name)
+                (folder / name).chmod(folder.stat().st_mode & 0o666)  # as any file here; safetensors makes them private
             (folder / COUNTERS).write_text(json.dumps(counters))
         except (OSError, SafetensorError) as error:
             self._error = error
