@@ -39,7 +39,15 @@ class ChildError(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended before it answered; the text says how."""
+    """The child ended before it answered; the text says how.
+
+    Attributes:
+        signal: Of the system's, that ended it; None where it ended otherwise.
+    """
+
+    def __init__(self, how: str, signal: int | None = None) -> None:
+        super().__init__(how)
+        self.signal = signal
 
 
 class ChildHangs(Exception):
@@ -126,7 +134,11 @@ class _Running:
         # The child finds the modules that this process finds, in the same order.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env={**os.environ, "PYTHONPATH": path}
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # so that Ctrl-C does not meet it before it can ignore that
         )
         theirs.close()
         running = cls(process, ours, os.getpid())
@@ -145,7 +157,7 @@ class _Running:
         try:
             self.connection.sendall(json.dumps(question).encode() + b"\n")
         except OSError:
-            raise ChildDied(self._ending()) from None
+            raise self._death() from None
 
     def reply(self, timeout_s: float) -> Any:
         """The next reply; what the child printed before it is printed here."""
@@ -177,17 +189,21 @@ class _Running:
             except OSError:
                 received = b""
             if not received:
-                raise ChildDied(self._ending())
+                raise self._death()
             self.unread += received
         line, _, self.unread = self.unread.partition(b"\n")
         return line
 
-    def _ending(self) -> str:
+    def _death(self) -> ChildDied:
         try:
             code = self.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            return "it closed its connection"
-        return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+            return ChildDied("it closed its connection")
+        return (
+            ChildDied(f"exit status {code}")
+            if code >= 0
+            else ChildDied(f"killed by {signal.Signals(-code).name}", -code)
+        )
 
 
 class _Printed(io.TextIOBase):
@@ -205,8 +221,9 @@ class _Printed(io.TextIOBase):
 
 
 def _serve(descriptor: str, module: str, *arguments: str) -> None:
-    """The child's life. Ctrl-C is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The child's life. Signals that end a run are the parent's to handle, which ends its children."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     connection = socket.socket(fileno=int(descriptor))
 

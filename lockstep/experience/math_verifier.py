@@ -46,13 +46,15 @@ def _remembered(gold: str, text: str) -> bool | None:
 
 
 def asked(child: Child, gold: str, text: str) -> bool | None:
-    """What a child with this module says; None if it died of the question."""
+    """What a child with this module says; None if it died of the question, which is by its limit on CPU time."""
     try:
         child.start()
         with child.asked([gold, text]) as reply:
             return reply(_CLOCK_LIMIT_S)
-    except ChildDied:
-        return None
+    except ChildDied as death:
+        if death.signal == signal.SIGPROF:
+            return None
+        raise RuntimeError(f"math-verify's process ended over {text!r}: {death}; the same command goes on") from None
     except ChildError as error:
         raise RuntimeError(
             f"math-verify could not be started ({error}); is the package math-verify installed?"

@@ -82,11 +82,12 @@ class ChildProcess:
 
 
 def _main(ours: socket.socket, threads: int) -> None:
-    """The child. Ctrl-C is the parent's to handle: it closes its children.
+    """The child. Ctrl-C and SIGTERM are the parent's to handle: it closes its children.
 
     It leaves without the interpreter's tidying-up, which takes seconds once `transformers` is loaded.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     with contextlib.suppress(EOFError, ConnectionError):

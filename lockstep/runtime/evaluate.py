@@ -24,7 +24,7 @@ from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.recipe import EvalRecipe
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
-from lockstep.runtime.folder import locked, note, noted_folder
+from lockstep.runtime.folder import locked, noted_folder, write_once
 from lockstep.runtime.identity import ChangedError, Identity, differences, digest, inputs
 from lockstep.runtime.progress import Progress, progress
 from lockstep.runtime.rows import files_of, open_prompts
@@ -72,7 +72,7 @@ def _folder(loaded: Loaded, recipe: EvalRecipe) -> Path:
             "remove it"
         )
     noted_folder(loaded, folder)
-    note(noted, json.dumps(now, indent=1) + "\n")
+    write_once(noted, json.dumps(now, indent=1) + "\n")
     return folder
 
 
@@ -121,7 +121,7 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
         "skipped_rows": rows.selection.skipped,
         "settings": {setting.name: _results(setting, log.samples[setting.name], graded) for setting in settings},
     }
-    note(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
 def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[Block]:

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,35 +22,40 @@ FRAME = "initial"
 """Folder, in a run's, of all that an export of its model needs besides weights; of new models the weights too."""
 
 
-def run_folder(loaded: Loaded, allow_changes: bool) -> Path:
-    """Makes the run's folder and notes the resolved recipe and the machine in it.
+def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
+    """Makes a folder whose options were others one of this recipe; a run that has changed is no longer finished.
 
-    With `allow_changes` a folder of another recipe becomes one of this recipe, which is then no longer finished.
+    Only for whoever holds its lock. At any instant the folder is that of the old recipe or, unfinished, of the new one.
 
-    Raises:
-        ValueError: If the folder cannot be made.
-        ChangedError: If it holds a run of another recipe, and that is not allowed.
+    Args:
+        loaded: The recipe.
+        changed: What `changed_options` said.
     """
     folder = loaded.run_folder
-    require_writable(folder)
-    recipe, changed = folder / "recipe.yaml", changed_options(loaded, allow_changes)
+    old, recipe = folder / ".final-before", folder / "recipe.yaml"
+    if changed and (folder / "final").exists():
+        shutil.rmtree(old, ignore_errors=True)
+        (folder / "final").rename(old)
     if recipe.exists() and recipe.read_text() != describe(loaded):
-        recipe.unlink()
-    if changed:
-        shutil.rmtree(folder / "final", ignore_errors=True)
-    return noted_folder(loaded, folder)
+        _write(recipe, describe(loaded))
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
     """What is another recipe than that of the run which the folder holds, one line for each option.
 
     Raises:
-        ChangedError: If something is, and that is not allowed.
+        ChangedError: If something is, and that is not allowed; another first model never is.
     """
     folder, recipe = loaded.run_folder, loaded.run_folder / "recipe.yaml"
     if not recipe.exists() or recipe.read_text() == describe(loaded):
         return []
     changed = differences(recipe_identity(load(str(recipe))), recipe_identity(loaded))
+    if allow_changes and any(line.startswith("recipe.model.") for line in changed):
+        raise ChangedError(
+            f"{folder} holds a run of another model:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, or "
+            "remove it"
+        )
     if changed and not allow_changes:
         raise ChangedError(
             f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, "
@@ -62,7 +67,7 @@ def changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
 def noted_folder(loaded: Loaded, folder: Path) -> Path:
     """Makes a folder and notes the resolved recipe and the machine in it, where they are not noted yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    note(folder / "recipe.yaml", describe(loaded))
+    write_once(folder / "recipe.yaml", describe(loaded))
     versions = {
         "recipe": loaded.name,
         "lockstep": lockstep.__version__,
@@ -73,7 +78,7 @@ def noted_folder(loaded: Loaded, folder: Path) -> Path:
         "machine": platform.platform(),
     }
     environment, now = folder / "environment.json", json.dumps(versions, indent=2) + "\n"
-    note(environment, now)
+    write_once(environment, now)
     if environment.read_text() != now:
         print(f"note: {environment} is not the environment of now; continued steps may differ in their last bits")
     return folder
@@ -101,6 +106,9 @@ def _exists(path: Path) -> bool:
         return False
 
 
+LOCK = ".lock"
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keeps other processes out of a run's folder; the system lets go of it when this one ends, however it ends.
@@ -108,19 +116,29 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: If another process has it.
     """
-    with (folder / ".lock").open("w") as file:
+    with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            here = os.stat(folder / LOCK)  # another process may just have taken the folder back
+            if here.st_ino != os.fstat(file.fileno()).st_ino:
+                raise BlockingIOError
+        except (BlockingIOError, FileNotFoundError):
             raise ValueError(
                 f"{folder} is in use by another process; wait for it, end it, or set run.folder to start another run"
             ) from None
         yield
 
 
-def note(path: Path, text: str) -> None:
-    """Writes a small file once; it appears whole or not at all."""
+def write_once(path: Path, text: str) -> None:
+    """Writes a small file where there is none; it appears whole or not at all."""
     if not path.exists():
-        aside = path.with_name(f".{path.name}-aside")
-        aside.write_text(text)
-        aside.rename(path)
+        _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}-{os.getpid()}-aside")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)

@@ -1,4 +1,4 @@
-"""What a start that fails must take back: nothing that was not there stays, and nothing that was there goes."""
+"""What a start that fails must take back: all that it made itself, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-_MADE = (".", "recipe.yaml", "environment.json", "data", "initial", "tensorboard", "wandb", "mlflow")
-"""How names begin that a run makes in its folder before its first step; what else is there, somebody else put there."""
+from lockstep.runtime.folder import LOCK
+
+_MADE = ("recipe.yaml", "environment.json", "data", "initial")
+"""What a run makes in its folder before its first step; what else is there, somebody else put there."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,10 @@ class Footprint:
 
     def _restore(self) -> None:
         for path in self.folder.iterdir():
-            if path.name not in self.names and path.name.startswith(_MADE):
+            if path.name not in self.names and path.name.removeprefix(".").split("-")[0] in _MADE:
                 _remove(path)
+        if LOCK not in self.names:  # the last of all, for then the folder is anybody's
+            (self.folder / LOCK).unlink(missing_ok=True)
         for folder in self.missing:
             with contextlib.suppress(OSError):  # of other runs
                 folder.rmdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from lockstep.config import Loaded
 
 Identity = dict[str, Any]
 
-_LIBRARIES = ("torch", "transformers", "tokenizers")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "math-verify", "sympy")
 _SMALL_BYTES = 1 << 24
+_PARTS, _PART_BYTES = 64, 1 << 16
 
 
 class ChangedError(ValueError):
@@ -39,9 +41,9 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
     """The same without Lockstep and the libraries: what the user gave."""
     found = recipe_identity(loaded)
     found |= {f"data.{name}": digest for name, digest in data.items()}
-    found |= {f"model.{path.name}": _file(path) for path in sorted(model.iterdir()) if path.is_file()}
-    function = Path(_reward_file(loaded))
-    if function.suffix == ".py" and function.is_file():
+    found |= {f"model.{path.name}": _file(path) for path in sorted(model.iterdir()) if _matters(path)}
+    function = _reward_file(loaded)
+    if function is not None:
         found["code.reward.function"] = digest([function])
     return found
 
@@ -69,9 +71,18 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
             yield f"{above}{key}", value
 
 
-def _reward_file(loaded: Loaded) -> str:
-    function = dict(_flat(loaded.dump())).get("reward.function")
-    return str(function or "").rpartition(":")[0]
+def _reward_file(loaded: Loaded) -> Path | None:
+    """The file of `file.py:name` or `package.module:name`, found as an import finds it, but not imported."""
+    place = str(dict(_flat(loaded.dump())).get("reward.function") or "").rpartition(":")[0]
+    if not place or place.endswith(".py"):
+        return Path(place) if Path(place).is_file() else None
+    inside = place.replace(".", "/")
+    found = (Path(entry, name) for entry in sys.path for name in (f"{inside}.py", f"{inside}/__init__.py"))
+    return next((path for path in found if path.is_file()), None)
+
+
+def _matters(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".md" and not path.name.startswith(".")
 
 
 def _own_code() -> str:
@@ -79,9 +90,16 @@ def _own_code() -> str:
 
 
 def _file(path: Path) -> str:
-    """A digest, or for large files the size: to read all weights would make every start slow."""
+    """A digest; of a large file, whose reading would make every start slow, of its size and of parts all over it."""
     size = path.stat().st_size
-    return digest([path]) if size <= _SMALL_BYTES else f"{size} bytes"
+    if size <= _SMALL_BYTES:
+        return digest([path])
+    total = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for part in range(_PARTS):
+            file.seek(part * (size - _PART_BYTES) // (_PARTS - 1))
+            total.update(file.read(_PART_BYTES))
+    return total.hexdigest()[:16]
 
 
 def digest(paths: list[Path]) -> str:

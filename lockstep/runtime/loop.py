@@ -70,6 +70,7 @@ def loop(step: Step, start: Start, extent: Extent, progress: Progress, hooks: Se
         Stopped: If `stop` ended the run before that.
     """
     number, position = start.step, start.position
+    stop.begin()
     while not extent.over(number, position):
         result = step(number, position)
         number, position = number + 1, result.position

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lockstep.experience.evaluation import Sample
+from lockstep.runtime.track import append
 from lockstep.types import SamplingParams
 
 
@@ -61,11 +62,10 @@ class SampleLog:
             self._read()
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Appends the next block by one write, which the operating system has when it returns."""
+        """Appends the next block, whole."""
         setting = self.blocks[self.done].setting.name
         rows = ({"setting": setting, **asdict(sample)} for sample in samples)
-        with self._path.open("ab", buffering=0) as file:
-            file.write(b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows))
+        append(self._path, b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows))
         self.samples[setting] += samples
         self.done += 1
 

@@ -48,9 +48,9 @@ class Saver:
         """
         self.advance(wait=True)
         aside = self._checkpoints.begin(step)
-        self.begun = Begun(step, state, score)
         for name, learner in self._learners.items():
             learner.save(aside / name)
+        self.begun = Begun(step, state, score)  # not before all have begun: only then may it ever be sealed
 
     def advance(self, wait: bool) -> None:
         """Takes a begun checkpoint as far as it can go now; with `wait` to its end. Raises as `begin`."""

@@ -42,6 +42,10 @@ class Stop:
         """Asks the run to end after this step."""
         self._asked = why, code
 
+    def begin(self) -> None:
+        """The first step begins now; what came before is not counted as one."""
+        self._since = self._clock()
+
     def stepped(self) -> tuple[str, int] | None:
         """Called once after each step. Returns why to end now, and the exit code; None: go on.
 

@@ -6,6 +6,7 @@ can have made again from them.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -88,6 +89,19 @@ class Logs:
         self.sync()
 
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """One write, which the operating system has when it returns: a kill of the process afterwards loses nothing."""
-        with (self._folder / name).open("ab", buffering=0) as file:
-            file.write(b"".join(encode(step, row) for row in rows))
+        append(self._folder / name, b"".join(encode(step, row) for row in rows))
+
+
+def append(path: Path, lines: bytes) -> None:
+    """One write, which the operating system has when it returns: a kill of the process afterwards loses nothing.
+
+    Raises:
+        OSError: If the disk is full; nothing of the lines is then there.
+    """
+    with path.open("ab", buffering=0) as file:
+        written = file.write(lines)
+        if written != len(lines):
+            file.truncate(file.tell() - written)
+            raise OSError(
+                errno.ENOSPC, f"{path} cannot be written to its end; make room; the same command then goes on"
+            )

@@ -11,7 +11,7 @@ from lockstep.config import Loaded
 from lockstep.models.export import copy_frame
 from lockstep.report.summary import summary
 from lockstep.runtime.export import export
-from lockstep.runtime.folder import FRAME, changed_options, locked, run_folder
+from lockstep.runtime.folder import FRAME, adopt, changed_options, locked, noted_folder, require_writable
 from lockstep.runtime.footprint import Footprint
 from lockstep.runtime.identity import identity
 from lockstep.runtime.jobs import Place, job_of
@@ -43,13 +43,16 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     recipe = loaded.training
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
-    before = Footprint.before(loaded.run_folder)
-    folder = run_folder(loaded, allow_changes)
-    if (folder / "final").exists():
+    folder = loaded.run_folder
+    require_writable(folder)
+    before, changed = Footprint.before(folder), changed_options(loaded, allow_changes)
+    if (folder / "final").exists() and not changed:
         _track_finished(loaded, folder)
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
+    folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), before.restored_on_failure() as started, ExitStack() as workers:
+        noted_folder(loaded, folder)
         views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
@@ -58,6 +61,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         tracker = workers.enter_context(tracked(Logs(folder), views, shown.note))
         job = job_of(recipe, Place(files, source, shown, workers))
         started()
+        adopt(loaded, changed)
         shown.total(job.extent.steps, job.arithmetic)
         now = identity(loaded, files.digests(), Path(source.folder))
         try:

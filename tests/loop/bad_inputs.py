@@ -210,7 +210,7 @@ RUNS = {
     "run: all rewards equal": reward("rewards.py:constant", "ppo.dynamic_sampling.max_batches=2").late,
     "run: numbers break": said("critic.lr=1e30 run.max_steps=3").late,
     "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").late,
-    "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1").late,
+    "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1 run.max_steps=2").late,
     "check: no run": BadInput("check model"),
     "export: no run": BadInput("export model out"),
 }

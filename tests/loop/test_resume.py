@@ -19,17 +19,27 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tiny_recipe import RECIPE
 
 from lockstep.cli import main
 from lockstep.config import load
 from lockstep.report.log import read_metrics
 from lockstep.runtime import checkpoint
-from lockstep.runtime.identity import ChangedError
+from lockstep.runtime.folder import locked
+from lockstep.runtime.identity import ChangedError, differences, identity, inputs
 from lockstep.runtime.stop import Stopped
 from lockstep.runtime.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 
+SFT_TINY: dict[str, Any] = {
+    "algorithm": "sft",
+    "model": RECIPE["model"],
+    "data": RECIPE["data"],
+    "learner": {"device": "cpu"},
+    "sft": {"global_batch_size": 4, "max_tokens": 96},
+    "optimizer": {"lr": 1.0e-3},
+}
 LASTING = ("run.save_every=1", "ppo.ppo_epochs=2", "ppo.kl.coef=0.1")
 
 
@@ -279,9 +289,12 @@ def test_the_best_checkpoints_stay(run: Run, in_tmp: Path) -> None:
 
 
 def test_the_lowest_can_be_the_best(run: Run, in_tmp: Path) -> None:
-    logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: critic/loss, mode: min}")
-    losses = {int(row["step"]): row["critic/loss"] for row in logged if "critic/loss" in row}
-    assert Path(f"run/checkpoints/step_{min(losses, key=losses.__getitem__):06d}").exists()
+    logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: train/reward, mode: min}")
+    rewards = {int(row["step"]): row["train/reward"] for row in logged if "train/reward" in row}
+    lowest, highest = min(rewards, key=rewards.__getitem__), max(rewards, key=rewards.__getitem__)
+    assert 5 not in (lowest, highest), "the last is kept anyway; choose another seed"
+    kept = {path.name for path in Path("run/checkpoints").iterdir()}
+    assert kept == {f"step_{lowest:06d}", "step_000005"}
 
 
 def test_a_best_metric_that_is_not_logged_is_an_error_at_the_first_checkpoint(run: Run) -> None:
@@ -320,3 +333,68 @@ def test_a_half_written_checkpoint_never_has_a_name(run: Run, in_tmp: Path, monk
     for name in ("model.safetensors", "optimizer.safetensors", "learner.json", "manifest.json", "policy", "critic"):
         assert f"sync {name}" in order[:named]
     assert order[named + 1] == "sync checkpoints"
+
+
+def test_an_allowed_change_takes_nothing_away_before_the_run_has_begun(run: Run, in_tmp: Path) -> None:
+    run()
+    before = contents("run")
+    with pytest.raises(ValueError, match="typo"):
+        train(load("tiny.yaml", ["reward.function=typo.py:f"]), allow_changes=True)
+    with locked(Path("run")), pytest.raises(ValueError, match="in use by another process"):
+        train(load("tiny.yaml", ["run.max_steps=3"]), allow_changes=True)
+    assert contents("run") == before
+    assert load("run/recipe.yaml").training.run.max_steps == 2
+
+
+def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
+    run()
+    with pytest.raises(ChangedError, match="holds a run of another model"):
+        train(load("tiny.yaml", ["model.scratch.config.hidden_size=64"]), allow_changes=True)
+
+
+def test_a_stopped_start_leaves_what_others_made(run: Run, in_tmp: Path) -> None:
+    Path("first.yaml").write_text(yaml.safe_dump({**SFT_TINY, "run": {"max_steps": 5}}))
+    warm = ["model.scratch=null", "model.from_recipe=first.yaml", "run.folder=.", "run.max_time_s=0.01"]
+    with pytest.raises(Stopped, match="first stopped after step 1"):
+        train(load("tiny.yaml", warm))
+    assert list(Path("runs").glob("first-*/checkpoints/step_000001"))
+
+
+def test_signals_to_the_whole_group_end_the_run_in_order(run: Run, in_tmp: Path) -> None:
+    """As a terminal sends Ctrl-C, and a job system SIGTERM: to the run's children as well."""
+    for folder, number in (("int", signal.SIGINT), ("term", signal.SIGTERM)):
+        with started(folder, "run.max_steps=100", "run.save_every=100") as process:
+            wait_for(lambda folder=folder: steps_logged(folder) >= 2, process)
+            os.killpg(process.pid, number)
+            assert process.wait(60) == 128 + number
+        assert [path.name for path in Path(folder, "checkpoints").iterdir()] == [f"step_{steps_logged(folder):06d}"]
+
+
+def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_run(
+    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run()
+    monkeypatch.syspath_prepend(in_tmp)
+    Path("judges").mkdir()
+    Path("judges/even.py").write_text("one")
+    loaded = load("tiny.yaml", ["reward.function=judges.even:parity"])
+    before = identity(loaded, {"train": "1"}, Path("run/initial"))
+    assert {"code.torch", "code.transformers", "code.math-verify", "model.config.json"} <= before.keys()
+    Path("judges/even.py").write_text("two")
+    alter(Path("run/initial/model.safetensors"))
+    names = [
+        line.split(" was ")[0] for line in differences(before, identity(loaded, {"train": "2"}, Path("run/initial")))
+    ]
+    assert sorted(names) == ["code.reward.function", "data.train", "model.model.safetensors"]
+
+
+def test_a_large_file_of_the_first_model_is_known_by_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.runtime.identity._SMALL_BYTES", 1000)
+    (tmp_path / "weights").write_bytes(bytes(10**6))
+    before = inputs(load("ppo_arithmetic"), {}, tmp_path)
+    (tmp_path / "weights").write_bytes(b"\1" * 10**6)
+    assert [line.split()[0] for line in differences(before, inputs(load("ppo_arithmetic"), {}, tmp_path))] == [
+        "model.weights"
+    ]

@@ -234,3 +234,64 @@ def test_without_room_for_a_copy_it_is_written_at_once(tmp_path: Path, monkeypat
 
 def test_the_free_memory_is_known_here() -> None:
     assert saving.free_memory_bytes() > 1 << 20
+
+
+def test_a_manifest_with_another_state_is_refused(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 10, weights(1), {"position": 1})
+    manifest = checkpoints.folder / "step_000010" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"position": 1', '"position": 2'))
+    with pytest.raises(CheckpointError, match=r"manifest\.json is missing, truncated or altered"):
+        checkpoints.at(10)
+
+
+def test_what_cannot_be_sealed_is_told(checkpoints: Checkpoints) -> None:
+    with pytest.raises(CheckpointError, match="cannot save the checkpoint of step 10"):
+        begun_and_ended(Saver(checkpoints, {"manifest.json": Filling(torch.ones(1))}), 10)
+
+
+@dataclass
+class Failing:
+    """A learner that cannot begin to save."""
+
+    def save(self, folder: Path) -> None:
+        raise RuntimeError("no memory")
+
+    def saved(self, wait: bool) -> bool:
+        return True
+
+
+def test_a_checkpoint_that_not_all_have_begun_never_gets_a_name(checkpoints: Checkpoints) -> None:
+    learners = {"policy": Filling(torch.ones(4)), "critic": Failing()}
+    with pytest.raises(RuntimeError, match="no memory"):
+        begun_and_ended(Saver(checkpoints, learners), 10)
+    assert checkpoints.found() == []
+
+
+def test_a_save_that_was_begun_is_finished_where_a_step_fails(checkpoints: Checkpoints) -> None:
+    def fails_after_saving() -> None:
+        with Saver(checkpoints, {"policy": Filling(torch.ones(4))}) as saver:
+            saver.begin(10, {})
+            raise ValueError("a step failed")
+
+    with pytest.raises(ValueError, match="a step failed"):
+        fails_after_saving()
+    assert newest(checkpoints).step == 10
+
+
+def test_whatever_the_writing_thread_meets_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any) -> None:
+        raise MemoryError("no memory to write with")
+
+    monkeypatch.setattr(saving, "save_file", fails)
+    writer = StateWriter()
+    writer.begin(tmp_path, {"model.safetensors": {"w": torch.ones(2)}}, {})
+    with pytest.raises(ValueError, match="no memory to write with"):
+        writer.done(wait=True)
+
+
+def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
+    writer = StateWriter()
+    for folder, names in (("first", "ab"), ("second", "a")):
+        writer.begin(tmp_path / folder, {"model.safetensors": {name: torch.ones(2) for name in names}}, {})
+        assert writer.done(wait=True)
+    assert load_file(tmp_path / "second/model.safetensors").keys() == {"a"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.report.log import encode, lines, read_metrics
-from lockstep.runtime.track import Logs
+from lockstep.runtime.track import Logs, append
 
 
 def steps(folder: Path, name: str) -> list[int]:
@@ -109,3 +110,15 @@ def test_a_run_without_logs_has_no_lines(tmp_path: Path) -> None:
     Logs(tmp_path).rewind(3)
     assert read_metrics(tmp_path) == []
     assert list(lines(tmp_path / "samples.jsonl")) == []
+
+
+def test_a_line_that_does_not_fit_is_an_error_and_leaves_none_of_itself(tmp_path: Path) -> None:
+    path, limits = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    append(path, b"whole\n")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="make room"):
+            append(path, b"x" * 2000 + b"\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"whole\n"

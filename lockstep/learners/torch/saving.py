@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -70,7 +69,7 @@ class StateWriter:
                 save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name)
                 (folder / name).chmod(folder.stat().st_mode & 0o666)  # as any file here; safetensors makes them private
             (folder / COUNTERS).write_text(json.dumps(counters))
-        except (OSError, SafetensorError) as error:
+        except Exception as error:  # of whatever kind: nobody else sees what a thread raises
             self._error = error
 
     def _has_room(self, files: Files) -> bool:
@@ -83,13 +82,15 @@ class StateWriter:
         return key in self._copies.get(name, {})
 
     def _copied(self, files: Files) -> Files:
-        for name, tensors in files.items():
-            copies = self._copies.setdefault(name, {})
-            for key, tensor in tensors.items():
-                if key not in copies:
-                    copies[key] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
-                copies[key].copy_(tensor)
-        return self._copies
+        return {name: self._copied_file(name, tensors) for name, tensors in files.items()}
+
+    def _copied_file(self, name: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        copies = self._copies.setdefault(name, {})
+        for key, tensor in tensors.items():
+            if key not in copies:
+                copies[key] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
+            copies[key].copy_(tensor)
+        return {key: copies[key] for key in tensors}
 
 
 def free_memory_bytes() -> int:

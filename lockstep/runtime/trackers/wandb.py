@@ -81,9 +81,9 @@ class WandBView:
         self._run.finish(exit_code=_EXIT_CODES[outcome])
 
     def _clear(self) -> None:
-        """Removes what was written offline, and keeps what will be, the files of tables too, in the run's folder."""
-        staged = self._folder / "data"
-        for old in [*self._folder.glob("offline-run-*"), *self._folder.glob(staged.name)]:
+        """Removes what this run wrote offline, and keeps what will be, the files of tables too, in the run's folder."""
+        staged = self._folder / f"data-{self._id()}"
+        for old in [*self._folder.glob(f"offline-run-*-{self._id()}"), *self._folder.glob(staged.name)]:
             shutil.rmtree(old)
         os.environ["WANDB_DATA_DIR"] = str(staged.resolve())  # else the home folder, whence nothing takes them away
 

@@ -1,0 +1,40 @@
+"""When a run ends before its end."""
+
+from __future__ import annotations
+
+from lockstep.runtime.stop import OUT_OF_TIME, Stop
+
+
+def steps(deadline_s: float, lengths: list[float], start_up_s: float = 0.0) -> int:
+    """How many steps of these lengths are made."""
+    now = [0.0]
+    stop = Stop(deadline_s, lambda: now[0])
+    now[0] += start_up_s
+    stop.begin()
+    for done, length in enumerate(lengths, 1):
+        now[0] += length
+        why = stop.stepped()
+        if why is not None:
+            assert why[1] == OUT_OF_TIME
+            return done
+    return len(lengths)
+
+
+def test_a_run_ends_where_another_step_would_not_fit() -> None:
+    assert steps(10.0, [3.0] * 9) == 3
+    assert steps(100.0, [3.0] * 9) == 9
+
+
+def test_the_longest_step_so_far_counts() -> None:
+    assert steps(10.0, [5.0, 1.0, 1.0, 1.0]) == 2
+
+
+def test_what_came_before_the_first_step_is_no_step() -> None:
+    assert steps(60.0, [1.0] * 9, start_up_s=40.0) == 9
+
+
+def test_who_asks_is_told_why() -> None:
+    stop = Stop(None)
+    assert stop.stepped() is None
+    stop.ask("SIGTERM was received", 143)
+    assert stop.stepped() == ("SIGTERM was received", 143)
