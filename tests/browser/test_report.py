@@ -127,8 +127,9 @@ def test_zooming_one_curve_zooms_all(written: Written, opened: Opened) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.75, middle, steps=5)
     page.mouse.up()
-    until(page, "state.steps !== null")
-    low, high = page.evaluate("document.querySelector(`[data-metric='policy/loss'] .chart`).layout.xaxis.range")
+    other = "document.querySelector(`[data-metric='policy/loss'] .chart`).layout.xaxis.range"
+    until(page, f"state.steps !== null && {other}[0] > 1.5")  # charts are drawn one by one
+    low, high = page.evaluate(other)
     assert (low, high) == (pytest.approx(2.0, abs=0.1), pytest.approx(4.0, abs=0.1))
 
 
@@ -145,9 +146,11 @@ def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened)
     page = opened(page_of(*folders), "agreement")
     assert "1.000e−9" in page.locator("#agreement table").inner_text()
     page.click("text=Time")
+    page.wait_for_selector("#time[data-made] > *")
     share = page.locator("#time table").first.inner_text()
     assert re.search(r"policy\s+5\s+2\.5\s+62\.5 %", share)
     page.click("text=Recipe")
+    page.wait_for_selector("#recipe[data-made] > *")
     assert page.locator("#recipe table").first.locator("td").all_inner_texts() == ["seed", "0", "1"]
 
 
