@@ -1,0 +1,51 @@
+"""A rank's share of the vocabulary, and the blocks of rows that a pass over it goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_BLOCK_BYTES = {"cpu": 2 * 2**20}
+_BLOCK_BYTES_ELSEWHERE = 32 * 2**20
+"""On a CPU a block stays in the cache between the operations on it; elsewhere it is large enough to fill the device."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The token ids whose columns this rank holds: `start` and those that follow it.
+
+    Attributes:
+        start: The first of them.
+        group: The ranks that hold the whole vocabulary together, in any order, evenly or not; None for one process.
+    """
+
+    start: int = 0
+    group: dist.ProcessGroup | None = None
+
+
+def blocks(rows: int, columns: int, device: torch.device, most: int | None = None) -> Iterator[slice]:
+    """Cuts rows into pieces whose fp32 logits take a fixed number of bytes, whatever the vocabulary.
+
+    Args:
+        rows: How many there are.
+        columns: Numbers in each.
+        device: Where they lie.
+        most: A bound on the rows of a piece; it changes memory and speed, never values.
+    """
+    size = max(1, _BLOCK_BYTES.get(device.type, _BLOCK_BYTES_ELSEWHERE) // (4 * max(1, columns)))
+    size = size if most is None else min(size, most)
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))
+
+
+def all_reduce(
+    tensor: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> Tensor:
+    """Replaces `tensor` by its sum, or maximum, over the ranks of `group`; returns it."""
+    if group is not None:
+        dist.all_reduce(tensor, op, group)
+    return tensor
