@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from ranks import Ranks
 from tiny_models import model_folder
 
 NEEDS = ("assets", "browser", "gloo")
@@ -27,8 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "assets" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.needs("assets"))
+        for fixture, need in (("assets", "assets"), ("ranks", "gloo")):
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.needs(need))
         for mark in item.iter_markers("needs"):
             assert mark.args[0] in NEEDS, f"{item.nodeid} needs '{mark.args[0]}', which no one knows"
             item.user_properties.append(("needs", mark.args[0]))
@@ -62,3 +64,11 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`models(architecture, seed=0)` is the Hugging Face folder of a small random model."""
     return partial(model_folder, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Processes over gloo; they start with the first call."""
+    pool = Ranks()
+    yield pool
+    pool.close()
