@@ -1,0 +1,84 @@
+"""Several sequences in one row, each cut zig-zag over context-parallel ranks on its own: which token lies where.
+
+Everything is computed on the device from the sequences' bounds, in a few operations whatever their number, and nothing
+waits for the device.
+
+Letters: T tokens of the row, B sequences, C ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Sequences end to end. Positions are those of the whole row unless a method says otherwise.
+
+    What lies behind the last sequence is treated as one more, so that every token of the row has its place.
+
+    Attributes:
+        cu_seqlens: Where each sequence begins, and where the last one ends, integers [B+1] on the device. Over several
+            ranks every length is a multiple of 2C; a sequence may be empty.
+        tokens: T, the length of the row over all ranks.
+        size: C.
+    """
+
+    cu_seqlens: Tensor
+    tokens: int
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size > 1 and self.tokens % (2 * self.size):
+            raise ValueError(
+                f"a packed row of {self.tokens} tokens does not consist of sequences that can be cut into "
+                f"{2 * self.size} equal chunks for {self.size} context-parallel ranks; pad each to a multiple of "
+                f"{2 * self.size}"
+            )
+
+    def positions(self, rank: int) -> Tensor:
+        """The position of each token that a rank holds, int64 [T/C]."""
+        return self._held(torch.full((1, 1), rank, device=self.cu_seqlens.device))[0]
+
+    def gathered(self) -> Tensor:
+        """Where each position lies when the ranks' rows are laid end to end, int64 [T]."""
+        held = self._held(torch.arange(self.size, device=self.cu_seqlens.device)[:, None]).view(-1)
+        return torch.zeros_like(held).scatter(0, held, torch.arange(self.tokens, device=held.device))
+
+    def following(self) -> Tensor:
+        """The position of each token's successor, int64 [T]; a sequence's last is followed by its first."""
+        position = torch.arange(self.tokens, device=self.cu_seqlens.device)
+        start, end = self._bounds_of(position, share=1)
+        return torch.where(position + 1 < end, position + 1, start)
+
+    def rows(self, width: int) -> tuple[Tensor, Tensor]:
+        """Lays what each sequence's tokens say of their successors into rows of their own; the last has none.
+
+        Args:
+            width: Of the rows; longer sequences lose their ends.
+
+        Returns:
+            The position that belongs into each cell, int64 [B, width], some position where none does; and where one
+            does, bool [B, width].
+        """
+        starts, ends = self.cu_seqlens[:-1, None].long(), self.cu_seqlens[1:, None].long()
+        position = starts + torch.arange(width, device=starts.device)
+        return position.clamp(max=self.tokens - 1), position < ends - 1
+
+    def _held(self, rank: Tensor) -> Tensor:
+        """The positions that ranks [R, 1] hold, int64 [R, T/C]."""
+        index = torch.arange(self.tokens // self.size, device=self.cu_seqlens.device)
+        start, end = self._bounds_of(index, share=self.size)
+        offset, chunk = index - start // self.size, (end - start) // (2 * self.size)
+        late = (2 * self.size - 2 - rank) * chunk  # its first token has an offset of one chunk already
+        return start + offset + torch.where(offset < chunk, rank * chunk, late)
+
+    def _bounds_of(self, index: Tensor, share: int) -> tuple[Tensor, Tensor]:
+        """Start and end of the sequence that holds each index into a row with one `share`-th of each sequence."""
+        bounds = F.pad(self.cu_seqlens.long(), (0, 1), value=self.tokens)
+        sequence = torch.searchsorted(bounds // share, index, right=True) - 1
+        return bounds[sequence], bounds[sequence + 1]

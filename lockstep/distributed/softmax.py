@@ -1,0 +1,295 @@
+"""The softmax of rows whose vocabulary lies in shards: the sums of each row, their one exchange, and the gradient.
+
+A pass over this rank's columns keeps of each row the maximum m, Σ exp(z − m), Σ exp(z − m)·(z − m) where the entropy is
+asked for, and the logits of the tokens asked for. Two all-reduces make these numbers those of the whole row. With the
+log-sum-exp kept, the gradient of each shard follows from its own logits:
+
+    log p_t = z_t − lse               ∂/∂z_j  =  1[j = t] − p_j
+    H = −Σ_j p_j log p_j              ∂/∂z_j  =  −p_j (log p_j + H)
+
+`vocab` and `hidden` make the pass, over logits that are there or that are multiplied out block by block.
+Letters: M rows, v this rank's columns, K tokens asked for in each row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.distributed.shard import Shard, all_reduce
+
+NOTHING = -150.0
+"""2 to this power is 0 in fp32, and so is e to it; unlike −∞ it may be multiplied by that 0."""
+
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How rows of logits become log-probabilities.
+
+    Attributes:
+        shard: This rank's columns.
+        temperature: Divides the logits.
+        entropy: Also compute the entropy.
+        chosen: The one token asked for was drawn, so it belongs to the support even where it lies below the floor.
+        most_rows: A bound on the rows of a block; it changes memory and speed, never values.
+    """
+
+    shard: Shard = field(default_factory=Shard)
+    temperature: float = 1.0
+    entropy: bool = False
+    chosen: bool = False
+    most_rows: int | None = None
+
+
+PLAIN = Scoring()
+"""The model's own distribution over a vocabulary that one process holds."""
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """What a pass over columns keeps of each row, in fp32; d = (z − m)/T.
+
+    Attributes:
+        maximum: m, the largest logit z [M].
+        total: Σ exp d over the support [M].
+        weighted: Σ exp d · d [M], or None where no entropy is asked for.
+    """
+
+    maximum: Tensor
+    total: Tensor
+    weighted: Tensor | None
+
+    @classmethod
+    def of_nothing(cls, rows: int, entropy: bool, device: torch.device) -> RowSums:
+        """The sums over no columns."""
+        zeros = torch.zeros(rows, device=device)
+        return cls(torch.full_like(zeros, -torch.inf), zeros, torch.zeros_like(zeros) if entropy else None)
+
+    def __getitem__(self, rows: slice) -> RowSums:
+        return RowSums(self.maximum[rows], self.total[rows], None if self.weighted is None else self.weighted[rows])
+
+    def __setitem__(self, rows: slice, sums: RowSums) -> None:
+        self.maximum[rows], self.total[rows] = sums.maximum, sums.total
+        if self.weighted is not None and sums.weighted is not None:
+            self.weighted[rows] = sums.weighted
+
+    def counted_from(self, maximum_M: Tensor, temperature: float) -> RowSums:
+        """The same sums with d = (z − maximum)/T, for a maximum that is at least as large."""
+        down_M = ((self.maximum - finite(maximum_M)) / temperature).clamp_(min=NOTHING)
+        scale_M = down_M.exp()
+        weighted_M = None if self.weighted is None else scale_M * (self.weighted + down_M * self.total)
+        return RowSums(maximum_M, scale_M * self.total, weighted_M)
+
+    def joined(self, other: RowSums, temperature: float) -> RowSums:
+        """The sums over the columns of both."""
+        highest_M = torch.maximum(self.maximum, other.maximum)
+        a, b = self.counted_from(highest_M, temperature), other.counted_from(highest_M, temperature)
+        both = None if a.weighted is None or b.weighted is None else a.weighted + b.weighted
+        return RowSums(highest_M, a.total + b.total, both)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What every rank knows of each row after the exchange.
+
+    Attributes:
+        logprob: log p of the tokens [M, K], nats, fp32; 0 for a token that is in no shard, −∞ outside the support.
+        entropy: H [M], nats, or None.
+        maximum: m [M].
+        log_total: log Σ exp d over the support [M]; 0 where the support is empty.
+        token: The tokens, −1 for those in no shard [M, K].
+        outside: Which tokens lie below the floor [M, K]; None without a floor.
+    """
+
+    logprob: Tensor
+    entropy: Tensor | None
+    maximum: Tensor
+    log_total: Tensor
+    token: Tensor
+    outside: Tensor | None
+
+
+def here(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Where the columns from `start` on hold the tokens: column numbers [M, K], any where they do not; and whether."""
+    column_MK = token_MK - start
+    return column_MK.clamp(0, max(columns - 1, 0)), (column_MK >= 0) & (column_MK < columns)
+
+
+def in_fp32(z: Tensor, work: Tensor) -> Tensor:
+    """The logits in fp32: themselves, or a copy in `work`."""
+    return z if z.dtype == torch.float32 else work.copy_(z)
+
+
+def support(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
+    """1 inside the support and 0 outside, fp32 like z: a product with it is far cheaper than a masked fill."""
+    return None if floor_M is None else torch.ge(z, floor_M[:, None], out=torch.empty_like(z))
+
+
+def to_powers_of_2_(work: Tensor, z: Tensor, maximum_M: Tensor, temperature: float) -> None:
+    """Writes (z − m)/T · log₂ e, so that exp is the power of 2 of what is written: that is several times faster."""
+    torch.sub(z, maximum_M[:, None], out=work).mul_(_LOG2_E / temperature)
+
+
+def block_sums(z: Tensor, work: Tensor, floor_M: Tensor | None, scoring: Scoring) -> RowSums:
+    """The sums of some rows over some columns. Overwrites `work`, fp32, of the shape of z."""
+    z = in_fp32(z, work)
+    maximum_M, inside = z.amax(-1), support(z, floor_M)
+    to_powers_of_2_(work, z, finite(maximum_M), scoring.temperature)
+    exponential = work.exp2() if scoring.entropy else work.exp2_()
+    if inside is not None:
+        exponential.mul_(inside)
+    if not scoring.entropy:
+        return RowSums(maximum_M, exponential.sum(-1), None)
+    weighted_M = work.mul_(exponential).nansum(-1).div_(_LOG2_E)  # 0 · −∞ counts as 0
+    return RowSums(maximum_M, exponential.sum(-1), weighted_M)
+
+
+def finite(maximum_M: Tensor) -> Tensor:
+    """The maximum to subtract: 0 where a row has nothing but −∞, so that its exponentials are 0 and not NaN."""
+    return maximum_M.masked_fill(maximum_M == -torch.inf, 0.0)
+
+
+def exchange(
+    local: RowSums, picked_MK: Tensor, token_MK: Tensor, columns: int, scoring: Scoring, floor_M: Tensor | None
+) -> Scores:
+    """Makes each rank's sums those of the whole row: one all-reduce for the maxima, one for the sums.
+
+    Args:
+        local: The sums over this rank's columns.
+        picked_MK: Logits of the tokens asked for, fp32; anything where another rank has the token.
+        token_MK: The tokens.
+        columns: How many this rank holds.
+        scoring: As the sums were made.
+        floor_M: As the sums were made.
+    """
+    shard = scoring.shard
+    # How far the vocabulary reaches, only its last rank knows; it travels with the maxima, exact up to 2²⁴ tokens.
+    end = torch.full((1,), float(shard.start + columns), device=token_MK.device)
+    highest = all_reduce(torch.cat([local.maximum, end]), shard.group, dist.ReduceOp.MAX)
+    token_MK = token_MK.masked_fill((token_MK < 0) | (token_MK >= highest[-1]), -1)
+    _, inside_MK = here(token_MK, shard.start, columns)
+    share = local.counted_from(highest[:-1], scoring.temperature)
+    shares = [share.total] if share.weighted is None else [share.total, share.weighted]
+    packed = torch.cat([torch.stack(shares, -1), picked_MK.masked_fill(~inside_MK, 0.0)], -1)
+    total_M, *weighted, picked_MK = all_reduce(packed, shard.group).split([1] * len(shares) + [token_MK.shape[1]], -1)
+    whole = RowSums(finite(highest[:-1]), total_M[:, 0], weighted[0][:, 0] if weighted else None)
+    return _scores(whole, picked_MK, token_MK, scoring, floor_M)
+
+
+def _scores(whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None) -> Scores:
+    """log p and H from the sums over the whole row."""
+    total_M, weighted_M, outside_MK = whole.total, whole.weighted, None
+    d_MK = (picked_MK - whole.maximum[:, None]) / scoring.temperature
+    if floor_M is not None:
+        outside_MK = (picked_MK < floor_M[:, None]) & (token_MK >= 0)
+    if outside_MK is not None and not scoring.chosen:
+        d_MK = d_MK.masked_fill(outside_MK, -torch.inf)
+    elif outside_MK is not None:
+        extra_M = torch.where(outside_MK, d_MK.exp(), 0.0)[:, 0]
+        total_M = total_M + extra_M
+        weighted_M = None if weighted_M is None else weighted_M + extra_M * d_MK[:, 0].clamp(min=NOTHING)
+    total_M = total_M.masked_fill(total_M == 0, 1.0)  # an empty support: log total 0, entropy 0
+    log_total_M = total_M.log()
+    return Scores(
+        logprob=(d_MK - log_total_M[:, None]).masked_fill(token_MK < 0, 0.0),
+        entropy=None if weighted_M is None else log_total_M - weighted_M / total_M,
+        maximum=whole.maximum,
+        log_total=log_total_M,
+        token=token_MK,
+        outside=outside_MK,
+    )
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What each row's logits need to find their gradients.
+
+    For the gradient g of log p of the tokens and h of the entropy,
+
+        ∂/∂z_j  =  [Σ_k g_k 1[j = t_k]  +  p_j · (c − h·log p_j)] / T,    c = −Σ_k g_k − h·H
+
+    Attributes:
+        maximum: m [M].
+        log_total: log Σ exp d [M].
+        slope: h/T [M], or None.
+        offset: c/T [M].
+        token: The tokens, −1 for those in no shard [M, K].
+        own: What the tokens' own columns receive besides [M, K].
+        floor: The support is {z ≥ floor} [M], or None.
+        temperature: T.
+    """
+
+    maximum: Tensor
+    log_total: Tensor
+    slope: Tensor | None
+    offset: Tensor
+    token: Tensor
+    own: Tensor
+    floor: Tensor | None
+    temperature: float
+
+    @classmethod
+    def of(
+        cls, scores: Scores, scoring: Scoring, floor_M: Tensor | None, gradient_MK: Tensor, gradient_M: Tensor | None
+    ) -> Pull:
+        """From the gradients of the log-probabilities and, where it was asked for, of the entropy."""
+        own_MK = gradient_MK.float().masked_fill(scores.token < 0, 0.0).div_(scoring.temperature)
+        offset, slope = -own_MK.sum(-1), None
+        if scores.entropy is not None and gradient_M is not None:
+            slope = gradient_M.float() / scoring.temperature
+            offset = offset - slope * scores.entropy
+        if scores.outside is not None and not scoring.chosen:
+            own_MK = own_MK.masked_fill(scores.outside, 0.0)
+        elif scores.outside is not None:
+            force_M = offset if slope is None else offset - slope * scores.logprob[:, 0].clamp(min=NOTHING)
+            own_MK = own_MK + torch.where(scores.outside, scores.logprob.exp() * force_M[:, None], 0.0)
+        return cls(scores.maximum, scores.log_total, slope, offset, scores.token, own_MK, floor_M, scoring.temperature)
+
+    def __getitem__(self, rows: slice) -> Pull:
+        """The same for some of the rows."""
+        return Pull(
+            self.maximum[rows],
+            self.log_total[rows],
+            None if self.slope is None else self.slope[rows],
+            self.offset[rows],
+            self.token[rows],
+            self.own[rows],
+            None if self.floor is None else self.floor[rows],
+            self.temperature,
+        )
+
+    def write_(self, work: Tensor, z: Tensor, start: int) -> None:
+        """Writes ∂/∂z into `work`, fp32, for logits z of these rows and the columns from `start` on."""
+        z = in_fp32(z, work)
+        inside = support(z, self.floor)
+        to_powers_of_2_(work, z, self.maximum, self.temperature)
+        work.sub_(self.log_total[:, None] * _LOG2_E)
+        if self.slope is None:
+            work.exp2_().mul_(self.offset[:, None])
+        else:
+            probability = work.clamp_(min=NOTHING).exp2()
+            work.mul_(-self.slope[:, None] / _LOG2_E).add_(self.offset[:, None]).mul_(probability)
+        if inside is not None:
+            work.mul_(inside)
+        column_MK, inside_MK = here(self.token, start, work.shape[1])
+        work.scatter_add_(1, column_MK, self.own.masked_fill(~inside_MK, 0.0))
+
+
+def keep(ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor) -> None:
+    """Saves on an autograd context what the gradient needs: the inputs as they are, and a few numbers per row."""
+    ctx.scoring = scoring
+    numbers = (scores.logprob, scores.entropy, scores.maximum, scores.log_total, scores.token, scores.outside)
+    ctx.save_for_backward(*numbers, floor_M, *inputs)
+
+
+def kept(ctx: Any, gradient_MK: Tensor, gradient_M: Tensor | None) -> tuple[Pull, list[Tensor]]:
+    """What `keep` saved: the pull of these gradients, and the inputs."""
+    *numbers, floor_M = ctx.saved_tensors[:7]
+    return Pull.of(Scores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(ctx.saved_tensors[7:])

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lockstep.distributed.packed import Packing
+
+BOUNDS = torch.tensor([0, 8, 8, 12, 20], dtype=torch.int32)
+
+METHODS: dict[str, Callable[[Packing], Tensor]] = {
+    "positions": lambda packing: packing.positions(1),
+    "gathered": Packing.gathered,
+    "following": Packing.following,
+    "cells": lambda packing: packing.rows(6)[0],
+    "real": lambda packing: packing.rows(6)[1],
+}
+SHAPES = {"positions": (10,), "gathered": (20,), "following": (20,), "cells": (4, 6), "real": (4, 6)}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_shapes_follow_from_shapes(name: str) -> None:
+    """Tensors without values can be computed with, so no operation needs a value, or a size, on the host."""
+    with FakeTensorMode() as fake:
+        found = METHODS[name](Packing(fake.from_tensor(BOUNDS), 20, 2))
+    assert tuple(found.shape) == SHAPES[name]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_number_of_operations_is_that_of_one_sequence(name: str) -> None:
+    def operations(bounds: Tensor) -> int:
+        with torch.profiler.profile(acc_events=True) as profile:
+            METHODS[name](Packing(bounds, int(bounds[-1]), 2))
+        return len(profile.events())
+
+    assert operations(torch.arange(0, 4001, 4)) == operations(torch.tensor([0, 4000]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bounds_may_be_of_either_integer_type(name: str) -> None:
+    narrow, wide = (METHODS[name](Packing(bounds, 20, 2)) for bounds in (BOUNDS, BOUNDS.long()))
+    assert narrow.dtype == wide.dtype
+    assert torch.equal(narrow, wide)
+
+
+def test_what_lies_behind_the_last_sequence_keeps_its_place() -> None:
+    packing = Packing(BOUNDS, 24, 2)
+    assert packing.following()[20:].tolist() == [21, 22, 23, 20]
+    assert sorted(packing.gathered().tolist()) == list(range(24))
+
+
+def test_a_row_that_cannot_be_cut_is_named() -> None:
+    with pytest.raises(ValueError, match=r"row of 18 tokens .* pad each to a multiple of 4"):
+        Packing(BOUNDS, 18, 2)
