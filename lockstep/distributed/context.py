@@ -6,13 +6,11 @@ the same work to do.
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Gradient = Literal["sum", "local"]
+from lockstep.distributed.reduce import Gradient, ranks, stack
 
 
 def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor:
@@ -56,7 +54,7 @@ def gather(x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: G
         x: This rank's share; it has the same shape on every rank.
         group: The ranks that hold the sequence together.
         dim: The dimension that is cut.
-        gradient: See `stack`.
+        gradient: See `reduce.stack`.
     """
     if ranks(group) == 1:
         return x
@@ -64,41 +62,3 @@ def gather(x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: G
         raise ValueError(f"a rank's share is two chunks of equal length, but this one has {x.shape[dim]} positions")
     early, late = stack(x, group, gradient).chunk(2, dim % x.dim() + 1)
     return torch.cat([*early, *reversed(late.unbind())], dim)
-
-
-def stack(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = "sum") -> Tensor:
-    """The tensors of all ranks, [C, *x.shape], by one all-gather; differentiable.
-
-    Args:
-        x: This rank's tensor; it has the same shape on every rank.
-        group: The ranks; None for one process.
-        gradient: What flows back to `x`. "sum": the sum of what all ranks send it, by one reduce-scatter; the loss
-            is then the sum of all ranks' losses, and one that every rank computes alike counts C times. "local": only
-            what this rank sends it, without communication; one that every rank computes alike counts once.
-    """
-    if group is None:
-        return x[None]
-    return _Stack.apply(x, group, gradient == "sum")
-
-
-def ranks(group: dist.ProcessGroup | None) -> int:
-    """The number of ranks in a group; without one there is one."""
-    return 1 if group is None else dist.get_world_size(group)
-
-
-class _Stack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, summed: bool) -> Tensor:
-        ctx.group, ctx.summed = group, summed
-        stacked = x.new_empty(ranks(group), *x.shape)
-        dist.all_gather_single(stacked.view(-1), x.contiguous().view(-1), group)
-        return stacked
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        (grad,) = grad_outputs
-        if not ctx.summed:
-            return grad[dist.get_rank(ctx.group)], None, None
-        own = grad.new_empty(grad.shape[1:])
-        dist.reduce_scatter_single(own.view(-1), grad.contiguous().view(-1), group=ctx.group)
-        return own, None, None

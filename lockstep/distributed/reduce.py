@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Gradient = Literal["sum", "local"]
 
 _BUCKET_ELEMENTS = 16 * 2**20
 
@@ -53,25 +55,63 @@ class _Replicated(torch.autograd.Function):
         return total, None
 
 
-def gathered(shard: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The ranks' shards one behind the other along the first dimension, as in sequence parallelism.
-
-    Each rank uses the whole for its own part, so backward sums the gradient over the ranks, and each keeps its shard's.
-    """
-    return shard if group is None else _Gathered.apply(shard, group)
+def summed(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The sum over ranks, of which every rank makes the same use: backward hands its gradient on as it is."""
+    return tensor if group is None else _Summed.apply(tensor, group)
 
 
-class _Gathered(torch.autograd.Function):
+class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        whole = shard.new_empty(shard.shape[0] * group.size(), *shard.shape[1:])
-        dist.all_gather_into_tensor(whole, shard.contiguous(), group)
-        return whole
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None]:
-        whole = grad_outputs[0].contiguous()
-        shard = whole.new_empty(whole.shape[0] // ctx.group.size(), *whole.shape[1:])
-        dist.reduce_scatter_tensor(shard, whole, group=ctx.group)
-        return shard, None
+        return grad_outputs[0], None
+
+
+def stack(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = "sum") -> Tensor:
+    """The tensors of all ranks, [C, *x.shape], by one all-gather; differentiable.
+
+    Args:
+        x: This rank's tensor; it has the same shape on every rank.
+        group: The ranks; None for one process.
+        gradient: What flows back to `x`. "sum": the sum of what all ranks send it, by one reduce-scatter; the loss
+            is then the sum of all ranks' losses, and one that every rank computes alike counts C times. "local": only
+            what this rank sends it, without communication; one that every rank computes alike counts once.
+    """
+    if group is None:
+        return x[None]
+    return _Stack.apply(x, group, gradient == "sum")
+
+
+def own_sum(stacked: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """What all ranks hold for this one, summed: of [C, …] on each rank the sum over ranks of [rank, …]."""
+    if group is None:
+        return stacked[0]
+    own = stacked.new_empty(stacked.shape[1:])
+    dist.reduce_scatter_single(own.view(-1), stacked.contiguous().view(-1), group=group)
+    return own
+
+
+def ranks(group: dist.ProcessGroup | None) -> int:
+    """The number of ranks in a group; without one there is one."""
+    return 1 if group is None else dist.get_world_size(group)
+
+
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, summed: bool) -> Tensor:
+        ctx.group, ctx.summed = group, summed
+        stacked = x.new_empty(ranks(group), *x.shape)
+        dist.all_gather_single(stacked.view(-1), x.contiguous().view(-1), group)
+        return stacked
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grad_outputs
+        if not ctx.summed:
+            return grad[dist.get_rank(ctx.group)], None, None
+        return own_sum(grad, ctx.group), None, None
