@@ -10,7 +10,7 @@ from lockstep.distributed.sampling import (
     apply_top_k_top_p,
     draw,
     shaped_logits,
-    token_logprobs,
+    token_scores,
 )
 from lockstep.types import SamplingParams
 
@@ -63,8 +63,8 @@ def test_the_token_that_crosses_top_p_belongs() -> None:
 def test_a_drawn_token_is_never_scored_as_impossible() -> None:
     sampling = SamplingParams(1, top_k=1)
     likeliest, least = LOGITS.argmax(-1), LOGITS.argmin(-1)
-    assert (token_logprobs(LOGITS, likeliest, sampling) == 0).all()
-    assert torch.isfinite(token_logprobs(LOGITS, least, sampling)).all()
+    assert (token_scores(LOGITS, likeliest, sampling)[0] == 0).all()
+    assert torch.isfinite(token_scores(LOGITS, least, sampling)[0]).all()
 
 
 def test_greedy_takes_the_best_and_scores_at_temperature_one() -> None:
@@ -85,7 +85,7 @@ def test_draws_follow_the_distribution_and_report_it(sampling: SamplingParams) -
     counted = torch.bincount(token, minlength=50) / draws
     torch.testing.assert_close(counted.double(), probability, atol=1.5 / draws, rtol=0.0)
     torch.testing.assert_close(logprob.double(), probability[token].log(), atol=1e-5, rtol=0.0)
-    scored = token_logprobs(LOGITS[:1].expand(draws, -1), token, sampling)
+    scored = token_scores(LOGITS[:1].expand(draws, -1), token, sampling)[0]
     torch.testing.assert_close(logprob, scored, atol=1e-6, rtol=0.0)
 
 
@@ -105,7 +105,7 @@ def test_extreme_numbers_draw_possible_tokens() -> None:
 def test_scores_have_the_gradient_of_a_filtered_softmax(sampling: SamplingParams) -> None:
     logits = LOGITS.clone().requires_grad_()
     token = LOGITS.argmax(-1)
-    token_logprobs(logits, token, sampling).sum().backward()
+    token_scores(logits, token, sampling)[0].sum().backward()
     probability = by_transformers(LOGITS, sampling).softmax(-1)
     expected = (torch.nn.functional.one_hot(token, 50) - probability) / sampling.temperature
     assert logits.grad is not None
@@ -114,7 +114,7 @@ def test_scores_have_the_gradient_of_a_filtered_softmax(sampling: SamplingParams
 
 def test_bf16_logits_are_scored_in_fp32() -> None:
     rounded = LOGITS.bfloat16()
-    scored = token_logprobs(rounded, LOGITS.argmax(-1), SamplingParams(1, temperature=0.7))
+    scored = token_scores(rounded, LOGITS.argmax(-1), SamplingParams(1, temperature=0.7))[0]
     assert scored.dtype == torch.float32
     expected = (rounded.double() / 0.7).log_softmax(-1).gather(-1, LOGITS.argmax(-1, keepdim=True))[:, 0]
     torch.testing.assert_close(scored.double(), expected, atol=1e-6, rtol=0.0)
