@@ -1,0 +1,157 @@
+"""The facade's functions of hidden states, which are sequence-first and dealt over the tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import dense
+import pytest
+import torch
+from ranks import Collectives, Layout, Ranks
+from sharded import VALUE, close, even, random, random_tokens
+from torch import Tensor
+
+from lockstep.distributed import model_utils as facade
+
+B, S, V, D = 2, 8, 24, 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a call is made with; `padding` rows of each rank's weight are no part of the vocabulary."""
+
+    bounds: tuple[int, ...]
+    chunk: int | None = 3
+    shifts: bool = True
+    padding: int = 0
+    frozen: bool = False
+    inference: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    result: Tensor
+    hidden: Tensor | None
+    weight: Tensor | None
+    forward: int
+    backward: int
+    kept: int
+
+
+def on_rank(layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> Outcome:
+    """`shifts`: through the function that shifts the targets; else through the class, which is given them shifted."""
+    start, end = case.bounds[layout.tp_rank : layout.tp_rank + 2]
+    filling = weight.new_full((case.padding, weight.shape[1]), 9.0)
+    share = hidden.chunk(layout.tp, 0)[layout.tp_rank].clone().requires_grad_()
+    head = torch.cat([weight[start:end], filling]).requires_grad_(not case.frozen)
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with Collectives() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        if case.shifts:
+            result = facade.from_parallel_hidden_states_to_logprobs(
+                share, head, head, False, target, start, end, layout.tp_group, case.inference, None, case.chunk
+            )
+        else:
+            result = facade.ChunkedDistributedHiddenStatesToLogprobs.apply(
+                share, target, head, start, end, case.chunk, layout.tp_group, case.inference
+            )
+    with Collectives() as backward:
+        if not case.inference:
+            result.backward(upstream)
+    counts = forward.counts.total(), backward.counts.total()
+    return Outcome(result.detach(), share.grad, head.grad, *counts, len(kept))
+
+
+def reference(case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> tuple[Tensor, ...]:
+    """Result and both gradients in float64."""
+    hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    logits = hidden.transpose(0, 1) @ weight.T
+    target = dense.shift(target) if case.shifts else target
+    result = dense.logprobs(logits, target)[:, :-1] if case.shifts else dense.logprobs(logits, target)
+    return result.detach(), *torch.autograd.grad(result, (hidden, weight), upstream.double())
+
+
+def check(ranks: Ranks, case: Case, dtype: torch.dtype = torch.float32, target: Tensor | None = None) -> list[Outcome]:
+    hidden, weight = random(S, B, D, scale=1.0).to(dtype), random(V, D, seed=2, scale=1.0).to(dtype)
+    target = random_tokens(B, S, vocabulary=V) if target is None else target
+    args = hidden, weight, target, random(B, S - case.shifts, seed=3, scale=1.0)
+    result, of_hidden, of_weight = reference(case, *args)
+    # bf16: each logit is a product rounded to 8 bits, and so are gradients; |logit| is at most 8 here.
+    tolerance = VALUE if dtype == torch.float32 else {"atol": 2.0**-5, "rtol": 2.0**-7}
+    outcomes = ranks.run(on_rank, case, *args, tp=len(case.bounds) - 1)
+    for outcome in outcomes:
+        assert outcome.result.dtype == torch.float32
+        close(outcome.result, result, **tolerance)
+    shares = [outcome.hidden for outcome in outcomes if outcome.hidden is not None]
+    close(torch.cat(shares), of_hidden, **tolerance)
+    assert shares[0].dtype == dtype
+    for rank, outcome in enumerate(outcomes):
+        start, end = case.bounds[rank : rank + 2]
+        if case.frozen:
+            assert outcome.weight is None
+            continue
+        assert outcome.weight is not None
+        assert outcome.weight.dtype == dtype
+        close(outcome.weight[: end - start], of_weight[start:end], **tolerance)
+        assert not outcome.weight[end - start :].any()
+    return outcomes
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("shifts", [True, False])
+@pytest.mark.parametrize("chunk", [1, 3, 1000, None])
+def test_value_and_gradients(ranks: Ranks, tp: int, shifts: bool, chunk: int | None) -> None:
+    check(ranks, Case(even(V, tp), chunk, shifts))
+
+
+@pytest.mark.parametrize("bounds", [(0, 5, V), (0, 1, 3, 20, V)], ids=str)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_uneven_and_padded_shards(ranks: Ranks, bounds: tuple[int, ...], padding: int) -> None:
+    check(ranks, Case(bounds, padding=padding))
+
+
+@pytest.mark.parametrize("shifts", [True, False])
+def test_a_frozen_head_has_no_gradient(ranks: Ranks, shifts: bool) -> None:
+    check(ranks, Case(even(V, 2), shifts=shifts, frozen=True))
+
+
+@pytest.mark.parametrize("chunk", [1, None])
+def test_bf16(ranks: Ranks, chunk: int | None) -> None:
+    check(ranks, Case(even(V, 2), chunk), torch.bfloat16)
+
+
+def test_the_heads_gradient_in_bf16_does_not_depend_on_the_chunks(ranks: Ranks) -> None:
+    """It is summed in fp32 and rounded once, so that many small chunks err no more than one large."""
+    hidden, weight = random(64, B, D, scale=1.0).bfloat16(), random(V, D, seed=2, scale=1.0).bfloat16()
+    args = hidden, weight, random_tokens(B, 64, vocabulary=V), torch.ones(B, 63)
+    small, large = (ranks.run(on_rank, Case((0, V), chunk), *args)[0].weight for chunk in (1, None))
+    assert small is not None
+    assert large is not None
+    close(small, large, atol=2.0**-6, rtol=2.0**-7)
+
+
+def test_targets_outside_give_zero_and_move_nothing(ranks: Ranks) -> None:
+    target = random_tokens(B, S, vocabulary=V)
+    target[0] = torch.tensor([-100, V, V + 3, -1] * 2)
+    outcomes = check(ranks, Case((0, 7, V), padding=4), target=target)
+    assert not outcomes[0].result[0].any()
+    assert not any(outcome.hidden[:, 0].any() for outcome in outcomes if outcome.hidden is not None)
+
+
+def test_collectives(ranks: Ranks) -> None:
+    """The hidden states are gathered and their gradient is scattered; the rows cost two sums, whatever the chunks."""
+    for chunk in (1, None):
+        for outcome in check(ranks, Case(even(V, 2), chunk)):
+            assert outcome.forward <= 1 + 2
+            assert outcome.backward <= 2
+
+
+@pytest.mark.parametrize("shifts", [True, False])
+def test_inference_only_keeps_nothing(ranks: Ranks, shifts: bool) -> None:
+    args = random(S, B, D), random(V, D, seed=2), random_tokens(B, S, vocabulary=V), torch.ones(B, S - shifts)
+    for case, keeps in ((Case(even(V, 2), shifts=shifts), True), (Case(even(V, 2), 3, shifts, inference=True), False)):
+        assert all((outcome.kept > 0) == keeps for outcome in ranks.run(on_rank, case, *args, tp=2))

@@ -1,0 +1,176 @@
+"""Packed rows: sequences one after another, each shifted and dealt over the context-parallel ranks on its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dense
+import pytest
+import torch
+from ranks import Layout, Ranks
+from sharded import GRADIENT, VALUE, Cut, Place, Together, close, dense_of, even, random, random_tokens, run
+from torch import Tensor
+
+from lockstep.distributed import model_utils as facade
+from lockstep.distributed.sampling import TrainingSamplingParams
+
+V = 20
+LENGTHS = (8, 16, 8, 24)
+BOTH = TrainingSamplingParams(top_k=7, top_p=0.8)
+LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)]
+
+
+def cumulative(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sum(lengths[:number]) for number in range(len(lengths) + 1))
+
+
+def packed(
+    logits: Tensor,
+    place: Place,
+    target: Tensor,
+    cu_seqlens: Tensor,
+    width: int,
+    chunk: int | None = None,
+    sampling: Any = None,
+    pre_rolled: bool = False,
+) -> Tensor:
+    layout = place.layout
+    if pre_rolled:
+        target = dealt(target, cu_seqlens.tolist(), layout)
+    return facade.from_parallel_logits_to_logprobs_packed_sequences(
+        logits,
+        target,
+        cu_seqlens,
+        width,
+        *place.bounds_and_group,
+        False,
+        layout.cp_group_or_none,
+        chunk,
+        sampling,
+        pre_rolled,
+    )
+
+
+def dealt(target: Tensor, cu_seqlens: list[int], layout: Layout) -> Tensor:
+    """Each sequence's next tokens, those of this rank."""
+    pieces = zip(cu_seqlens, cu_seqlens[1:], strict=False)
+    rolled = torch.cat([target[:, start:end].roll(-1, -1) for start, end in pieces], -1)
+    return rolled if layout.cp == 1 else rolled[:, dense.packed_zigzag(cu_seqlens, layout.cp, layout.cp_rank)]
+
+
+def reference(
+    logits: Tensor, target: Tensor, cu_seqlens: tuple[int, ...], width: int, sampling: TrainingSamplingParams | None
+) -> Tensor:
+    sampling = sampling or TrainingSamplingParams()
+    support = dense.filtered(logits[0], sampling.top_k, sampling.top_p)
+    return dense.packed_logprobs(support, target[0], cu_seqlens, width)
+
+
+def check(
+    ranks: Ranks,
+    lengths: tuple[int, ...],
+    width: int,
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    bounds: tuple[int, ...] | None = None,
+    padding: int = 0,
+    chunk: int | None = None,
+    sampling: TrainingSamplingParams | None = None,
+    pre_rolled: bool = False,
+) -> Together:
+    """Values are those of float64, and gradients `cp` times as large."""
+    cu_seqlens = cumulative(lengths)
+    logits, target = random(1, sum(lengths), V), random_tokens(1, sum(lengths), vocabulary=V)
+    if sampling is not None:
+        target = logits.topk(2).indices[..., 1].roll(1, -1)
+    upstream = [random(len(lengths), width - 1, seed=5, scale=1.0)]
+    cut = Cut(bounds or even(V, tp), cp, padding, cu_seqlens)
+    index = torch.tensor(cu_seqlens, dtype=torch.int32)
+    together = run(ranks, packed, cut, logits, target, index, width, chunk, sampling, pre_rolled, upstream=upstream)
+    (value,), gradient = dense_of(reference, logits, target, cu_seqlens, width, sampling, upstream=upstream)
+    assert together.result.dtype == torch.float32
+    close(together.result, value, **(VALUE | {"equal_nan": True}))
+    close(together.gradient, cp * gradient, atol=cp * GRADIENT["atol"], rtol=GRADIENT["rtol"])
+    return together
+
+
+@pytest.mark.parametrize(("tp", "cp"), LAYOUTS)
+@pytest.mark.parametrize("pre_rolled", [False, True])
+def test_value_and_gradient(ranks: Ranks, tp: int, cp: int, pre_rolled: bool) -> None:
+    check(ranks, LENGTHS, max(LENGTHS), tp=tp, cp=cp, pre_rolled=pre_rolled)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "width"),
+    [
+        pytest.param((8, 16, 8), 40, id="wider than all: zeros at the end"),
+        pytest.param((8, 16, 8), 5, id="narrower than all: cut"),
+        pytest.param((8, 16, 8), 1, id="no column"),
+        pytest.param((8, 0, 16, 0, 0), 16, id="empty sequences, the last ones too"),
+        pytest.param((0, 8), 8, id="the first is empty"),
+        pytest.param((0, 0), 8, id="all are empty"),
+        pytest.param((), 8, id="no sequence"),
+        pytest.param((32,), 32, id="one sequence"),
+        pytest.param((4,) * 9, 4, id="as short as can be"),
+    ],
+)
+@pytest.mark.parametrize("cp", [1, 2])
+def test_shapes(ranks: Ranks, lengths: tuple[int, ...], width: int, cp: int) -> None:
+    check(ranks, lengths, width, cp=cp, tp=2)
+
+
+def test_one_token_sequences_have_no_next_token(ranks: Ranks) -> None:
+    check(ranks, (1, 3, 1), 4, tp=2)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000, None])
+@pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
+def test_chunk_sizes_and_supports(ranks: Ranks, chunk: int | None, sampling: TrainingSamplingParams | None) -> None:
+    check(ranks, LENGTHS, 24, tp=2, cp=2, chunk=chunk, sampling=sampling)
+
+
+@pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
+def test_uneven_and_padded_shards(ranks: Ranks, sampling: TrainingSamplingParams | None) -> None:
+    check(ranks, LENGTHS, 24, cp=2, bounds=(0, 13, V), padding=2, sampling=sampling)
+
+
+def test_rows_that_the_ranks_do_not_divide(ranks: Ranks) -> None:
+    check(ranks, (3, 4, 6), 6, tp=4, sampling=BOTH)
+
+
+@pytest.mark.parametrize(("tp", "cp"), [(1, 2), (2, 2), (1, 4)])
+def test_one_exchange_and_no_wait_whatever_the_number_of_sequences(ranks: Ranks, tp: int, cp: int) -> None:
+    few, many = (check(ranks, lengths, 32, tp=tp, cp=cp) for lengths in ((64,), (8,) * 8))
+    assert few.forward == many.forward
+    assert few.backward == many.backward
+    assert many.forward["allreduce"] <= 2
+    assert many.forward.total() - many.forward["allreduce"] == 1
+    assert many.backward.total() == 1
+    assert not many.waits
+
+
+def test_no_wait_without_context_parallelism(ranks: Ranks) -> None:
+    for pre_rolled in (False, True):
+        together = check(ranks, (8,) * 6, 8, tp=2, pre_rolled=pre_rolled)
+        # The test itself reads `cu_seqlens` to deal out targets that are rolled before.
+        assert together.waits == (["tolist"] if pre_rolled else [])
+        assert together.backward.total() == 0
+
+
+def test_temperature_is_the_callers(ranks: Ranks) -> None:
+    for temperature in (0.5, 1.0):
+        check(ranks, LENGTHS, 24, tp=2, cp=2, sampling=TrainingSamplingParams(7, 0.8, temperature))
+
+
+def two_rows(layout: Layout) -> str:
+    with pytest.raises(ValueError, match=r"\S") as refusal:
+        facade.from_parallel_logits_to_logprobs_packed_sequences(
+            torch.zeros(2, 8, V), torch.zeros(2, 8, dtype=torch.long), torch.tensor([0, 8]), 8, 0, V, layout.tp_group
+        )
+    return str(refusal.value)
+
+
+def test_more_than_one_packed_row_is_refused(ranks: Ranks) -> None:
+    (message,) = ranks.run(two_rows)
+    assert "\n" not in message

@@ -1,0 +1,163 @@
+"""The facade's names, and of each its parameters in order with their kinds and defaults, written down once more."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+
+import pytest
+import torch
+
+from lockstep.distributed import model_utils
+from lockstep.distributed.sampling import TrainingSamplingParams
+
+REQUIRED = inspect.Parameter.empty
+
+LOGITS = ("vocab_parallel_logits", REQUIRED)
+TARGET = ("target", REQUIRED)
+RANGE = (("vocab_start_index", REQUIRED), ("vocab_end_index", REQUIRED))
+TP = ("tp_group", REQUIRED)
+INFERENCE = ("inference_only", False)
+CHUNK = ("chunk_size", REQUIRED)
+FILTER = (("top_k", REQUIRED), ("top_p", REQUIRED))
+CP = ("cp_group", None)
+SEQ_INDEX = ("seq_index", None)
+OPTIONS = (("chunk_size", None), ("sampling_params", None))
+
+AUTOGRAD = {
+    "DistributedLogprob": (LOGITS, TARGET, *RANGE, ("group", REQUIRED), INFERENCE),
+    "DistributedCrossEntropy": (
+        ("student_logits", REQUIRED),
+        ("target_logits", REQUIRED),
+        ("group", REQUIRED),
+        INFERENCE,
+    ),
+    "ChunkedDistributedLogprob": (LOGITS, TARGET, *RANGE, CHUNK, TP, INFERENCE),
+    "DistributedLogprobWithSampling": (LOGITS, TARGET, TP, *FILTER, INFERENCE),
+    "ChunkedDistributedLogprobWithSampling": (LOGITS, TARGET, TP, *FILTER, CHUNK, INFERENCE),
+    "ChunkedDistributedGatherLogprob": (LOGITS, ("global_indices", REQUIRED), *RANGE, CHUNK, TP, INFERENCE),
+    "AllGatherCPTensor": (("tensor", REQUIRED), ("cp_group", REQUIRED), ("seq_dim", 1)),
+    "ChunkedDistributedEntropy": (LOGITS, CHUNK, TP, INFERENCE),
+    "ChunkedDistributedHiddenStatesToLogprobs": (
+        ("tensor_parallel_hidden_states", REQUIRED),
+        TARGET,
+        ("output_weight_layer", REQUIRED),
+        *RANGE,
+        CHUNK,
+        TP,
+        INFERENCE,
+    ),
+}
+
+FUNCTIONS = {
+    "_compute_distributed_log_softmax": (LOGITS, ("group", REQUIRED)),
+    "_compute_distributed_softmax": (LOGITS, ("group", REQUIRED)),
+    "dtensor_from_parallel_logits_to_logprobs": (LOGITS, TARGET, *RANGE, TP, INFERENCE, SEQ_INDEX, *OPTIONS),
+    "from_parallel_logits_to_logprobs": (LOGITS, TARGET, *RANGE, TP, INFERENCE, CP, *OPTIONS),
+    "from_parallel_logits_to_logprobs_packed_sequences": (
+        LOGITS,
+        TARGET,
+        ("cu_seqlens_padded", REQUIRED),
+        ("unpacked_seqlen", REQUIRED),
+        *RANGE,
+        ("group", REQUIRED),
+        INFERENCE,
+        CP,
+        *OPTIONS,
+        ("target_is_pre_rolled", False),
+    ),
+    "_get_tokens_on_this_cp_rank": (
+        ("input_ids", REQUIRED),
+        ("cp_rank", REQUIRED),
+        ("cp_size", REQUIRED),
+        ("seq_dim", 1),
+    ),
+    "allgather_cp_sharded_tensor": (("tensor", REQUIRED), ("cp_group", REQUIRED), ("seq_dim", 1)),
+    "get_logprobs_from_vocab_parallel_logits": (LOGITS, ("input_ids", REQUIRED), SEQ_INDEX, *OPTIONS),
+    "get_next_token_logprobs_from_logits": (
+        ("input_ids", REQUIRED),
+        ("next_token_logits", REQUIRED),
+        SEQ_INDEX,
+        ("vocab_parallel_rank", None),
+        ("vocab_parallel_group", None),
+        ("context_parallel_group", None),
+        ("sampling_params", None),
+    ),
+    "distributed_vocab_topk": (LOGITS, ("k", REQUIRED), TP),
+    "gather_logits_at_global_indices": (LOGITS, ("global_indices", REQUIRED), ("tp_group", None), CP),
+    "get_distillation_topk_logprobs_from_logits": (
+        ("student_logits", REQUIRED),
+        ("teacher_topk_logits", REQUIRED),
+        ("teacher_topk_indices", REQUIRED),
+        ("zero_outside_topk", REQUIRED),
+        ("calculate_entropy", REQUIRED),
+        ("vocab_parallel_rank", None),
+        ("vocab_parallel_group", None),
+        ("context_parallel_group", None),
+    ),
+    "from_parallel_hidden_states_to_logprobs": (
+        ("tensor_parallel_hidden_states", REQUIRED),
+        ("output_weight_layer", REQUIRED),
+        ("output_weight", REQUIRED),
+        ("runtime_gather_output", REQUIRED),
+        TARGET,
+        *RANGE,
+        TP,
+        INFERENCE,
+        CP,
+        ("chunk_size", None),
+    ),
+    "all_to_all_vp2sq": (LOGITS, TP),
+    "all_to_all_sq2vp": (("seq_parallel_logits", REQUIRED), TP),
+}
+
+BY_KEYWORD_ONLY = {
+    "distributed_vocab_topk": (*RANGE, ("chunk_size", None)),
+    "gather_logits_at_global_indices": (*RANGE, ("chunk_size", None)),
+}
+
+MORE_AT_THE_END = {"get_next_token_logprobs_from_logits": (("chunk_size", None),)}
+"""What later versions of the reference added, and the facade may take too: optional, after all that the page has."""
+
+
+def parameters(name: str) -> dict[str, list[tuple[str, object]]]:
+    found = vars(model_utils)[name]
+    of = list(inspect.signature(found.forward if inspect.isclass(found) else found).parameters.values())
+    if inspect.isclass(found):
+        assert of.pop(0).name == "ctx"
+    assert {parameter.kind for parameter in of} <= {
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    }
+    return {
+        kind: [(parameter.name, parameter.default) for parameter in of if parameter.kind.name == kind]
+        for kind in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")
+    }
+
+
+def test_twenty_four_names_are_listed() -> None:
+    assert len(AUTOGRAD) == 9
+    assert len(AUTOGRAD) + len(FUNCTIONS) == 24
+
+
+@pytest.mark.parametrize("name", [*AUTOGRAD, *FUNCTIONS])
+def test_parameters_are_those_of_the_page(name: str) -> None:
+    expected = list((AUTOGRAD | FUNCTIONS)[name])
+    found = parameters(name)
+    extra = found["POSITIONAL_OR_KEYWORD"][len(expected) :]
+    assert found["POSITIONAL_OR_KEYWORD"][: len(expected)] == expected
+    assert extra in ([], list(MORE_AT_THE_END.get(name, ())))
+    assert found["KEYWORD_ONLY"] == list(BY_KEYWORD_ONLY.get(name, ()))
+
+
+@pytest.mark.parametrize("name", AUTOGRAD)
+def test_autograd_functions_are_classes(name: str) -> None:
+    assert issubclass(vars(model_utils)[name], torch.autograd.Function)
+
+
+def test_sampling_parameters_have_the_fields_of_the_page() -> None:
+    assert [(field.name, field.default) for field in fields(TrainingSamplingParams)] == [
+        ("top_k", None),
+        ("top_p", 1.0),
+        ("temperature", 1.0),
+    ]
