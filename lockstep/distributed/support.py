@@ -32,7 +32,6 @@ _VOCABULARY_BITS = 22
 _ONE = 2.0**40
 """The probability of the likeliest token, as an integer: sums of integers do not depend on their order."""
 
-_LOWEST = torch.finfo(torch.float32).min
 _COPIES = 6
 """A pass of the search takes two fp32 and two int64 arrays."""
 
@@ -120,9 +119,9 @@ class _Search:
         digit is the one in which the sum from the maximum on reaches p. The last pass finds the smallest logit there.
         """
         device, group = self.logits.device, self.shard.group
-        maximum_M1 = torch.full((len(self.logits), 1), _LOWEST, device=device)
+        maximum_M1 = torch.full((len(self.logits), 1), -math.inf, device=device)
         for rows in self._blocks(1):
-            maximum_M1[rows] = self.logits[rows].amax(1, keepdim=True).float().clamp(min=_LOWEST)
+            maximum_M1[rows] = self.logits[rows].amax(1, keepdim=True)
         all_reduce(maximum_M1, group, dist.ReduceOp.MAX)
         # A token is kept only if its probability is at least (1 − p)/V.
         reach = _VOCABULARY_BITS - math.log2(1.0 - self.top_p)
