@@ -69,7 +69,7 @@ def support_floor(
         return search.among_likeliest(top_k)
     if top_p >= 1.0:
         return logits_Mv.new_full(logits_Mv.shape[:1], -math.inf, dtype=torch.float32)
-    if shard is None and logits_Mv.shape[1] <= _FEW:
+    if search.shard.group is None and logits_Mv.shape[1] <= _FEW:
         return search.nucleus(logits_Mv.float().sort(descending=True).values)
     return search.among_all()
 
