@@ -67,7 +67,7 @@ class _HiddenScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
-        return *score_gradient(ctx, *grad_outputs), None, None
+        return *score_gradient(ctx, *grad_outputs, *ctx.needs_input_grad[:2]), None, None
 
 
 def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring) -> Scores:
@@ -82,10 +82,11 @@ def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scori
     return exchange(sums, picked_MK, token_MK, len(weight_vD), scoring, None)
 
 
-def score_gradient(ctx: Any, gradient_MK: Tensor, gradient_M: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def score_gradient(
+    ctx: Any, gradient_MK: Tensor, gradient_M: Tensor | None, of_hidden: bool, of_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the hidden states (this rank's share of their sum) and of this rank's rows of the head."""
     pull, (hidden_MD, weight_vD) = kept(ctx, gradient_MK, gradient_M)
-    of_hidden, of_weight = ctx.needs_input_grad[:2]
     hidden_sum = torch.zeros_like(hidden_MD, dtype=torch.float32) if of_hidden else None
     weight_gradient = torch.empty_like(weight_vD) if of_weight else None
     for columns, head_cD in _pieces(weight_vD, hidden_MD.dtype):

@@ -32,6 +32,11 @@ class TrainingSamplingParams:
     top_p: float = 1.0
     temperature: float = 1.0
 
+    @property
+    def full_support(self) -> bool:
+        """Whether every token can be drawn."""
+        return (self.top_k is None or self.top_k < 1) and self.top_p >= 1.0
+
 
 def apply_top_k_top_p(
     logits: Tensor, top_k: int | None, top_p: float | None, chunk_size: int | None = _ROWS

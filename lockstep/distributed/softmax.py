@@ -138,7 +138,7 @@ def to_powers_of_2_(work: Tensor, z: Tensor, maximum_M: Tensor, temperature: flo
 
 
 def block_sums(z: Tensor, work: Tensor, floor_M: Tensor | None, scoring: Scoring) -> RowSums:
-    """The sums of some rows over some columns. Overwrites `work`, fp32, of the shape of z."""
+    """The sums of some rows over some columns. Overwrites `work`, fp32 like z: by exp d, if without entropy."""
     z = in_fp32(z, work)
     maximum_M, inside = z.amax(-1), support(z, floor_M)
     to_powers_of_2_(work, z, finite(maximum_M), scoring.temperature)

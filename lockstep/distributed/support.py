@@ -70,7 +70,7 @@ def support_floor(
         return search.among_likeliest(top_k)
     if top_p >= 1.0:
         return logits_Mv.new_full(logits_Mv.shape[:1], -math.inf, dtype=torch.float32)
-    if shard is None and logits_Mv.shape[1] <= _FEW:
+    if search.shard.group is None and logits_Mv.shape[1] <= _FEW:
         return search.among_likeliest(logits_Mv.shape[1])
     return search.among_all()
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.distributed.shard import blocks
+from lockstep.distributed.shard import Shard, blocks
 from lockstep.distributed.softmax import (
     PLAIN,
     RowSums,
@@ -75,6 +76,17 @@ def score_gradient(ctx: Any, gradient_MK: Tensor, gradient_M: Tensor | None) -> 
         pull[piece].write_(work, logits_Mv[piece], ctx.scoring.shard.start)
         if work.dtype != result_Mv.dtype:
             result_Mv[piece].copy_(work)
+    return result_Mv
+
+
+def log_softmax(logits_Mv: Tensor, group: dist.ProcessGroup | None, exponential: bool = False) -> Tensor:
+    """This rank's columns of the log-softmax [M, v], in the type of the logits, or of the softmax; no gradient."""
+    nothing = torch.empty(len(logits_Mv), 0, dtype=torch.int64, device=logits_Mv.device)
+    scores = score(logits_Mv, nothing, Scoring(Shard(0, group)))
+    result_Mv = torch.empty_like(logits_Mv, memory_format=torch.contiguous_format)
+    for piece, work in _work_blocks(logits_Mv, None, result_Mv):
+        torch.sub(logits_Mv[piece], scores.maximum[piece, None], out=work).sub_(scores.log_total[piece, None])
+        result_Mv[piece] = work.exp_() if exponential else work
     return result_Mv
 
 

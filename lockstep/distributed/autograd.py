@@ -1,0 +1,310 @@
+"""The nine autograd functions of `model_utils`: the passes of this folder under the names and shapes of that interface.
+
+`apply` takes the parameters of `forward` without `ctx`, by position. Targets are shifted already: position t scores
+target t. Logits are [B, S, v], with this rank's columns [vocab_start_index, vocab_end_index) of the vocabulary; columns
+beyond are padding and no part of the softmax. A chunk size counts positions of dimension 1 and bounds memory, None
+leaves it to the size of the blocks; neither changes a value. Results are fp32, gradients have the type of the logits.
+With `inference_only` nothing is kept for a backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from lockstep.distributed import context, hidden, vocab
+from lockstep.distributed.reduce import own_sum, ranks, stack
+from lockstep.distributed.sampling import support_floor
+from lockstep.distributed.shard import Shard
+from lockstep.distributed.soft_targets import CrossEntropy, cross_entropy, cross_entropy_gradient
+from lockstep.distributed.softmax import Scores, Scoring, keep
+
+
+def own_columns(logits: Tensor, vocab_start_index: int, vocab_end_index: int) -> Tensor:
+    """The logits as rows [M, v], without the padding beyond this rank's end of the vocabulary.
+
+    Raises:
+        ValueError: The columns are fewer than the range.
+    """
+    columns = vocab_end_index - vocab_start_index
+    if not 0 <= columns <= logits.shape[-1]:
+        raise ValueError(
+            f"this rank's part of the vocabulary, {vocab_start_index} to {vocab_end_index}, does not fit its "
+            f"{logits.shape[-1]} columns of logits"
+        )
+    return logits.flatten(0, -2)[:, :columns]
+
+
+def most_rows(logits: Tensor, chunk_size: int | None) -> int | None:
+    """The rows of a block, from the positions of a chunk."""
+    return None if chunk_size is None else max(1, chunk_size * logits[..., 0].numel() // max(1, logits.shape[-2]))
+
+
+def _score(
+    ctx: Any,
+    logits: Tensor,
+    token: Tensor,
+    scoring: Scoring,
+    vocab_end_index: int,
+    inference_only: bool,
+    floor: Tensor | None = None,
+) -> Scores:
+    """Scores tokens [..., K] of logits [..., v], and keeps what their gradient needs."""
+    rows = own_columns(logits, scoring.shard.start, vocab_end_index)
+    scores = vocab.score(rows, token.reshape(len(rows), token.shape[-1]), scoring, floor)
+    if not inference_only:
+        ctx.shape = logits.shape
+        keep(ctx, scores, scoring, floor, rows)
+    return scores
+
+
+def _gradient(ctx: Any, of_logprob: Tensor, of_entropy: Tensor | None = None) -> Tensor:
+    """The gradient of the logits, in their shape, from those of log-probabilities [M, K] and entropies [M]."""
+    gradient = vocab.score_gradient(ctx, of_logprob, of_entropy)
+    padding = ctx.shape[-1] - gradient.shape[-1]
+    return (F.pad(gradient, (0, padding)) if padding else gradient).view(ctx.shape)
+
+
+class ChunkedDistributedLogprob(torch.autograd.Function):
+    """log p of targets [B, S]; 0, without gradient, for a target that is no id of the vocabulary."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        vocab_parallel_logits: Tensor,
+        target: Tensor,
+        vocab_start_index: int,
+        vocab_end_index: int,
+        chunk_size: int | None,
+        tp_group: dist.ProcessGroup | None,
+        inference_only: bool = False,
+    ) -> Tensor:
+        scoring = Scoring(Shard(vocab_start_index, tp_group), most_rows=most_rows(vocab_parallel_logits, chunk_size))
+        scores = _score(ctx, vocab_parallel_logits, target[..., None], scoring, vocab_end_index, inference_only)
+        return scores.logprob.view(target.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        return _gradient(ctx, grad_outputs[0].reshape(-1, 1)), *[None] * 6
+
+
+class DistributedLogprob(torch.autograd.Function):
+    """`ChunkedDistributedLogprob` without a chunk size."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        vocab_parallel_logits: Tensor,
+        target: Tensor,
+        vocab_start_index: int,
+        vocab_end_index: int,
+        group: dist.ProcessGroup | None,
+        inference_only: bool = False,
+    ) -> Tensor:
+        return ChunkedDistributedLogprob.forward(
+            ctx, vocab_parallel_logits, target, vocab_start_index, vocab_end_index, None, group, inference_only
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        return _gradient(ctx, grad_outputs[0].reshape(-1, 1)), *[None] * 5
+
+
+class ChunkedDistributedGatherLogprob(torch.autograd.Function):
+    """log p of several ids at each position, [B, S, K]; an id that stands there twice collects both gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        vocab_parallel_logits: Tensor,
+        global_indices: Tensor,
+        vocab_start_index: int,
+        vocab_end_index: int,
+        chunk_size: int | None,
+        tp_group: dist.ProcessGroup | None,
+        inference_only: bool = False,
+    ) -> Tensor:
+        scoring = Scoring(Shard(vocab_start_index, tp_group), most_rows=most_rows(vocab_parallel_logits, chunk_size))
+        scores = _score(ctx, vocab_parallel_logits, global_indices, scoring, vocab_end_index, inference_only)
+        return scores.logprob.view(global_indices.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        return _gradient(ctx, grad_outputs[0].flatten(0, -2)), *[None] * 6
+
+
+class ChunkedDistributedEntropy(torch.autograd.Function):
+    """Σ p log p of each position [B, S]: the *negative* entropy, as users of this name expect."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        vocab_parallel_logits: Tensor,
+        chunk_size: int | None,
+        tp_group: dist.ProcessGroup | None,
+        inference_only: bool = False,
+    ) -> Tensor:
+        columns = vocab_parallel_logits.shape[-1]
+        scoring = Scoring(Shard(0, tp_group), entropy=True, most_rows=most_rows(vocab_parallel_logits, chunk_size))
+        nothing = torch.empty(
+            *vocab_parallel_logits.shape[:-1], 0, dtype=torch.int64, device=vocab_parallel_logits.device
+        )
+        scores = _score(ctx, vocab_parallel_logits, nothing, scoring, columns, inference_only)
+        assert scores.entropy is not None
+        return scores.entropy.neg().view(vocab_parallel_logits.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        of_entropy = grad_outputs[0].reshape(-1).neg()
+        return _gradient(ctx, of_entropy.new_empty(len(of_entropy), 0), of_entropy), None, None, None
+
+
+class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
+    """log p of targets [B, S] among the tokens that top-k, then top-p keep; −∞ for a target that they do not.
+
+    Every rank holds equally many columns. The logits are scaled by the temperature already.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        vocab_parallel_logits: Tensor,
+        target: Tensor,
+        tp_group: dist.ProcessGroup | None,
+        top_k: int | None,
+        top_p: float,
+        chunk_size: int | None,
+        inference_only: bool = False,
+    ) -> Tensor:
+        columns, most = vocab_parallel_logits.shape[-1], most_rows(vocab_parallel_logits, chunk_size)
+        shard = even_shard(columns, tp_group)
+        floor = support_floor(vocab_parallel_logits.flatten(0, -2), shard, top_k=top_k, top_p=top_p, most_rows=most)
+        scores = _score(
+            ctx,
+            vocab_parallel_logits,
+            target[..., None],
+            Scoring(shard, most_rows=most),
+            shard.start + columns,
+            inference_only,
+            floor,
+        )
+        return scores.logprob.view(target.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        return _gradient(ctx, grad_outputs[0].reshape(-1, 1)), *[None] * 6
+
+
+class DistributedLogprobWithSampling(torch.autograd.Function):
+    """`ChunkedDistributedLogprobWithSampling` without a chunk size."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        vocab_parallel_logits: Tensor,
+        target: Tensor,
+        tp_group: dist.ProcessGroup | None,
+        top_k: int | None,
+        top_p: float,
+        inference_only: bool = False,
+    ) -> Tensor:
+        return ChunkedDistributedLogprobWithSampling.forward(
+            ctx, vocab_parallel_logits, target, tp_group, top_k, top_p, None, inference_only
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        return _gradient(ctx, grad_outputs[0].reshape(-1, 1)), *[None] * 5
+
+
+class DistributedCrossEntropy(torch.autograd.Function):
+    """−Σ q log p of each position, p the student's softmax and q the target's; the gradient goes to the student."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        student_logits: Tensor,
+        target_logits: Tensor,
+        group: dist.ProcessGroup | None,
+        inference_only: bool = False,
+    ) -> Tensor:
+        if student_logits.shape != target_logits.shape:
+            raise ValueError(
+                f"student and target logits must have one shape, but have {tuple(student_logits.shape)} and "
+                f"{tuple(target_logits.shape)}"
+            )
+        student, target = student_logits.flatten(0, -2), target_logits.flatten(0, -2)
+        result = cross_entropy(student, target, group)
+        if not inference_only:
+            ctx.shape = student_logits.shape
+            ctx.save_for_backward(student, target, result.value, result.maxima, result.log_totals)
+        return result.value.view(student_logits.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        student, target, *result = ctx.saved_tensors
+        gradient = cross_entropy_gradient(student, target, CrossEntropy(*result), grad_outputs[0].reshape(-1))
+        return gradient.view(ctx.shape), None, None, None
+
+
+class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
+    """log p of targets [B, S] from hidden states [S/TP, B, H], positions first and in shards, and a head [v, H]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor_parallel_hidden_states: Tensor,
+        target: Tensor,
+        output_weight_layer: Tensor,
+        vocab_start_index: int,
+        vocab_end_index: int,
+        chunk_size: int | None,
+        tp_group: dist.ProcessGroup | None,
+        inference_only: bool = False,
+    ) -> Tensor:
+        batch, positions = target.shape
+        rows = stack(tensor_parallel_hidden_states, tp_group).flatten(0, 2)
+        weight = output_weight_layer[: vocab_end_index - vocab_start_index]
+        most = None if chunk_size is None else chunk_size * batch
+        scoring = Scoring(Shard(vocab_start_index, tp_group), most_rows=most)
+        scores = hidden.score(rows, weight, target.t().reshape(-1, 1), scoring)
+        if not inference_only:
+            ctx.shapes = tensor_parallel_hidden_states.shape, output_weight_layer.shape
+            keep(ctx, scores, scoring, None, rows, weight)
+        return scores.logprob.view(positions, batch).t()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        shard, head = ctx.shapes
+        needed = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
+        of_rows, of_weight = hidden.score_gradient(ctx, grad_outputs[0].t().reshape(-1, 1), None, *needed)
+        if of_rows is not None:
+            of_rows = own_sum(of_rows.view(ranks(ctx.scoring.shard.group), *shard), ctx.scoring.shard.group)
+        if of_weight is not None and len(of_weight) < head[0]:
+            of_weight = F.pad(of_weight, (0, 0, 0, head[0] - len(of_weight)))
+        return of_rows, None, of_weight, *[None] * 5
+
+
+class AllGatherCPTensor(torch.autograd.Function):
+    """A sequence from its zig-zag shares. Backward sums the gradient over the ranks, and each keeps its share's."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, cp_group: dist.ProcessGroup | None, seq_dim: int = 1) -> Tensor:
+        ctx.cp_group, ctx.seq_dim = cp_group, seq_dim
+        return context.gather(tensor.view_as(tensor), cp_group, seq_dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        gradient = grad_outputs[0]
+        positions = context.zigzag(gradient.shape[ctx.seq_dim], ranks(ctx.cp_group), gradient.device)
+        shares = torch.stack([gradient.index_select(ctx.seq_dim, held) for held in positions])
+        return own_sum(shares, ctx.cp_group), None, None
+
+
+def even_shard(columns: int, group: dist.ProcessGroup | None) -> Shard:
+    """This rank's shard where every rank of the group holds equally many columns."""
+    return Shard(0 if group is None else dist.get_rank(group) * columns, group)

@@ -1,0 +1,63 @@
+"""Cross-entropy between two softmaxes whose vocabulary lies in the same shards: H(q, p) = −Σ_j q_j log p_j.
+
+One pass over both, two all-reduces, and a gradient p − q that needs none. Letters: M rows, v this rank's columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.distributed.shard import all_reduce, blocks
+from lockstep.distributed.softmax import NOTHING, PLAIN, RowSums, block_sums, finite
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """H(q, p) and what its gradient needs.
+
+    Attributes:
+        value: H(q, p), nats, fp32 [M].
+        maxima: Of the rows of p and of q [2, M].
+        log_totals: log Σ exp(z − maximum) of the rows of p and of q [2, M].
+    """
+
+    value: Tensor
+    maxima: Tensor
+    log_totals: Tensor
+
+
+def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup | None) -> CrossEntropy:
+    """H(softmax(target), softmax(logits)) of each row; where q is 0 the value of log p does not matter."""
+    rows, columns = logits_Mv.shape
+    of_p, of_q = (RowSums.of_nothing(rows, entropy=False, device=logits_Mv.device) for _ in range(2))
+    cross_M = torch.zeros(rows, device=logits_Mv.device)  # Σ exp(zq − mq)·(zp − mp)
+    for piece in blocks(rows if columns else 0, columns, logits_Mv.device):
+        p, q = logits_Mv[piece], target_Mv[piece]
+        work = torch.empty_like(p, dtype=torch.float32)
+        of_p[piece] = block_sums(p, work, None, PLAIN)
+        of_q[piece] = block_sums(q, work, None, PLAIN)  # leaves exp(zq − mq) in `work`
+        cross_M[piece] = work.mul_(p - finite(of_p.maximum[piece])[:, None]).nansum(-1)
+    maxima = all_reduce(torch.stack([of_p.maximum, of_q.maximum]), group, dist.ReduceOp.MAX)
+    share_p, share_q = of_p.counted_from(maxima[0], 1.0), of_q.counted_from(maxima[1], 1.0)
+    down_M = (of_p.maximum - finite(maxima[0])).clamp(min=NOTHING)
+    scale_M = (of_q.maximum - finite(maxima[1])).clamp(min=NOTHING).exp()
+    shares = torch.stack([share_p.total, share_q.total, scale_M * cross_M + down_M * share_q.total])
+    total_p, total_q, cross_M = all_reduce(shares, group)
+    value = total_p.log() - cross_M / total_q
+    return CrossEntropy(value, torch.stack([finite(m) for m in maxima]), torch.stack([total_p.log(), total_q.log()]))
+
+
+def cross_entropy_gradient(logits_Mv: Tensor, target_Mv: Tensor, of: CrossEntropy, gradient_M: Tensor) -> Tensor:
+    """(p − q)·gradient, the gradient of this rank's logits [M, v], in their type; none goes to the target."""
+    result_Mv = torch.empty_like(logits_Mv, memory_format=torch.contiguous_format)
+    for piece in blocks(len(logits_Mv), logits_Mv.shape[1], logits_Mv.device):
+        p, q = (
+            torch.exp((z[piece] - maximum[piece, None]) - log_total[piece, None])
+            for z, maximum, log_total in zip((logits_Mv, target_Mv), of.maxima, of.log_totals, strict=True)
+        )
+        result_Mv[piece] = p.sub_(q).mul_(gradient_M[piece, None])
+    return result_Mv
