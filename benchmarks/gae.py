@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Row, environment, measure, measure_interleaved, save, table
+from benchmarks.harness import MemoryGrowth, Row, environment, measure, measure_interleaved, save, table
 from lockstep.objectives.advantage import gae
 
 Carry = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -83,23 +82,11 @@ def compare(name: str, grid: tuple[Tensor, Tensor, Tensor], repeats: int) -> tup
         (f"{name}, the loop by products, CPU s", product.cpu_median_s, one.cpu_median_s),
         (f"{name}, the loop time-major, CPU s", turned.cpu_median_s, one.cpu_median_s),
     ]
-    figures = {"wall_s": one.wall_median_s, "peak_mb": peak_growth_mb(ours), "largest_difference": difference}
+    memory = MemoryGrowth()
+    ours()
+    peak_mb = memory.peak() / 1e6
+    figures = {"wall_s": one.wall_median_s, "peak_mb": peak_mb, "largest_difference": difference}
     return [Row(row, theirs, mine, theirs / mine) for row, theirs, mine in pairs], figures
-
-
-def peak_growth_mb(work: Callable[[], Tensor]) -> float:
-    """MB (10⁶ bytes) of resident memory that `work` takes on top; NaN where the system does not tell (not Linux)."""
-    forget_peak, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-    if not forget_peak.exists():
-        return float("nan")
-    forget_peak.write_text("5")
-    before = _status_kib(status, "VmRSS")
-    work()
-    return (_status_kib(status, "VmHWM") - before) * 1024 / 1e6
-
-
-def _status_kib(status: Path, field: str) -> int:
-    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
 
 
 def copy_bandwidth(num_bytes: int) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import gc
 import json
 import os
 import platform
@@ -16,6 +18,10 @@ from pathlib import Path
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+CPU = torch.device("cpu")
+
+_FORGET_PEAK = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,37 @@ def peak_rss_mb() -> float:
     """The most memory that this process has held so far, MB (10⁶ bytes)."""
     unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+class MemoryGrowth:
+    """Bytes that are held at the peak on top of those held when this was made; NaN where the system does not tell.
+
+    On a CPU: resident memory of this process, on Linux. What was freed before is handed back to the system first, or
+    it would be used again unseen. Run the work once before, so that the code it loads does not count.
+    """
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        self._device = device
+        self._known = device.type == "cuda" or _FORGET_PEAK.exists()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        elif self._known:
+            ctypes.CDLL(None).malloc_trim(0)
+            _FORGET_PEAK.write_text("5")
+        self._before = self._bytes("VmRSS")
+
+    def peak(self) -> float:
+        """Bytes so far."""
+        return self._bytes("VmHWM") - self._before
+
+    def _bytes(self, field: str) -> float:
+        if self._device.type == "cuda":
+            seen = torch.cuda.max_memory_allocated if field == "VmHWM" else torch.cuda.memory_allocated
+            return seen(self._device)
+        if not self._known:
+            return float("nan")
+        return next(int(line.split()[1]) for line in _STATUS.read_text().splitlines() if line.startswith(field)) * 1024
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,285 @@
+"""The kernels that `benchmarks.logprobs` measures over ranks: inputs, both sides, and the reference's own figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.baselines import naive_logprobs as naive
+from benchmarks.logprobs_measure import Work, products
+from lockstep.distributed import model_utils as ours
+
+CHUNK = 256
+"""Positions to a chunk, as in the reference's figures. Lockstep takes it as a bound and needs no such number."""
+K = 64
+HIDDEN = 1024
+PACKED = 64
+"""Sequences in the packed row."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank and the shapes of its inputs. All draws are seeded: what is not in shards is the same on all ranks.
+
+    Attributes:
+        rank: In the group.
+        group: All ranks.
+        device: Where this rank computes.
+        batch: B.
+        sequence: S.
+        vocab: V.
+    """
+
+    rank: int
+    group: dist.ProcessGroup
+    device: torch.device
+    batch: int
+    sequence: int
+    vocab: int
+
+    @property
+    def size(self) -> int:
+        return dist.get_world_size(self.group)
+
+    @property
+    def columns(self) -> int:
+        return self.vocab // self.size
+
+    @property
+    def start(self) -> int:
+        return self.rank * self.columns
+
+    def tokens(self, *shape: int) -> Tensor:
+        generator = torch.Generator(self.device).manual_seed(1)
+        return torch.randint(self.vocab, shape, generator=generator, device=self.device)
+
+    def normal(self, *shape: int, seed: int, scale: float = 1.0) -> Tensor:
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return torch.randn(shape, generator=generator, device=self.device).mul_(scale)
+
+    def logits(self, target: Tensor, columns: int, start: int, dtype: torch.dtype) -> Tensor:
+        """Logits of this rank, the target's raised so that any sampling keeps it; they receive a gradient."""
+        z = self.normal(*target.shape, columns, seed=2 + self.rank)
+        inside = (target >= start) & (target < start + columns)
+        z.scatter_add_(-1, (target - start).clamp(0, columns - 1)[..., None], 8.0 * inside.float()[..., None])
+        return z.to(dtype).requires_grad_()
+
+    def shard(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Logits [B, S, v] and target [B, S]."""
+        target = self.tokens(self.batch, self.sequence)
+        return self.logits(target, self.columns, self.start, dtype), target
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The reference's own figures, from a CPU like this one: B4 S1024 V32768, 2 ranks over gloo, chunks of 256.
+
+    Attributes:
+        forward_ms: Milliseconds of `clock`.
+        backward_ms: The same; None where there is no backward.
+        forward_mib: Peak above inputs.
+        total_mib: The same, backward included.
+        collectives: Forward / backward.
+        clock: "CPU", or "wall" where the CPU's was not taken.
+    """
+
+    forward_ms: float
+    backward_ms: float | None
+    forward_mib: float
+    total_mib: float
+    collectives: str
+    clock: str = "CPU"
+
+    @property
+    def seconds(self) -> float:
+        return (self.forward_ms + (self.backward_ms or 0.0)) / 1e3
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One row of the table.
+
+    Attributes:
+        name: What it computes.
+        build: Makes the inputs of a rank.
+        reference: Figures of the reference, if there are.
+        slow: The naive side takes seconds, so there are fewer repetitions.
+    """
+
+    name: str
+    build: Callable[[Place], Work]
+    reference: Reference | None = None
+    slow: bool = False
+
+
+def logprob(place: Place, dtype: torch.dtype = torch.float32) -> Work:
+    logits, target = place.shard(dtype)
+    span = (place.start, place.start + place.columns, CHUNK, place.group)
+    ways = {
+        "Lockstep": lambda: [ours.ChunkedDistributedLogprob.apply(logits, target, *span)],
+        "naive": lambda: [naive.logprobs(logits, target, place.start, place.group)],
+    }
+    if dtype == torch.float32:
+        ways["chunked"] = lambda: [naive.ChunkedLogprobs.apply(logits, target, place.start, CHUNK, place.group)]
+    return Work([logits], ways, _tolerance(dtype))
+
+
+def gather(place: Place, dtype: torch.dtype = torch.float32) -> Work:
+    logits, _ = place.shard(dtype)
+    index = place.tokens(place.batch, place.sequence, K)
+    span = (place.start, place.start + place.columns, CHUNK, place.group)
+    ways = {
+        "Lockstep": lambda: [ours.ChunkedDistributedGatherLogprob.apply(logits, index, *span)],
+        "naive": lambda: [naive.gather_logprobs(logits, index, place.start, place.group)],
+    }
+    return Work([logits], ways, _tolerance(dtype))
+
+
+def entropy(place: Place, dtype: torch.dtype = torch.float32) -> Work:
+    logits, _ = place.shard(dtype)
+    ways = {
+        "Lockstep": lambda: [ours.ChunkedDistributedEntropy.apply(logits, CHUNK, place.group)],
+        "naive": lambda: [naive.negative_entropy(logits, place.group)],
+    }
+    return Work([logits], ways, _tolerance(dtype))
+
+
+def cross_entropy(place: Place) -> Work:
+    student, target = place.shard()
+    teacher = place.normal(*target.shape, place.columns, seed=20 + place.rank)
+    ways = {
+        "Lockstep": lambda: [ours.DistributedCrossEntropy.apply(student, teacher, place.group)],
+        "naive": lambda: [naive.cross_entropy(student, teacher, place.group)],
+    }
+    return Work([student], ways)
+
+
+def hidden(place: Place, dtype: torch.dtype = torch.float32) -> Work:
+    target = place.tokens(place.batch, place.sequence)
+    share = (place.sequence // place.size, place.batch, HIDDEN)
+    states = place.normal(*share, seed=2 + place.rank).to(dtype).requires_grad_()
+    weight = place.normal(place.columns, HIDDEN, seed=20 + place.rank, scale=HIDDEN**-0.5).to(dtype).requires_grad_()
+    span = (place.start, place.start + place.columns, CHUNK, place.group)
+    ways = {
+        "Lockstep": lambda: [ours.ChunkedDistributedHiddenStatesToLogprobs.apply(states, target, weight, *span)],
+        "naive": lambda: [naive.hidden_logprobs(states, target, weight, place.start, place.group)],
+    }
+    return Work([states, weight], ways, 10 * _tolerance(dtype), products(target.numel(), weight))
+
+
+def sampled(place: Place, top_k: int | None = None, top_p: float = 1.0) -> Work:
+    logits, target = place.shard()
+    ways = {
+        "Lockstep": lambda: [ours.DistributedLogprobWithSampling.apply(logits, target, place.group, top_k, top_p)],
+        "naive": lambda: [naive.sampled_logprobs(logits, target, place.group, top_k, top_p)],
+    }
+    return Work([logits], ways)
+
+
+def distillation(place: Place) -> Work:
+    student, target = place.shard()
+    index = place.tokens(*target.shape, K)
+    teacher = place.normal(*target.shape, K, seed=20)
+    ways = {
+        "Lockstep": lambda: _some(
+            ours.get_distillation_topk_logprobs_from_logits(
+                student, teacher, index, True, True, place.rank, place.group
+            )
+        ),
+        "naive": lambda: naive.distillation(student, teacher, index, place.start, place.group),
+    }
+    return Work([student], ways)
+
+
+def topk(place: Place) -> Work:
+    logits, _ = place.shard()
+    logits = logits.detach()
+    span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
+    ways = {
+        "Lockstep": lambda: ours.distributed_vocab_topk(logits, K, place.group, **span, chunk_size=CHUNK),
+        "naive": lambda: naive.topk(logits, K, place.group),
+    }
+    return Work([], ways)
+
+
+def gather_logits(place: Place) -> Work:
+    logits, target = place.shard()
+    index = place.tokens(*target.shape, K)
+    span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
+    ways = {
+        "Lockstep": lambda: [
+            ours.gather_logits_at_global_indices(logits, index, place.group, **span, chunk_size=CHUNK)
+        ],
+        "naive": lambda: [naive.columns(logits.float(), index, place.start, place.group)],
+    }
+    return Work([logits], ways)
+
+
+def packed(place: Place, context_parallel: bool) -> Work:
+    """One row of sequences of equal length; the ranks share the vocabulary, or else each sequence."""
+    tokens = place.batch * place.sequence
+    target = place.tokens(1, tokens)
+    bounds = torch.arange(0, tokens + 1, tokens // PACKED, device=place.device)
+    vocab, context = (None, place.group) if context_parallel else (place.group, None)
+    start, columns = (0, place.vocab) if context_parallel else (place.start, place.columns)
+    share = place.size if context_parallel else 1
+    logits = place.normal(1, tokens // share, columns, seed=2 + place.rank).requires_grad_()
+    width = tokens // PACKED
+    span = (start, start + columns, vocab, False, context, CHUNK)
+    ways = {
+        "Lockstep": lambda: [
+            ours.from_parallel_logits_to_logprobs_packed_sequences(logits, target, bounds, width, *span)
+        ],
+        "naive": lambda: [naive.packed_logprobs(logits, target, bounds, width, start, vocab, context)],
+    }
+    return Work([logits], ways)
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return 1e-4 if dtype == torch.float32 else 2e-2
+
+
+def _some(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
+    return [x for x in tensors if x is not None]
+
+
+BF16 = torch.bfloat16
+SAMPLING_PEAK = (1088, 1600)
+KERNELS = (
+    Kernel("log-probability, fp32", logprob, Reference(467, 1467, 128, 576, "12 / 8")),
+    Kernel("log-probability, bf16", partial(logprob, dtype=BF16), Reference(577, 1605, 192, 512, "12 / 8")),
+    Kernel(f"gather K={K}, fp32", gather, Reference(464, 861, 193, 450, "12 / 8")),
+    Kernel(f"gather K={K}, bf16", partial(gather, dtype=BF16)),
+    Kernel("entropy, fp32", entropy, Reference(764, 1080, 256, 448, "12 / 12")),
+    Kernel("entropy, bf16", partial(entropy, dtype=BF16)),
+    Kernel("cross-entropy of two models", cross_entropy, Reference(3217, 725, 768, 1024, "5 / 0", "wall")),
+    Kernel(f"hidden states H={HIDDEN}, fp32", hidden, Reference(1492, 4374, 232, 756, "AG+9 / AG+8+RS"), slow=True),
+    Kernel(f"hidden states H={HIDDEN}, bf16", partial(hidden, dtype=BF16), slow=True),
+    Kernel(
+        "sampling k=50 p=0.9",
+        partial(sampled, top_k=50, top_p=0.9),
+        Reference(14263, 1056, *SAMPLING_PEAK, "A2A+AG / A2A", "wall"),
+        slow=True,
+    ),
+    Kernel(
+        "sampling k=50",
+        partial(sampled, top_k=50),
+        Reference(1329, 1025, *SAMPLING_PEAK, "A2A+AG / A2A", "wall"),
+        slow=True,
+    ),
+    Kernel("sampling p=0.9", partial(sampled, top_p=0.9), slow=True),
+    Kernel("distillation with entropy", distillation, Reference(3485, 5438, 770, 1283, "6 / 5", "wall"), slow=True),
+    Kernel(f"top-k k={K}", topk, Reference(547, None, 11, 11, "8 / –", "wall"), slow=True),
+    Kernel("gather of raw logits", gather_logits, Reference(27, 2111, 5, 579, "4 / 0", "wall")),
+    Kernel(
+        f"packed, {PACKED} sequences",
+        partial(packed, context_parallel=False),
+        Reference(2038, 5580, 128, 576, "12 / 8", "wall"),
+    ),
+    Kernel(f"packed, {PACKED} sequences, CP", partial(packed, context_parallel=True)),
+)
