@@ -6,15 +6,61 @@ renormalised) sees importance ratios that are wrong by a factor, however equal t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.distributed.support import support_floor
 from lockstep.types import SamplingParams
+
+_ROWS = 256
+
+
+@dataclass(frozen=True)
+class TrainingSamplingParams:
+    """What shaped the distribution that tokens were drawn from, by the names that NeMo RL gives them.
+
+    Attributes:
+        top_k: How many of the likeliest tokens; None, or a number below 1: all.
+        top_p: The probability to reach; 1: all tokens.
+        temperature: What divides the logits.
+    """
+
+    top_k: int | None = None
+    top_p: float = 1.0
+    temperature: float = 1.0
+
+
+def apply_top_k_top_p(
+    logits: Tensor, top_k: int | None, top_p: float | None, chunk_size: int | None = _ROWS
+) -> tuple[Tensor, Tensor | None]:
+    """Sets the logits of tokens that top-k and top-p exclude to minus infinity; their gradient is 0.
+
+    Args:
+        logits: Logits [..., V], of any floating type; the temperature is already applied.
+        top_k: How many to keep, with all that equal the last; None, or a number below 1: all.
+        top_p: The probability to reach, after top-k; None, or from 1 on: all.
+        chunk_size: The most rows to search at once; it changes memory and speed, never values.
+
+    Returns:
+        The logits in their own type, and which of them are kept, bool [..., V]; the logits themselves and None where
+        neither excludes any.
+    """
+    top_k, top_p = top_k or 0, 1.0 if top_p is None else top_p
+    if top_k < 1 and top_p >= 1.0:
+        return logits, None
+    rows = logits.detach().reshape(-1, logits.shape[-1])
+    floor = support_floor(rows, top_k=top_k, top_p=top_p, most_rows=chunk_size).view(logits.shape[:-1])
+    outside = logits < floor[..., None]
+    return logits.masked_fill(outside, float("-inf")), ~outside
 
 
 def shaped_logits(logits_MV: Tensor, sampling: SamplingParams, chosen_M: Tensor | None = None) -> Tensor:
     """Applies temperature, then top-k, then top-p (Holtzman et al. 2020), in the order of vLLM and transformers.
+
+    Equal logits stay or go together (docs/adr/0005).
 
     Args:
         logits_MV: Logits, computed in fp32.
@@ -32,22 +78,11 @@ def shaped_logits(logits_MV: Tensor, sampling: SamplingParams, chosen_M: Tensor 
         logits_MV = logits_MV / sampling.temperature
     if sampling.full_support:
         return logits_MV
-    outside = _outside(logits_MV.detach(), sampling)
+    floor_M = support_floor(logits_MV, top_k=sampling.top_k, top_p=sampling.top_p)
+    outside = logits_MV < floor_M[:, None]
     if chosen_M is not None:
         outside = outside.scatter(-1, chosen_M[:, None], False)
     return logits_MV.masked_fill(outside, float("-inf"))
-
-
-def _outside(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
-    """Tokens that top-k and top-p exclude, bool [M, V]; the likeliest token is always inside."""
-    ordered, index = torch.sort(logits_MV, dim=-1, descending=True, stable=True)
-    rank = torch.arange(logits_MV.shape[-1], device=logits_MV.device)
-    cut = (rank >= sampling.top_k) if sampling.top_k else torch.zeros_like(rank, dtype=torch.bool)
-    cut = cut.expand_as(ordered)
-    if sampling.top_p < 1.0:
-        probability = ordered.masked_fill(cut, float("-inf")).softmax(-1)
-        cut = cut | (probability.cumsum(-1) - probability >= sampling.top_p)
-    return torch.zeros_like(cut).scatter(-1, index, cut)
 
 
 def token_logprobs(logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams) -> Tensor:

@@ -5,7 +5,13 @@ import torch
 from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from lockstep.distributed.sampling import draw, shaped_logits, token_logprobs
+from lockstep.distributed.sampling import (
+    TrainingSamplingParams,
+    apply_top_k_top_p,
+    draw,
+    shaped_logits,
+    token_logprobs,
+)
 from lockstep.types import SamplingParams
 
 LOGITS = 3 * torch.randn(32, 50, generator=torch.Generator().manual_seed(0))
@@ -34,15 +40,15 @@ def test_filters_are_those_of_transformers(temperature: float, top_k: int, top_p
     torch.testing.assert_close(shaped_logits(LOGITS, sampling), by_transformers(LOGITS, sampling))
 
 
-def test_ties_keep_exactly_k_and_the_first_of_equals() -> None:
-    """transformers keeps all that tie with the k-th; here k is k, so that every engine draws from the same set."""
+def test_equal_logits_stay_or_go_together() -> None:
+    """As in transformers and vLLM for the k-th; and for the token that reaches p, which there sorting decides."""
     logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
-    assert torch.isfinite(shaped_logits(logits, SamplingParams(1, top_k=2))).tolist() == [
-        [False, True, True, False, False]
+    top_k = SamplingParams(1, top_k=2)
+    assert torch.isfinite(shaped_logits(logits, top_k)).tolist() == [[False, True, True, True, False]]
+    torch.testing.assert_close(shaped_logits(logits, top_k), by_transformers(logits, top_k))
+    assert torch.isfinite(shaped_logits(logits, SamplingParams(1, top_p=0.2))).tolist() == [
+        [False, True, True, True, False]
     ]
-    assert torch.isfinite(by_transformers(logits, SamplingParams(1, top_k=2))).sum() == 3
-    even = torch.zeros(1, 4)
-    assert torch.isfinite(shaped_logits(even, SamplingParams(1, top_p=0.5))).tolist() == [[True, True, False, False]]
 
 
 def test_the_likeliest_token_always_stays() -> None:
@@ -112,3 +118,38 @@ def test_bf16_logits_are_scored_in_fp32() -> None:
     assert scored.dtype == torch.float32
     expected = (rounded.double() / 0.7).log_softmax(-1).gather(-1, LOGITS.argmax(-1, keepdim=True))[:, 0]
     torch.testing.assert_close(scored.double(), expected, atol=1e-6, rtol=0.0)
+
+
+OFF = (None, 0, -1)
+
+
+@pytest.mark.parametrize("top_k", [None, -1, 1, 7, 50, 80])
+@pytest.mark.parametrize("top_p", [None, 0.0, 0.6, 1.0, 1.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_filtered_logits_keep_their_type_and_shape(top_k: int | None, top_p: float | None, dtype: torch.dtype) -> None:
+    logits = LOGITS.to(dtype).view(4, 8, 50).requires_grad_()
+    filtered, kept = apply_top_k_top_p(logits, top_k, top_p, chunk_size=5)
+    if top_k in OFF and top_p in (None, 1.0, 1.5):
+        assert filtered is logits
+        assert kept is None
+        return
+    assert kept is not None
+    p = 1.0 if top_p is None else min(top_p, 1.0)
+    rows = logits.detach().float().view(32, 50)
+    expected = shaped_logits(rows, SamplingParams(1, top_k=max(top_k or 0, 0), top_p=p)).to(dtype).view(4, 8, 50)
+    assert torch.equal(filtered, expected)
+    assert torch.equal(kept, torch.isfinite(expected))
+    filtered.backward(torch.ones_like(filtered))
+    assert logits.grad is not None
+    assert torch.equal(logits.grad, kept.to(dtype))
+
+
+def test_filters_may_meet_one_row_or_none() -> None:
+    assert torch.isfinite(apply_top_k_top_p(LOGITS[0], 3, 1.0)[0]).sum() == 3
+    assert apply_top_k_top_p(LOGITS[:0], 3, 0.5)[0].shape == (0, 50)
+
+
+def test_parameters_that_are_not_given_exclude_nothing() -> None:
+    plain = TrainingSamplingParams()
+    assert plain.temperature == 1.0
+    assert apply_top_k_top_p(LOGITS, plain.top_k, plain.top_p)[0] is LOGITS

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import Collectives, HostWaits, Layout, Ranks
+from torch import Tensor
+
+from lockstep.distributed.shard import Shard
+from lockstep.distributed.support import support_floor
+
+INF = math.inf
+FEW, MANY = 40, 300
+"""Vocabularies that are sorted and searched."""
+
+
+def masses(row: list[float], k: int, temperature: float, floor: float) -> tuple[float, float]:
+    """The probability of what lies above the threshold, and from it on, after top-k; by loops over the row."""
+    last = sorted(row, reverse=True)[: k or None][-1]
+    weights = {i: math.exp((z - max(row)) / temperature) for i, z in enumerate(row) if z >= last}
+    total = sum(weights.values())
+    above = sum(weight for i, weight in weights.items() if row[i] > floor)
+    return above / total, (above + sum(weight for i, weight in weights.items() if row[i] == floor)) / total
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[float]:
+    """Some coarse, so that logits are equal; some with impossible tokens."""
+    size = draw(st.sampled_from([1, 3, FEW, MANY]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    row = draw(st.sampled_from([0.1, 1.0, 5.0, 30.0])) * torch.randn(size, generator=generator)
+    if draw(st.booleans()):
+        row = row.round()
+    impossible = torch.rand(size, generator=generator) < draw(st.sampled_from([0.0, 0.5]))
+    impossible[draw(st.integers(0, size - 1))] = False
+    return row.masked_fill(impossible, -INF).tolist()
+
+
+@given(rows(), st.integers(1, 500))
+def test_top_k_keeps_down_to_the_kth(row: list[float], k: int) -> None:
+    assert support_floor(torch.tensor([row]), top_k=k).item() == sorted(row, reverse=True)[:k][-1]
+
+
+@given(
+    rows(),
+    st.sampled_from([0, 0, 1, 4, 50, 400]),
+    st.one_of(st.sampled_from([0.0, 1e-6, 0.5, 0.999999]), st.floats(0.0, 1.0, exclude_max=True)),
+    st.sampled_from([0.3, 1.0, 1.7]),
+)
+def test_top_p_keeps_down_to_the_token_with_which_it_is_reached(
+    row: list[float], k: int, p: float, temperature: float
+) -> None:
+    floor = support_floor(torch.tensor([row]), top_k=k, top_p=p, temperature=temperature).item()
+    assert floor in row
+    above, with_it = masses(row, k, temperature, floor)
+    assert above < p + 1e-5 or floor == max(row)
+    assert with_it > p - 1e-5
+
+
+def test_only_what_excludes_something_is_applied() -> None:
+    for top_k in (None, 0, -1):
+        assert support_floor(torch.randn(2, 9), top_k=top_k).tolist() == [-INF, -INF]
+
+
+@pytest.mark.parametrize("columns", [FEW, MANY])
+def test_tokens_that_equal_the_one_that_reaches_p_stay(columns: int) -> None:
+    flat = torch.zeros(1, columns)
+    assert support_floor(flat, top_p=0.5).item() == 0.0
+    flat[0, 1] = 8.0
+    assert support_floor(flat, top_p=0.5).item() == 8.0
+
+
+@pytest.mark.parametrize("columns", [FEW, MANY])
+def test_a_row_on_one_token_and_rows_of_nothing(columns: int) -> None:
+    logits = torch.full((4, columns), -INF)
+    logits[0, 3] = 5.0
+    logits[1, 5:] = -200.0
+    logits[2] = math.nan
+    floor = support_floor(logits, top_p=0.9)
+    assert floor[:2].tolist() == [5.0, -200.0]
+    assert not (logits[2] < floor[2]).any(), "a row that is not a number stays one"
+    assert support_floor(logits, top_k=3, top_p=0.9)[0].item() == 5.0
+
+
+def test_renormalising_counts_all_that_equal_the_kth() -> None:
+    """With k = 2 the set is {1, 0, 0, 0}: e / (e + 3) = 0.475 of it is the first; of {1, 0} it were 0.73."""
+    logits = torch.tensor([[0.0, 1.0, 0.0, 0.0, -1.0]])
+    assert support_floor(logits, top_k=2, top_p=0.47).item() == 1.0
+    assert support_floor(logits, top_k=2, top_p=0.5).item() == 0.0
+
+
+def test_logits_of_any_type_and_blocks_of_any_size() -> None:
+    logits = 3 * torch.randn(9, MANY, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for sampling in ({"top_k": 7}, {"top_p": 0.8}, {"top_k": 70, "top_p": 0.8}):
+            rounded = logits.to(dtype)
+            floor = support_floor(rounded, **sampling, most_rows=2)
+            assert floor.dtype == torch.float32
+            assert torch.equal(floor, support_floor(rounded.float(), **sampling))
+    assert support_floor(logits[:0], top_p=0.5).shape == support_floor(logits[:0], top_k=2, top_p=0.5).shape == (0,)
+
+
+def of_shard(layout: Layout, whole: Tensor, cuts: list[int], sampling: dict[str, float]) -> dict[str, Any]:
+    start, end = cuts[layout.rank], cuts[layout.rank + 1]
+    with Collectives() as collectives, HostWaits() as waits:
+        floor = support_floor(whole[:, start:end], Shard(start, layout.tp_group), **sampling)
+    return {"floor": floor, "counts": sum(collectives.counts.values()), "waits": waits.found}
+
+
+def of_some_kinds() -> Tensor:
+    """Rows that are plain, coarse, flat, nearly on one token, and half impossible."""
+    logits = 3 * torch.randn(5, MANY, generator=torch.Generator().manual_seed(1))
+    logits[1] = logits[1].round()
+    logits[2] = 0.0
+    logits[3, 17] = 40.0
+    logits[4, ::2] = -INF
+    return logits
+
+
+SAMPLINGS = {
+    "k": ({"top_k": 7}, 1),
+    "k-above-a-shard": ({"top_k": 150}, 1),
+    "k-and-p": ({"top_k": 50, "top_p": 0.7, "temperature": 0.8}, 1),
+    "all-and-p": ({"top_k": 1000, "top_p": 0.7}, 1),
+    "p": ({"top_p": 0.7, "temperature": 0.8}, 5),
+    "small-p": ({"top_p": 1e-4}, 5),
+    "large-p": ({"top_p": 0.9999}, 5),
+    "none": ({}, 0),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_shards_find_the_same_threshold_to_the_bit(ranks: Ranks, name: str) -> None:
+    sampling, exchanges = SAMPLINGS[name]
+    expected = support_floor(of_some_kinds(), **sampling)
+    for cuts in ([0, 150, MANY], [0, 3, 120, 120, MANY]):
+        for found in ranks.run(of_shard, of_some_kinds(), cuts, sampling, tp=len(cuts) - 1):
+            assert torch.equal(found["floor"], expected)
+            assert found["counts"] == exchanges
+            assert found["waits"] == []

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import Collectives, HostWaits, Layout, Ranks
+from torch import Tensor
+
+from lockstep.distributed.shard import Shard
+from lockstep.distributed.topk import vocab_topk
+
+
+def logits(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (3 * torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns))).to(dtype)
+
+
+def check(whole: Tensor, k: int, value: Tensor, token: Tensor) -> None:
+    """The k largest by a full sort, and tokens that have these logits, none twice."""
+    expected = whole.float().sort(-1, descending=True).values[:, :k]
+    assert value.dtype == torch.float32
+    assert torch.equal(value, expected)
+    assert torch.equal(whole.gather(-1, token).float(), value)
+    assert all(len(set(row)) == len(row) for row in token.tolist())
+
+
+WIDE = 16 * (8 * 5 + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [7, WIDE - 1, WIDE, WIDE + 15, 4 * WIDE + 1])
+@pytest.mark.parametrize("k", [1, 5])
+def test_the_largest_of_rows_narrow_and_wide(k: int, columns: int, dtype: torch.dtype) -> None:
+    check(logits(9, columns, dtype), k, *vocab_topk(logits(9, columns, dtype), k))
+
+
+def test_equal_logits_and_minus_infinity_are_numbers_like_others() -> None:
+    coarse = (logits(9, 4 * WIDE) / 4).round() * 4  # a few different values only
+    coarse[:, 2:] = coarse[:, 2:].masked_fill(coarse[:, 2:] < 4, -torch.inf)
+    check(coarse, 5, *vocab_topk(coarse, 5))
+    coarse[:, 4:] = -torch.inf
+    check(coarse, 5, *vocab_topk(coarse, 5))
+
+
+def test_the_largest_may_lie_behind_the_last_whole_group() -> None:
+    row = torch.zeros(1, WIDE + 15)
+    row[0, WIDE:] = torch.arange(15) + 1.0
+    assert vocab_topk(row, 5)[1].tolist() == [[WIDE + i for i in (14, 13, 12, 11, 10)]]
+
+
+def test_a_vocabulary_smaller_than_k_is_sorted() -> None:
+    check(logits(3, 4), 4, *vocab_topk(logits(3, 4), 10))
+
+
+def test_blocks_of_rows_change_nothing() -> None:
+    one, many = vocab_topk(logits(9, WIDE), 5, most_rows=2), vocab_topk(logits(9, WIDE), 5)
+    assert all(torch.equal(x, y) for x, y in zip(one, many, strict=True))
+    assert vocab_topk(logits(0, WIDE), 5)[0].shape == (0, 5)
+
+
+def of_shard(layout: Layout, whole: Tensor, cuts: list[int], k: int) -> dict[str, Any]:
+    start, end = cuts[layout.rank], cuts[layout.rank + 1]
+    with Collectives() as collectives, HostWaits() as waits:
+        value, token = vocab_topk(whole[:, start:end], k, Shard(start, layout.tp_group))
+    return {"value": value, "token": token, "counts": dict(collectives.counts), "waits": waits.found}
+
+
+@pytest.mark.parametrize(
+    ("cuts", "k"),
+    [([0, 50, 100], 7), ([0, 13, 77, 77, 100], 20), ([0, 3, 100], 90), ([0, 50, 100], 100), ([0, 30, 100], 300)],
+    ids=["even", "one-empty", "k-above-a-shard", "all", "k-above-all"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shards_find_what_one_process_finds(ranks: Ranks, cuts: list[int], k: int, dtype: torch.dtype) -> None:
+    whole = logits(6, 100, dtype)
+    whole[3, ::2] = -torch.inf
+    whole[4] = -whole[4].abs()
+    for found in ranks.run(of_shard, whole, cuts, k, tp=len(cuts) - 1):
+        check(whole, min(k, 100), found["value"], found["token"])
+
+
+def test_shards_exchange_once_and_wait_for_nothing(ranks: Ranks) -> None:
+    for found in ranks.run(of_shard, logits(6, 100), [0, 50, 100], 7, tp=2):
+        assert list(found["counts"].values()) == [1]
+        assert found["waits"] == []
+
+
+def test_ranks_agree_on_which_of_equal_logits_are_taken(ranks: Ranks) -> None:
+    first, second = ranks.run(of_shard, torch.zeros(2, 100), [0, 50, 100], 7, tp=2)
+    assert torch.equal(first["token"], second["token"])
+    check(torch.zeros(2, 100), 7, first["value"], first["token"])
