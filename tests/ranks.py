@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 GRACE_S = 2.0
 """How long the other ranks may take to answer once one has failed; they may well wait for it."""
 
