@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.distributed.hidden import hidden_logprobs
-from lockstep.distributed.softmax import Scoring
+from lockstep.distributed.softmax import Scoring, block_sums
 from lockstep.distributed.support import support_floor
 from lockstep.distributed.vocab import vocab_logprobs
 from lockstep.types import SamplingParams
@@ -64,21 +64,6 @@ def apply_top_k_top_p(
     return logits.masked_fill(outside, float("-inf")), ~outside
 
 
-def shaped_logits(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
-    """Applies temperature, then top-k, then top-p (Holtzman et al. 2020), in the order of vLLM and transformers.
-
-    Equal logits stay or go together (docs/adr/0005). Greedy leaves the logits as they are.
-
-    Returns:
-        fp32 logits [M, V], minus infinity outside the support.
-    """
-    if sampling.greedy:
-        return logits_MV.float()
-    shaped_MV = logits_MV.float() if sampling.temperature == 1.0 else logits_MV.float() / sampling.temperature
-    floor_M = _floor(logits_MV, sampling)
-    return shaped_MV if floor_M is None else shaped_MV.masked_fill(logits_MV < floor_M[:, None], float("-inf"))
-
-
 def token_scores(logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """log π(token) and the entropy, under the sampling distribution; differentiable.
 
@@ -109,8 +94,8 @@ def _floor(logits_MV: Tensor, sampling: SamplingParams) -> Tensor | None:
     return support_floor(logits_MV, top_k=sampling.top_k, top_p=sampling.top_p, temperature=sampling.temperature)
 
 
-def _scoring(sampling: SamplingParams) -> Scoring:
-    return Scoring(temperature=1.0 if sampling.greedy else sampling.temperature, entropy=True, chosen=True)
+def _scoring(sampling: SamplingParams, entropy: bool = True) -> Scoring:
+    return Scoring(temperature=1.0 if sampling.greedy else sampling.temperature, entropy=entropy, chosen=True)
 
 
 def _own(scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
@@ -129,10 +114,13 @@ def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tupl
     Returns:
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M].
     """
-    logprob_MV = shaped_logits(logits_MV, sampling).log_softmax(-1)
+    scoring, z_MV = _scoring(sampling, entropy=False), logits_MV.float()
+    weight_MV = torch.empty_like(z_MV)
+    row = block_sums(z_MV, weight_MV, _floor(logits_MV, sampling), scoring)
     if sampling.greedy:
-        token_M = logprob_MV.argmax(-1)
+        token_M = z_MV.argmax(-1)
     else:
-        cumulative = logprob_MV.exp().cumsum(-1, dtype=torch.float64)
+        cumulative = weight_MV.cumsum(-1, dtype=torch.float64)
         token_M = torch.searchsorted(cumulative, (uniform_M * cumulative[:, -1])[:, None], right=True)[:, 0]
-    return token_M, logprob_MV.gather(-1, token_M[:, None])[:, 0]
+    above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
+    return token_M, above_M / scoring.temperature - row.total.log()

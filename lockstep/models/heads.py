@@ -74,7 +74,7 @@ class ValueHead(nn.Module):
 
 @torch.no_grad()
 def logits_are_products(lm: PreTrainedModel) -> bool:
-    """Whether the logits are the last hidden states times the head's weight, without bias, cap or factor: it is tried."""
+    """Whether logits are the last hidden states times the head's weight, without bias, cap or factor: it is tried."""
     head, batch = lm.get_output_embeddings(), Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
     if not isinstance(head, nn.Linear) or head.bias is not None:
         return False
