@@ -289,9 +289,13 @@ class Pull:
 
 
 def keep(ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor) -> None:
-    """Saves on an autograd context what the gradient needs: the inputs as they are, and a few numbers per row."""
+    """Saves on an autograd context what the gradient needs: the inputs as they are, and a few numbers per row.
+
+    Copies of what is handed out, so that a caller may change it in place.
+    """
     ctx.scoring = scoring
-    numbers = (scores.logprob, scores.entropy, scores.maximum, scores.log_total, scores.token, scores.outside)
+    logprob, entropy = scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
+    numbers = (logprob, entropy, scores.maximum, scores.log_total, scores.token, scores.outside)
     ctx.save_for_backward(*numbers, floor_M, *inputs)
 
 
