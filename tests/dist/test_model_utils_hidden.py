@@ -18,7 +18,17 @@ B, S, V, D = 2, 8, 24, 6
 
 @dataclass(frozen=True)
 class Case:
-    """What a call is made with; `padding` rows of each rank's weight are no part of the vocabulary."""
+    """What a call is made with.
+
+    Attributes:
+        bounds: First token of each vocabulary shard, and V.
+        chunk: The chunk size.
+        shifts: Through the function that shifts the targets; else through the class, which is given them shifted.
+        padding: Rows of each rank's weight that are no part of the vocabulary.
+        frozen: The weight takes no gradient.
+        inference: Ask for results without a gradient.
+        cp: Context-parallel ranks.
+    """
 
     bounds: tuple[int, ...]
     chunk: int | None = 3
@@ -26,6 +36,17 @@ class Case:
     padding: int = 0
     frozen: bool = False
     inference: bool = False
+    cp: int = 1
+
+    @property
+    def tp(self) -> int:
+        return len(self.bounds) - 1
+
+    def positions(self, rank: int, length: int) -> list[int]:
+        """Those whose hidden states a rank holds."""
+        held = dense.zigzag(length, self.cp, rank // self.tp) if self.cp > 1 else list(range(length))
+        share = len(held) // self.tp
+        return held[rank % self.tp * share :][:share]
 
 
 @dataclass(frozen=True)
@@ -39,10 +60,9 @@ class Outcome:
 
 
 def on_rank(layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> Outcome:
-    """`shifts`: through the function that shifts the targets; else through the class, which is given them shifted."""
     start, end = case.bounds[layout.tp_rank : layout.tp_rank + 2]
     filling = weight.new_full((case.padding, weight.shape[1]), 9.0)
-    share = hidden.chunk(layout.tp, 0)[layout.tp_rank].clone().requires_grad_()
+    share = hidden[case.positions(layout.rank, len(hidden))].requires_grad_()
     head = torch.cat([weight[start:end], filling]).requires_grad_(not case.frozen)
     kept: list[Tensor] = []
 
@@ -53,7 +73,17 @@ def on_rank(layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: 
     with Collectives() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         if case.shifts:
             result = facade.from_parallel_hidden_states_to_logprobs(
-                share, head, head, False, target, start, end, layout.tp_group, case.inference, None, case.chunk
+                share,
+                head,
+                None,
+                False,
+                target,
+                start,
+                end,
+                layout.tp_group,
+                case.inference,
+                layout.cp_group_or_none,
+                case.chunk,
             )
         else:
             result = facade.ChunkedDistributedHiddenStatesToLogprobs.apply(
@@ -82,22 +112,24 @@ def check(ranks: Ranks, case: Case, dtype: torch.dtype = torch.float32, target: 
     result, of_hidden, of_weight = reference(case, *args)
     # bf16: each logit is a product rounded to 8 bits, and so are gradients; |logit| is at most 8 here.
     tolerance = VALUE if dtype == torch.float32 else {"atol": 2.0**-5, "rtol": 2.0**-7}
-    outcomes = ranks.run(on_rank, case, *args, tp=len(case.bounds) - 1)
-    for outcome in outcomes:
+    outcomes = ranks.run(on_rank, case, *args, tp=case.tp, cp=case.cp)
+    for rank, outcome in enumerate(outcomes):
         assert outcome.result.dtype == torch.float32
         close(outcome.result, result, **tolerance)
-    shares = [outcome.hidden for outcome in outcomes if outcome.hidden is not None]
-    close(torch.cat(shares), of_hidden, **tolerance)
-    assert shares[0].dtype == dtype
-    for rank, outcome in enumerate(outcomes):
+        assert outcome.hidden is not None
+        assert outcome.hidden.dtype == dtype
+        close(outcome.hidden, case.cp * of_hidden[case.positions(rank, S)], **tolerance)
+    for rank in range(case.tp):
         start, end = case.bounds[rank : rank + 2]
+        weights = [outcome.weight for outcome in outcomes[rank :: case.tp]]
         if case.frozen:
-            assert outcome.weight is None
+            assert weights == [None] * case.cp
             continue
-        assert outcome.weight is not None
-        assert outcome.weight.dtype == dtype
-        close(outcome.weight[: end - start], of_weight[start:end], **tolerance)
-        assert not outcome.weight[end - start :].any()
+        # Each context-parallel rank has what its own positions add.
+        whole = sum(weights)
+        assert whole.dtype == dtype
+        close(whole[: end - start], case.cp * of_weight[start:end], **tolerance)
+        assert not whole[end - start :].any()
     return outcomes
 
 
@@ -106,6 +138,29 @@ def check(ranks: Ranks, case: Case, dtype: torch.dtype = torch.float32, target: 
 @pytest.mark.parametrize("chunk", [1, 3, 1000, None])
 def test_value_and_gradients(ranks: Ranks, tp: int, shifts: bool, chunk: int | None) -> None:
     check(ranks, Case(even(V, tp), chunk, shifts))
+
+
+@pytest.mark.parametrize(("tp", "cp"), [(1, 2), (1, 4), (2, 2)])
+def test_context_parallelism(ranks: Ranks, tp: int, cp: int) -> None:
+    """Positions are dealt over the context-parallel ranks first, and what one of these holds over its own."""
+    check(ranks, Case(even(V, tp), cp=cp))
+
+
+def weighed(layout: Layout, hidden: Tensor, weights: list[Tensor | None], target: Tensor) -> Tensor:
+    layer, shared = weights
+    return facade.from_parallel_hidden_states_to_logprobs(
+        hidden, layer, shared, False, target, 0, V, layout.tp_group, True
+    )
+
+
+def test_a_shared_weight_takes_the_place_of_the_layers_own(ranks: Ranks) -> None:
+    hidden, target = random(S, B, D), random_tokens(B, S, vocabulary=V)
+    own, shared = random(V, D, seed=2), random(V, D, seed=3)
+    (plain,), (tied,), (expected,) = (
+        ranks.run(weighed, hidden, weights, target) for weights in ([own, None], [own, shared], [shared, None])
+    )
+    assert torch.equal(tied, expected)
+    assert not torch.equal(tied, plain)
 
 
 @pytest.mark.parametrize("bounds", [(0, 5, V), (0, 1, 3, 20, V)], ids=str)

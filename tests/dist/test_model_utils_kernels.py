@@ -208,6 +208,25 @@ def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(ranks: Ranks
     close(together.gradient, gradient, atol=2e-6, rtol=2.0**-8)
 
 
+def gradient_of_a_sum(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any) -> list[Tensor | None]:
+    """The gradient from one number expanded without memory of its own, and from a tensor of ones."""
+    gradients = []
+    for summed in (True, False):
+        local = cut.local(logits, layout.tp_rank, 0).requires_grad_()
+        place = Place(layout, *cut.bounds[layout.tp_rank : layout.tp_rank + 2])
+        result = KERNELS[name].function(local, place, argument, 2)
+        result.sum().backward() if summed else result.backward(torch.ones_like(result))
+        gradients.append(local.grad)
+    return gradients
+
+
+@BY_NAME
+def test_the_gradient_of_a_sum(ranks: Ranks, name: str) -> None:
+    logits = random(B, S, V)
+    for summed, ones in ranks.run(gradient_of_a_sum, name, Cut(even(V, 2)), logits, KERNELS[name].argument(logits), tp=2):
+        assert torch.equal(summed, ones)
+
+
 # What is kept and sent. --------------------------------------------------------------------------------------------
 
 

@@ -255,6 +255,36 @@ def test_one_exchange_over_context_parallel_ranks(ranks: Ranks, name: str) -> No
     assert not together.waits
 
 
+def kept_for_inference(layout: Layout, name: str, cut: Cut, logits: Tensor, target: Tensor, sampling: Any) -> int:
+    """How many tensors are kept for a backward pass that `inference_only` says will not come."""
+    local = cut.local(logits, layout.tp_rank, layout.cp_rank).requires_grad_()
+    place = Place(layout, *cut.bounds[layout.tp_rank : layout.tp_rank + 2])
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    index = seq_index(layout, target.shape[1]) if layout.cp > 1 else None
+    given = local, as_dtensor(layout, target) if name == "dtensor" else target, *place.bounds_and_group, True
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        if name == "dtensor":
+            result = facade.dtensor_from_parallel_logits_to_logprobs(*given, index, None, sampling)
+        else:
+            result = facade.from_parallel_logits_to_logprobs(*given, layout.cp_group_or_none, None, sampling)
+    assert not result.requires_grad
+    return len(kept)
+
+
+@pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
+@pytest.mark.parametrize("cp", [1, 2])
+@pytest.mark.parametrize("name", ["plain", "dtensor"])
+def test_inference_only_keeps_nothing(ranks: Ranks, name: str, cp: int, sampling: Any) -> None:
+    logits, cut = random(B, S, V), Cut(even(V, 2), cp)
+    args = name, cut, logits, targets_in_support(logits), sampling
+    assert not any(ranks.run(kept_for_inference, *args, tp=2, cp=cp))
+
+
 # What is not given. --------------------------------------------------------------------------------------------------
 
 
