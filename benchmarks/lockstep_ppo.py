@@ -1,6 +1,7 @@
 """Our side of `benchmarks.ppo_step`: the step that `lockstep train` runs, on the small Llama. Prints one JSON line.
 
     python -m benchmarks.lockstep_ppo --hidden 1024 --layers 8      # peak memory where weights outweigh the libraries
+    python -m benchmarks.lockstep_ppo --vocab 32768 --new-tokens 240 --epochs 1 --steps 3 [--whole-logits]
 
 The reward is the rank of a response's last token, which costs nothing, as on the other side. What a step does that the
 other side's does not: it scores the responses again with the learner, reports how well sampler and learner agree, and
@@ -72,7 +73,7 @@ def last_token(prompts: Sequence[Prompt], responses: Sequence[str], answers: Seq
 
 def prompts_in(folder: Path, args: argparse.Namespace, options: PPORecipe) -> tuple[Prompts, PreTrainedTokenizerFast]:
     """Prompts of random tokens, read from JSONL like any others, and the tokenizer of their words."""
-    inner = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
+    inner = Tokenizer(models.WordLevel({f"t{i}": i for i in range(args.vocab)}, unk_token="t0"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
     rows = random_prompts([args.prompt_tokens] * args.prompts * 4)
@@ -85,7 +86,9 @@ def prompts_in(folder: Path, args: argparse.Namespace, options: PPORecipe) -> tu
 def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], object], list[TorchLearner]]:
     """The step as a function of its number, and the learners that hold the state."""
     options = recipe(args)
-    lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers)).eval()
+    lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
+    if args.whole_logits:  # a head with a bias is not fused
+        lm.lm_head.bias = nn.Parameter(torch.zeros(args.vocab))
     lm.set_attn_implementation(attention.NAME)
     policy = TorchLearner(LogitsHead(lm), options.learner, options.policy)
     critic = TorchLearner(ValueHead(copy.deepcopy(lm.model), seed=0), options.learner, options.critic)
@@ -126,6 +129,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--vocab", type=int, default=VOCAB)
+    parser.add_argument("--whole-logits", action="store_true", help="of a model whose logits cannot be fused")
     return parser.parse_args()
 
 

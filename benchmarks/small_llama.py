@@ -8,16 +8,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 VOCAB = 1024
 
 
-def llama_config(spread: float = 0.02, hidden: int = 128, layers: int = 2) -> LlamaConfig:
+def llama_config(spread: float = 0.02, hidden: int = 128, layers: int = 2, vocab: int = VOCAB) -> LlamaConfig:
     """Two layers of width 128, without special tokens, so that nothing ends a response unless a benchmark says so.
 
     Args:
         spread: Standard deviation of the random weights.
         hidden: Width; a multiple of 32, the size of a head.
         layers: Depth.
+        vocab: Tokens.
     """
     return LlamaConfig(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=hidden * 11 // 4,
         num_hidden_layers=layers,

@@ -14,8 +14,9 @@ class SamplingParams:
     Attributes:
         max_tokens: Longest response, in tokens.
         temperature: Divides the logits; 0 means greedy, and log-probabilities are then those of temperature 1.
-        top_k: Keep the k likeliest tokens; 0 keeps all.
-        top_p: Keep the smallest set of likeliest tokens whose probability reaches this; 1 keeps all.
+        top_k: Keep the k likeliest tokens, and those as likely as the k-th; 0 keeps all.
+        top_p: Keep the fewest likeliest tokens whose probability reaches this, and those as likely as the last of them;
+            1 keeps all.
         stop_token_ids: A response ends with the first of these; it belongs to the response.
     """
 

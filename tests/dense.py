@@ -22,7 +22,7 @@ def logprobs(logits_V: Tensor, token: Tensor) -> Tensor:
 
 def picked_logprobs(logits_V: Tensor, index_K: Tensor) -> Tensor:
     """log p of K tokens per position."""
-    return torch.stack([logprobs(logits_V, index) for index in index_K.unbind(-1)], -1)
+    return logprobs(logits_V[..., None, :].expand(*index_K.shape, -1), index_K)
 
 
 def sum_p_log_p(logits_V: Tensor) -> Tensor:

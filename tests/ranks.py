@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 GRACE_S = 2.0
 """How long the other ranks may take to answer once one has failed; they may well wait for it."""
 
@@ -73,7 +73,7 @@ class RanksFailed(AssertionError):
 
 
 class Ranks:
-    """A pool of `world` processes; it starts with the first call, and again after a call that failed."""
+    """A pool of `world` processes; it starts with the first call, and again after one that not all answered."""
 
     def __init__(self, world: int = 4) -> None:
         self._world = world
@@ -94,8 +94,9 @@ class Ranks:
         answers = self._answers()
         failures = [f"rank {rank}:\n{text}" for rank, (fine, text) in sorted(answers.items()) if not fine]
         silent = sorted(set(range(self._world)) - answers.keys())
-        if failures or silent:
+        if silent:  # in the middle of a collective, or gone; where all have answered, they are in step
             self.close()
+        if failures or silent:
             raise RanksFailed("\n".join([*failures, f"no answer from ranks {silent}" if silent else ""]))
         return [answers[rank][1] for rank in range(tp * cp)]
 
@@ -118,9 +119,10 @@ class Ranks:
         end = time.monotonic() + DEADLINE_S
         while waiting and (ready := connection.wait(list(waiting), max(0.0, end - time.monotonic()))):
             for pipe in ready:
-                rank = waiting.pop(pipe)
-                answers[rank] = _answer(pipe)
-                if not answers[rank][0]:
+                rank, answer = waiting.pop(pipe), _answer(pipe)
+                if answer is not None:
+                    answers[rank] = answer
+                if answer is None or not answer[0]:
                     end = min(end, time.monotonic() + GRACE_S)
         return answers
 
@@ -135,11 +137,12 @@ class Ranks:
         self._processes, self._pipes, self._folder = [], [], None
 
 
-def _answer(pipe: Any) -> tuple[bool, Any]:
+def _answer(pipe: Any) -> tuple[bool, Any] | None:
+    """What the rank sent; None where it has died."""
     try:
         return pickle.loads(pipe.recv_bytes())
     except (EOFError, ConnectionError):
-        return False, "the process died"
+        return None
 
 
 def _serve(pipe: connection.Connection, rank: int, world: int, store: str) -> None:

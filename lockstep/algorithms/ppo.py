@@ -204,7 +204,9 @@ def rules(recipe: PPORecipe, stop_token_ids: tuple[int, ...]) -> Rules:
         shaping=_shaping(ppo, recipe.sampling.max_tokens),
         correction=_correction(ppo),
         kl=estimate,
-        policy_loss=ClippedSurrogate(ppo.clip, high, ppo.dual_clip, in_loss, estimate if in_loss else None),
+        policy_loss=ClippedSurrogate(
+            ppo.clip, high, ppo.dual_clip, in_loss, estimate if in_loss else None, ppo.entropy_coef
+        ),
         value_loss=ClippedValue(ppo.value_clip),
     )
 

@@ -63,6 +63,7 @@ class _HiddenScores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         scores = score(hidden_MD, weight_vD, token_MK, scoring)
         keep(ctx, scores, scoring, None, hidden_MD, weight_vD)
+        ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing
         return scores.logprob, scores.entropy
 
     @staticmethod
@@ -83,7 +84,7 @@ def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scori
 
 
 def score_gradient(
-    ctx: Any, gradient_MK: Tensor, gradient_M: Tensor | None, of_hidden: bool, of_weight: bool
+    ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None, of_hidden: bool, of_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the hidden states (this rank's share of their sum) and of this rank's rows of the head."""
     pull, (hidden_MD, weight_vD) = kept(ctx, gradient_MK, gradient_M)

@@ -31,7 +31,9 @@ from lockstep.distributed.autograd import (
     most_rows,
     own_columns,
 )
+from lockstep.distributed.mesh import mesh_group, vocab_range
 from lockstep.distributed.packed import Packing
+from lockstep.distributed.redistribute import all_to_all_sq2vp, all_to_all_vp2sq
 from lockstep.distributed.reduce import ranks, stack, summed
 from lockstep.distributed.sampling import TrainingSamplingParams, support_floor
 from lockstep.distributed.shard import Shard
@@ -215,7 +217,7 @@ def dtensor_from_parallel_logits_to_logprobs(
     Returns:
         fp32 [B, S−1] in the order of positions, the same on all ranks.
     """
-    cp_group = _mesh_group(target, "cp") if isinstance(target, DTensor) else None
+    cp_group = mesh_group(target, "cp") if isinstance(target, DTensor) else None
     whole = target.full_tensor() if isinstance(target, DTensor) else target
     order = torch.arange(whole.shape[1], device=whole.device)
     if ranks(cp_group) > 1:
@@ -241,7 +243,7 @@ def get_logprobs_from_vocab_parallel_logits(
     """`dtensor_from_parallel_logits_to_logprobs` of logits on a mesh with a dimension "tp", [B, S, V]."""
     names = vocab_parallel_logits.device_mesh.mesh_dim_names or ()
     assert seq_index is None or "cp" in names, f"seq_index needs a mesh dimension 'cp', but the mesh has {names}"
-    start, end = _mesh_range(vocab_parallel_logits)
+    start, end = vocab_range(vocab_parallel_logits)
     return dtensor_from_parallel_logits_to_logprobs(
         vocab_parallel_logits.to_local(),
         input_ids,
@@ -263,11 +265,12 @@ def get_next_token_logprobs_from_logits(
     vocab_parallel_group: dist.ProcessGroup | None = None,
     context_parallel_group: dist.ProcessGroup | None = None,
     sampling_params: TrainingSamplingParams | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """log π(input_ids[:, t+1]) from the logits at t, fp32 [B, S−1], sharded by groups, by a mesh, or not."""
     if isinstance(next_token_logits, DTensor):
         return get_logprobs_from_vocab_parallel_logits(
-            next_token_logits, input_ids, seq_index=seq_index, sampling_params=sampling_params
+            next_token_logits, input_ids, seq_index=seq_index, chunk_size=chunk_size, sampling_params=sampling_params
         )
     shard = _ranked_shard(next_token_logits, vocab_parallel_rank, vocab_parallel_group)
     return from_parallel_logits_to_logprobs(
@@ -277,6 +280,7 @@ def get_next_token_logprobs_from_logits(
         shard.start + next_token_logits.shape[-1],
         vocab_parallel_group,
         cp_group=context_parallel_group,
+        chunk_size=chunk_size,
         sampling_params=sampling_params,
     )
 
@@ -372,8 +376,8 @@ def get_distillation_topk_logprobs_from_logits(
     if k == 0:
         raise ValueError("teacher_topk_logits has no columns; distillation needs the teacher's top k with k > 0")
     if isinstance(student_logits, DTensor):
-        shard = Shard(_mesh_range(student_logits)[0], student_logits.device_mesh.get_group("tp"))
-        context_parallel_group = _mesh_group(student_logits, "cp")
+        shard = Shard(vocab_range(student_logits)[0], student_logits.device_mesh.get_group("tp"))
+        context_parallel_group = mesh_group(student_logits, "cp")
         student_logits = student_logits.to_local()
     else:
         shard = _ranked_shard(student_logits, vocab_parallel_rank, vocab_parallel_group)
@@ -433,45 +437,6 @@ def from_parallel_hidden_states_to_logprobs(
     return context.gather(logprob, cp_group)[:, : max(target.shape[1] - 1, 0)]
 
 
-def all_to_all_vp2sq(vocab_parallel_logits: Tensor, tp_group: dist.ProcessGroup) -> Tensor:
-    """From this rank's columns of all rows [BS, V/TP] to all columns of this rank's rows [BS/TP, V]; no gradient.
-
-    Raises:
-        ValueError: The logits are no matrix, or their rows cannot be dealt out evenly.
-    """
-    size = _even(vocab_parallel_logits, 0, tp_group)
-    by_rank = _all_to_all(vocab_parallel_logits.unflatten(0, (size, -1)), tp_group)
-    return by_rank.transpose(0, 1).flatten(1)
-
-
-def all_to_all_sq2vp(seq_parallel_logits: Tensor, tp_group: dist.ProcessGroup) -> Tensor:
-    """The inverse of `all_to_all_vp2sq`: from [BS/TP, V] to [BS, V/TP]; no gradient.
-
-    Raises:
-        ValueError: The logits are no matrix, or their columns cannot be dealt out evenly.
-    """
-    size = _even(seq_parallel_logits, 1, tp_group)
-    return _all_to_all(seq_parallel_logits.unflatten(1, (size, -1)).transpose(0, 1), tp_group).flatten(0, 1)
-
-
-def _even(logits: Tensor, dim: int, group: dist.ProcessGroup | None) -> int:
-    size = ranks(group)
-    if logits.dim() != 2 or logits.shape[dim] % size:
-        raise ValueError(
-            f"needs a matrix whose {('rows', 'columns')[dim]} {size} ranks can share, not {tuple(logits.shape)}"
-        )
-    return size
-
-
-def _all_to_all(pieces: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Sends [rank, ...] to each rank and returns what each rank sent to this one."""
-    if group is None:
-        return pieces
-    received = torch.empty_like(pieces, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(received, pieces.contiguous(), group=group)
-    return received
-
-
 def _rank(group: dist.ProcessGroup | None) -> int:
     return 0 if group is None else dist.get_rank(group)
 
@@ -488,16 +453,3 @@ def _own_positions(whole: Tensor, positions: int, cp_group: dist.ProcessGroup | 
     if padding < 0:
         raise ValueError(f"{whole.shape[1]} tokens for logits at {positions * ranks(cp_group)} positions")
     return context.take(F.pad(whole, (0, 0) * (whole.dim() - 2) + (0, padding)), cp_group)
-
-
-def _mesh_group(tensor: DTensor, name: str) -> dist.ProcessGroup | None:
-    """The process group of a mesh dimension; None where the mesh has none of that name."""
-    mesh = tensor.device_mesh
-    return mesh.get_group(name) if name in (mesh.mesh_dim_names or ()) else None
-
-
-def _mesh_range(logits: DTensor) -> tuple[int, int]:
-    """This rank's part of the vocabulary, cut over the mesh dimension "tp" as DTensor cuts: the last may be smaller."""
-    share = -(-logits.shape[-1] // logits.device_mesh["tp"].size())
-    start = min(logits.device_mesh.get_local_rank("tp") * share, logits.shape[-1])
-    return start, min(start + share, logits.shape[-1])

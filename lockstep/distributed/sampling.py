@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from lockstep.distributed.hidden import hidden_logprobs
+from lockstep.distributed.softmax import Scoring, block_sums
 from lockstep.distributed.support import support_floor
+from lockstep.distributed.vocab import vocab_logprobs
 from lockstep.types import SamplingParams
 
 _ROWS = 256
@@ -62,37 +64,44 @@ def apply_top_k_top_p(
     return logits.masked_fill(outside, float("-inf")), ~outside
 
 
-def shaped_logits(logits_MV: Tensor, sampling: SamplingParams, chosen_M: Tensor | None = None) -> Tensor:
-    """Applies temperature, then top-k, then top-p (Holtzman et al. 2020), in the order of vLLM and transformers.
-
-    Equal logits stay or go together (docs/adr/0005).
+def token_scores(logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """log π(token) and the entropy, under the sampling distribution; differentiable.
 
     Args:
-        logits_MV: Logits, computed in fp32.
-        sampling: What to apply; greedy scoring leaves the logits as they are.
-        chosen_M: Tokens already drawn. They stay in the support even where rounding would put them just outside, so
-            that scoring a drawn token never gives minus infinity.
+        logits_MV: Logits, of any floating type.
+        token_M: Tokens already drawn. They belong to the support even where rounding, or an update since, puts them
+            outside, so that scoring a drawn token never gives minus infinity.
+        sampling: The distribution; greedy scoring is that of temperature 1.
 
     Returns:
-        fp32 logits [M, V], minus infinity outside the support.
+        Nats, fp32 [M] each.
     """
-    logits_MV = logits_MV.float()
-    if sampling.greedy:
-        return logits_MV
-    if sampling.temperature != 1.0:
-        logits_MV = logits_MV / sampling.temperature
+    return _own(vocab_logprobs(logits_MV, token_M[:, None], _scoring(sampling), _floor(logits_MV, sampling)))
+
+
+def hidden_scores(
+    hidden_MD: Tensor, weight_VD: Tensor, token_M: Tensor, sampling: SamplingParams
+) -> tuple[Tensor, Tensor]:
+    """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be drawn."""
+    assert sampling.full_support, "top-k and top-p need the logits"
+    return _own(hidden_logprobs(hidden_MD, weight_VD, token_M[:, None], _scoring(sampling)))
+
+
+def _floor(logits_MV: Tensor, sampling: SamplingParams) -> Tensor | None:
+    """The threshold of the support [M]; None where every token belongs to it."""
     if sampling.full_support:
-        return logits_MV
-    floor_M = support_floor(logits_MV, top_k=sampling.top_k, top_p=sampling.top_p)
-    outside = logits_MV < floor_M[:, None]
-    if chosen_M is not None:
-        outside = outside.scatter(-1, chosen_M[:, None], False)
-    return logits_MV.masked_fill(outside, float("-inf"))
+        return None
+    return support_floor(logits_MV, top_k=sampling.top_k, top_p=sampling.top_p, temperature=sampling.temperature)
 
 
-def token_logprobs(logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams) -> Tensor:
-    """log π(token) under the sampling distribution, nats, fp32 [M]; differentiable."""
-    return -F.cross_entropy(shaped_logits(logits_MV, sampling, token_M), token_M, reduction="none")
+def _scoring(sampling: SamplingParams, entropy: bool = True) -> Scoring:
+    return Scoring(temperature=1.0 if sampling.greedy else sampling.temperature, entropy=entropy, chosen=True)
+
+
+def _own(scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
+    logprob_M1, entropy_M = scores
+    assert entropy_M is not None, "it was asked for"
+    return logprob_M1[:, 0], entropy_M
 
 
 def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -105,10 +114,13 @@ def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tupl
     Returns:
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M].
     """
-    logprob_MV = shaped_logits(logits_MV, sampling).log_softmax(-1)
+    scoring, z_MV = _scoring(sampling, entropy=False), logits_MV.float()
+    weight_MV = torch.empty_like(z_MV)
+    row = block_sums(z_MV, weight_MV, _floor(logits_MV, sampling), scoring)
     if sampling.greedy:
-        token_M = logprob_MV.argmax(-1)
+        token_M = z_MV.argmax(-1)
     else:
-        cumulative = logprob_MV.exp().cumsum(-1, dtype=torch.float64)
+        cumulative = weight_MV.cumsum(-1, dtype=torch.float64)
         token_M = torch.searchsorted(cumulative, (uniform_M * cumulative[:, -1])[:, None], right=True)[:, 0]
-    return token_M, logprob_MV.gather(-1, token_M[:, None])[:, 0]
+    above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
+    return token_M, above_M / scoring.temperature - row.total.log()

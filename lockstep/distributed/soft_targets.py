@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.distributed.shard import all_reduce, blocks
-from lockstep.distributed.softmax import NOTHING, PLAIN, RowSums, block_sums, finite
+from lockstep.distributed.softmax import PLAIN, RowSums, block_sums, finite
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup
         cross_M[piece] = work.mul_(p - finite(of_p.maximum[piece])[:, None]).nansum(-1)
     maxima = all_reduce(torch.stack([of_p.maximum, of_q.maximum]), group, dist.ReduceOp.MAX)
     share_p, share_q = of_p.counted_from(maxima[0], 1.0), of_q.counted_from(maxima[1], 1.0)
-    down_M = (of_p.maximum - finite(maxima[0])).clamp(min=NOTHING)
-    scale_M = (of_q.maximum - finite(maxima[1])).clamp(min=NOTHING).exp()
-    shares = torch.stack([share_p.total, share_q.total, scale_M * cross_M + down_M * share_q.total])
+    scale_M = (of_q.maximum - finite(maxima[1])).exp()
+    moved_M = torch.where(share_q.total > 0, share_q.total * (of_p.maximum - finite(maxima[0])), 0.0)
+    shares = torch.stack([share_p.total, share_q.total, scale_M * cross_M + moved_M])
     total_p, total_q, cross_M = all_reduce(shares, group)
     value = total_p.log() - cross_M / total_q
     return CrossEntropy(value, torch.stack([finite(m) for m in maxima]), torch.stack([total_p.log(), total_q.log()]))

@@ -237,10 +237,16 @@ class Pull:
 
     @classmethod
     def of(
-        cls, scores: Scores, scoring: Scoring, floor_M: Tensor | None, gradient_MK: Tensor, gradient_M: Tensor | None
+        cls,
+        scores: Scores,
+        scoring: Scoring,
+        floor_M: Tensor | None,
+        gradient_MK: Tensor | None,
+        gradient_M: Tensor | None,
     ) -> Pull:
-        """From the gradients of the log-probabilities and, where it was asked for, of the entropy."""
-        own_MK = gradient_MK.float().masked_fill(scores.token < 0, 0.0).div_(scoring.temperature)
+        """From the gradients of the log-probabilities and of the entropy; None for one that no loss uses."""
+        own_MK = torch.zeros_like(scores.logprob) if gradient_MK is None else gradient_MK.float()
+        own_MK = own_MK.masked_fill(scores.token < 0, 0.0).div_(scoring.temperature)
         offset, slope = -own_MK.sum(-1), None
         if scores.entropy is not None and gradient_M is not None:
             slope = gradient_M.float() / scoring.temperature
@@ -283,13 +289,17 @@ class Pull:
 
 
 def keep(ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor) -> None:
-    """Saves on an autograd context what the gradient needs: the inputs as they are, and a few numbers per row."""
+    """Saves on an autograd context what the gradient needs: the inputs as they are, and a few numbers per row.
+
+    Copies of what is handed out, so that a caller may change it in place.
+    """
     ctx.scoring = scoring
-    numbers = (scores.logprob, scores.entropy, scores.maximum, scores.log_total, scores.token, scores.outside)
+    logprob, entropy = scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
+    numbers = (logprob, entropy, scores.maximum, scores.log_total, scores.token, scores.outside)
     ctx.save_for_backward(*numbers, floor_M, *inputs)
 
 
-def kept(ctx: Any, gradient_MK: Tensor, gradient_M: Tensor | None) -> tuple[Pull, list[Tensor]]:
+def kept(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> tuple[Pull, list[Tensor]]:
     """What `keep` saved: the pull of these gradients, and the inputs."""
     *numbers, floor_M = ctx.saved_tensors[:7]
     return Pull.of(Scores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(ctx.saved_tensors[7:])

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.distributed.context import stack
+from lockstep.distributed.reduce import stack
 from lockstep.distributed.shard import Shard, all_reduce, blocks
 from lockstep.distributed.topk import largest
 
@@ -26,13 +26,12 @@ _FEW = 128
 
 _BASE = 256
 _DIGITS = 3
-_VOCABULARY_BITS = 24
+_VOCABULARY_BITS = 22
 """No vocabulary has more than 2 to this power of tokens."""
 
 _ONE = 2.0**40
 """The probability of the likeliest token, as an integer: sums of integers do not depend on their order."""
 
-_LOWEST = torch.finfo(torch.float32).min
 _COPIES = 6
 """A pass of the search takes two fp32 and two int64 arrays."""
 
@@ -71,7 +70,7 @@ def support_floor(
     if top_p >= 1.0:
         return logits_Mv.new_full(logits_Mv.shape[:1], -math.inf, dtype=torch.float32)
     if search.shard.group is None and logits_Mv.shape[1] <= _FEW:
-        return search.among_likeliest(logits_Mv.shape[1])
+        return search.nucleus(logits_Mv.float().sort(descending=True).values)
     return search.among_all()
 
 
@@ -93,19 +92,19 @@ class _Search:
         value_Mk = F.pad(value_Mk, (0, k - value_Mk.shape[1]), value=-math.inf)
         if self.top_p >= 1.0:
             return _best(stack(value_Mk, group))[:, -1]
-        equal_M = torch.empty(len(value_Mk), 1, device=value_Mk.device)
+        equal_M1 = torch.empty(len(value_Mk), 1, device=value_Mk.device)
         for rows in self._blocks(1):
-            equal_M[rows] = (self.logits[rows] == value_Mk[rows, -1:]).sum(1, keepdim=True).float()
-        value_CMk, equal_CM1 = stack(torch.cat([value_Mk, equal_M], 1), group).split([k, 1], -1)
+            equal_M1[rows] = (self.logits[rows] == value_Mk[rows, -1:]).sum(1, keepdim=True).float()
+        value_CMk, equal_CM1 = stack(torch.cat([value_Mk, equal_M1], 1), group).split([k, 1], -1)
         best_Mk = _best(value_CMk)
         last_M1 = best_Mk[:, -1:]
-        # A rank whose own k-th is larger than that of all has among its k all that equal it.
-        equal_M = torch.where(value_CMk[..., -1:] == last_M1, equal_CM1, (value_CMk == last_M1).sum(-1, keepdim=True))
-        further_M1 = equal_M.sum(0) - (best_Mk == last_M1).sum(1, keepdim=True)
-        return self._nucleus(best_Mk, further_M1)
+        # A rank whose own k-th is smaller than that of all has among its k all that equal the latter.
+        among_CM1 = (value_CMk == last_M1).sum(-1, keepdim=True)
+        equal_M1 = torch.where(value_CMk[..., -1:] == last_M1, equal_CM1, among_CM1).sum(0)
+        return self.nucleus(best_Mk, equal_M1 - (best_Mk == last_M1).sum(1, keepdim=True))
 
-    def _nucleus(self, best_Mk: Tensor, further_M1: Tensor) -> Tensor:
-        """The threshold of top-p among the k largest logits and `further_M1` more that equal the last of them."""
+    def nucleus(self, best_Mk: Tensor, further_M1: Tensor | float = 0.0) -> Tensor:
+        """The threshold of top-p among the k largest logits, in order, and so many more that equal the last of them."""
         weight_Mk = ((best_Mk - best_Mk[:, :1]).double() / self.temperature).exp()
         total_M1 = weight_Mk.sum(1, keepdim=True) + further_M1 * weight_Mk[:, -1:]
         before_Mk = weight_Mk.cumsum(1) - weight_Mk
@@ -120,9 +119,9 @@ class _Search:
         digit is the one in which the sum from the maximum on reaches p. The last pass finds the smallest logit there.
         """
         device, group = self.logits.device, self.shard.group
-        maximum_M1 = torch.full((len(self.logits), 1), _LOWEST, device=device)
+        maximum_M1 = torch.full((len(self.logits), 1), -math.inf, device=device)
         for rows in self._blocks(1):
-            maximum_M1[rows] = self.logits[rows].amax(1, keepdim=True).float().clamp(min=_LOWEST)
+            maximum_M1[rows] = self.logits[rows].amax(1, keepdim=True)
         all_reduce(maximum_M1, group, dist.ReduceOp.MAX)
         # A token is kept only if its probability is at least (1 − p)/V.
         reach = _VOCABULARY_BITS - math.log2(1.0 - self.top_p)

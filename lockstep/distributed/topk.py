@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.distributed.context import stack
+from lockstep.distributed.reduce import stack
 from lockstep.distributed.shard import Shard, blocks
 
 _GROUP = 16
@@ -68,10 +68,10 @@ def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if groups <= _GROUPS_PER_K * k:
         return z.topk(k)
     grouped = _GROUP * groups
-    best = z[:, :grouped].unflatten(1, (_GROUP, groups)).amax(1).topk(k, sorted=False).indices
-    member = torch.arange(0, grouped, groups, device=z.device)
+    best = _largest_of(z[:, :grouped].unflatten(1, (_GROUP, groups)).amax(1), k)[1]
+    member = torch.arange(0, grouped, groups, device=z.device)[:, None]
     rest = torch.arange(grouped, z.shape[1], device=z.device)
-    column = torch.cat([(best[:, :, None] + member).flatten(1), rest.expand(len(z), -1)], 1)
+    column = torch.cat([(best[:, None] + member).flatten(1), rest.expand(len(z), -1)], 1)
     value, chosen = z.gather(1, column).topk(k)
     return value, column.gather(1, chosen)
 

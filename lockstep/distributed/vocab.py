@@ -50,6 +50,7 @@ class _VocabScores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         scores = score(logits_Mv, token_MK, scoring, floor_M)
         keep(ctx, scores, scoring, floor_M, logits_Mv)
+        ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing
         return scores.logprob, scores.entropy
 
     @staticmethod
@@ -68,7 +69,7 @@ def score(logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor
     return exchange(sums, picked_MK, token_MK, columns, scoring, floor_M)
 
 
-def score_gradient(ctx: Any, gradient_MK: Tensor, gradient_M: Tensor | None) -> Tensor:
+def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> Tensor:
     """The gradient of this rank's logits [M, v], in their type, from what `keep` saved."""
     pull, (logits_Mv,) = kept(ctx, gradient_MK, gradient_M)
     result_Mv = torch.empty_like(logits_Mv, memory_format=torch.contiguous_format)

@@ -19,11 +19,13 @@ class Outputs:
 
     Attributes:
         logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the mask is off.
+        entropy: Of that distribution at each token, nats [N]; 0 where the mask is off.
         value: V(x_<t) [N]; 0 at the first token of a sequence.
         final_value: V after the last token of each sequence [B].
     """
 
     logprob: Tensor | None = None
+    entropy: Tensor | None = None
     value: Tensor | None = None
     final_value: Tensor | None = None
 

@@ -20,7 +20,7 @@ _OLD_KL = KLEstimate("k3", clamp_logratio=20.0)
 
 @dataclass(frozen=True)
 class ClippedSurrogate:
-    """Σ_t w_t·surrogate_t + β·KL_t over trainable tokens.
+    """Σ_t w_t·surrogate_t + β·KL_t − c·H_t over trainable tokens.
 
     Reads the columns `old_logprob`, `advantage` and `weight` (w, importance correction; ones where there is none), and
     `ref_logprob` where β > 0.
@@ -31,6 +31,7 @@ class ClippedSurrogate:
         dual_clip: Bound on the ratio where the advantage is negative; None: none.
         kl_coef: β.
         kl: Estimator of KL(π ‖ π_ref); needed where β > 0.
+        entropy_coef: c, of the entropy bonus (Schulman et al. 2017, eq. 9).
     """
 
     clip_low: float
@@ -38,6 +39,7 @@ class ClippedSurrogate:
     dual_clip: float | None = None
     kl_coef: float = 0.0
     kl: KLEstimate | None = None
+    entropy_coef: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.kl_coef > 0) != (self.kl is not None):
@@ -49,6 +51,9 @@ class ClippedSurrogate:
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         assert outputs.logprob is not None, "the policy's loss needs a head that gives log-probabilities"
+        assert outputs.entropy is not None or not self.entropy_coef, (
+            "an entropy bonus needs a head that gives entropies"
+        )
         mask_N = batch.mask
         logprob_N = trainable(outputs.logprob, mask_N)
         old_N = trainable(batch["old_logprob"], mask_N)
@@ -66,6 +71,10 @@ class ClippedSurrogate:
             kl = self.kl(logprob_N, trainable(batch["ref_logprob"], mask_N)).sum()
             total = total + self.kl_coef * kl
             metrics["kl"] = Mean(kl.detach(), mask_N.sum())
+        if outputs.entropy is not None:
+            entropy = trainable(outputs.entropy, mask_N).sum()
+            total = total - self.entropy_coef * entropy
+            metrics["entropy"] = Mean(entropy.detach(), mask_N.sum())
         metrics["loss"] = Mean(total.detach(), mask_N.sum())
         return total, metrics
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 from lockstep import align, keyed
 from lockstep.batch import Batch
-from lockstep.distributed.sampling import token_logprobs
+from lockstep.distributed.sampling import hidden_scores, token_scores
 from lockstep.losses.base import Outputs
 from lockstep.models.attention import Packed
 from lockstep.types import SamplingParams
@@ -30,19 +31,21 @@ class LogitsHead(nn.Module):
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
         self.lm = lm
+        self._fused = logits_are_products(lm)
 
     def forward(self, batch: Batch) -> Outputs:
-        """log π(x_t | x_<t) at masked tokens; the vocabulary is only computed for these."""
+        """log π(x_t | x_<t) and the entropy at masked tokens; the vocabulary is only computed for these."""
         own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
-        logits_MV = self.lm(
-            input_ids=batch.tokens[None],
-            position_ids=batch.position[None],
-            use_cache=False,
-            layout=Packed.of(batch),
-            logits_to_keep=align.state_before(own),
-        ).logits[0]
-        logprob_M = token_logprobs(logits_MV, batch.tokens[own], batch.sampling or PLAIN)
-        return Outputs(logprob=_spread(logprob_M, own, batch))
+        token_M, sampling = batch.tokens[own], batch.sampling or PLAIN
+        if self._fused and sampling.full_support:
+            head = self.lm.get_output_embeddings()
+            assert isinstance(head, nn.Linear)
+            hidden_MD = _states(self.lm.base_model, batch).index_select(0, align.state_before(own))
+            logprob_M, entropy_M = hidden_scores(hidden_MD, head.weight, token_M, sampling)
+        else:
+            logits_MV = self.lm(**_inputs(batch), logits_to_keep=align.state_before(own)).logits[0]
+            logprob_M, entropy_M = token_scores(logits_MV, token_M, sampling)
+        return Outputs(logprob=_spread(logprob_M, own, batch), entropy=_spread(entropy_M, own, batch))
 
 
 class ValueHead(nn.Module):
@@ -59,12 +62,7 @@ class ValueHead(nn.Module):
             self.value.bias.zero_()
 
     def forward(self, batch: Batch) -> Outputs:
-        hidden_ND = self.backbone(
-            input_ids=batch.tokens[None],
-            position_ids=batch.position[None],
-            use_cache=False,
-            layout=Packed.of(batch),
-        ).last_hidden_state[0]
+        hidden_ND = _states(self.backbone, batch)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             output_N = self.value(hidden_ND.float()).squeeze(-1)
         own = align.described(batch)
@@ -72,6 +70,32 @@ class ValueHead(nn.Module):
             value=_spread(output_N[align.state_before(own)], own, batch),
             final_value=output_N[align.state_after(batch)],
         )
+
+
+@torch.no_grad()
+def logits_are_products(lm: PreTrainedModel) -> bool:
+    """Whether logits are the last hidden states times the head's weight, without bias, cap or factor: it is tried."""
+    head, batch = lm.get_output_embeddings(), Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        return False
+    lm.eval()
+    product = _states(lm.base_model, batch) @ head.weight.t()
+    return torch.allclose(lm(**_inputs(batch)).logits[0], product, rtol=1e-4, atol=1e-4 * float(product.abs().max()))
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    """A batch as `transformers` models take it: one row, every sequence blind to its neighbours."""
+    return {
+        "input_ids": batch.tokens[None],
+        "position_ids": batch.position[None],
+        "use_cache": False,
+        "layout": Packed.of(batch),
+    }
+
+
+def _states(backbone: nn.Module, batch: Batch) -> Tensor:
+    """The last hidden states [N, D]."""
+    return backbone(**_inputs(batch)).last_hidden_state[0]
 
 
 def _spread(column_M: Tensor, own_M: Tensor, batch: Batch) -> Tensor:

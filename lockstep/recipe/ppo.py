@@ -96,6 +96,7 @@ class PPO(Section):
     dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
         default=None, description="bound on the ratio where the advantage is negative"
     )
+    entropy_coef: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus, per token")
     value_clip: PositiveFloat | None = Field(default=0.2, description="null: plain squared error")
     kl: KL = KL()
     reward_scaling: RewardScaling | None = None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.distributed.sampling import draw, token_logprobs
+from lockstep.distributed.sampling import draw, token_scores
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Mean, Metrics
 from lockstep.models.weights import fingerprint
@@ -69,8 +69,9 @@ class TabularLearner:
 
     def _outputs(self, batch: Batch) -> Outputs:
         before = batch.tokens.roll(1)
-        logprob = token_logprobs(self.logits[before], batch.tokens, batch.sampling or SamplingParams(1))
-        return Outputs(logprob=logprob * batch.mask, value=self.value[before] * (batch.position > 0))
+        logprob, entropy = token_scores(self.logits[before], batch.tokens, batch.sampling or SamplingParams(1))
+        own = {"logprob": logprob * batch.mask, "entropy": entropy * batch.mask}
+        return Outputs(**own, value=self.value[before] * (batch.position > 0))
 
 
 class TabularSampler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_there_is_something_to_run() -> None:
 @pytest.mark.parametrize("command", commands("make"))
 def test_make_knows_the_target(command: str) -> None:
     subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.needs("gloo")
+@pytest.mark.parametrize("command", commands("python"))
+def test_example_runs(command: str) -> None:
+    """Each says how far it is from one process; what that may be, only rounding in fp32 decides."""
+    _, *arguments = shlex.split(command)
+    run = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
+    differences = [float(number) for number in re.findall(r"\d\.\de-\d+", run.stdout)]
+    assert differences
+    assert max(differences) < 1e-4
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,7 @@ def test_the_plain_recipe_trains_both_models_and_writes_its_run_folder(run: Run,
         (["ppo.ppo_epochs=2"], "policy/loss"),
         (["ppo.kl.coef=0.5", "ppo.kl.placement=reward", "policy.lr=0.05"], "train/shaped_reward"),
         (["ppo.kl.coef=0.5", "policy.lr=0.05"], "policy/loss"),
+        (["ppo.entropy_coef=0.5"], "policy/entropy"),
     ],
 )
 def test_option_changes_what_it_should(run: Run, overrides: list[str], changes: str) -> None:

@@ -18,6 +18,7 @@ from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, random, random
 from torch import Tensor
 
 from lockstep.distributed import model_utils as facade
+from lockstep.distributed.sampling import TrainingSamplingParams
 
 EXAMPLES = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -56,16 +57,19 @@ def bounds(draw: Any, vocabulary: int, tp: int) -> tuple[int, ...]:
     return (0, *sorted(inner), vocabulary)
 
 
+Layouts = tuple[tuple[int, int], ...]
+WITHOUT_CP = ((1, 1), (2, 1), (3, 1), (4, 1))
+LAYOUTS = (*WITHOUT_CP, (1, 2), (2, 2), (1, 4))
 CHUNKS = st.none() | st.integers(1, 9)
 
 
 @st.composite
-def examples(draw: Any) -> Example:
+def examples(draw: Any, layouts: Layouts = LAYOUTS, spreads: tuple[float, ...] = (0.0, 1.0, 4.0)) -> Example:
     """Any layout of at most four ranks, some without a column; some logits excluded, some targets outside."""
-    tp, cp = draw(st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 4)]))
+    tp, cp = draw(st.sampled_from(layouts))
     vocabulary, batch, seed = draw(st.integers(2, 40)), draw(st.integers(1, 3)), draw(st.integers(0, 2**16))
     length = 2 * cp * draw(st.integers(1, 4))
-    spread, offset = draw(st.sampled_from([0.0, 1.0, 4.0])), draw(st.sampled_from([0.0, -60.0, 200.0]))
+    spread, offset = draw(st.sampled_from(spreads)), draw(st.sampled_from([0.0, -60.0, 200.0]))
     logits = random(batch, length, vocabulary, seed=seed, scale=spread) + offset
     excluded = random(batch, length, vocabulary, seed=seed + 1) > draw(st.sampled_from([1.0, 99.0]))
     excluded.scatter_(-1, random_tokens(batch, length, 1, vocabulary=vocabulary, seed=seed), False)
@@ -108,11 +112,44 @@ def dense_columns_and_entropy(logits: Tensor, index: Tensor) -> tuple[Tensor, Te
 
 
 @EXAMPLES
-@given(example=examples().filter(lambda example: example.cut.cp == 1))
+@given(example=examples(WITHOUT_CP))
 def test_columns_and_entropy(ranks: Ranks, example: Example) -> None:
     index = torch.stack([example.target, example.target, example.target.roll(1, 1)], -1)
     upstream = [random(*index.shape, seed=5, scale=1.0), random(*example.target.shape, seed=6, scale=1.0)]
     example.check(ranks, columns_and_entropy, dense_columns_and_entropy, index, upstream)
+
+
+# Supports. -----------------------------------------------------------------------------------------------------------
+
+
+def in_support(logits: Tensor, place: Place, target: Tensor, chunk: int | None, sampling: Any) -> Tensor:
+    group = place.layout.cp_group_or_none
+    return facade.from_parallel_logits_to_logprobs(
+        logits, target, *place.bounds_and_group, False, group, chunk, sampling
+    )
+
+
+def dense_in_support(logits: Tensor, target: Tensor, sampling: TrainingSamplingParams) -> Tensor:
+    return dense_logprob(dense.filtered(logits, sampling.top_k, sampling.top_p), target)
+
+
+SAMPLING = st.builds(
+    TrainingSamplingParams, top_k=st.none() | st.integers(1, 45), top_p=st.sampled_from([0.1, 0.6, 0.97, 1.0])
+)
+
+
+@EXAMPLES
+@given(example=examples(spreads=(4.0,)), sampling=SAMPLING)
+def test_supports_are_found_in_shards(ranks: Ranks, example: Example, sampling: TrainingSamplingParams) -> None:
+    """Logits of a spread of 4 are no ties, and the border of the support is clear but for a chance of about 1e-6."""
+    args = example.target, sampling
+    upstream = [random(*example.target[:, 1:].shape, seed=5, scale=1.0)]
+    together = run(ranks, in_support, example.cut, example.logits, args[0], example.chunk, sampling, upstream=upstream)
+    (value,), gradient = dense_of(dense_in_support, example.logits, *args, upstream=upstream)
+    close(together.result, value, **example.value())
+    outside = gradient == 0
+    assert not together.gradient[outside].any()
+    close(together.gradient, example.cut.cp * gradient, **example.gradient())
 
 
 # Packed rows. --------------------------------------------------------------------------------------------------------

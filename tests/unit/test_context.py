@@ -7,7 +7,8 @@ import torch
 from ranks import Collectives, HostWaits, Layout, Ranks
 from torch import Tensor
 
-from lockstep.distributed.context import Gradient, gather, stack, take, zigzag
+from lockstep.distributed.context import gather, take, zigzag
+from lockstep.distributed.reduce import Gradient, stack
 
 
 def shares(x: Tensor, size: int, dim: int) -> list[Tensor]:

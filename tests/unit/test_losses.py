@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -61,6 +62,19 @@ def test_surrogate_sums_weighted_token_losses(rollouts: Batch, logprob: torch.Te
         },
         rel=1e-5,
     )
+
+
+def test_entropy_bonus_is_the_mean_entropy_times_its_weight(rollouts: Batch, logprob: torch.Tensor) -> None:
+    entropy = torch.tensor([math.nan, 0.5, 1.0, math.nan, 2.0], requires_grad=True)
+    plain, _ = SURROGATE(Outputs(logprob=logprob), rollouts)
+    total, metrics = replace(SURROGATE, entropy_coef=0.1)(Outputs(logprob=logprob, entropy=entropy), rollouts)
+    assert metrics["entropy"].value() == pytest.approx(3.5 / 3)
+    assert (total - plain).item() == pytest.approx(-0.35, rel=1e-5)
+    total.backward()
+    assert entropy.grad is not None
+    assert entropy.grad.tolist() == pytest.approx([0.0, -0.1, -0.1, 0.0, -0.1])
+    with pytest.raises(AssertionError, match="needs a head that gives entropies"):
+        replace(SURROGATE, entropy_coef=0.1)(Outputs(logprob=logprob), rollouts)
 
 
 def test_kl_in_the_loss_adds_beta_times_the_estimate(rollouts: Batch, logprob: torch.Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,10 +36,17 @@ class Doubled(torch.autograd.Function):
         return sum(parts), None
 
 
-def fail_on(layout: Layout, rank: int) -> None:
-    if layout.rank == rank:
+def go_wrong(layout: Layout) -> None:
+    """Rank 1 raises, rank 2 dies, and the others wait for them."""
+    if layout.rank == 1:
         raise ValueError("this rank will not")
+    if layout.rank == 2:
+        os._exit(3)
     dist.all_reduce(torch.zeros(1), group=layout.tp_group)
+
+
+def fail(layout: Layout) -> None:
+    raise ValueError(f"rank {layout.rank} will not")
 
 
 def tp_sums(layout: Layout) -> float:
@@ -69,10 +78,16 @@ def test_tensor_parallel_ranks_are_neighbours(ranks: Ranks) -> None:
     assert ranks.run(tp_sums, tp=2, cp=2) == [1.0, 1.0, 5.0, 5.0]
 
 
-def test_an_error_on_one_rank_is_raised_with_its_traceback_and_the_pool_lives_on(ranks: Ranks) -> None:
-    with pytest.raises(RanksFailed, match=r"(?s)rank 1:.*fail_on.*ValueError: this rank will not"):
-        ranks.run(fail_on, 1, tp=2)
+def test_what_goes_wrong_on_a_rank_is_told_and_the_pool_starts_anew(ranks: Ranks) -> None:
+    told = r"(?s)rank 1:.*go_wrong.*ValueError: this rank will not.*no answer from ranks \[.*2"
+    with pytest.raises(RanksFailed, match=told):
+        ranks.run(go_wrong, tp=4)
     assert ranks.run(tp_sums, tp=2) == [1.0, 1.0]
+
+
+def test_errors_on_all_ranks_are_raised_together(ranks: Ranks) -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)ValueError: rank 0 will not.*ValueError: rank 1 will not"):
+        ranks.run(fail, tp=2)
 
 
 def test_what_would_stop_the_host_is_named() -> None:

@@ -9,8 +9,7 @@ from lockstep.distributed.sampling import (
     TrainingSamplingParams,
     apply_top_k_top_p,
     draw,
-    shaped_logits,
-    token_logprobs,
+    token_scores,
 )
 from lockstep.types import SamplingParams
 
@@ -27,6 +26,10 @@ def by_transformers(logits: Tensor, sampling: SamplingParams) -> Tensor:
     return logits
 
 
+def filtered_logits(logits: Tensor, sampling: SamplingParams) -> Tensor:
+    return apply_top_k_top_p(logits / sampling.temperature, sampling.top_k, sampling.top_p)[0]
+
+
 def even_uniforms(draws: int) -> Tensor:
     """The middles of equal pieces of (0, 1): inverting at all of them counts each token to within one draw."""
     return (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
@@ -37,34 +40,36 @@ def even_uniforms(draws: int) -> Tensor:
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 0.99, 1.0])
 def test_filters_are_those_of_transformers(temperature: float, top_k: int, top_p: float) -> None:
     sampling = SamplingParams(1, temperature, top_k, top_p)
-    torch.testing.assert_close(shaped_logits(LOGITS, sampling), by_transformers(LOGITS, sampling))
+    torch.testing.assert_close(filtered_logits(LOGITS, sampling), by_transformers(LOGITS, sampling))
 
 
 def test_equal_logits_stay_or_go_together() -> None:
     """As in transformers and vLLM for the k-th; and for the token that reaches p, which there sorting decides."""
     logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
     top_k = SamplingParams(1, top_k=2)
-    assert torch.isfinite(shaped_logits(logits, top_k)).tolist() == [[False, True, True, True, False]]
-    torch.testing.assert_close(shaped_logits(logits, top_k), by_transformers(logits, top_k))
-    assert torch.isfinite(shaped_logits(logits, SamplingParams(1, top_p=0.2))).tolist() == [
+    assert torch.isfinite(filtered_logits(logits, top_k)).tolist() == [[False, True, True, True, False]]
+    torch.testing.assert_close(filtered_logits(logits, top_k), by_transformers(logits, top_k))
+    assert torch.isfinite(filtered_logits(logits, SamplingParams(1, top_p=0.2))).tolist() == [
         [False, True, True, True, False]
     ]
 
 
 def test_the_likeliest_token_always_stays() -> None:
-    assert (torch.isfinite(shaped_logits(LOGITS, SamplingParams(1, top_p=1e-6))).sum(-1) == 1).all()
+    assert (torch.isfinite(filtered_logits(LOGITS, SamplingParams(1, top_p=1e-6))).sum(-1) == 1).all()
 
 
 def test_the_token_that_crosses_top_p_belongs() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    assert torch.isfinite(shaped_logits(logits, SamplingParams(1, top_p=0.6))).tolist() == [[True, True, False, False]]
+    assert torch.isfinite(filtered_logits(logits, SamplingParams(1, top_p=0.6))).tolist() == [
+        [True, True, False, False]
+    ]
 
 
 def test_a_drawn_token_is_never_scored_as_impossible() -> None:
     sampling = SamplingParams(1, top_k=1)
     likeliest, least = LOGITS.argmax(-1), LOGITS.argmin(-1)
-    assert (token_logprobs(LOGITS, likeliest, sampling) == 0).all()
-    assert torch.isfinite(token_logprobs(LOGITS, least, sampling)).all()
+    assert (token_scores(LOGITS, likeliest, sampling)[0] == 0).all()
+    assert torch.isfinite(token_scores(LOGITS, least, sampling)[0]).all()
 
 
 def test_greedy_takes_the_best_and_scores_at_temperature_one() -> None:
@@ -85,8 +90,8 @@ def test_draws_follow_the_distribution_and_report_it(sampling: SamplingParams) -
     counted = torch.bincount(token, minlength=50) / draws
     torch.testing.assert_close(counted.double(), probability, atol=1.5 / draws, rtol=0.0)
     torch.testing.assert_close(logprob.double(), probability[token].log(), atol=1e-5, rtol=0.0)
-    scored = token_logprobs(LOGITS[:1].expand(draws, -1), token, sampling)
-    torch.testing.assert_close(logprob, scored, atol=1e-6, rtol=0.0)
+    scored = token_scores(LOGITS[:1].expand(draws, -1), token, sampling)[0]
+    assert torch.equal(logprob, scored)  # computed in the same way, to the bit
 
 
 def test_a_large_vocabulary_is_inverted_exactly() -> None:
@@ -105,7 +110,7 @@ def test_extreme_numbers_draw_possible_tokens() -> None:
 def test_scores_have_the_gradient_of_a_filtered_softmax(sampling: SamplingParams) -> None:
     logits = LOGITS.clone().requires_grad_()
     token = LOGITS.argmax(-1)
-    token_logprobs(logits, token, sampling).sum().backward()
+    token_scores(logits, token, sampling)[0].sum().backward()
     probability = by_transformers(LOGITS, sampling).softmax(-1)
     expected = (torch.nn.functional.one_hot(token, 50) - probability) / sampling.temperature
     assert logits.grad is not None
@@ -114,7 +119,7 @@ def test_scores_have_the_gradient_of_a_filtered_softmax(sampling: SamplingParams
 
 def test_bf16_logits_are_scored_in_fp32() -> None:
     rounded = LOGITS.bfloat16()
-    scored = token_logprobs(rounded, LOGITS.argmax(-1), SamplingParams(1, temperature=0.7))
+    scored = token_scores(rounded, LOGITS.argmax(-1), SamplingParams(1, temperature=0.7))[0]
     assert scored.dtype == torch.float32
     expected = (rounded.double() / 0.7).log_softmax(-1).gather(-1, LOGITS.argmax(-1, keepdim=True))[:, 0]
     torch.testing.assert_close(scored.double(), expected, atol=1e-6, rtol=0.0)
@@ -136,7 +141,7 @@ def test_filtered_logits_keep_their_type_and_shape(top_k: int | None, top_p: flo
     assert kept is not None
     p = 1.0 if top_p is None else min(top_p, 1.0)
     rows = logits.detach().float().view(32, 50)
-    expected = shaped_logits(rows, SamplingParams(1, top_k=max(top_k or 0, 0), top_p=p)).to(dtype).view(4, 8, 50)
+    expected = apply_top_k_top_p(rows, top_k, p)[0].to(dtype).view(4, 8, 50)
     assert torch.equal(filtered, expected)
     assert torch.equal(kept, torch.isfinite(expected))
     filtered.backward(torch.ones_like(filtered))

@@ -3,7 +3,7 @@
 
 const HEADLINES = [
   "validation/accuracy", "validation/reward", "validation/loss", "train/reward", "train/response_length", "policy/loss",
-  "policy/approx_entropy", "policy/grad_norm", "critic/loss", "critic/explained_variance", "agreement/token_mult_prob_error",
+  "policy/entropy", "policy/grad_norm", "critic/loss", "critic/explained_variance", "agreement/token_mult_prob_error",
 ];
 const GROUPS = ["train", "validation", "policy", "critic", "agreement", "refit"];
 

@@ -1,0 +1,19 @@
+"""What a DTensor's mesh says of the vocabulary and the sequences: dimension "tp" cuts the one, "cp" the other."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+
+def mesh_group(tensor: DTensor, name: str) -> dist.ProcessGroup | None:
+    """The process group of a mesh dimension; None where the mesh has none of that name."""
+    mesh = tensor.device_mesh
+    return mesh.get_group(name) if name in (mesh.mesh_dim_names or ()) else None
+
+
+def vocab_range(logits: DTensor) -> tuple[int, int]:
+    """This rank's part of the vocabulary, cut over the mesh dimension "tp" as DTensor cuts: the last may be smaller."""
+    share = -(-logits.shape[-1] // logits.device_mesh["tp"].size())
+    start = min(logits.device_mesh.get_local_rank("tp") * share, logits.shape[-1])
+    return start, min(start + share, logits.shape[-1])

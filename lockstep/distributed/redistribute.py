@@ -1,0 +1,48 @@
+"""Logits from vocabulary shards to sequence shards and back, by one all-to-all; for callers that need whole rows."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.distributed.reduce import ranks
+
+
+def all_to_all_vp2sq(vocab_parallel_logits: Tensor, tp_group: dist.ProcessGroup) -> Tensor:
+    """From this rank's columns of all rows [BS, V/TP] to all columns of this rank's rows [BS/TP, V]; no gradient.
+
+    Raises:
+        ValueError: The logits are no matrix, or their rows cannot be dealt out evenly.
+    """
+    size = _even(vocab_parallel_logits, 0, tp_group)
+    by_rank = _all_to_all(vocab_parallel_logits.unflatten(0, (size, -1)), tp_group)
+    return by_rank.transpose(0, 1).flatten(1)
+
+
+def all_to_all_sq2vp(seq_parallel_logits: Tensor, tp_group: dist.ProcessGroup) -> Tensor:
+    """The inverse of `all_to_all_vp2sq`: from [BS/TP, V] to [BS, V/TP]; no gradient.
+
+    Raises:
+        ValueError: The logits are no matrix, or their columns cannot be dealt out evenly.
+    """
+    size = _even(seq_parallel_logits, 1, tp_group)
+    return _all_to_all(seq_parallel_logits.unflatten(1, (size, -1)).transpose(0, 1), tp_group).flatten(0, 1)
+
+
+def _even(logits: Tensor, dim: int, group: dist.ProcessGroup | None) -> int:
+    size = ranks(group)
+    if logits.dim() != 2 or logits.shape[dim] % size:
+        raise ValueError(
+            f"needs a matrix whose {('rows', 'columns')[dim]} {size} ranks can share, not {tuple(logits.shape)}"
+        )
+    return size
+
+
+def _all_to_all(pieces: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Sends [rank, ...] to each rank and returns what each rank sent to this one."""
+    if group is None:
+        return pieces
+    received = torch.empty_like(pieces, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(received, pieces.contiguous(), group=group)
+    return received
