@@ -36,7 +36,7 @@ from torch.multiprocessing.spawn import start_processes
 from benchmarks.harness import RESULTS, environment, save
 from benchmarks.logprobs_growth import HEAD_TOKENS, HEAD_VOCAB, HIDDEN, Point, growth, head, plot
 from benchmarks.logprobs_kernels import KERNELS, Kernel, Place
-from benchmarks.logprobs_measure import Figures, measure_work
+from benchmarks.logprobs_measure import Figures, measure_work, read
 from benchmarks.logprobs_tables import growth_table, harness_rows, memory_table, products_table, time_table
 
 SHAPE = (4, 1024, 32_768)
@@ -109,7 +109,7 @@ def over_ranks(setting: Setting) -> dict[str, dict[str, Figures]]:
     """Starts the ranks and returns each kernel's figures by way."""
     start_processes(run_rank, (setting,), setting.ranks)
     results = json.loads(Path(setting.folder, "figures.json").read_text())
-    return {kernel: {way: Figures(**figure) for way, figure in ways.items()} for kernel, ways in results.items()}
+    return {kernel: {way: read(figure) for way, figure in ways.items()} for kernel, ways in results.items()}
 
 
 def machine_speed(figures: dict[str, dict[str, Figures]]) -> float:

@@ -199,9 +199,11 @@ def distillation(place: Place) -> Work:
 def topk(place: Place) -> Work:
     logits, _ = place.shard()
     logits = logits.detach()
-    span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
+    call = partial(
+        ours.distributed_vocab_topk, vocab_start_index=place.start, vocab_end_index=place.start + place.columns
+    )
     ways = {
-        "Lockstep": lambda: ours.distributed_vocab_topk(logits, K, place.group, **span, chunk_size=CHUNK),
+        "Lockstep": lambda: call(logits, K, place.group, chunk_size=CHUNK),
         "naive": lambda: naive.topk(logits, K, place.group),
     }
     return Work([], ways)
@@ -210,11 +212,14 @@ def topk(place: Place) -> Work:
 def gather_logits(place: Place) -> Work:
     logits, target = place.shard()
     index = place.tokens(*target.shape, K)
-    span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
+    call = partial(
+        ours.gather_logits_at_global_indices,
+        vocab_start_index=place.start,
+        vocab_end_index=place.start + place.columns,
+        chunk_size=CHUNK,
+    )
     ways = {
-        "Lockstep": lambda: [
-            ours.gather_logits_at_global_indices(logits, index, place.group, **span, chunk_size=CHUNK)
-        ],
+        "Lockstep": lambda: [call(logits, index, place.group)],
         "naive": lambda: [naive.columns(logits.float(), index, place.start, place.group)],
     }
     return Work([logits], ways)
@@ -230,11 +235,10 @@ def packed(place: Place, context_parallel: bool) -> Work:
     share = place.size if context_parallel else 1
     logits = place.normal(1, tokens // share, columns, seed=2 + place.rank).requires_grad_()
     width = tokens // PACKED
+    call = ours.from_parallel_logits_to_logprobs_packed_sequences
     span = (start, start + columns, vocab, False, context, CHUNK)
     ways = {
-        "Lockstep": lambda: [
-            ours.from_parallel_logits_to_logprobs_packed_sequences(logits, target, bounds, width, *span)
-        ],
+        "Lockstep": lambda: [call(logits, target, bounds, width, *span)],  # pyright: ignore[reportArgumentType]
         "naive": lambda: [naive.packed_logprobs(logits, target, bounds, width, start, vocab, context)],
     }
     return Work([logits], ways)

@@ -23,7 +23,7 @@ COLLECTIVES = {
     "reduce_scatter_": "RS",
     "alltoall_base_": "A2A",
 }
-SYNCHRONISING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal"}
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal"}
 """Operators after which a program on a GPU waits for it: they hand a number, or a shape, to the host."""
 
 Forward = Callable[[], Sequence[Tensor]]
@@ -46,6 +46,21 @@ class Work:
     products: tuple[Callable[[], object], Callable[[], object]] | None = None
 
 
+@dataclass(frozen=True)
+class Counts:
+    """Of one way.
+
+    Attributes:
+        forward: Collectives by kind.
+        backward: The same.
+        waits: How often the host would wait for a GPU, forward and backward.
+    """
+
+    forward: dict[str, int] = field(default_factory=dict)
+    backward: dict[str, int] = field(default_factory=dict)
+    waits: int = 0
+
+
 @dataclass
 class Figures:
     """Of one way. Seconds are medians; bytes are those above inputs and upstream gradients.
@@ -56,9 +71,7 @@ class Figures:
         forward_bytes: The most held during forward.
         total_bytes: The most held during forward and backward, the inputs' gradients among it.
         gradient_bytes: The inputs' gradients.
-        forward_collectives: How many of which kind.
-        backward_collectives: The same.
-        synchronisations: How often the host has to wait for a GPU, forward and backward.
+        counts: Collectives and waits.
     """
 
     forward_s: float
@@ -66,13 +79,16 @@ class Figures:
     forward_bytes: float = 0.0
     total_bytes: float = 0.0
     gradient_bytes: int = 0
-    forward_collectives: dict[str, int] = field(default_factory=dict)
-    backward_collectives: dict[str, int] = field(default_factory=dict)
-    synchronisations: int = 0
+    counts: Counts = field(default_factory=Counts)
 
     @property
     def seconds(self) -> float:
         return self.forward_s + self.backward_s
+
+
+def read(written: dict[str, Any]) -> Figures:
+    """The inverse of `dataclasses.asdict`."""
+    return Figures(**{**written, "counts": Counts(**written["counts"])})
 
 
 class Counted(TorchDispatchMode):
@@ -81,20 +97,20 @@ class Counted(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.collectives: Counter[str] = Counter()
-        self.synchronisations = 0
+        self.waits = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func.overloadpacket.__name__)
         if func.namespace == "c10d" and name != "barrier":
             self.collectives[COLLECTIVES.get(name, name)] += 1
-        self.synchronisations += name in SYNCHRONISING
+        self.waits += name in WAITING
         return func(*args, **(kwargs or {}))
 
 
 def products(rows: int, weight_vD: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
     """The matrix products of a head: the logits; the logits again and both gradients. Their memory is there before."""
     weight_vD = weight_vD.detach()
-    hidden_MD = torch.randn_like(weight_vD[:1].expand(rows, -1))
+    hidden_MD = weight_vD.new_empty(rows, weight_vD.shape[1]).normal_()
     logits_Mv = weight_vD.new_zeros(rows, len(weight_vD))
     of_hidden, of_weight = torch.empty_like(hidden_MD), torch.empty_like(weight_vD)
 
@@ -123,8 +139,7 @@ def measure_work(
     Raises:
         RuntimeError: The ways give other numbers or other gradients.
     """
-    upstream = _upstream(work)
-    _check(work, upstream)
+    upstream, counted = _counted(work)
     seconds: dict[str, list[tuple[float, float]]] = {}
     for _ in range(repeats):
         for name, forward in work.ways.items():
@@ -136,14 +151,40 @@ def measure_work(
     for name, forward in work.ways.items():
         together()
         _fill_memory(figures[name], work, forward, upstream, device)
-        _fill_counts(figures[name], work, forward, upstream)
+        figures[name].counts = counted[name]
     return figures
 
 
-def _upstream(work: Work) -> list[Tensor]:
-    """A gradient for each result that wants one: on all ranks the same, as the results are."""
-    torch.manual_seed(0)
-    return [torch.randn_like(out) for out in work.ways["Lockstep"]() if out.requires_grad]
+def _counted(work: Work) -> tuple[list[Tensor], dict[str, Counts]]:
+    """Runs every way once and compares them.
+
+    Returns:
+        An upstream gradient for each result that wants one, on all ranks the same, as the results are; and each way's
+        counts.
+    """
+    upstream: list[Tensor] = []
+    expected: list[Tensor] = []
+    counts: dict[str, Counts] = {}
+    for name, forward in work.ways.items():
+        with Counted() as forth:
+            out = forward()
+        torch.manual_seed(0)
+        upstream = upstream or [torch.randn_like(x) for x in out if x.requires_grad]
+        with Counted() as back:
+            _backward(out, upstream)
+        counts[name] = Counts(dict(forth.collectives), dict(back.collectives), forth.waits + back.waits)
+        seen = [x.detach() for x in out] + [leaf.grad for leaf in work.leaves if leaf.grad is not None]
+        _forget(work)
+        expected = expected or seen
+        _compare(name, seen, expected, work.tolerance)
+    return upstream, counts
+
+
+def _compare(name: str, seen: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    for a, b in zip(seen, expected, strict=True):
+        difference = float((a.float() - b.float()).abs().max() / b.float().abs().max())
+        if not difference <= tolerance:
+            raise RuntimeError(f"{name} differs by {difference:.1e}, so its figures cannot be compared")
 
 
 def _timed(
@@ -182,16 +223,6 @@ def _fill_memory(figures: Figures, work: Work, forward: Forward, upstream: list[
     _forget(work)
 
 
-def _fill_counts(figures: Figures, work: Work, forward: Forward, upstream: list[Tensor]) -> None:
-    with Counted() as forth:
-        out = forward()
-    with Counted() as back:
-        _backward(out, upstream)
-    _forget(work)
-    figures.forward_collectives, figures.backward_collectives = dict(forth.collectives), dict(back.collectives)
-    figures.synchronisations = forth.synchronisations + back.synchronisations
-
-
 def _backward(out: Sequence[Tensor], upstream: list[Tensor]) -> None:
     followed = [x for x in out if x.requires_grad]
     if followed:
@@ -201,18 +232,3 @@ def _backward(out: Sequence[Tensor], upstream: list[Tensor]) -> None:
 def _forget(work: Work) -> None:
     for leaf in work.leaves:
         leaf.grad = None
-
-
-def _check(work: Work, upstream: list[Tensor]) -> None:
-    """Raises unless all ways give the same numbers and gradients."""
-    expected: list[Tensor] = []
-    for name, forward in work.ways.items():
-        out = forward()
-        _backward(out, upstream)
-        seen = [x.detach() for x in out] + [leaf.grad for leaf in work.leaves if leaf.grad is not None]
-        _forget(work)
-        expected = expected or seen
-        for a, b in zip(seen, expected, strict=True):
-            difference = float((a.float() - b.float()).abs().max() / b.float().abs().max())
-            if not difference <= work.tolerance:
-                raise RuntimeError(f"{name} differs by {difference:.1e}, so its figures cannot be compared")

@@ -43,7 +43,7 @@ def memory_table(figures: dict[str, ByWay]) -> str:
             cells.append(f"{reference.total_mib * MIB / ours.total_bytes:.1f}×" if reference else "–")
             cells.append(f"{ours.total_bytes / ours.gradient_bytes:.2f}" if ours.gradient_bytes else "–")
             cells += [_collectives(ours), _collectives(naive), reference.collectives if reference else "–"]
-            rows.append([*cells, str(ours.synchronisations)])
+            rows.append([*cells, str(ours.counts.waits)])
     return markdown(head, rows)
 
 
@@ -99,7 +99,7 @@ def _number(value: float | None) -> str:
 
 
 def _collectives(figures: Figures) -> str:
-    ways = (figures.forward_collectives, figures.backward_collectives)
+    ways = (figures.counts.forward, figures.counts.backward)
     return " / ".join("+".join(f"{count} {name}" for name, count in way.items()) or "0" for way in ways)
 
 
