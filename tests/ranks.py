@@ -190,6 +190,20 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Products(TorchDispatchMode):
+    """Counts the multiplications of matrix products, in place ones too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.multiplications = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_"):
+            left, right = args[-2:]
+            self.multiplications += left.numel() * right.shape[1]
+        return func(*args, **(kwargs or {}))
+
+
 _WAIT = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _FETCH = {Tensor.tolist, Tensor.numpy, Tensor.cpu}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import dense
 import pytest
 import torch
-from ranks import Collectives, Layout, Ranks
+from ranks import Collectives, Layout, Products, Ranks
 from sharded import VALUE, close, even, random, random_tokens
 from torch import Tensor
 
@@ -172,6 +172,17 @@ def test_uneven_and_padded_shards(ranks: Ranks, bounds: tuple[int, ...], padding
 @pytest.mark.parametrize("shifts", [True, False])
 def test_a_frozen_head_has_no_gradient(ranks: Ranks, shifts: bool) -> None:
     check(ranks, Case(even(V, 2), shifts=shifts, frozen=True))
+
+
+@pytest.mark.parametrize(("frozen", "products"), [(False, 3), (True, 2)])
+def test_matrix_products_of_backward(frozen: bool, products: int) -> None:
+    """The logits once more, the hidden states' gradient, and the head's where it is wanted."""
+    hidden, head = random(S, B, D).requires_grad_(), random(V, D).requires_grad_(not frozen)
+    target = random_tokens(B, S, vocabulary=V)
+    result = facade.ChunkedDistributedHiddenStatesToLogprobs.apply(hidden, target, head, 0, V, 3, None)
+    with Products() as counter:
+        result.sum().backward()
+    assert counter.multiplications == products * S * B * D * V
 
 
 @pytest.mark.parametrize("chunk", [1, None])

@@ -9,7 +9,7 @@ from typing import Any
 import dense
 import pytest
 import torch
-from ranks import Collectives, HostWaits, Layout, Ranks
+from ranks import Collectives, HostWaits, Layout, Products, Ranks
 from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, random_tokens, run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -286,6 +286,18 @@ def test_hidden_states_may_be_frozen_instead() -> None:
     _, _, of_weight = dense_from_hidden(case, hidden, weight, token, upstream)
     assert head.grad is not None
     close(head.grad, of_weight, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("of_hidden", "of_weight", "backward"), [(True, True, 3), (True, False, 2), (False, True, 2)])
+def test_matrix_products(of_hidden: bool, of_weight: bool, backward: int) -> None:
+    """One on the way there; on the way back the logits once more, and one for each gradient that is wanted."""
+    hidden, weight = random(M, D).requires_grad_(of_hidden), random(V, D).requires_grad_(of_weight)
+    with Products() as there:
+        logprob, _ = hidden_logprobs(hidden, weight, torch.zeros(M, 1, dtype=torch.long))
+    with Products() as back:
+        logprob.sum().backward()
+    assert there.multiplications == M * V * D
+    assert back.multiplications == backward * M * V * D
 
 
 def test_autocast_sets_the_type_of_the_products() -> None:
