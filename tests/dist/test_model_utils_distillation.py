@@ -58,6 +58,11 @@ def test_topk_of_equal_bf16_and_excluded_logits(ranks: Ranks) -> None:
         assert all(len(set(row)) == 20 for row in ids.flatten(0, 1).tolist())
 
 
+def test_topk_of_no_rows(ranks: Ranks) -> None:
+    for values, ids, _ in ranks.run(top, Cut(even(V, 4)), torch.empty(0, S, V), 11, None, tp=4):
+        assert values.shape == ids.shape == (0, S, 11)
+
+
 def of_no_column(layout: Layout) -> None:
     with pytest.raises(AssertionError):
         facade.distributed_vocab_topk(
