@@ -2,8 +2,8 @@
 
     python examples/sharded_logprobs.py
 
-Each process holds half of the output head. It scores the same tokens from its half of the logits, and once more from the
-hidden states, in which case the logits never exist whole; then it compares both with one process that holds everything.
+Each process holds half of the output head. It scores the same tokens from its half of the logits, and once more from
+the hidden states, where the logits never exist whole, and compares both with one process that holds everything.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ TOKENS, HIDDEN, VOCAB, RANKS = 64, 32, 1000, 2
 
 
 def main(rank: int, folder: str) -> None:
+    """One of the processes; they meet in `folder`."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     torch.manual_seed(0)
     hidden_MD = torch.randn(TOKENS, HIDDEN, requires_grad=True)

@@ -19,6 +19,8 @@ from lockstep.types import SamplingParams
 PLAIN = SamplingParams(max_tokens=1)
 """The model's own distribution: what a batch without sampling parameters is scored under."""
 
+_LARGE = 1e4
+
 
 def canonical(name: str) -> str:
     """A parameter's name in the Hugging Face checkpoint, from its name in a `LogitsHead`."""
@@ -74,13 +76,27 @@ class ValueHead(nn.Module):
 
 @torch.no_grad()
 def logits_are_products(lm: PreTrainedModel) -> bool:
-    """Whether logits are the last hidden states times the head's weight, without bias, cap or factor: it is tried."""
+    """Whether logits are the last hidden states times the head's weight, without bias, cap or factor.
+
+    It is tried, on a few tokens: what the head is given must be what the backbone gives, and what the head gives must
+    come out as it is, also when it is made so large that a cap would show.
+    """
     head, batch = lm.get_output_embeddings(), Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
-    if not isinstance(head, nn.Linear) or head.bias is not None:
+    if type(head) is not nn.Linear or head.bias is not None:
         return False
+    seen: list[Tensor] = []
+
+    def enlarged(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        seen.extend([inputs[0][0], output * _LARGE])
+        return seen[1]
+
     lm.eval()
-    product = _states(lm.base_model, batch) @ head.weight.t()
-    return torch.allclose(lm(**_inputs(batch)).logits[0], product, rtol=1e-4, atol=1e-4 * float(product.abs().max()))
+    hook = head.register_forward_hook(enlarged)
+    try:
+        logits = lm(**_inputs(batch)).logits[0]
+    finally:
+        hook.remove()
+    return torch.allclose(seen[0], _states(lm.base_model, batch)) and torch.equal(logits, seen[1][0])
 
 
 def _inputs(batch: Batch) -> dict[str, Any]:

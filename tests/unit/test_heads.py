@@ -1,0 +1,76 @@
+"""Which models are scored from their hidden states, and that both ways score alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, SHAPE, plain_logprobs, plain_model, ragged
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lockstep.models import attention
+from lockstep.models.heads import LogitsHead, logits_are_products
+from lockstep.models.load import load_causal_lm
+from lockstep.types import SamplingParams
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "a cap": {"model_type": "gemma3_text", "head_dim": 8, "final_logit_softcapping": 30.0},
+    "a factor": {"model_type": "granite", "logits_scaling": 2.0},
+    "a bias": {"model_type": "phi"},
+}
+
+
+def small(fields: dict[str, Any]) -> Any:
+    config = AutoConfig.for_model(**{**SHAPE, **fields, "eos_token_id": 1})
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+
+
+@pytest.mark.parametrize("fields", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_plain_products_are_known(fields: dict[str, Any]) -> None:
+    assert logits_are_products(small(fields))
+
+
+@pytest.mark.parametrize("fields", OTHERS.values(), ids=OTHERS)
+def test_what_is_no_plain_product_is_noticed(fields: dict[str, Any]) -> None:
+    assert not logits_are_products(small(fields))
+
+
+def test_trying_leaves_the_model_and_the_random_numbers_alone() -> None:
+    lm, state = small(ARCHITECTURES["qwen2 tied"]), torch.get_rng_state()
+    before = [parameter.clone() for parameter in lm.parameters()]
+    logits_are_products(lm)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(before, lm.parameters(), strict=True))
+    head = lm.get_output_embeddings()
+    assert head(torch.ones(1, 32)).abs().max() < 100.0  # as it was: no hook is left
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(1), SamplingParams(1, temperature=0.6)], ids=["plain", "0.6"])
+def test_hidden_states_and_whole_logits_give_the_same(models: Callable[..., Path], sampling: SamplingParams) -> None:
+    """A head with a bias of zeros is not fused."""
+    folder, batch = models("qwen3"), ragged((7, 12, 3), sampling=sampling)
+    lm = load_causal_lm(folder)
+    fused = LogitsHead(lm)(batch)
+    lm.lm_head.bias = nn.Parameter(torch.zeros(lm.config.vocab_size))
+    whole = LogitsHead(lm)(batch)
+    assert fused.logprob is not None
+    assert fused.entropy is not None
+    torch.testing.assert_close(fused.logprob, whole.logprob, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(fused.entropy, whole.entropy, atol=1e-5, rtol=1e-5)
+    if sampling.temperature == 1.0:
+        expected = plain_logprobs(plain_model(folder), batch).float()
+        torch.testing.assert_close(fused.logprob, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_entropy_is_that_of_the_sampling_distribution(models: Callable[..., Path]) -> None:
+    lm = load_causal_lm(models("llama"))
+    batch = ragged((9, 5), sampling=SamplingParams(1, temperature=0.5, top_k=1))
+    outputs = LogitsHead(lm)(batch)
+    assert outputs.entropy is not None
+    assert outputs.logprob is not None
+    certain = outputs.logprob.abs() < 1e-6  # where the drawn token is the likeliest, it is the only one
+    assert outputs.entropy[certain].abs().max() < 1e-5
