@@ -173,6 +173,8 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     Returns:
         fp32 [B, U−1], the same on all ranks; 0 behind the end of a sequence.
     """
+    if vocab_parallel_logits.shape[0] != 1:
+        raise ValueError(f"packed sequences lie in one row of logits, not in {vocab_parallel_logits.shape[0]}")
     size = ranks(cp_group)
     packing = Packing(cu_seqlens_padded, vocab_parallel_logits.shape[1] * size, size)
     following = target.view(-1)
@@ -182,10 +184,10 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     logprob = _token_logprobs(
         vocab_parallel_logits, following[None], vocab, group, inference_only, chunk_size, sampling_params
     )
-    everywhere = stack(logprob[0], cp_group).flatten()
-    position, real = packing.rows(max(unpacked_seqlen - 1, 0))
-    cells = everywhere.index_select(0, packing.gathered()[position].flatten()).view(position.shape)
-    return torch.where(real, cells, 0.0)
+    everywhere = F.pad(stack(logprob[0], cp_group).flatten(), (0, 1))  # what lies nowhere reads the 0 at the end
+    place = F.pad(packing.gathered(), (0, 1), value=packing.tokens)
+    cells = place[packing.rows(max(unpacked_seqlen - 1, 0))]
+    return everywhere.index_select(0, cells.flatten()).view(cells.shape)
 
 
 def dtensor_from_parallel_logits_to_logprobs(
@@ -385,7 +387,8 @@ def get_distillation_topk_logprobs_from_logits(
     scoring = Scoring(shard, entropy=calculate_entropy)
     logprob, entropy = vocab_logprobs(student_logits.flatten(0, 1), ids.flatten(0, 1), scoring)
     columns = logprob if entropy is None else torch.cat([logprob, -entropy[:, None]], 1)
-    columns = context.gather(columns.view(*ids.shape[:2], -1), context_parallel_group)[:, : length - 1]
+    columns = columns.view(*ids.shape[:2], columns.shape[1])
+    columns = context.gather(columns, context_parallel_group)[:, : length - 1]
     student = columns[..., :k] if zero_outside_topk else columns[..., :k].log_softmax(-1)
     teacher = teacher_topk_logits[:, : length - 1].float().log_softmax(-1)
     return student, teacher, columns[..., k] if calculate_entropy else None
