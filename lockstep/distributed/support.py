@@ -92,7 +92,7 @@ class _Search:
         value_Mk = F.pad(value_Mk, (0, k - value_Mk.shape[1]), value=-math.inf)
         if self.top_p >= 1.0:
             return _best(stack(value_Mk, group))[:, -1]
-        equal_M1 = torch.empty(len(value_Mk), 1, device=value_Mk.device)
+        equal_M1 = torch.zeros_like(value_Mk[:, -1:])
         for rows in self._blocks(1):
             equal_M1[rows] = (self.logits[rows] == value_Mk[rows, -1:]).sum(1, keepdim=True).float()
         value_CMk, equal_CM1 = stack(torch.cat([value_Mk, equal_M1], 1), group).split([k, 1], -1)
@@ -119,7 +119,7 @@ class _Search:
         digit is the one in which the sum from the maximum on reaches p. The last pass finds the smallest logit there.
         """
         device, group = self.logits.device, self.shard.group
-        maximum_M1 = torch.full((len(self.logits), 1), -math.inf, device=device)
+        maximum_M1 = torch.full((len(self.logits), 1), -math.inf, dtype=torch.float32, device=device)
         for rows in self._blocks(1):
             maximum_M1[rows] = self.logits[rows].amax(1, keepdim=True)
         all_reduce(maximum_M1, group, dist.ReduceOp.MAX)
