@@ -64,7 +64,7 @@ class _HiddenScores(torch.autograd.Function):
         scores = score(hidden_MD, weight_vD, token_MK, scoring)
         keep(ctx, scores, scoring, None, hidden_MD, weight_vD)
         ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing
-        return scores.logprob, scores.entropy
+        return scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None, None]:

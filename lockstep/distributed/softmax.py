@@ -69,7 +69,7 @@ class RowSums:
     @classmethod
     def of_nothing(cls, rows: int, entropy: bool, device: torch.device) -> RowSums:
         """The sums over no columns."""
-        zeros = torch.zeros(rows, device=device)
+        zeros = torch.zeros(rows, dtype=torch.float32, device=device)
         return cls(torch.full_like(zeros, -torch.inf), zeros, torch.zeros_like(zeros) if entropy else None)
 
     def __getitem__(self, rows: slice) -> RowSums:
@@ -171,7 +171,7 @@ def exchange(
     """
     shard = scoring.shard
     # How far the vocabulary reaches, only its last rank knows; it travels with the maxima, exact up to 2²⁴ tokens.
-    end = torch.full((1,), float(shard.start + columns), device=token_MK.device)
+    end = torch.full((1,), shard.start + columns, dtype=torch.float32, device=token_MK.device)
     highest = all_reduce(torch.cat([local.maximum, end]), shard.group, dist.ReduceOp.MAX)
     token_MK = token_MK.masked_fill((token_MK < 0) | (token_MK >= highest[-1]), -1)
     _, inside_MK = here(token_MK, shard.start, columns)
@@ -291,11 +291,10 @@ class Pull:
 def keep(ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor) -> None:
     """Saves on an autograd context what the gradient needs: the inputs as they are, and a few numbers per row.
 
-    Copies of what is handed out, so that a caller may change it in place.
+    A caller may change in place what it is handed, so hand out copies.
     """
     ctx.scoring = scoring
-    logprob, entropy = scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
-    numbers = (logprob, entropy, scores.maximum, scores.log_total, scores.token, scores.outside)
+    numbers = (scores.logprob, scores.entropy, scores.maximum, scores.log_total, scores.token, scores.outside)
     ctx.save_for_backward(*numbers, floor_M, *inputs)
 
 

@@ -51,7 +51,7 @@ class _VocabScores(torch.autograd.Function):
         scores = score(logits_Mv, token_MK, scoring, floor_M)
         keep(ctx, scores, scoring, floor_M, logits_Mv)
         ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing
-        return scores.logprob, scores.entropy
+        return scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None, None]:
