@@ -204,6 +204,34 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Largest(TorchDispatchMode):
+    """The bytes of the largest memory that an operation newly took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        views = any(returned.alias_info is not None for returned in func._schema.returns)
+        for tensor in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(tensor, Tensor) and not views:
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return found
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
 _WAIT = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _FETCH = {Tensor.tolist, Tensor.numpy, Tensor.cpu}

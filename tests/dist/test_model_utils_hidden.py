@@ -8,7 +8,7 @@ from typing import Any
 import dense
 import pytest
 import torch
-from ranks import Collectives, Layout, Products, Ranks
+from ranks import Collectives, Largest, Layout, Products, Ranks
 from sharded import VALUE, close, even, random, random_tokens
 from torch import Tensor
 
@@ -249,3 +249,15 @@ def test_the_caller_may_change_the_result_in_place(positions: int, batch: int) -
     )
     assert weight.grad is not None
     close(weight.grad, 1.5 * whole)
+
+
+def test_the_chunk_size_bounds_memory() -> None:
+    hidden, weight = random(64, B, D), random(512, D)
+    target = random_tokens(B, 64, vocabulary=512)
+    sizes = []
+    for chunk in (2, None):
+        with Largest() as largest:
+            facade.ChunkedDistributedHiddenStatesToLogprobs.apply(hidden, target, weight, 0, 512, chunk, ALONE)
+        sizes.append(largest.bytes)
+    assert sizes[1] >= 64 * B * 512 * 4
+    assert sizes[0] <= sizes[1] / 4

@@ -9,7 +9,7 @@ from typing import Any
 import dense
 import pytest
 import torch
-from ranks import Layout, Ranks
+from ranks import Largest, Layout, Ranks
 from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, random_tokens, run
 from torch import Tensor
 
@@ -271,6 +271,19 @@ def test_collectives_do_not_depend_on_the_chunk_size(ranks: Ranks, name: str) ->
     ]
     assert counts[0] == counts[1]
     assert not any("alltoall" in kind for kind in counts[0]), "the vocabulary moves"
+
+
+@pytest.mark.parametrize("name", [name for name, kernel in KERNELS.items() if kernel.chunked])
+def test_the_chunk_size_bounds_memory(name: str) -> None:
+    logits = random(B, 32, 512).bfloat16()
+    place, argument = Place(Layout(1, 1, 0, ALONE, ALONE), 0, 512), KERNELS[name].argument(logits)
+    sizes = []
+    for chunk in (1, None):
+        with Largest() as largest:
+            KERNELS[name].function(logits, place, argument, chunk)
+        sizes.append(largest.bytes)
+    assert sizes[1] >= B * 32 * 512 * 4
+    assert sizes[0] <= sizes[1] / 4
 
 
 @BY_NAME

@@ -9,10 +9,9 @@ from typing import Any
 import dense
 import pytest
 import torch
-from ranks import Collectives, HostWaits, Layout, Products, Ranks
+from ranks import Collectives, HostWaits, Largest, Layout, Operations, Products, Ranks
 from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, random_tokens, run
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.distributed.hidden import hidden_logprobs
 from lockstep.distributed.shard import Shard
@@ -178,6 +177,68 @@ def test_either_result_may_go_unused(asked: int) -> None:
     close(leaf.grad, gradient, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("keep", [None, 2])
+def test_a_row_of_nothing_is_no_nan(keep: int | None) -> None:
+    leaf = random(2, V)
+    leaf[1] = -torch.inf
+    floor, leaf = Case(keep=keep).floor(leaf), leaf.requires_grad_()
+    logprob, entropy = vocab_logprobs(leaf, torch.zeros(2, 1, dtype=torch.long), Scoring(entropy=True), floor)
+    assert entropy is not None
+    assert logprob[1].item() == -torch.inf
+    assert entropy[1].item() == 0.0
+    (logprob[0].sum() + entropy.sum()).backward()
+    assert leaf.grad is not None
+    assert leaf.grad[0].any()
+    assert not leaf.grad[1].any()
+
+
+def test_a_chosen_token_that_has_become_impossible_is_no_nan() -> None:
+    leaf = random(1, V)
+    leaf[0, 3] = -torch.inf
+    floor, leaf = Case(keep=2).floor(leaf), leaf.requires_grad_()
+    scoring = Scoring(entropy=True, chosen=True)
+    logprob, entropy = vocab_logprobs(leaf, torch.tensor([[3]]), scoring, floor)
+    assert entropy is not None
+    assert logprob.item() == -torch.inf
+    close(entropy, -dense.sum_p_log_p(leaf.detach().topk(2).values.double()))
+    (0.0 * logprob.sum() + entropy.sum()).backward()
+    assert leaf.grad is not None
+    assert leaf.grad.isfinite().all()
+
+
+def test_the_caller_may_change_results_in_place() -> None:
+    case = WITH_FLOOR["chosen"]
+    hidden, token = random(M, D), case.tokens(torch.empty(M, V))
+    for function in (
+        lambda logits: vocab_logprobs(logits, token, case.scoring(Shard()), case.floor(logits.detach())),
+        lambda logits: hidden_logprobs(hidden, logits[:, :D], token % M, Scoring(entropy=True)),
+    ):
+        leaf = random(M, V).requires_grad_()
+        gradients = []
+        for in_place in (False, True):
+            logprob, entropy = function(leaf)
+            assert entropy is not None
+            results = (logprob.mul_(0.5), entropy.mul_(2.0)) if in_place else (0.5 * logprob, 2.0 * entropy)
+            gradients += torch.autograd.grad([result.sum() for result in results], leaf)
+        assert torch.equal(*gradients)
+
+
+def test_an_entropy_that_no_loss_uses_costs_nothing_on_the_way_back() -> None:
+    hidden, weight, token = random(M, D).requires_grad_(), random(V, D), torch.zeros(M, 1, dtype=torch.long)
+    logits = random(M, V).requires_grad_()
+    for function in (
+        lambda scoring: vocab_logprobs(logits, token, scoring)[0],
+        lambda scoring: hidden_logprobs(hidden, weight, token, scoring)[0],
+    ):
+        counts = []
+        for entropy in (False, True):
+            logprob = function(Scoring(entropy=entropy))
+            with Operations() as operations:
+                logprob.sum().backward()
+            counts.append(operations.count)
+        assert counts[0] == counts[1]
+
+
 @pytest.mark.parametrize("rows", [0, 1])
 def test_few_rows(rows: int) -> None:
     leaf = random(rows, V).requires_grad_()
@@ -288,6 +349,27 @@ def test_hidden_states_may_be_frozen_instead() -> None:
     close(head.grad, of_weight, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_vocabulary_of_many_tiles(temperature: float, dtype: torch.dtype) -> None:
+    """Tokens, sums and gradients of each piece of the head, and of each block of rows, find their own place."""
+    rows, vocabulary = 12, 5000
+    case = Case(temperature, most_rows=5)
+    hidden, weight = random(rows, D, scale=0.5).to(dtype), random(vocabulary, D, seed=2, scale=0.5).to(dtype)
+    weight[4500:] *= 3.0  # the largest logits come last
+    token = torch.tensor([[0, 2047, 4999], [2048, 4095, 4096]]).repeat(rows // 2, 1)
+    upstream = [random(rows, K, seed=3, scale=1.0), random(rows, seed=4, scale=1.0)]
+    states, head = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    found = hidden_logprobs(states, head, token, case.scoring(Shard()))
+    results = [result for result in found if result is not None]
+    torch.autograd.backward(results, upstream)
+    values, of_hidden, of_weight = dense_from_hidden(case, hidden, weight, token, upstream)
+    tolerance = {"atol": 1e-4, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2.0**-3, "rtol": 2.0**-6}
+    for actual, expected in zip([*results, states.grad, head.grad], [*values, of_hidden, of_weight], strict=True):
+        assert actual is not None
+        close(actual, expected, **tolerance)
+
+
 @pytest.mark.parametrize(("of_hidden", "of_weight", "backward"), [(True, True, 3), (True, False, 2), (False, True, 2)])
 def test_matrix_products(of_hidden: bool, of_weight: bool, backward: int) -> None:
     """One on the way there; on the way back the logits once more, and one for each gradient that is wanted."""
@@ -319,22 +401,6 @@ def test_autocast_sets_the_type_of_the_products() -> None:
 
 
 # Memory. -------------------------------------------------------------------------------------------------------------
-
-
-class Largest(TorchDispatchMode):
-    """The bytes of the largest memory that an operation newly took."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        views = any(returned.alias_info is not None for returned in func._schema.returns)
-        for tensor in found if isinstance(found, tuple | list) else (found,):
-            if isinstance(tensor, Tensor) and not views:
-                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
-        return found
 
 
 def largest(function: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[int, int]:

@@ -86,6 +86,13 @@ def test_a_row_on_one_token_and_rows_of_nothing(columns: int) -> None:
     assert support_floor(logits, top_k=3, top_p=0.9)[0].item() == 5.0
 
 
+def test_a_tail_far_below_the_likeliest_is_not_taken_as_one() -> None:
+    """Together likelier than the likeliest, each 2^-13 of it: p is reached in the middle of them."""
+    logits = torch.cat([torch.zeros(1), torch.linspace(-9.0, -9.5, 2**16)])[None]
+    above = logits[logits > support_floor(logits, top_p=0.9)].double().exp().sum() / logits.double().exp().sum()
+    assert 0.9 - 1e-4 < above < 0.9 + 1e-5
+
+
 def test_renormalising_counts_all_that_equal_the_kth() -> None:
     """With k = 2 the set is {1, 0, 0, 0}: e / (e + 3) = 0.475 of it is the first; of {1, 0} it were 0.73."""
     logits = torch.tensor([[0.0, 1.0, 0.0, 0.0, -1.0]])
