@@ -31,7 +31,7 @@ def main(rank: int, folder: str) -> None:
     token_M1 = torch.randint(VOCAB, (TOKENS, 1))
 
     own = slice(rank * VOCAB // RANKS, (rank + 1) * VOCAB // RANKS)
-    scoring = Scoring(Shard(own.start, dist.group.WORLD), temperature=0.7, entropy=True)
+    scoring = Scoring(shard=Shard(own.start, dist.group.WORLD), temperature=0.7, entropy=True)
     from_logits, entropy = vocab_logprobs(hidden_MD @ head_VD[own].t(), token_M1, scoring)
     from_hidden, _ = hidden_logprobs(hidden_MD, head_VD[own], token_M1, scoring)
     assert entropy is not None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.distributed.checks import check_head, check_tokens
 from lockstep.distributed.reduce import replicated
 from lockstep.distributed.shard import blocks
 from lockstep.distributed.softmax import (
@@ -48,7 +49,13 @@ def hidden_logprobs(
 
     Returns:
         log p, nats, fp32 [M, K], with value and gradient 0 for ids outside the vocabulary; H, nats, fp32 [M], or None.
+
+    Raises:
+        ValueError: Shapes or types do not fit.
+        RuntimeError: The ranks' shards overlap, or leave a gap.
     """
+    check_head(hidden_MD, weight_vD)
+    check_tokens(token_MK, len(hidden_MD))
     device = weight_vD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_vD.dtype
     with torch.autocast(device, enabled=False):

@@ -26,6 +26,10 @@ class Shard:
     start: int = 0
     group: dist.ProcessGroup | None = None
 
+    def __post_init__(self) -> None:
+        if self.group is not None and not isinstance(self.group, dist.ProcessGroup):
+            raise ValueError(f"a shard's group is a process group that this rank belongs to, not {self.group!r}")
+
 
 def blocks(rows: int, columns: int, device: torch.device, most: int | None = None) -> Iterator[slice]:
     """Cuts rows into pieces whose fp32 logits take a fixed number of bytes, whatever the vocabulary.

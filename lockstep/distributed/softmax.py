@@ -20,7 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
+from lockstep.distributed.checks import check_on_device, check_temperature
 from lockstep.distributed.shard import Shard, all_reduce
 
 NOTHING = -150.0
@@ -28,8 +30,13 @@ NOTHING = -150.0
 
 _LOG2_E = math.log2(math.e)
 
+_NOT_WHOLE = (
+    "the ranks' columns do not make up a vocabulary: some overlap, some are missing, or the shard has a start but no "
+    "group; the starts must follow from the numbers of columns, and every rank names the same group"
+)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Scoring:
     """How rows of logits become log-probabilities.
 
@@ -46,6 +53,11 @@ class Scoring:
     entropy: bool = False
     chosen: bool = False
     most_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if self.most_rows is not None and self.most_rows < 1:
+            raise ValueError(f"a block has at least one row, but most_rows is {self.most_rows}")
 
 
 PLAIN = Scoring()
@@ -178,7 +190,12 @@ def exchange(
     share = local.counted_from(highest[:-1], scoring.temperature)
     shares = [share.total] if share.weighted is None else [share.total, share.weighted]
     packed = torch.cat([torch.stack(shares, -1), picked_MK.masked_fill(~inside_MK, 0.0)], -1)
-    total_M, *weighted, picked_MK = all_reduce(packed, shard.group).split([1] * len(shares) + [token_MK.shape[1]], -1)
+    everywhere = all_reduce(F.pad(packed.flatten(), (0, 1), value=float(columns)), shard.group)
+    if token_MK.shape[1]:  # where no token is asked for, it does not matter which columns a rank holds
+        check_on_device(everywhere[-1] == highest[-1], _NOT_WHOLE)
+    total_M, *weighted, picked_MK = (
+        everywhere[:-1].view(packed.shape).split([1] * len(shares) + [token_MK.shape[1]], -1)
+    )
     whole = RowSums(finite(highest[:-1]), total_M[:, 0], weighted[0][:, 0] if weighted else None)
     return _scores(whole, picked_MK, token_MK, scoring, floor_M)
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.distributed.checks import check_rows, check_temperature
 from lockstep.distributed.reduce import stack
 from lockstep.distributed.shard import Shard, all_reduce, blocks
 from lockstep.distributed.topk import largest
@@ -42,7 +43,7 @@ def support_floor(
     shard: Shard | None = None,
     *,
     top_k: int | None = None,
-    top_p: float = 1.0,
+    top_p: float | None = 1.0,
     temperature: float = 1.0,
     most_rows: int | None = None,
 ) -> Tensor:
@@ -57,13 +58,18 @@ def support_floor(
         logits_Mv: Logits of this rank's columns, of any floating type.
         shard: Which columns these are; None: one process holds all.
         top_k: How many to keep; None, or a number below 1: all.
-        top_p: From 1 on all are kept.
+        top_p: The probability to reach; None, or from 1 on: all are kept. 0 keeps the likeliest.
         temperature: Divides the logits before probabilities are formed.
         most_rows: A bound on the rows of a block; it changes memory and speed, never values.
 
     Returns:
         fp32 [M], in units of the given logits: the temperature is not in it.
     """
+    check_rows(logits_Mv)
+    check_temperature(temperature)
+    top_p = 1.0 if top_p is None else top_p
+    if not top_p >= 0:
+        raise ValueError(f"top_p is {top_p}, but is a probability; 1 keeps every token")
     search = _Search(logits_Mv, shard or Shard(), top_p, temperature, most_rows)
     if top_k is not None and top_k > 0:
         return search.among_likeliest(top_k)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.distributed.checks import check_rows
 from lockstep.distributed.shard import Shard, blocks
 from lockstep.distributed.softmax import (
     PLAIN,
@@ -39,7 +40,12 @@ def vocab_logprobs(
 
     Returns:
         log p, nats, fp32 [M, K], with value and gradient 0 for ids outside the vocabulary; H, nats, fp32 [M], or None.
+
+    Raises:
+        ValueError: Shapes or types do not fit.
+        RuntimeError: The ranks' shards overlap, or leave a gap.
     """
+    check_rows(logits_Mv, token_MK, floor_M)
     return _VocabScores.apply(logits_Mv, token_MK, scoring, floor_M)
 
 
@@ -83,7 +89,7 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
 def log_softmax(logits_Mv: Tensor, group: dist.ProcessGroup | None, exponential: bool = False) -> Tensor:
     """This rank's columns of the log-softmax [M, v], in the type of the logits, or of the softmax; no gradient."""
     nothing = torch.empty(len(logits_Mv), 0, dtype=torch.int64, device=logits_Mv.device)
-    scores = score(logits_Mv, nothing, Scoring(Shard(0, group)))
+    scores = score(logits_Mv, nothing, Scoring(shard=Shard(0, group)))
     result_Mv = torch.empty_like(logits_Mv, memory_format=torch.contiguous_format)
     for piece, work in _work_blocks(logits_Mv, None, result_Mv):
         torch.sub(logits_Mv[piece], scores.maximum[piece, None], out=work).sub_(scores.log_total[piece, None])
