@@ -14,10 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from lockstep.distributed.hidden import hidden_logprobs
-from lockstep.distributed.shard import Shard
-from lockstep.distributed.softmax import Scoring
-from lockstep.distributed.vocab import vocab_logprobs
+from lockstep.distributed import Scoring, Shard, hidden_logprobs, vocab_logprobs
 
 TOKENS, HIDDEN, VOCAB, RANKS = 64, 32, 1000, 2
 
