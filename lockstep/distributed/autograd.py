@@ -4,7 +4,8 @@
 target t. Logits are [B, S, v], with this rank's columns [vocab_start_index, vocab_end_index) of the vocabulary; columns
 beyond are padding and no part of the softmax. A chunk size counts positions of dimension 1 and bounds memory, None
 leaves it to the size of the blocks; neither changes a value. Results are fp32, gradients have the type of the logits.
-With `inference_only` nothing is kept for a backward pass.
+With `inference_only` nothing is kept for a backward pass. What is handed out is no view and not what is kept, so that
+a caller may change it in place.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class ChunkedDistributedLogprob(torch.autograd.Function):
             shard=Shard(vocab_start_index, tp_group), most_rows=most_rows(vocab_parallel_logits, chunk_size)
         )
         scores = _score(ctx, vocab_parallel_logits, target[..., None], scoring, vocab_end_index, inference_only)
-        return scores.logprob.view(target.shape)
+        return scores.logprob.view(target.shape).clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
@@ -139,7 +140,7 @@ class ChunkedDistributedGatherLogprob(torch.autograd.Function):
             shard=Shard(vocab_start_index, tp_group), most_rows=most_rows(vocab_parallel_logits, chunk_size)
         )
         scores = _score(ctx, vocab_parallel_logits, global_indices, scoring, vocab_end_index, inference_only)
-        return scores.logprob.view(global_indices.shape)
+        return scores.logprob.view(global_indices.shape).clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
@@ -166,7 +167,7 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
         )
         scores = _score(ctx, vocab_parallel_logits, nothing, scoring, columns, inference_only)
         assert scores.entropy is not None
-        return scores.entropy.neg().view(vocab_parallel_logits.shape[:-1])
+        return scores.entropy.view(vocab_parallel_logits.shape[:-1]).neg()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
@@ -203,7 +204,7 @@ class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
             inference_only,
             floor,
         )
-        return scores.logprob.view(target.shape)
+        return scores.logprob.view(target.shape).clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
@@ -253,7 +254,7 @@ class DistributedCrossEntropy(torch.autograd.Function):
         if not inference_only:
             ctx.shape = student_logits.shape
             ctx.save_for_backward(student, target, result.value, result.maxima, result.log_totals)
-        return result.value.view(student_logits.shape[:-1])
+        return result.value.view(student_logits.shape[:-1]).clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
@@ -286,13 +287,13 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
             )
         rows = stack(tensor_parallel_hidden_states, tp_group).flatten(0, 2)
         weight = output_weight_layer[: vocab_end_index - vocab_start_index]
-        most = None if chunk_size is None else chunk_size * batch
+        most = None if chunk_size is None else max(1, chunk_size * batch)
         scoring = Scoring(shard=Shard(vocab_start_index, tp_group), most_rows=most)
         scores = hidden.score(rows, weight, target.t().reshape(-1, 1), scoring)
         if not inference_only:
             ctx.shapes = tensor_parallel_hidden_states.shape, output_weight_layer.shape
             keep(ctx, scores, scoring, None, rows, weight)
-        return scores.logprob.view(positions, batch).t()
+        return scores.logprob.view(positions, batch).t().clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:

@@ -25,9 +25,9 @@ from lockstep.distributed.softmax import (
     Scoring,
     block_sums,
     exchange,
-    here,
     keep,
     kept,
+    picked,
 )
 
 _TILE_COLUMNS = 2048
@@ -71,7 +71,7 @@ class _HiddenScores(torch.autograd.Function):
         scores = score(hidden_MD, weight_vD, token_MK, scoring)
         keep(ctx, scores, scoring, None, hidden_MD, weight_vD)
         ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing
-        return scores.logprob, scores.entropy
+        return scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -83,9 +83,9 @@ def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scori
     sums = RowSums.of_nothing(len(hidden_MD), scoring.entropy, hidden_MD.device)
     picked_MK = torch.zeros_like(token_MK, dtype=torch.float32)
     for columns, head_cD in _pieces(weight_vD, hidden_MD.dtype):
-        column_MK, inside_MK = here(token_MK, scoring.shard.start + columns.start, len(head_cD))
+        start = scoring.shard.start + columns.start
         for rows, z, work in _tiles(hidden_MD, head_cD, scoring.most_rows):
-            picked_MK[rows] += z.gather(-1, column_MK[rows]).float().masked_fill_(~inside_MK[rows], 0.0)
+            picked_MK[rows] += picked(z, token_MK[rows], start)
             sums[rows] = sums[rows].joined(block_sums(z, work, None, scoring), scoring.temperature)
     return exchange(sums, picked_MK, token_MK, len(weight_vD), scoring, None)
 

@@ -13,7 +13,14 @@ def mesh_group(tensor: DTensor, name: str) -> dist.ProcessGroup | None:
 
 
 def vocab_range(logits: DTensor) -> tuple[int, int]:
-    """This rank's part of the vocabulary, cut over the mesh dimension "tp" as DTensor cuts: the last may be smaller."""
+    """This rank's part of the vocabulary, cut over the mesh dimension "tp" as DTensor cuts: the last may be smaller.
+
+    Raises:
+        ValueError: It is not cut over this dimension.
+    """
     share = -(-logits.shape[-1] // logits.device_mesh["tp"].size())
     start = min(logits.device_mesh.get_local_rank("tp") * share, logits.shape[-1])
-    return start, min(start + share, logits.shape[-1])
+    end = min(start + share, logits.shape[-1])
+    if logits.to_local().shape[-1] != end - start:
+        raise ValueError(f"logits placed as {logits.placements} do not have their last dimension cut over 'tp' alone")
+    return start, end

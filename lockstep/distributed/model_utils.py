@@ -38,7 +38,7 @@ from lockstep.distributed.redistribute import all_to_all_sq2vp, all_to_all_vp2sq
 from lockstep.distributed.reduce import ranks, stack, summed
 from lockstep.distributed.sampling import TrainingSamplingParams, support_floor
 from lockstep.distributed.shard import Shard
-from lockstep.distributed.softmax import Scoring, here
+from lockstep.distributed.softmax import Scoring, picked
 from lockstep.distributed.topk import vocab_topk
 from lockstep.distributed.vocab import log_softmax, vocab_logprobs
 
@@ -190,10 +190,10 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     logprob = _token_logprobs(
         vocab_parallel_logits, following[None], vocab, group, inference_only, chunk_size, sampling_params
     )
-    everywhere = F.pad(stack(logprob[0], cp_group).flatten(), (0, 1))  # one more, for cells of a row without tokens
-    position, real = packing.rows(max(unpacked_seqlen - 1, 0))
-    place = F.pad(packing.gathered(), (0, 1), value=packing.tokens)[position.clamp(min=0)]
-    return torch.where(real, everywhere.index_select(0, place.flatten()).view(position.shape), 0.0)
+    everywhere = F.pad(stack(logprob[0], cp_group).flatten(), (0, 1))  # what lies nowhere reads the 0 at the end
+    place = F.pad(packing.gathered(), (0, 1), value=packing.tokens)
+    cells = place[packing.rows(max(unpacked_seqlen - 1, 0))]
+    return everywhere.index_select(0, cells.flatten()).view(cells.shape)
 
 
 def dtensor_from_parallel_logits_to_logprobs(
@@ -349,15 +349,14 @@ def gather_logits_at_global_indices(
     length = global_indices.shape[1]
     rows = own_columns(vocab_parallel_logits, vocab_start_index, vocab_end_index)
     ids = _own_positions(global_indices, vocab_parallel_logits.shape[1], cp_group)
-    picked = _picked(rows, ids.flatten(0, 1), Shard(vocab_start_index, tp_group))
-    return context.gather(picked.view(ids.shape), cp_group)[:, :length]
+    logits = _picked(rows, ids.flatten(0, 1), Shard(vocab_start_index, tp_group))
+    return context.gather(logits.view(ids.shape), cp_group)[:, :length]
 
 
 def _picked(rows: Tensor, ids: Tensor, shard: Shard) -> Tensor:
     """Logits [M, v] at token ids [M, K], fp32 [M, K], summed over the ranks; 0 where no rank has the id."""
-    column, inside = here(ids, shard.start, rows.shape[1])
-    own = rows.gather(-1, column) if rows.shape[1] else rows.sum(-1, keepdim=True).expand(ids.shape)
-    return summed(torch.where(inside, own.float(), 0.0), shard.group)
+    own = picked(rows, ids, shard.start) if rows.shape[1] else rows.float().sum(-1, keepdim=True).expand(ids.shape)
+    return summed(own, shard.group)
 
 
 def get_distillation_topk_logprobs_from_logits(
@@ -409,7 +408,8 @@ def get_distillation_topk_logprobs_from_logits(
     else:  # the logits alone, so that no token outside the top k is moved, not even by rounding
         columns, entropy = _picked(rows, ids, shard), None
     both = columns if entropy is None else torch.cat([columns, -entropy[:, None]], 1)
-    both = context.gather(both.view(*student_logits.shape[:2], -1), context_parallel_group)[:, : length - 1]
+    both = both.view(*student_logits.shape[:2], both.shape[1])
+    both = context.gather(both, context_parallel_group)[:, : length - 1]
     student = both[..., :k] if zero_outside_topk else both[..., :k].log_softmax(-1)
     teacher = teacher_topk_logits[:, : length - 1].float().log_softmax(-1)
     return student, teacher, both[..., k] if calculate_entropy else None

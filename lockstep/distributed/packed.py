@@ -70,19 +70,18 @@ class Packing:
         start, end = self._bounds_of(position, share=1)
         return torch.where(position + 1 < end, position + 1, start)
 
-    def rows(self, width: int) -> tuple[Tensor, Tensor]:
+    def rows(self, width: int) -> Tensor:
         """Lays what each sequence's tokens say of their successors into rows of their own; the last has none.
 
         Args:
             width: Of the rows; longer sequences lose their ends.
 
         Returns:
-            The position that belongs into each cell, int64 [B, width], some position where none does; and where one
-            does, bool [B, width].
+            The position that belongs into each cell, int64 [B, width]; T where none does.
         """
         starts, ends = self.cu_seqlens[:-1, None].long(), self.cu_seqlens[1:, None].long()
         position = starts + torch.arange(width, device=starts.device)
-        return position.clamp(max=self.tokens - 1), position < ends - 1
+        return torch.where(position < ends - 1, position, self.tokens)
 
     def _held(self, rank: Tensor) -> Tensor:
         """The positions that ranks [R, 1] hold, int64 [R, T/C]."""

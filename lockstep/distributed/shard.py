@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_BLOCK_BYTES = {"cpu": 4 * 2**20}
+_BLOCK_BYTES = {"cpu": 2 * 2**20}
 _BLOCK_BYTES_ELSEWHERE = 32 * 2**20
 """On a CPU a block stays in the cache between the operations on it; elsewhere it is large enough to fill the device."""
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.distributed.shard import all_reduce, blocks
-from lockstep.distributed.softmax import PLAIN, RowSums, block_sums, finite
+from lockstep.distributed.softmax import PLAIN, RowSums, block_sums, finite, log2_probability_
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup
     """H(softmax(target), softmax(logits)) of each row; where q is 0 the value of log p does not matter."""
     rows, columns = logits_Mv.shape
     of_p, of_q = (RowSums.of_nothing(rows, entropy=False, device=logits_Mv.device) for _ in range(2))
-    cross_M = torch.zeros(rows, device=logits_Mv.device)  # Σ exp(zq − mq)·(zp − mp)
+    cross_M = torch.zeros_like(of_p.total)  # Σ exp(zq − mq)·(zp − mp)
     for piece in blocks(rows if columns else 0, columns, logits_Mv.device):
         p, q = logits_Mv[piece], target_Mv[piece]
         work = torch.empty_like(p, dtype=torch.float32)
@@ -44,8 +44,8 @@ def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup
     maxima = all_reduce(torch.stack([of_p.maximum, of_q.maximum]), group, dist.ReduceOp.MAX)
     share_p, share_q = of_p.counted_from(maxima[0], 1.0), of_q.counted_from(maxima[1], 1.0)
     scale_M = (of_q.maximum - finite(maxima[1])).exp()
-    moved_M = torch.where(share_q.total > 0, share_q.total * (of_p.maximum - finite(maxima[0])), 0.0)
-    shares = torch.stack([share_p.total, share_q.total, scale_M * cross_M + moved_M])
+    moved_M = scale_M * cross_M + share_q.total * (of_p.maximum - finite(maxima[0]))
+    shares = torch.stack([share_p.total, share_q.total, torch.where(scale_M > 0, moved_M, 0.0)])
     total_p, total_q, cross_M = all_reduce(shares, group)
     value = total_p.log() - cross_M / total_q
     return CrossEntropy(value, torch.stack([finite(m) for m in maxima]), torch.stack([total_p.log(), total_q.log()]))
@@ -55,9 +55,9 @@ def cross_entropy_gradient(logits_Mv: Tensor, target_Mv: Tensor, of: CrossEntrop
     """(p − q)·gradient, the gradient of this rank's logits [M, v], in their type; none goes to the target."""
     result_Mv = torch.empty_like(logits_Mv, memory_format=torch.contiguous_format)
     for piece in blocks(len(logits_Mv), logits_Mv.shape[1], logits_Mv.device):
-        p, q = (
-            torch.exp((z[piece] - maximum[piece, None]) - log_total[piece, None])
-            for z, maximum, log_total in zip((logits_Mv, target_Mv), of.maxima, of.log_totals, strict=True)
-        )
+        p, q = (torch.empty_like(logits_Mv[piece], dtype=torch.float32) for _ in range(2))
+        for work, z, maximum, log_total in zip((p, q), (logits_Mv, target_Mv), of.maxima, of.log_totals, strict=True):
+            log2_probability_(work, z[piece], maximum[piece], log_total[piece])
+            work.exp2_()
         result_Mv[piece] = p.sub_(q).mul_(gradient_M[piece, None])
     return result_Mv

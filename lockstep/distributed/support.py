@@ -98,9 +98,11 @@ class _Search:
         value_Mk = F.pad(value_Mk, (0, k - value_Mk.shape[1]), value=-math.inf)
         if self.top_p >= 1.0:
             return _best(stack(value_Mk, group))[:, -1]
-        equal_M1 = torch.empty(len(value_Mk), 1, device=value_Mk.device)
+        equal_M1 = torch.zeros_like(value_Mk[:, -1:])
         for rows in self._blocks(1):
-            equal_M1[rows] = (self.logits[rows] == value_Mk[rows, -1:]).sum(1, keepdim=True).float()
+            z = self.logits[rows]
+            same = torch.eq(z, value_Mk[rows, -1:], out=torch.empty_like(z, dtype=torch.float32))
+            equal_M1[rows] = same.sum(1, keepdim=True)
         value_CMk, equal_CM1 = stack(torch.cat([value_Mk, equal_M1], 1), group).split([k, 1], -1)
         best_Mk = _best(value_CMk)
         last_M1 = best_Mk[:, -1:]
@@ -125,7 +127,7 @@ class _Search:
         digit is the one in which the sum from the maximum on reaches p. The last pass finds the smallest logit there.
         """
         device, group = self.logits.device, self.shard.group
-        maximum_M1 = torch.full((len(self.logits), 1), -math.inf, device=device)
+        maximum_M1 = torch.full((len(self.logits), 1), -math.inf, dtype=torch.float32, device=device)
         for rows in self._blocks(1):
             maximum_M1[rows] = self.logits[rows].amax(1, keepdim=True)
         all_reduce(maximum_M1, group, dist.ReduceOp.MAX)
@@ -140,8 +142,9 @@ class _Search:
             prefix_M1 = _BASE * prefix_M1 + digit_M1
         floor_M1 = torch.full_like(maximum_M1, math.inf)
         for rows in self._blocks(2):
-            below = self._powers(rows, maximum_M1).mul_(-(_BASE**_DIGITS) / reach).floor_() > prefix_M1[rows]
-            floor_M1[rows] = self.logits[rows].float().masked_fill(below, math.inf).amin(1, keepdim=True)
+            below = self._powers(rows, maximum_M1).mul_(-(_BASE**_DIGITS) / reach).floor_().gt_(prefix_M1[rows])
+            least = below.sub_(0.5).mul_(math.inf)  # −∞ for what is kept, ∞ for what is not
+            floor_M1[rows] = torch.maximum(self.logits[rows], least, out=least).amin(1, keepdim=True)
         return all_reduce(floor_M1, group, dist.ReduceOp.MIN)[:, 0]
 
     def _mass(self, maximum_M1: Tensor, prefix_M1: Tensor, scale: float) -> Tensor:

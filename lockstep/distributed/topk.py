@@ -52,7 +52,7 @@ def vocab_topk(
 def largest(logits_Mv: Tensor, k: int, most_rows: int | None = None) -> tuple[Tensor, Tensor]:
     """This rank's min(k, v) largest logits, fp32, largest first, and their columns, int64; by blocks of rows."""
     rows, columns = logits_Mv.shape
-    value_Mk = torch.empty(rows, min(k, columns), device=logits_Mv.device)
+    value_Mk = torch.empty(rows, min(k, columns), dtype=torch.float32, device=logits_Mv.device)
     column_Mk = torch.empty(value_Mk.shape, dtype=torch.int64, device=logits_Mv.device)
     for block in blocks(rows, columns, logits_Mv.device, most_rows):
         value_Mk[block], column_Mk[block] = _largest_of(logits_Mv[block], value_Mk.shape[1])

@@ -21,9 +21,9 @@ from lockstep.distributed.softmax import (
     Scoring,
     block_sums,
     exchange,
-    here,
     keep,
     kept,
+    picked,
 )
 
 
@@ -57,7 +57,7 @@ class _VocabScores(torch.autograd.Function):
         scores = score(logits_Mv, token_MK, scoring, floor_M)
         keep(ctx, scores, scoring, floor_M, logits_Mv)
         ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing
-        return scores.logprob, scores.entropy
+        return scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None, None]:
@@ -68,10 +68,11 @@ def score(logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor
     """The forward pass of `vocab_logprobs`."""
     rows, columns = logits_Mv.shape
     sums = RowSums.of_nothing(rows, scoring.entropy, logits_Mv.device)
+    picked_MK = torch.zeros_like(token_MK, dtype=torch.float32)
     for piece, work in _work_blocks(logits_Mv, scoring.most_rows):
         floor = None if floor_M is None else floor_M[piece]
         sums[piece] = block_sums(logits_Mv[piece], work, floor, scoring)
-    picked_MK = _picked(logits_Mv, token_MK, scoring.shard.start)
+        picked_MK[piece] = picked(logits_Mv[piece], token_MK[piece], scoring.shard.start)
     return exchange(sums, picked_MK, token_MK, columns, scoring, floor_M)
 
 
@@ -95,15 +96,6 @@ def log_softmax(logits_Mv: Tensor, group: dist.ProcessGroup | None, exponential:
         torch.sub(logits_Mv[piece], scores.maximum[piece, None], out=work).sub_(scores.log_total[piece, None])
         result_Mv[piece] = work.exp_() if exponential else work
     return result_Mv
-
-
-def _picked(logits_Mv: Tensor, token_MK: Tensor, start: int) -> Tensor:
-    """Logits of the tokens asked for, fp32 [M, K]; anything where this rank has them not."""
-    columns = logits_Mv.shape[1]
-    if columns == 0:
-        return torch.zeros_like(token_MK, dtype=torch.float32)
-    column_MK, _ = here(token_MK, start, columns)
-    return logits_Mv.gather(-1, column_MK).float()
 
 
 def _work_blocks(

@@ -73,7 +73,8 @@ class ClippedSurrogate:
             metrics["kl"] = Mean(kl.detach(), mask_N.sum())
         if outputs.entropy is not None:
             entropy = trainable(outputs.entropy, mask_N).sum()
-            total = total - self.entropy_coef * entropy
+            if self.entropy_coef:  # without it the entropy has no gradient to compute
+                total = total - self.entropy_coef * entropy
             metrics["entropy"] = Mean(entropy.detach(), mask_N.sum())
         metrics["loss"] = Mean(total.detach(), mask_N.sum())
         return total, metrics

@@ -79,19 +79,20 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     """Whether logits are the last hidden states times the head's weight, without bias, cap or factor.
 
     It is tried, on a few tokens: what the head is given must be what the backbone gives, and what the head gives must
-    come out as it is, also when it is made so large that a cap would show.
+    come out as it is, also where it is so large that a cap would show. For that it is replaced by numbers up to 10,000.
     """
     head, batch = lm.get_output_embeddings(), Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
     if type(head) is not nn.Linear or head.bias is not None:
         return False
     seen: list[Tensor] = []
 
-    def enlarged(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        seen.extend([inputs[0][0], output * _LARGE])
+    def replaced(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        ramp = torch.linspace(-_LARGE, _LARGE, output.shape[-1], device=output.device)
+        seen.extend([inputs[0][0], ramp.to(output.dtype).expand_as(output)])
         return seen[1]
 
     lm.eval()
-    hook = head.register_forward_hook(enlarged)
+    hook = head.register_forward_hook(replaced)
     try:
         logits = lm(**_inputs(batch)).logits[0]
     finally:

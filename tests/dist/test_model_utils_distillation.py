@@ -65,9 +65,7 @@ def test_topk_of_no_rows(ranks: Ranks) -> None:
 
 def of_no_column(layout: Layout) -> None:
     with pytest.raises(AssertionError):
-        facade.distributed_vocab_topk(
-            torch.zeros(1, 2, 4), 2, layout.tp_group, vocab_start_index=4, vocab_end_index=4
-        )
+        facade.distributed_vocab_topk(torch.zeros(1, 2, 4), 2, layout.tp_group, vocab_start_index=4, vocab_end_index=4)
 
 
 def test_topk_of_an_empty_range_is_refused(ranks: Ranks) -> None:
@@ -232,6 +230,19 @@ def test_the_entropy_does_not_depend_on_the_columns_asked_for(ranks: Ranks) -> N
     index = random_tokens(B, S, K, vocabulary=V)
     for one, other in ranks.run(same_entropy, Cut(even(V, 2)), random(B, S, V), index, tp=2):
         assert torch.equal(one, other)
+
+
+def test_distillation_of_no_rows(ranks: Ranks) -> None:
+    nothing = torch.empty(0, S, K)
+    (outcome,) = ranks.run(of_no_rows, nothing)
+    assert outcome == [(0, S - 1, K), (0, S - 1, K), (0, S - 1)]
+
+
+def of_no_rows(layout: Layout, nothing: Tensor) -> list[tuple[int, ...]]:
+    found = facade.get_distillation_topk_logprobs_from_logits(
+        torch.empty(0, S, V), nothing, nothing.long(), zero_outside_topk=True, calculate_entropy=True
+    )
+    return [tuple(part.shape) for part in found if part is not None]
 
 
 def of_nothing(layout: Layout) -> str:

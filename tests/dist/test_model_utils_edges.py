@@ -25,15 +25,11 @@ def logprob(logits: Tensor, place: Place, target: Tensor) -> Tensor:
 
 
 def chunked(logits: Tensor, place: Place, target: Tensor) -> Tensor:
-    return facade.ChunkedDistributedLogprob.apply(
-        logits, target, place.start, place.end, 3, place.layout.tp_group
-    )
+    return facade.ChunkedDistributedLogprob.apply(logits, target, place.start, place.end, 3, place.layout.tp_group)
 
 
 def picked(logits: Tensor, place: Place, index: Tensor) -> Tensor:
-    return facade.ChunkedDistributedGatherLogprob.apply(
-        logits, index, place.start, place.end, 3, place.layout.tp_group
-    )
+    return facade.ChunkedDistributedGatherLogprob.apply(logits, index, place.start, place.end, 3, place.layout.tp_group)
 
 
 def entropy(logits: Tensor, place: Place, target: None) -> Tensor:
@@ -53,9 +49,7 @@ def chunk_sampled(logits: Tensor, place: Place, target: Tensor, top_k: int | Non
 
 
 def wrapped(logits: Tensor, place: Place, target: Tensor, sampling: Any = None) -> Tensor:
-    return facade.from_parallel_logits_to_logprobs(
-        logits, target, *place.bounds_and_group, sampling_params=sampling
-    )
+    return facade.from_parallel_logits_to_logprobs(logits, target, *place.bounds_and_group, sampling_params=sampling)
 
 
 def dense_entropy(logits: Tensor, target: None) -> Tensor:
@@ -68,6 +62,10 @@ def dense_wrapped(logits: Tensor, target: Tensor) -> Tensor:
 
 def dense_sampled(logits: Tensor, target: Tensor, top_k: int | None, top_p: float) -> Tensor:
     return dense.logprobs(dense.filtered(logits, top_k, top_p), target)
+
+
+def dense_far_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
+    return -dense.sum_p_log_q(teacher.float().masked_fill(teacher < -100.0, -INF).double(), logits)
 
 
 def compare(
@@ -149,6 +147,13 @@ def test_supports_of_what_is_left(ranks: Ranks, where: str, function: Any, top_k
 # Targets outside the vocabulary. -------------------------------------------------------------------------------------
 
 
+def test_cross_entropy_where_a_shard_has_no_share_of_the_target(ranks: Ranks) -> None:
+    """e^-200 is 0 in fp32, and 0 times what the student excludes is 0."""
+    teacher, logits = random(B, S, V, seed=9), all_but(V - 1)
+    teacher[..., V // 2 :] -= 200.0
+    compare(ranks, cross_entropy, dense_far_cross_entropy, TWO, logits, teacher)
+
+
 @pytest.mark.parametrize("stranger", [-100, -1, V, V + 7, 2**31])
 @pytest.mark.parametrize(
     ("function", "args"),
@@ -200,9 +205,7 @@ def test_filling_columns_are_outside(ranks: Ranks) -> None:
 @pytest.mark.parametrize("function", [logprob, chunked])
 @pytest.mark.parametrize("bounds", [(0, 1, V), (0, V - 1, V), (0, 2, 3, 11, V), (0, 0, V), (0, V, V)], ids=str)
 @pytest.mark.parametrize("padding", [0, 3])
-def test_uneven_shards_with_filling(
-    ranks: Ranks, function: Any, bounds: tuple[int, ...], padding: int
-) -> None:
+def test_uneven_shards_with_filling(ranks: Ranks, function: Any, bounds: tuple[int, ...], padding: int) -> None:
     """Down to ranks without a column of their own."""
     target = random_tokens(B, S, vocabulary=V)
     compare(ranks, function, dense.logprobs, Cut(bounds, padding=padding), random(B, S, V), target)

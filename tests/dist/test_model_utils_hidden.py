@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import dense
 import pytest
@@ -14,6 +15,8 @@ from torch import Tensor
 from lockstep.distributed import model_utils as facade
 
 B, S, V, D = 2, 8, 24, 6
+ALONE: Any = None
+"""The group of one process."""
 
 
 @dataclass(frozen=True)
@@ -221,3 +224,28 @@ def test_inference_only_keeps_nothing(ranks: Ranks, shifts: bool) -> None:
     args = random(S, B, D), random(V, D, seed=2), random_tokens(B, S, vocabulary=V), torch.ones(B, S - shifts)
     for case, keeps in ((Case(even(V, 2), shifts=shifts), True), (Case(even(V, 2), 3, shifts, inference=True), False)):
         assert all((outcome.kept > 0) == keeps for outcome in ranks.run(on_rank, case, *args, tp=2))
+
+
+@pytest.mark.parametrize("chunk", [3, None])
+def test_no_rows(chunk: int | None) -> None:
+    hidden, weight = torch.empty(4, 0, D, requires_grad=True), random(V, D).requires_grad_()
+    target = torch.empty(0, 4, dtype=torch.long)
+    facade.from_parallel_hidden_states_to_logprobs(
+        hidden, weight, None, None, target, 0, V, ALONE, chunk_size=chunk
+    ).sum().backward()
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+@pytest.mark.parametrize(("positions", "batch"), [(4, 2), (4, 1), (1, 2)])
+def test_the_caller_may_change_the_result_in_place(positions: int, batch: int) -> None:
+    hidden, weight = random(positions, batch, D), random(V, D).requires_grad_()
+    target = random_tokens(batch, positions, vocabulary=V)
+    for scale in (1.0, 0.5):
+        result = facade.ChunkedDistributedHiddenStatesToLogprobs.apply(hidden, target, weight, 0, V, None, ALONE)
+        result.mul_(scale).sum().backward()
+    (whole,) = torch.autograd.grad(
+        facade.ChunkedDistributedHiddenStatesToLogprobs.apply(hidden, target, weight, 0, V, None, ALONE).sum(), weight
+    )
+    assert weight.grad is not None
+    close(weight.grad, 1.5 * whole)

@@ -16,6 +16,8 @@ from torch import Tensor
 from lockstep.distributed import model_utils as facade
 
 B, S, V, K = 2, 5, 24, 3
+ALONE: Any = None
+"""The group of one process."""
 CHUNKS = (1, 3, 1000, None)
 
 
@@ -117,12 +119,8 @@ KERNELS = {
     "ChunkedDistributedGatherLogprob": Kernel(picked, dense.picked_logprobs, an_index, (B, S, K)),
     "ChunkedDistributedEntropy": Kernel(entropy, dense_entropy, nothing),
     "DistributedCrossEntropy": Kernel(cross_entropy, dense_cross_entropy, a_teacher, chunked=False),
-    "DistributedLogprobWithSampling": Kernel(
-        sampled, dense_sampled, a_likely_target, chunked=False, filters=True
-    ),
-    "ChunkedDistributedLogprobWithSampling": Kernel(
-        chunked_sampled, dense_sampled, a_likely_target, filters=True
-    ),
+    "DistributedLogprobWithSampling": Kernel(sampled, dense_sampled, a_likely_target, chunked=False, filters=True),
+    "ChunkedDistributedLogprobWithSampling": Kernel(chunked_sampled, dense_sampled, a_likely_target, filters=True),
 }
 BY_NAME = pytest.mark.parametrize("name", KERNELS)
 CASES = [(name, tp, chunk) for name, kernel in KERNELS.items() for tp in (1, 2, 4) for chunk in kernel.chunks]
@@ -223,7 +221,9 @@ def gradient_of_a_sum(layout: Layout, name: str, cut: Cut, logits: Tensor, argum
 @BY_NAME
 def test_the_gradient_of_a_sum(ranks: Ranks, name: str) -> None:
     logits = random(B, S, V)
-    for summed, ones in ranks.run(gradient_of_a_sum, name, Cut(even(V, 2)), logits, KERNELS[name].argument(logits), tp=2):
+    for summed, ones in ranks.run(
+        gradient_of_a_sum, name, Cut(even(V, 2)), logits, KERNELS[name].argument(logits), tp=2
+    ):
         assert torch.equal(summed, ones)
 
 
@@ -292,6 +292,37 @@ def untouched(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any
     result.backward(upstream)
     same = given is argument or torch.equal(given, argument)
     return torch.equal(local, before) and same and bool((upstream == 0.25).all())
+
+
+def halved_in_place(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any) -> list[Tensor]:
+    """The gradient of half the result, halved where it lies and in a tensor of its own."""
+    gradients = []
+    for in_place in (True, False):
+        local = cut.local(logits, layout.tp_rank, 0).requires_grad_()
+        place = Place(layout, *cut.bounds[layout.tp_rank : layout.tp_rank + 2])
+        result = KERNELS[name].function(local, place, argument, 2)
+        (result.mul_(0.5) if in_place else result * 0.5).sum().backward()
+        assert local.grad is not None
+        gradients.append(local.grad)
+    return gradients
+
+
+@BY_NAME
+def test_the_caller_may_change_the_result_in_place(ranks: Ranks, name: str) -> None:
+    logits = random(B, S, V)
+    argument = KERNELS[name].argument(logits)
+    for in_place, copied in ranks.run(halved_in_place, name, Cut(even(V, 2)), logits, argument, tp=2):
+        assert torch.equal(in_place, copied)
+
+
+@BY_NAME
+def test_a_gradient_of_the_gradient_is_refused(name: str) -> None:
+    """It would lack what hangs on the sums."""
+    logits = random(B, S, V).requires_grad_()
+    place = Place(Layout(1, 1, 0, ALONE, ALONE), 0, V)
+    result = KERNELS[name].function(logits, place, KERNELS[name].argument(logits.detach()), 2)
+    with pytest.raises(RuntimeError, match="automatic differentiation"):
+        torch.autograd.grad(result.sum(), logits, create_graph=True)
 
 
 # The two functions that have no gradient, and refusals. --------------------------------------------------------------

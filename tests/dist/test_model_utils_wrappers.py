@@ -189,6 +189,19 @@ def with_ten_columns(logits: Tensor, place: Place, target: Tensor, chunk: None, 
     return facade.get_logprobs_from_vocab_parallel_logits(sharded_logits(logits, place.layout, 10), target)
 
 
+def refused_placement(layout: Layout) -> str:
+    logits = DTensor.from_local(torch.zeros(B, S, V), layout.mesh("tp"), [Replicate()])
+    with pytest.raises(ValueError, match="'tp'") as refusal:
+        facade.get_logprobs_from_vocab_parallel_logits(logits, torch.zeros(B, S, dtype=torch.long))
+    return str(refusal.value)
+
+
+def test_logits_that_no_mesh_dimension_cuts_are_refused(ranks: Ranks) -> None:
+    """Else each rank would take its first columns for those of its shard."""
+    for message in ranks.run(refused_placement, tp=2):
+        assert "\n" not in message
+
+
 @pytest.mark.parametrize("name", SUMMED)
 @pytest.mark.parametrize("length", [S - 1, S - 5])
 def test_logits_padded_for_context_parallelism(ranks: Ranks, name: str, length: int) -> None:
@@ -246,9 +259,7 @@ def test_temperature_is_the_callers(ranks: Ranks, name: str, top_k: int | None, 
 @pytest.mark.parametrize("name", SUMMED)
 def test_one_exchange_over_context_parallel_ranks(ranks: Ranks, name: str) -> None:
     logits, target = random(B, S, V), random_tokens(B, S, vocabulary=V)
-    together = run(
-        ranks, SUMMED[name], Cut(even(V, 2), 2), logits, target, None, None, upstream=[torch.ones(B, S - 1)]
-    )
+    together = run(ranks, SUMMED[name], Cut(even(V, 2), 2), logits, target, None, None, upstream=[torch.ones(B, S - 1)])
     assert together.forward.total() <= 2 + 1, together.forward
     assert together.forward["allreduce"] <= 2
     assert together.backward.total() <= 1, together.backward

@@ -39,6 +39,13 @@ def test_what_is_no_plain_product_is_noticed(fields: dict[str, Any]) -> None:
     assert not logits_are_products(small(fields))
 
 
+@pytest.mark.parametrize("name", ["a cap", "a factor"])
+def test_it_is_noticed_where_all_logits_are_still_zero(name: str) -> None:
+    lm = small(OTHERS[name])
+    lm.get_output_embeddings().weight = nn.Parameter(torch.zeros(SHAPE["vocab_size"], SHAPE["hidden_size"]))
+    assert not logits_are_products(lm)
+
+
 def test_trying_leaves_the_model_and_the_random_numbers_alone() -> None:
     lm, state = small(ARCHITECTURES["qwen2 tied"]), torch.get_rng_state()
     before = [parameter.clone() for parameter in lm.parameters()]

@@ -77,6 +77,13 @@ def test_entropy_bonus_is_the_mean_entropy_times_its_weight(rollouts: Batch, log
         replace(SURROGATE, entropy_coef=0.1)(Outputs(logprob=logprob), rollouts)
 
 
+def test_an_entropy_without_weight_has_no_gradient_to_compute(rollouts: Batch, logprob: torch.Tensor) -> None:
+    entropy = torch.ones(5, requires_grad=True)
+    total, _ = SURROGATE(Outputs(logprob=logprob.requires_grad_(), entropy=entropy), rollouts)
+    total.backward()
+    assert entropy.grad is None
+
+
 def test_kl_in_the_loss_adds_beta_times_the_estimate(rollouts: Batch, logprob: torch.Tensor) -> None:
     plain, _ = SURROGATE(Outputs(logprob=logprob), rollouts)
     total, metrics = WITH_KL(Outputs(logprob=logprob), rollouts)

@@ -15,10 +15,9 @@ METHODS: dict[str, Callable[[Packing], Tensor]] = {
     "positions": lambda packing: packing.positions(1),
     "gathered": Packing.gathered,
     "following": Packing.following,
-    "cells": lambda packing: packing.rows(6)[0],
-    "real": lambda packing: packing.rows(6)[1],
+    "rows": lambda packing: packing.rows(6),
 }
-SHAPES = {"positions": (10,), "gathered": (20,), "following": (20,), "cells": (4, 6), "real": (4, 6)}
+SHAPES = {"positions": (10,), "gathered": (20,), "following": (20,), "rows": (4, 6)}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -50,6 +49,11 @@ def test_what_lies_behind_the_last_sequence_keeps_its_place() -> None:
     packing = Packing(BOUNDS, 24, 2)
     assert packing.following()[20:].tolist() == [21, 22, 23, 20]
     assert sorted(packing.gathered().tolist()) == list(range(24))
+
+
+def test_rows_point_behind_the_end_where_a_sequence_has_no_successor() -> None:
+    rows = Packing(BOUNDS, 20, 2).rows(5)
+    assert rows.tolist() == [[0, 1, 2, 3, 4], [20] * 5, [8, 9, 10, 20, 20], [12, 13, 14, 15, 16]]
 
 
 def test_a_row_that_cannot_be_cut_is_named() -> None:
