@@ -123,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", default="", help="only kernels with this in their name, and nothing on one process")
-    parser.add_argument("--repeats", type=int, default=6, help="interleaved runs; slow kernels have half as many")
+    parser.add_argument("--repeats", type=int, default=4, help="interleaved runs; slow kernels have half as many")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/logprobs.json and logprobs.svg")
     args = parser.parse_args()
     ranks = min(2, torch.cuda.device_count()) if args.device == "cuda" else 2

@@ -14,10 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from lockstep.distributed.hidden import hidden_logprobs
-from lockstep.distributed.shard import Shard
-from lockstep.distributed.softmax import Scoring
-from lockstep.distributed.vocab import vocab_logprobs
+from lockstep.distributed import Scoring, Shard, hidden_logprobs, vocab_logprobs
 
 TOKENS, HIDDEN, VOCAB, RANKS = 64, 32, 1000, 2
 
@@ -31,7 +28,7 @@ def main(rank: int, folder: str) -> None:
     token_M1 = torch.randint(VOCAB, (TOKENS, 1))
 
     own = slice(rank * VOCAB // RANKS, (rank + 1) * VOCAB // RANKS)
-    scoring = Scoring(Shard(own.start, dist.group.WORLD), temperature=0.7, entropy=True)
+    scoring = Scoring(shard=Shard(own.start, dist.group.WORLD), temperature=0.7, entropy=True)
     from_logits, entropy = vocab_logprobs(hidden_MD @ head_VD[own].t(), token_M1, scoring)
     from_hidden, _ = hidden_logprobs(hidden_MD, head_VD[own], token_M1, scoring)
     assert entropy is not None

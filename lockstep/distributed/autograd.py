@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.distributed import context, hidden, vocab
+from lockstep.distributed.checks import check_head
 from lockstep.distributed.reduce import own_sum, ranks, stack
 from lockstep.distributed.sampling import support_floor
 from lockstep.distributed.shard import Shard
@@ -42,7 +43,11 @@ def own_columns(logits: Tensor, vocab_start_index: int, vocab_end_index: int) ->
 
 def most_rows(logits: Tensor, chunk_size: int | None) -> int | None:
     """The rows of a block, from the positions of a chunk."""
-    return None if chunk_size is None else max(1, chunk_size * logits.shape[:-2].numel())
+    if chunk_size is None:
+        return None
+    if chunk_size < 1:
+        raise ValueError(f"a chunk has at least one position, but chunk_size is {chunk_size}")
+    return max(1, chunk_size * logits.shape[:-2].numel())
 
 
 def _score(
@@ -84,7 +89,9 @@ class ChunkedDistributedLogprob(torch.autograd.Function):
         tp_group: dist.ProcessGroup | None,
         inference_only: bool = False,
     ) -> Tensor:
-        scoring = Scoring(Shard(vocab_start_index, tp_group), most_rows=most_rows(vocab_parallel_logits, chunk_size))
+        scoring = Scoring(
+            shard=Shard(vocab_start_index, tp_group), most_rows=most_rows(vocab_parallel_logits, chunk_size)
+        )
         scores = _score(ctx, vocab_parallel_logits, target[..., None], scoring, vocab_end_index, inference_only)
         return scores.logprob.view(target.shape).clone()
 
@@ -129,7 +136,9 @@ class ChunkedDistributedGatherLogprob(torch.autograd.Function):
         tp_group: dist.ProcessGroup | None,
         inference_only: bool = False,
     ) -> Tensor:
-        scoring = Scoring(Shard(vocab_start_index, tp_group), most_rows=most_rows(vocab_parallel_logits, chunk_size))
+        scoring = Scoring(
+            shard=Shard(vocab_start_index, tp_group), most_rows=most_rows(vocab_parallel_logits, chunk_size)
+        )
         scores = _score(ctx, vocab_parallel_logits, global_indices, scoring, vocab_end_index, inference_only)
         return scores.logprob.view(global_indices.shape).clone()
 
@@ -150,7 +159,9 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
         inference_only: bool = False,
     ) -> Tensor:
         columns = vocab_parallel_logits.shape[-1]
-        scoring = Scoring(Shard(0, tp_group), entropy=True, most_rows=most_rows(vocab_parallel_logits, chunk_size))
+        scoring = Scoring(
+            shard=Shard(0, tp_group), entropy=True, most_rows=most_rows(vocab_parallel_logits, chunk_size)
+        )
         nothing = torch.empty(
             *vocab_parallel_logits.shape[:-1], 0, dtype=torch.int64, device=vocab_parallel_logits.device
         )
@@ -188,7 +199,7 @@ class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
             ctx,
             vocab_parallel_logits,
             target[..., None],
-            Scoring(shard, most_rows=most),
+            Scoring(shard=shard, most_rows=most),
             shard.start + columns,
             inference_only,
             floor,
@@ -268,10 +279,16 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
         inference_only: bool = False,
     ) -> Tensor:
         batch, positions = target.shape
+        check_head(tensor_parallel_hidden_states.flatten(0, 1), output_weight_layer)
+        if not 0 <= vocab_end_index - vocab_start_index <= len(output_weight_layer):
+            raise ValueError(
+                f"this rank's part of the vocabulary, {vocab_start_index} to {vocab_end_index}, does not fit the "
+                f"{len(output_weight_layer)} rows of its head"
+            )
         rows = stack(tensor_parallel_hidden_states, tp_group).flatten(0, 2)
         weight = output_weight_layer[: vocab_end_index - vocab_start_index]
         most = None if chunk_size is None else max(1, chunk_size * batch)
-        scoring = Scoring(Shard(vocab_start_index, tp_group), most_rows=most)
+        scoring = Scoring(shard=Shard(vocab_start_index, tp_group), most_rows=most)
         scores = hidden.score(rows, weight, target.t().reshape(-1, 1), scoring)
         if not inference_only:
             ctx.shapes = tensor_parallel_hidden_states.shape, output_weight_layer.shape

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.distributed.checks import check_head, check_tokens
 from lockstep.distributed.reduce import replicated
 from lockstep.distributed.shard import blocks
 from lockstep.distributed.softmax import (
@@ -24,9 +25,9 @@ from lockstep.distributed.softmax import (
     Scoring,
     block_sums,
     exchange,
-    here,
     keep,
     kept,
+    picked,
 )
 
 _TILE_COLUMNS = 2048
@@ -48,7 +49,13 @@ def hidden_logprobs(
 
     Returns:
         log p, nats, fp32 [M, K], with value and gradient 0 for ids outside the vocabulary; H, nats, fp32 [M], or None.
+
+    Raises:
+        ValueError: Shapes or types do not fit.
+        RuntimeError: The ranks' shards overlap, or leave a gap.
     """
+    check_head(hidden_MD, weight_vD)
+    check_tokens(token_MK, len(hidden_MD))
     device = weight_vD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_vD.dtype
     with torch.autocast(device, enabled=False):
@@ -76,9 +83,9 @@ def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scori
     sums = RowSums.of_nothing(len(hidden_MD), scoring.entropy, hidden_MD.device)
     picked_MK = torch.zeros_like(token_MK, dtype=torch.float32)
     for columns, head_cD in _pieces(weight_vD, hidden_MD.dtype):
-        column_MK, inside_MK = here(token_MK, scoring.shard.start + columns.start, len(head_cD))
+        start = scoring.shard.start + columns.start
         for rows, z, work in _tiles(hidden_MD, head_cD, scoring.most_rows):
-            picked_MK[rows] += z.gather(-1, column_MK[rows]).float().masked_fill_(~inside_MK[rows], 0.0)
+            picked_MK[rows] += picked(z, token_MK[rows], start)
             sums[rows] = sums[rows].joined(block_sums(z, work, None, scoring), scoring.temperature)
     return exchange(sums, picked_MK, token_MK, len(weight_vD), scoring, None)
 

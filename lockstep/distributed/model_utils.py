@@ -31,13 +31,14 @@ from lockstep.distributed.autograd import (
     most_rows,
     own_columns,
 )
+from lockstep.distributed.checks import check_ids
 from lockstep.distributed.mesh import mesh_group, vocab_range
 from lockstep.distributed.packed import Packing
 from lockstep.distributed.redistribute import all_to_all_sq2vp, all_to_all_vp2sq
 from lockstep.distributed.reduce import ranks, stack, summed
 from lockstep.distributed.sampling import TrainingSamplingParams, support_floor
 from lockstep.distributed.shard import Shard
-from lockstep.distributed.softmax import Scoring, here
+from lockstep.distributed.softmax import Scoring, picked
 from lockstep.distributed.topk import vocab_topk
 from lockstep.distributed.vocab import log_softmax, vocab_logprobs
 
@@ -100,7 +101,7 @@ def _token_logprobs(
         top_k, top_p = sampling_params.top_k, sampling_params.top_p
         floor = support_floor(rows, shard, top_k=top_k, top_p=top_p, most_rows=most)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
-        logprob, _ = vocab_logprobs(rows, target.reshape(-1, 1), Scoring(shard, most_rows=most), floor)
+        logprob, _ = vocab_logprobs(rows, target.reshape(-1, 1), Scoring(shard=shard, most_rows=most), floor)
     return logprob.view(target.shape)
 
 
@@ -131,6 +132,7 @@ def from_parallel_logits_to_logprobs(
     Returns:
         fp32 [B, S−1], the same on all ranks; −∞ for a token that the filters exclude.
     """
+    check_ids("target", target, vocab_parallel_logits, dims=2)
     following = _own_positions(target.roll(-1, 1), vocab_parallel_logits.shape[1], cp_group)
     vocab = vocab_start_index, vocab_end_index
     logprob = _token_logprobs(
@@ -173,11 +175,15 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     Returns:
         fp32 [B, U−1], the same on all ranks; 0 behind the end of a sequence.
     """
-    if vocab_parallel_logits.shape[0] != 1:
-        raise ValueError(f"packed sequences lie in one row of logits, not in {vocab_parallel_logits.shape[0]}")
+    if vocab_parallel_logits.dim() != 3 or len(vocab_parallel_logits) != 1:
+        raise ValueError(f"packed logits are one row [1, T/CP, v], not {list(vocab_parallel_logits.shape)}")
     size = ranks(cp_group)
     packing = Packing(cu_seqlens_padded, vocab_parallel_logits.shape[1] * size, size)
-    following = target.view(-1)
+    check_ids("target", target, vocab_parallel_logits, dims=2)
+    expected = vocab_parallel_logits.shape[1] if target_is_pre_rolled else packing.tokens
+    if target.shape[1] != expected:
+        raise ValueError(f"target has {target.shape[1]} tokens, but these logits need {expected}")
+    following = target[0]
     if not target_is_pre_rolled:
         following = following[packing.following()][packing.positions(_rank(cp_group))]
     vocab = vocab_start_index, vocab_end_index
@@ -221,6 +227,7 @@ def dtensor_from_parallel_logits_to_logprobs(
     """
     cp_group = mesh_group(target, "cp") if isinstance(target, DTensor) else None
     whole = target.full_tensor() if isinstance(target, DTensor) else target
+    check_ids("target", whole, vocab_parallel_logits, dims=2)
     order = torch.arange(whole.shape[1], device=whole.device)
     if ranks(cp_group) > 1:
         assert seq_index is not None, "context-parallel targets need seq_index, the position of each of their tokens"
@@ -338,12 +345,18 @@ def gather_logits_at_global_indices(
 
     An id outside the vocabulary gives 0, and no gradient. The answer is small, so `chunk_size` has nothing to bound.
     """
+    check_ids("global_indices", global_indices, vocab_parallel_logits, dims=3)
     length = global_indices.shape[1]
     rows = own_columns(vocab_parallel_logits, vocab_start_index, vocab_end_index)
     ids = _own_positions(global_indices, vocab_parallel_logits.shape[1], cp_group)
-    column, inside = here(ids.flatten(0, 1), vocab_start_index, rows.shape[1])
-    picked = torch.where(inside, rows.gather(-1, column).float(), 0.0) if rows.shape[1] else column.float()
-    return context.gather(summed(picked, tp_group).view(ids.shape), cp_group)[:, :length]
+    logits = _picked(rows, ids.flatten(0, 1), Shard(vocab_start_index, tp_group))
+    return context.gather(logits.view(ids.shape), cp_group)[:, :length]
+
+
+def _picked(rows: Tensor, ids: Tensor, shard: Shard) -> Tensor:
+    """Logits [M, v] at token ids [M, K], fp32 [M, K], summed over the ranks; 0 where no rank has the id."""
+    own = picked(rows, ids, shard.start) if rows.shape[1] else rows.float().sum(-1, keepdim=True).expand(ids.shape)
+    return summed(own, shard.group)
 
 
 def get_distillation_topk_logprobs_from_logits(
@@ -374,6 +387,11 @@ def get_distillation_topk_logprobs_from_logits(
     Raises:
         ValueError: K is 0.
     """
+    check_ids("teacher_topk_indices", teacher_topk_indices, student_logits, dims=3)
+    if teacher_topk_logits.shape != teacher_topk_indices.shape:
+        raise ValueError(
+            f"the teacher has logits {list(teacher_topk_logits.shape)} for token ids {list(teacher_topk_indices.shape)}"
+        )
     length, k = teacher_topk_indices.shape[1:]
     if k == 0:
         raise ValueError("teacher_topk_logits has no columns; distillation needs the teacher's top k with k > 0")
@@ -383,15 +401,18 @@ def get_distillation_topk_logprobs_from_logits(
         student_logits = student_logits.to_local()
     else:
         shard = _ranked_shard(student_logits, vocab_parallel_rank, vocab_parallel_group)
-    ids = _own_positions(teacher_topk_indices, student_logits.shape[1], context_parallel_group)
-    scoring = Scoring(shard, entropy=calculate_entropy)
-    logprob, entropy = vocab_logprobs(student_logits.flatten(0, 1), ids.flatten(0, 1), scoring)
-    columns = logprob if entropy is None else torch.cat([logprob, -entropy[:, None]], 1)
-    columns = columns.view(*ids.shape[:2], columns.shape[1])
-    columns = context.gather(columns, context_parallel_group)[:, : length - 1]
-    student = columns[..., :k] if zero_outside_topk else columns[..., :k].log_softmax(-1)
+    ids = _own_positions(teacher_topk_indices, student_logits.shape[1], context_parallel_group).flatten(0, 1)
+    rows = student_logits.flatten(0, 1)
+    if zero_outside_topk or calculate_entropy:
+        columns, entropy = vocab_logprobs(rows, ids, Scoring(shard=shard, entropy=calculate_entropy))
+    else:  # the logits alone, so that no token outside the top k is moved, not even by rounding
+        columns, entropy = _picked(rows, ids, shard), None
+    both = columns if entropy is None else torch.cat([columns, -entropy[:, None]], 1)
+    both = both.view(*student_logits.shape[:2], both.shape[1])
+    both = context.gather(both, context_parallel_group)[:, : length - 1]
+    student = both[..., :k] if zero_outside_topk else both[..., :k].log_softmax(-1)
     teacher = teacher_topk_logits[:, : length - 1].float().log_softmax(-1)
-    return student, teacher, columns[..., k] if calculate_entropy else None
+    return student, teacher, both[..., k] if calculate_entropy else None
 
 
 def from_parallel_hidden_states_to_logprobs(
@@ -426,6 +447,11 @@ def from_parallel_hidden_states_to_logprobs(
         fp32 [B, S−1].
     """
     weight = output_weight_layer if output_weight is None else output_weight
+    if tensor_parallel_hidden_states.dim() != 3 or tensor_parallel_hidden_states.shape[1] != len(target):
+        raise ValueError(
+            f"hidden states are [positions, sequences, H], with {len(target)} sequences as the targets have, not "
+            f"{list(tensor_parallel_hidden_states.shape)}"
+        )
     positions = tensor_parallel_hidden_states.shape[0] * ranks(tp_group)
     logprob = ChunkedDistributedHiddenStatesToLogprobs.apply(
         tensor_parallel_hidden_states,
@@ -454,5 +480,8 @@ def _own_positions(whole: Tensor, positions: int, cp_group: dist.ProcessGroup | 
     """This rank's zig-zag share of token ids [B, S, ...], padded with 0 to `positions` on every rank."""
     padding = positions * ranks(cp_group) - whole.shape[1]
     if padding < 0:
-        raise ValueError(f"{whole.shape[1]} tokens for logits at {positions * ranks(cp_group)} positions")
+        raise ValueError(
+            f"{whole.shape[1]} tokens for logits at {positions * ranks(cp_group)} positions over {ranks(cp_group)} "
+            "context-parallel ranks; logits must cover every token, and cp_group be given where sequences are cut"
+        )
     return context.take(F.pad(whole, (0, 0) * (whole.dim() - 2) + (0, padding)), cp_group)

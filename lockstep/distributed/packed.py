@@ -14,6 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.distributed.checks import check_on_device, is_integer
+
+_DO_NOT_FIT = (
+    "cu_seqlens do not cut a packed row of {tokens} tokens (over all context-parallel ranks): they must begin with 0, "
+    "never fall, end within the row, and be {multiple} apart or a multiple of that; pad each sequence"
+)
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -33,12 +40,20 @@ class Packing:
     size: int = 1
 
     def __post_init__(self) -> None:
-        if self.size > 1 and self.tokens % (2 * self.size):
+        if self.cu_seqlens.dim() != 1 or not is_integer(self.cu_seqlens):
             raise ValueError(
-                f"a packed row of {self.tokens} tokens does not consist of sequences that can be cut into "
-                f"{2 * self.size} equal chunks for {self.size} context-parallel ranks; pad each to a multiple of "
-                f"{2 * self.size}"
+                f"cu_seqlens are integers [B+1], not {self.cu_seqlens.dtype} {list(self.cu_seqlens.shape)}"
             )
+        multiple = 2 * self.size if self.size > 1 else 1
+        if self.tokens % multiple:
+            raise ValueError(
+                f"a packed row of {self.tokens} tokens does not consist of sequences that can be cut into {multiple} "
+                f"equal chunks for {self.size} context-parallel ranks; pad each to a multiple of {multiple}"
+            )
+        length = self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+        wrong = ((length < 0) | (length % multiple != 0)).sum()
+        wrong = wrong + (self.cu_seqlens[0] != 0) + (self.cu_seqlens[-1] > self.tokens)
+        check_on_device(wrong == 0, _DO_NOT_FIT.format(tokens=self.tokens, multiple=multiple))
 
     def positions(self, rank: int) -> Tensor:
         """The position of each token that a rank holds, int64 [T/C]."""

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_BLOCK_BYTES = {"cpu": 4 * 2**20}
+_BLOCK_BYTES = {"cpu": 2 * 2**20}
 _BLOCK_BYTES_ELSEWHERE = 32 * 2**20
 """On a CPU a block stays in the cache between the operations on it; elsewhere it is large enough to fill the device."""
 
@@ -25,6 +25,10 @@ class Shard:
 
     start: int = 0
     group: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        if self.group is not None and not isinstance(self.group, dist.ProcessGroup):
+            raise ValueError(f"a shard's group is a process group that this rank belongs to, not {self.group!r}")
 
 
 def blocks(rows: int, columns: int, device: torch.device, most: int | None = None) -> Iterator[slice]:

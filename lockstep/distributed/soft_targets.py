@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.distributed.shard import all_reduce, blocks
-from lockstep.distributed.softmax import PLAIN, RowSums, block_sums, finite
+from lockstep.distributed.softmax import PLAIN, RowSums, block_sums, finite, log2_probability_
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,9 @@ def cross_entropy_gradient(logits_Mv: Tensor, target_Mv: Tensor, of: CrossEntrop
     """(p − q)·gradient, the gradient of this rank's logits [M, v], in their type; none goes to the target."""
     result_Mv = torch.empty_like(logits_Mv, memory_format=torch.contiguous_format)
     for piece in blocks(len(logits_Mv), logits_Mv.shape[1], logits_Mv.device):
-        p, q = (
-            torch.sub(z[piece], maximum[piece, None], out=torch.empty_like(z[piece], dtype=torch.float32))
-            .sub_(log_total[piece, None])
-            .exp_()
-            for z, maximum, log_total in zip((logits_Mv, target_Mv), of.maxima, of.log_totals, strict=True)
-        )
+        p, q = (torch.empty_like(logits_Mv[piece], dtype=torch.float32) for _ in range(2))
+        for work, z, maximum, log_total in zip((p, q), (logits_Mv, target_Mv), of.maxima, of.log_totals, strict=True):
+            log2_probability_(work, z[piece], maximum[piece], log_total[piece])
+            work.exp2_()
         result_Mv[piece] = p.sub_(q).mul_(gradient_M[piece, None])
     return result_Mv

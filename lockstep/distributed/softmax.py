@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.distributed.checks import check_on_device, check_temperature
 from lockstep.distributed.shard import Shard, all_reduce
 
 NOTHING = -150.0
@@ -28,8 +29,13 @@ NOTHING = -150.0
 
 _LOG2_E = math.log2(math.e)
 
+_NOT_WHOLE = (
+    "the ranks' columns do not make up a vocabulary: some overlap, some are missing, or the shard has a start but no "
+    "group; the starts must follow from the numbers of columns, and every rank names the same group"
+)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Scoring:
     """How rows of logits become log-probabilities.
 
@@ -46,6 +52,11 @@ class Scoring:
     entropy: bool = False
     chosen: bool = False
     most_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if self.most_rows is not None and self.most_rows < 1:
+            raise ValueError(f"a block has at least one row, but most_rows is {self.most_rows}")
 
 
 PLAIN = Scoring()
@@ -122,6 +133,12 @@ def here(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
     return column_MK.clamp(0, max(columns - 1, 0)), (column_MK >= 0) & (column_MK < columns)
 
 
+def picked(z: Tensor, token_MK: Tensor, start: int) -> Tensor:
+    """Logits of tokens, fp32 [M, K]; 0 where the columns from `start` on do not hold them."""
+    column_MK, inside_MK = here(token_MK, start, z.shape[1])
+    return z.gather(-1, column_MK).float().masked_fill(~inside_MK, 0.0)
+
+
 def in_fp32(z: Tensor, work: Tensor) -> Tensor:
     """The logits in fp32: themselves, or a copy in `work`."""
     return z if z.dtype == torch.float32 else work.copy_(z)
@@ -132,16 +149,19 @@ def support(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
     return None if floor_M is None else torch.ge(z, floor_M[:, None], out=torch.empty_like(z))
 
 
-def to_powers_of_2_(work: Tensor, z: Tensor, maximum_M: Tensor, temperature: float) -> None:
-    """Writes (z − m)/T · log₂ e, so that exp is the power of 2 of what is written: that is several times faster."""
-    torch.sub(z, maximum_M[:, None], out=work).mul_(_LOG2_E / temperature)
+def log2_probability_(
+    work: Tensor, z: Tensor, maximum_M: Tensor, log_total_M: Tensor, temperature: float = 1.0
+) -> None:
+    """Writes log₂ p: a power of 2 is several times faster than one of e."""
+    torch.sub(z, maximum_M[:, None], out=work)
+    torch.add(log_total_M[:, None] * -_LOG2_E, work, alpha=_LOG2_E / temperature, out=work)
 
 
 def block_sums(z: Tensor, work: Tensor, floor_M: Tensor | None, scoring: Scoring) -> RowSums:
     """The sums of some rows over some columns. Overwrites `work`, fp32 like z: by exp d, if without entropy."""
     z = in_fp32(z, work)
     maximum_M, inside = z.amax(-1), support(z, floor_M)
-    to_powers_of_2_(work, z, finite(maximum_M), scoring.temperature)
+    torch.sub(z, finite(maximum_M)[:, None], out=work).mul_(_LOG2_E / scoring.temperature)
     exponential = work.exp2() if scoring.entropy else work.exp2_()
     if inside is not None:
         exponential.mul_(inside)
@@ -163,24 +183,25 @@ def exchange(
 
     Args:
         local: The sums over this rank's columns.
-        picked_MK: Logits of the tokens asked for, fp32; anything where another rank has the token.
+        picked_MK: Logits of the tokens asked for, fp32; 0 where another rank has the token.
         token_MK: The tokens.
         columns: How many this rank holds.
         scoring: As the sums were made.
         floor_M: As the sums were made.
     """
-    shard = scoring.shard
+    group, rows = scoring.shard.group, len(token_MK)
     # How far the vocabulary reaches, only its last rank knows; it travels with the maxima, exact up to 2²⁴ tokens.
-    end = torch.full((1,), shard.start + columns, dtype=torch.float32, device=token_MK.device)
-    highest = all_reduce(torch.cat([local.maximum, end]), shard.group, dist.ReduceOp.MAX)
+    end = local.maximum.new_full((1,), scoring.shard.start + columns)
+    highest = all_reduce(torch.cat([local.maximum, end]), group, dist.ReduceOp.MAX)
     token_MK = token_MK.masked_fill((token_MK < 0) | (token_MK >= highest[-1]), -1)
-    _, inside_MK = here(token_MK, shard.start, columns)
     share = local.counted_from(highest[:-1], scoring.temperature)
     shares = [share.total] if share.weighted is None else [share.total, share.weighted]
-    packed = torch.cat([torch.stack(shares, -1), picked_MK.masked_fill(~inside_MK, 0.0)], -1)
-    total_M, *weighted, picked_MK = all_reduce(packed, shard.group).split([1] * len(shares) + [token_MK.shape[1]], -1)
-    whole = RowSums(finite(highest[:-1]), total_M[:, 0], weighted[0][:, 0] if weighted else None)
-    return _scores(whole, picked_MK, token_MK, scoring, floor_M)
+    message = torch.cat([*shares, picked_MK.flatten(), end.new_full((1,), columns)])
+    *sums, picked, held = all_reduce(message, group).split([rows] * len(shares) + [picked_MK.numel(), 1])
+    if picked_MK.shape[1]:  # where no token is asked for, it does not matter which columns a rank holds
+        check_on_device(held == highest[-1:], _NOT_WHOLE)
+    whole = RowSums(finite(highest[:-1]), sums[0], sums[1] if len(sums) == 2 else None)
+    return _scores(whole, picked.view(picked_MK.shape), token_MK, scoring, floor_M)
 
 
 def _scores(whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None) -> Scores:
@@ -275,8 +296,7 @@ class Pull:
         """Writes ∂/∂z into `work`, fp32, for logits z of these rows and the columns from `start` on."""
         z = in_fp32(z, work)
         inside = support(z, self.floor)
-        to_powers_of_2_(work, z, self.maximum, self.temperature)
-        work.sub_(self.log_total[:, None] * _LOG2_E)
+        log2_probability_(work, z, self.maximum, self.log_total, self.temperature)
         if self.slope is None:
             work.exp2_().mul_(self.offset[:, None])
         else:

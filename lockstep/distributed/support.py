@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.distributed.checks import check_rows, check_temperature
 from lockstep.distributed.reduce import stack
 from lockstep.distributed.shard import Shard, all_reduce, blocks
 from lockstep.distributed.topk import largest
@@ -42,7 +43,7 @@ def support_floor(
     shard: Shard | None = None,
     *,
     top_k: int | None = None,
-    top_p: float = 1.0,
+    top_p: float | None = 1.0,
     temperature: float = 1.0,
     most_rows: int | None = None,
 ) -> Tensor:
@@ -57,13 +58,18 @@ def support_floor(
         logits_Mv: Logits of this rank's columns, of any floating type.
         shard: Which columns these are; None: one process holds all.
         top_k: How many to keep; None, or a number below 1: all.
-        top_p: From 1 on all are kept.
+        top_p: The probability to reach; None, or from 1 on: all are kept. 0 keeps the likeliest.
         temperature: Divides the logits before probabilities are formed.
         most_rows: A bound on the rows of a block; it changes memory and speed, never values.
 
     Returns:
         fp32 [M], in units of the given logits: the temperature is not in it.
     """
+    check_rows(logits_Mv)
+    check_temperature(temperature)
+    top_p = 1.0 if top_p is None else top_p
+    if not top_p >= 0:
+        raise ValueError(f"top_p is {top_p}, but is a probability; 1 keeps every token")
     search = _Search(logits_Mv, shard or Shard(), top_p, temperature, most_rows)
     if top_k is not None and top_k > 0:
         return search.among_likeliest(top_k)
@@ -94,7 +100,9 @@ class _Search:
             return _best(stack(value_Mk, group))[:, -1]
         equal_M1 = torch.zeros_like(value_Mk[:, -1:])
         for rows in self._blocks(1):
-            equal_M1[rows] = (self.logits[rows] == value_Mk[rows, -1:]).sum(1, keepdim=True).float()
+            z = self.logits[rows]
+            same = torch.eq(z, value_Mk[rows, -1:], out=torch.empty_like(z, dtype=torch.float32))
+            equal_M1[rows] = same.sum(1, keepdim=True)
         value_CMk, equal_CM1 = stack(torch.cat([value_Mk, equal_M1], 1), group).split([k, 1], -1)
         best_Mk = _best(value_CMk)
         last_M1 = best_Mk[:, -1:]
@@ -134,8 +142,9 @@ class _Search:
             prefix_M1 = _BASE * prefix_M1 + digit_M1
         floor_M1 = torch.full_like(maximum_M1, math.inf)
         for rows in self._blocks(2):
-            below = self._powers(rows, maximum_M1).mul_(-(_BASE**_DIGITS) / reach).floor_() > prefix_M1[rows]
-            floor_M1[rows] = self.logits[rows].float().masked_fill(below, math.inf).amin(1, keepdim=True)
+            below = self._powers(rows, maximum_M1).mul_(-(_BASE**_DIGITS) / reach).floor_().gt_(prefix_M1[rows])
+            least = below.sub_(0.5).mul_(math.inf)  # −∞ for what is kept, ∞ for what is not
+            floor_M1[rows] = torch.maximum(self.logits[rows], least, out=least).amin(1, keepdim=True)
         return all_reduce(floor_M1, group, dist.ReduceOp.MIN)[:, 0]
 
     def _mass(self, maximum_M1: Tensor, prefix_M1: Tensor, scale: float) -> Tensor:

@@ -44,7 +44,7 @@ def vocab_topk(
         return value_Mk, column_Mk + shard.start
     own = F.pad(_keys(value_Mk, column_Mk + shard.start), (0, k - value_Mk.shape[1]), value=_NO_KEY)
     key = stack(own, shard.group).movedim(0, 1).flatten(1)
-    if k > logits_Mv.shape[1] and len(key):
+    if k > logits_Mv.shape[1] and len(logits_Mv):
         k = min(k, int((key[:1] > _NO_KEY).sum()))
     return _values_and_tokens(key.topk(k).values)
 

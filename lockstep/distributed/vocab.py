@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.distributed.checks import check_rows
 from lockstep.distributed.shard import Shard, blocks
 from lockstep.distributed.softmax import (
     PLAIN,
@@ -20,9 +21,9 @@ from lockstep.distributed.softmax import (
     Scoring,
     block_sums,
     exchange,
-    here,
     keep,
     kept,
+    picked,
 )
 
 
@@ -39,7 +40,12 @@ def vocab_logprobs(
 
     Returns:
         log p, nats, fp32 [M, K], with value and gradient 0 for ids outside the vocabulary; H, nats, fp32 [M], or None.
+
+    Raises:
+        ValueError: Shapes or types do not fit.
+        RuntimeError: The ranks' shards overlap, or leave a gap.
     """
+    check_rows(logits_Mv, token_MK, floor_M)
     return _VocabScores.apply(logits_Mv, token_MK, scoring, floor_M)
 
 
@@ -62,10 +68,11 @@ def score(logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor
     """The forward pass of `vocab_logprobs`."""
     rows, columns = logits_Mv.shape
     sums = RowSums.of_nothing(rows, scoring.entropy, logits_Mv.device)
+    picked_MK = torch.zeros_like(token_MK, dtype=torch.float32)
     for piece, work in _work_blocks(logits_Mv, scoring.most_rows):
         floor = None if floor_M is None else floor_M[piece]
         sums[piece] = block_sums(logits_Mv[piece], work, floor, scoring)
-    picked_MK = _picked(logits_Mv, token_MK, scoring.shard.start)
+        picked_MK[piece] = picked(logits_Mv[piece], token_MK[piece], scoring.shard.start)
     return exchange(sums, picked_MK, token_MK, columns, scoring, floor_M)
 
 
@@ -83,21 +90,12 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
 def log_softmax(logits_Mv: Tensor, group: dist.ProcessGroup | None, exponential: bool = False) -> Tensor:
     """This rank's columns of the log-softmax [M, v], in the type of the logits, or of the softmax; no gradient."""
     nothing = torch.empty(len(logits_Mv), 0, dtype=torch.int64, device=logits_Mv.device)
-    scores = score(logits_Mv, nothing, Scoring(Shard(0, group)))
+    scores = score(logits_Mv, nothing, Scoring(shard=Shard(0, group)))
     result_Mv = torch.empty_like(logits_Mv, memory_format=torch.contiguous_format)
     for piece, work in _work_blocks(logits_Mv, None, result_Mv):
         torch.sub(logits_Mv[piece], scores.maximum[piece, None], out=work).sub_(scores.log_total[piece, None])
         result_Mv[piece] = work.exp_() if exponential else work
     return result_Mv
-
-
-def _picked(logits_Mv: Tensor, token_MK: Tensor, start: int) -> Tensor:
-    """Logits of the tokens asked for, fp32 [M, K]; anything where this rank has them not."""
-    columns = logits_Mv.shape[1]
-    if columns == 0:
-        return torch.zeros_like(token_MK, dtype=torch.float32)
-    column_MK, _ = here(token_MK, start, columns)
-    return logits_Mv.gather(-1, column_MK).float()
 
 
 def _work_blocks(

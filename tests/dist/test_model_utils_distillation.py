@@ -269,3 +269,16 @@ def without_rank(layout: Layout) -> str:
 def test_a_group_without_a_rank_is_refused(ranks: Ranks) -> None:
     (message,) = ranks.run(without_rank)
     assert "vocab_parallel_rank" in message
+
+
+def test_tokens_outside_the_top_k_are_not_moved() -> None:
+    """Not even by rounding: an optimizer such as Adam makes steps of a gradient however small."""
+    logits = torch.randn(2, 5, 40, requires_grad=True)
+    index = torch.randint(40, (2, 5, 3))
+    student, teacher, _ = facade.get_distillation_topk_logprobs_from_logits(
+        logits, torch.randn(2, 5, 3), index, zero_outside_topk=False, calculate_entropy=False
+    )
+    (teacher.exp() * student).sum().backward()
+    assert logits.grad is not None
+    outside = torch.ones(2, 5, 40, dtype=torch.bool).scatter(2, index, False)
+    assert (logits.grad[outside] == 0).all()

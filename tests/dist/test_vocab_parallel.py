@@ -34,7 +34,13 @@ class Case:
     most_rows: int | None = None
 
     def scoring(self, shard: Shard) -> Scoring:
-        return Scoring(shard, self.temperature, self.entropy, self.chosen, self.most_rows)
+        return Scoring(
+            shard=shard,
+            temperature=self.temperature,
+            entropy=self.entropy,
+            chosen=self.chosen,
+            most_rows=self.most_rows,
+        )
 
     def floor(self, logits: Tensor) -> Tensor | None:
         """The smallest logit of the support, in the logits' own units."""

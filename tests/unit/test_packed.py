@@ -59,3 +59,15 @@ def test_rows_point_behind_the_end_where_a_sequence_has_no_successor() -> None:
 def test_a_row_that_cannot_be_cut_is_named() -> None:
     with pytest.raises(ValueError, match=r"row of 18 tokens .* pad each to a multiple of 4"):
         Packing(BOUNDS, 18, 2)
+
+
+@pytest.mark.parametrize("bounds", [[0, 10, 20], [0, 12, 8, 20], [4, 12, 20], [0, 12, 24]], ids=str)
+def test_bounds_that_do_not_fit_are_refused(bounds: list[int]) -> None:
+    """A GPU says so itself, later; on the CPU it is an error at once."""
+    with pytest.raises(RuntimeError, match=r"do not cut a packed row of 20 tokens .* 4 apart or a multiple of that"):
+        Packing(torch.tensor(bounds), 20, 2)
+
+
+def test_bounds_are_a_list_of_integers() -> None:
+    with pytest.raises(ValueError, match=r"integers \[B\+1\], not torch.float32 \[3\]"):
+        Packing(torch.tensor([0.0, 4.0, 8.0]), 8)

@@ -1,0 +1,68 @@
+"""What callers hand in by mistake, said in one sentence; nothing here waits for a device."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_rows(logits_Mv: Tensor, token_MK: Tensor | None = None, floor_M: Tensor | None = None) -> None:
+    """Raises ValueError unless logits are [M, v], tokens integers [M, K], and a floor [M]."""
+    if logits_Mv.dim() != 2 or not logits_Mv.is_floating_point():
+        raise ValueError(
+            f"logits are rows of this rank's columns [M, v], of a floating type, not {_said(logits_Mv)}; "
+            "flatten the dimensions before the last"
+        )
+    if token_MK is not None:
+        check_tokens(token_MK, len(logits_Mv))
+    if floor_M is not None and floor_M.shape != logits_Mv.shape[:1]:
+        raise ValueError(f"a floor has one number per row, [{len(logits_Mv)}], not {_said(floor_M)}")
+
+
+def check_tokens(token_MK: Tensor, rows: int) -> None:
+    """Raises ValueError unless tokens are integers [rows, K]."""
+    if token_MK.dim() != 2 or len(token_MK) != rows or not is_integer(token_MK):
+        raise ValueError(
+            f"tokens are integers [M, K], one row for each of the {rows} rows that are scored, not {_said(token_MK)}; "
+            "one token per row is token[:, None]"
+        )
+
+
+def check_head(hidden_MD: Tensor, weight_vD: Tensor) -> None:
+    """Raises ValueError unless hidden states are [M, D] and the head is [v, D]."""
+    if hidden_MD.dim() != 2 or weight_vD.dim() != 2 or hidden_MD.shape[1] != weight_vD.shape[1]:
+        raise ValueError(
+            f"hidden states are [M, D] and the head has this rank's rows [v, D], but they are {_said(hidden_MD)} and "
+            f"{_said(weight_vD)}"
+        )
+
+
+def check_ids(name: str, ids: Tensor, logits: Tensor, dims: int) -> None:
+    """Raises ValueError unless `ids` are integers with `dims` dimensions, for as many sequences as the logits."""
+    if ids.dim() != dims or not is_integer(ids) or ids.shape[0] != logits.shape[0]:
+        raise ValueError(
+            f"{name} is {'[B, S, K]' if dims == 3 else '[B, S]'}, integers, for {logits.shape[0]} sequences, "
+            f"not {_said(ids)}"
+        )
+
+
+def check_temperature(temperature: float) -> None:
+    """Raises ValueError unless it is a positive number."""
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature is {temperature}, but must be a positive number; greedy tokens are scored at 1")
+
+
+def check_on_device(condition: Tensor, sentence: str) -> None:
+    """Raises RuntimeError unless a boolean tensor is true; a GPU does so by itself, later, and nobody waits for it."""
+    torch._assert_async(condition, sentence)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def is_integer(x: Tensor) -> bool:
+    """Whether a tensor holds integers; booleans are none."""
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _said(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"

@@ -1,0 +1,102 @@
+"""What is handed to the sharded functions by mistake is named in one sentence, on one process and over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from ranks import Layout, Ranks, RanksFailed
+
+from lockstep.distributed import model_utils as facade
+from lockstep.distributed.hidden import hidden_logprobs
+from lockstep.distributed.shard import Shard
+from lockstep.distributed.softmax import Scoring
+from lockstep.distributed.support import support_floor
+from lockstep.distributed.vocab import vocab_logprobs
+
+LOGITS, TOKEN, IDS = torch.randn(6, 8), torch.zeros(6, 1, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64)
+GRID = LOGITS.view(2, 3, 8)
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    "a grid of logits": (lambda: vocab_logprobs(GRID, TOKEN), r"rows .* \[M, v\], .*, not float32 \[2, 3, 8\]"),
+    "integer logits": (lambda: vocab_logprobs(TOKEN, TOKEN), r"of a floating type, not int64 \[6, 1\]"),
+    "a list of tokens": (lambda: vocab_logprobs(LOGITS, TOKEN[:, 0]), r"not int64 \[6\]; .* is token\[:, None\]"),
+    "float tokens": (lambda: vocab_logprobs(LOGITS, TOKEN.float()), r"integers \[M, K\], .* not float32 \[6, 1\]"),
+    "too few tokens": (lambda: vocab_logprobs(LOGITS, TOKEN[:5]), r"each of the 6 rows .* not int64 \[5, 1\]"),
+    "one floor": (lambda: vocab_logprobs(LOGITS, TOKEN, floor_M=torch.zeros(1)), r"one number per row, \[6\]"),
+    "a head of another width": (
+        lambda: hidden_logprobs(LOGITS, torch.zeros(5, 7), TOKEN),
+        r"\[M, D\] .* \[v, D\], but they are float32 \[6, 8\] and float32 \[5, 7\]",
+    ),
+    "a shard without its group": (
+        lambda: vocab_logprobs(LOGITS, TOKEN, Scoring(shard=Shard(8))),
+        "a start but no group",
+    ),
+    "a group by name": (lambda: Shard(0, "tp"), "process group that this rank belongs to, not 'tp'"),  # type: ignore[arg-type]
+    "no temperature": (lambda: Scoring(temperature=0.0), "temperature is 0.0, but must be a positive number"),
+    "a floor without temperature": (lambda: support_floor(LOGITS, temperature=0.0), "temperature is 0.0, but must"),
+    "blocks of nothing": (lambda: Scoring(most_rows=0), "at least one row, but most_rows is 0"),
+    "top-p of nothing": (lambda: support_floor(LOGITS, top_p=float("nan")), "top_p is nan, but is a probability"),
+    "float targets": (
+        lambda: facade.get_next_token_logprobs_from_logits(IDS.float(), GRID),
+        r"target is \[B, S\], integers, for 2 sequences, not float32 \[2, 3\]",
+    ),
+    "more tokens than logits": (
+        lambda: facade.get_next_token_logprobs_from_logits(torch.zeros(2, 5, dtype=torch.int64), GRID),
+        "5 tokens for logits at 3 positions over 1 context-parallel ranks; .* cp_group be given",
+    ),
+    "chunks of nothing": (
+        lambda: facade.get_next_token_logprobs_from_logits(IDS, GRID, chunk_size=0),
+        "at least one position, but chunk_size is 0",
+    ),
+    "a teacher of two sizes": (
+        lambda: facade.get_distillation_topk_logprobs_from_logits(
+            GRID, torch.zeros(2, 3, 2), IDS[..., None], zero_outside_topk=True, calculate_entropy=False
+        ),
+        r"logits \[2, 3, 2\] for token ids \[2, 3, 1\]",
+    ),
+    "sequences first": (
+        lambda: facade.from_parallel_hidden_states_to_logprobs(
+            GRID,
+            torch.zeros(5, 8),
+            None,
+            None,
+            IDS,
+            0,
+            5,
+            None,  # type: ignore[arg-type]
+        ),
+        r"\[positions, sequences, H\], with 2 sequences .* not \[2, 3, 8\]",
+    ),
+    "more vocabulary than head": (
+        lambda: facade.from_parallel_hidden_states_to_logprobs(
+            GRID,
+            torch.zeros(5, 8),
+            None,
+            None,
+            IDS.t().contiguous(),
+            0,
+            9,
+            None,  # type: ignore[arg-type]
+        ),
+        "0 to 9, does not fit the 5 rows of its head",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "sentence"), MISTAKES.values(), ids=MISTAKES)
+def test_mistake_is_named(call: Callable[[], object], sentence: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=sentence):
+        call()
+
+
+def scored(layout: Layout, starts: tuple[int, ...]) -> object:
+    shard = Shard(starts[layout.tp_rank], layout.tp_group)
+    return vocab_logprobs(LOGITS, TOKEN, Scoring(shard=shard))[0]
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (0, 7), (0, 9)], ids=["twice the same", "overlap", "gap"])
+def test_shards_that_make_no_vocabulary_are_noticed(ranks: Ranks, starts: tuple[int, int]) -> None:
+    with pytest.raises(RanksFailed, match="do not make up a vocabulary"):
+        ranks.run(scored, starts, tp=2)
