@@ -1,9 +1,10 @@
 """The functions of `nemo_rl.distributed.model_utils`, by name and signature: change the import and keep the code.
 
-What differs is for the better: at most two all-reduces forward whatever the chunk size and none backward, a fraction of
-the memory, and edges that hold (−∞ logits, targets outside the vocabulary, uneven shards, no group at all). What is as
-there: wrappers shift their targets, results are fp32, `ChunkedDistributedEntropy` is Σ p log p, context parallelism is
-zig-zag, and its gathers sum the gradient over ranks: a loss which every rank computes alike counts once for each.
+What differs is for the better: two all-reduces forward whatever the chunk size (top-k adds one gather, top-p alone five
+sums and maxima) and none backward through logits, a fraction of the memory, and edges that hold (−∞ logits, targets
+outside the vocabulary, uneven shards, no group at all). What is as there: wrappers shift their targets, results are
+fp32, `ChunkedDistributedEntropy` is Σ p log p, context parallelism is zig-zag, and its gathers sum the gradient over
+ranks: a loss which every rank computes alike counts once for each.
 `sampling_params` never applies its temperature: callers have divided the logits already (docs/adr/0006).
 
 Everywhere a group of None means one process, and `chunk_size` bounds memory without changing a value.

@@ -46,6 +46,16 @@ def test_it_is_noticed_where_all_logits_are_still_zero(name: str) -> None:
     assert not logits_are_products(lm)
 
 
+def test_a_head_that_is_given_something_else_than_the_last_states_is_noticed() -> None:
+    lm = small(ARCHITECTURES["llama"])
+    lm.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (2.0 * inputs[0],))
+    assert not logits_are_products(lm)
+
+
+def test_dropout_does_not_make_a_plain_product_another() -> None:
+    assert logits_are_products(small({"model_type": "gpt_neox", "hidden_dropout": 0.5}).train())
+
+
 def test_trying_leaves_the_model_and_the_random_numbers_alone() -> None:
     lm, state = small(ARCHITECTURES["qwen2 tied"]), torch.get_rng_state()
     before = [parameter.clone() for parameter in lm.parameters()]
