@@ -197,11 +197,11 @@ def exchange(
     share = local.counted_from(highest[:-1], scoring.temperature)
     shares = [share.total] if share.weighted is None else [share.total, share.weighted]
     message = torch.cat([*shares, picked_MK.flatten(), end.new_full((1,), columns)])
-    *sums, picked, held = all_reduce(message, group).split([rows] * len(shares) + [picked_MK.numel(), 1])
+    *sums, logits, held = all_reduce(message, group).split([rows] * len(shares) + [picked_MK.numel(), 1])
     if picked_MK.shape[1]:  # where no token is asked for, it does not matter which columns a rank holds
         check_on_device(held == highest[-1:], _NOT_WHOLE)
     whole = RowSums(finite(highest[:-1]), sums[0], sums[1] if len(sums) == 2 else None)
-    return _scores(whole, picked.view(picked_MK.shape), token_MK, scoring, floor_M)
+    return _scores(whole, logits.view(picked_MK.shape), token_MK, scoring, floor_M)
 
 
 def _scores(whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None) -> Scores:
