@@ -111,6 +111,17 @@ def test_gather_logits(ranks: Ranks, tp: int, cp: int, chunk: int | None, length
     assert together.backward.total() <= (1 if cp > 1 else 0)
 
 
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("bounds", [(0, 0, V), (0, 5, V)], ids=str)
+def test_gather_logits_of_uneven_shards(ranks: Ranks, bounds: tuple[int, ...], padding: int) -> None:
+    logits, index = random(B, S, V), random_tokens(B, S, K, vocabulary=V)
+    upstream = [random(B, S, K, seed=4, scale=1.0)]
+    together = run(ranks, gathered, Cut(bounds, padding=padding), logits, index, None, upstream=upstream)
+    (value,), gradient = dense_of(dense_gathered, logits, index, upstream=upstream)
+    assert torch.equal(together.result, value.float())
+    close(together.gradient, gradient)
+
+
 # Distillation. -------------------------------------------------------------------------------------------------------
 
 
