@@ -1,16 +1,23 @@
-"""Fails unless every required capability was proved by tests that passed, and no test that names it was skipped."""
+"""Fails unless every file of tests was run, and every required capability proved by tests of which none was skipped."""
 
 import sys
 from collections import Counter
+from pathlib import Path
 from xml.etree import ElementTree
 
 REQUIRED = ("assets", "browser", "gloo")
+TESTS = Path(__file__).parent.parent / "tests"
 
-passed, missed = Counter(), Counter()
+passed, missed, seen = Counter(), Counter(), set()
 for case in ElementTree.parse(sys.argv[1]).iter("testcase"):
+    seen.add(case.get("classname"))
     ran = not any(case.find(outcome) is not None for outcome in ("skipped", "failure", "error"))
     for need in (p.get("value") for p in case.iter("property") if p.get("name") == "needs"):
         (passed if ran else missed)[need] += 1
 for name in REQUIRED:
     print(f"capability {name}: {passed[name]} tests passed, {missed[name]} did not run")
-sys.exit(any(missed[name] or not passed[name] for name in REQUIRED))
+files = {".".join(file.relative_to(TESTS.parent).with_suffix("").parts): file for file in TESTS.rglob("test_*.py")}
+unseen = sorted(str(files[name]) for name in files.keys() - seen)
+for file in unseen:
+    print(f"no test of {file} was run")
+sys.exit(bool(unseen) or any(missed[name] or not passed[name] for name in REQUIRED))
