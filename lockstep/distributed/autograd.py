@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.distributed import context, hidden, vocab
-from lockstep.distributed.checks import check_head
-from lockstep.distributed.reduce import own_sum, ranks, stack
-from lockstep.distributed.sampling import support_floor
+from lockstep.distributed.checks import check_head, check_range
+from lockstep.distributed.reduce import own_sum, rank, ranks, stack
 from lockstep.distributed.shard import Shard
 from lockstep.distributed.soft_targets import CrossEntropy, cross_entropy, cross_entropy_gradient
 from lockstep.distributed.softmax import Scores, Scoring, keep
+from lockstep.distributed.support import support_floor
 
 
 def own_columns(logits: Tensor, vocab_start_index: int, vocab_end_index: int) -> Tensor:
@@ -32,22 +32,18 @@ def own_columns(logits: Tensor, vocab_start_index: int, vocab_end_index: int) ->
     Raises:
         ValueError: The columns are fewer than the range.
     """
-    columns = vocab_end_index - vocab_start_index
-    if not 0 <= columns <= logits.shape[-1]:
-        raise ValueError(
-            f"this rank's part of the vocabulary, {vocab_start_index} to {vocab_end_index}, does not fit its "
-            f"{logits.shape[-1]} columns of logits"
-        )
-    return logits.flatten(0, -2)[:, :columns]
+    held = logits.shape[-1]
+    check_range(vocab_start_index, vocab_end_index, held, f"its {held} columns of logits")
+    return logits.flatten(0, -2)[:, : vocab_end_index - vocab_start_index]
 
 
-def most_rows(logits: Tensor, chunk_size: int | None) -> int | None:
-    """The rows of a block, from the positions of a chunk."""
+def most_rows(sequences: int, chunk_size: int | None) -> int | None:
+    """The rows of a block, from the positions of a chunk of each sequence."""
     if chunk_size is None:
         return None
     if chunk_size < 1:
         raise ValueError(f"a chunk has at least one position, but chunk_size is {chunk_size}")
-    return max(1, chunk_size * logits.shape[:-2].numel())
+    return max(1, chunk_size * sequences)
 
 
 def _score(
@@ -90,7 +86,8 @@ class ChunkedDistributedLogprob(torch.autograd.Function):
         inference_only: bool = False,
     ) -> Tensor:
         scoring = Scoring(
-            shard=Shard(vocab_start_index, tp_group), most_rows=most_rows(vocab_parallel_logits, chunk_size)
+            shard=Shard(vocab_start_index, tp_group),
+            most_rows=most_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
         scores = _score(ctx, vocab_parallel_logits, target[..., None], scoring, vocab_end_index, inference_only)
         return scores.logprob.view(target.shape).clone()
@@ -119,7 +116,7 @@ class DistributedLogprob(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        return _gradient(ctx, grad_outputs[0].reshape(-1, 1)), *[None] * 5
+        return ChunkedDistributedLogprob.backward(ctx, *grad_outputs)[:-1]
 
 
 class ChunkedDistributedGatherLogprob(torch.autograd.Function):
@@ -137,7 +134,8 @@ class ChunkedDistributedGatherLogprob(torch.autograd.Function):
         inference_only: bool = False,
     ) -> Tensor:
         scoring = Scoring(
-            shard=Shard(vocab_start_index, tp_group), most_rows=most_rows(vocab_parallel_logits, chunk_size)
+            shard=Shard(vocab_start_index, tp_group),
+            most_rows=most_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
         scores = _score(ctx, vocab_parallel_logits, global_indices, scoring, vocab_end_index, inference_only)
         return scores.logprob.view(global_indices.shape).clone()
@@ -160,7 +158,9 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
     ) -> Tensor:
         columns = vocab_parallel_logits.shape[-1]
         scoring = Scoring(
-            shard=Shard(0, tp_group), entropy=True, most_rows=most_rows(vocab_parallel_logits, chunk_size)
+            shard=Shard(0, tp_group),
+            entropy=True,
+            most_rows=most_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
         nothing = torch.empty(
             *vocab_parallel_logits.shape[:-1], 0, dtype=torch.int64, device=vocab_parallel_logits.device
@@ -192,7 +192,7 @@ class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
         chunk_size: int | None,
         inference_only: bool = False,
     ) -> Tensor:
-        columns, most = vocab_parallel_logits.shape[-1], most_rows(vocab_parallel_logits, chunk_size)
+        columns, most = vocab_parallel_logits.shape[-1], most_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size)
         shard = even_shard(columns, tp_group)
         floor = support_floor(vocab_parallel_logits.flatten(0, -2), shard, top_k=top_k, top_p=top_p, most_rows=most)
         scores = _score(
@@ -230,7 +230,7 @@ class DistributedLogprobWithSampling(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        return _gradient(ctx, grad_outputs[0].reshape(-1, 1)), *[None] * 5
+        return ChunkedDistributedLogprobWithSampling.backward(ctx, *grad_outputs)[:-1]
 
 
 class DistributedCrossEntropy(torch.autograd.Function):
@@ -280,15 +280,11 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
     ) -> Tensor:
         batch, positions = target.shape
         check_head(tensor_parallel_hidden_states.flatten(0, 1), output_weight_layer)
-        if not 0 <= vocab_end_index - vocab_start_index <= len(output_weight_layer):
-            raise ValueError(
-                f"this rank's part of the vocabulary, {vocab_start_index} to {vocab_end_index}, does not fit the "
-                f"{len(output_weight_layer)} rows of its head"
-            )
+        held = len(output_weight_layer)
+        check_range(vocab_start_index, vocab_end_index, held, f"the {held} rows of its head")
         rows = stack(tensor_parallel_hidden_states, tp_group).flatten(0, 2)
         weight = output_weight_layer[: vocab_end_index - vocab_start_index]
-        most = None if chunk_size is None else max(1, chunk_size * batch)
-        scoring = Scoring(shard=Shard(vocab_start_index, tp_group), most_rows=most)
+        scoring = Scoring(shard=Shard(vocab_start_index, tp_group), most_rows=most_rows(batch, chunk_size))
         scores = hidden.score(rows, weight, target.t().reshape(-1, 1), scoring)
         if not inference_only:
             ctx.shapes = tensor_parallel_hidden_states.shape, output_weight_layer.shape
@@ -325,4 +321,4 @@ class AllGatherCPTensor(torch.autograd.Function):
 
 def even_shard(columns: int, group: dist.ProcessGroup | None) -> Shard:
     """This rank's shard where every rank of the group holds equally many columns."""
-    return Shard(0 if group is None else dist.get_rank(group) * columns, group)
+    return Shard(rank(group) * columns, group)

@@ -48,6 +48,14 @@ def check_ids(name: str, ids: Tensor, logits: Tensor, dims: int) -> None:
         )
 
 
+def check_range(vocab_start_index: int, vocab_end_index: int, held: int, what: str) -> None:
+    """Raises ValueError unless this rank's part of the vocabulary fits what it holds, such as "its 8 columns"."""
+    if not 0 <= vocab_end_index - vocab_start_index <= held:
+        raise ValueError(
+            f"this rank's part of the vocabulary, {vocab_start_index} to {vocab_end_index}, does not fit {what}"
+        )
+
+
 def check_temperature(temperature: float) -> None:
     """Raises ValueError unless it is a positive number."""
     if not (temperature > 0 and math.isfinite(temperature)):

@@ -36,10 +36,11 @@ from lockstep.distributed.checks import check_ids
 from lockstep.distributed.mesh import mesh_group, vocab_range
 from lockstep.distributed.packed import Packing
 from lockstep.distributed.redistribute import all_to_all_sq2vp, all_to_all_vp2sq
-from lockstep.distributed.reduce import ranks, stack, summed
-from lockstep.distributed.sampling import TrainingSamplingParams, support_floor
+from lockstep.distributed.reduce import rank, ranks, stack, summed
+from lockstep.distributed.sampling import TrainingSamplingParams
 from lockstep.distributed.shard import Shard
 from lockstep.distributed.softmax import Scoring, picked
+from lockstep.distributed.support import support_floor
 from lockstep.distributed.topk import vocab_topk
 from lockstep.distributed.vocab import log_softmax, vocab_logprobs
 
@@ -96,7 +97,8 @@ def _token_logprobs(
     sampling_params: TrainingSamplingParams | None,
 ) -> Tensor:
     """log p of targets that are shifted already, fp32, in their shape; under top-k and top-p where asked for."""
-    rows, most, shard = own_columns(logits, *vocab), most_rows(logits, chunk_size), Shard(vocab[0], group)
+    rows, shard = own_columns(logits, *vocab), Shard(vocab[0], group)
+    most = most_rows(logits.shape[:-2].numel(), chunk_size)
     floor = None
     if sampling_params is not None and not sampling_params.full_support:
         top_k, top_p = sampling_params.top_k, sampling_params.top_p
@@ -186,7 +188,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
         raise ValueError(f"target has {target.shape[1]} tokens, but these logits need {expected}")
     following = target[0]
     if not target_is_pre_rolled:
-        following = following[packing.following()][packing.positions(_rank(cp_group))]
+        following = following[packing.following()][packing.positions(rank(cp_group))]
     vocab = vocab_start_index, vocab_end_index
     logprob = _token_logprobs(
         vocab_parallel_logits, following[None], vocab, group, inference_only, chunk_size, sampling_params
@@ -234,7 +236,7 @@ def dtensor_from_parallel_logits_to_logprobs(
         assert seq_index is not None, "context-parallel targets need seq_index, the position of each of their tokens"
         order = seq_index.full_tensor() if isinstance(seq_index, DTensor) else seq_index
     place = order.flatten().argsort()
-    following = whole[:, place].roll(-1, 1)[:, order.flatten()].chunk(ranks(cp_group), 1)[_rank(cp_group)]
+    following = whole[:, place].roll(-1, 1)[:, order.flatten()].chunk(ranks(cp_group), 1)[rank(cp_group)]
     vocab = vocab_start_index, vocab_end_index
     logprob = _token_logprobs(
         vocab_parallel_logits, following, vocab, tp_group, inference_only, chunk_size, sampling_params
@@ -326,7 +328,7 @@ def distributed_vocab_topk(
     """
     assert vocab_end_index > vocab_start_index, f"no columns between {vocab_start_index} and {vocab_end_index}"
     rows = own_columns(vocab_parallel_logits, vocab_start_index, vocab_end_index)
-    most = most_rows(vocab_parallel_logits, chunk_size)
+    most = most_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size)
     values, ids = vocab_topk(rows, k, Shard(vocab_start_index, tp_group), most_rows=most)
     shape = *vocab_parallel_logits.shape[:-1], values.shape[-1]
     return values.view(shape), ids.view(shape)
@@ -465,10 +467,6 @@ def from_parallel_hidden_states_to_logprobs(
         inference_only,
     )
     return context.gather(logprob, cp_group)[:, : max(target.shape[1] - 1, 0)]
-
-
-def _rank(group: dist.ProcessGroup | None) -> int:
-    return 0 if group is None else dist.get_rank(group)
 
 
 def _ranked_shard(logits: Tensor, rank: int | None, group: dist.ProcessGroup | None) -> Shard:

@@ -101,6 +101,11 @@ def ranks(group: dist.ProcessGroup | None) -> int:
     return 1 if group is None else dist.get_world_size(group)
 
 
+def rank(group: dist.ProcessGroup | None) -> int:
+    """This process's number in a group; without one it is 0."""
+    return 0 if group is None else dist.get_rank(group)
+
+
 class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, summed: bool) -> Tensor:

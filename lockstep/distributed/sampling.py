@@ -55,8 +55,7 @@ def apply_top_k_top_p(
         The logits in their own type, and which of them are kept, bool [..., V]; the logits themselves and None where
         neither excludes any.
     """
-    top_k, top_p = top_k or 0, 1.0 if top_p is None else top_p
-    if top_k < 1 and top_p >= 1.0:
+    if TrainingSamplingParams(top_k, 1.0 if top_p is None else top_p).full_support:
         return logits, None
     rows = logits.detach().reshape(-1, logits.shape[-1])
     floor = support_floor(rows, top_k=top_k, top_p=top_p, most_rows=chunk_size).view(logits.shape[:-1])

@@ -36,11 +36,13 @@ def blocks(rows: int, columns: int, device: torch.device, most: int | None = Non
 
     Args:
         rows: How many there are.
-        columns: Numbers in each.
+        columns: Numbers in each; where there are none, there is nothing to go through.
         device: Where they lie.
         most: A bound on the rows of a piece; it changes memory and speed, never values.
     """
-    size = max(1, _BLOCK_BYTES.get(device.type, _BLOCK_BYTES_ELSEWHERE) // (4 * max(1, columns)))
+    if columns == 0:
+        return
+    size = max(1, _BLOCK_BYTES.get(device.type, _BLOCK_BYTES_ELSEWHERE) // (4 * columns))
     size = size if most is None else min(size, most)
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))

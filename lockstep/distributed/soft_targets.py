@@ -35,7 +35,7 @@ def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup
     rows, columns = logits_Mv.shape
     of_p, of_q = (RowSums.of_nothing(rows, entropy=False, device=logits_Mv.device) for _ in range(2))
     cross_M = torch.zeros_like(of_p.total)  # Σ exp(zq − mq)·(zp − mp)
-    for piece in blocks(rows if columns else 0, columns, logits_Mv.device):
+    for piece in blocks(rows, columns, logits_Mv.device):
         p, q = logits_Mv[piece], target_Mv[piece]
         work = torch.empty_like(p, dtype=torch.float32)
         of_p[piece] = block_sums(p, work, None, PLAIN)

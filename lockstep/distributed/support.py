@@ -165,9 +165,9 @@ class _Search:
         return (self.logits[rows] - maximum_M1[rows]).mul_(math.log2(math.e) / self.temperature)
 
     def _blocks(self, arrays: int) -> Iterator[slice]:
-        """Blocks of rows for a pass that takes the memory of so many fp32 copies; none where the shard is empty."""
+        """Blocks of rows for a pass that takes the memory of so many fp32 copies."""
         rows, columns = self.logits.shape
-        return blocks(rows if columns else 0, arrays * columns, self.logits.device, self.most_rows)
+        return blocks(rows, arrays * columns, self.logits.device, self.most_rows)
 
 
 def _best(value_CMk: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def vocab_logprobs(
         logits_Mv: Logits of this rank's columns, of any floating type.
         token_MK: Token ids of the whole vocabulary, int64, the same on all ranks.
         scoring: Shard, temperature, and whether to compute the entropy.
-        floor_M: The support is {z ≥ floor} (`sampling.support_floor`), in the logits' own units; None: every token.
+        floor_M: The support is {z ≥ floor} (`support.support_floor`), in the logits' own units; None: every token.
 
     Returns:
         log p, nats, fp32 [M, K], with value and gradient 0 for ids outside the vocabulary; H, nats, fp32 [M], or None.
@@ -103,8 +103,6 @@ def _work_blocks(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of rows, each with fp32 memory to work in: that of an fp32 result, else the same every time."""
     rows, columns = logits_Mv.shape
-    if columns == 0:
-        return
     scratch: Tensor | None = None
     for piece in blocks(rows, columns, logits_Mv.device, most_rows):
         if result_Mv is not None and result_Mv.dtype == torch.float32:
