@@ -109,11 +109,33 @@ class RepeatedSampling(Sampling):
         return self
 
 
+class VLLM(Section):
+    """What only vLLM has."""
+
+    kv_cache_gib: PositiveFloat | None = Field(
+        default=None, description="memory for keys and values; null: 1 on a CPU, on a GPU what vLLM finds free"
+    )
+
+
 class SamplerSection(Section):
     """The engine that generates."""
 
-    backend: Literal["torch"] = Field(default="torch", description="who generates")
+    backend: Literal["torch", "vllm"] = Field(default="torch", description="who generates")
     max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
+    replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
+    max_restarts: NonNegativeInt = Field(
+        default=3, description="how often, in one session, an engine that died or hangs is started again"
+    )
+    timeout_s: PositiveFloat = Field(
+        default=600.0, description="an engine that is silent for longer, or starts for longer, is taken to hang"
+    )
+    vllm: VLLM = VLLM()
+
+    @model_validator(mode="after")
+    def _options_of_the_backend(self) -> SamplerSection:
+        if self.backend != "vllm" and self.vllm != VLLM():
+            raise ValueError(f"sampler.vllm has options of vLLM, but the sampler is {self.backend}")
+        return self
 
 
 class Cluster(Section):

@@ -21,7 +21,7 @@ from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 from lockstep.runtime.child import ChildProcess
 from lockstep.runtime.transport import Abort, Call, End, Factory, Failure, Item, Message, Result, Transport
-from lockstep.samplers.base import Attestation
+from lockstep.samplers.base import Attestation, Piece, gathered
 from lockstep.types import Request, SamplingParams
 
 BUILD = "build"
@@ -266,8 +266,11 @@ class RemoteSampler:
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
 
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        return self.remote.stream("pieces", requests, sampling)
+
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        return self.remote.call("generate", requests, sampling)
+        return gathered(self.pieces(requests, sampling))
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Attestation:
         return self.remote.feed("load_weights", stream, version)

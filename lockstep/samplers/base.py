@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.batch import Batch, concat
 from lockstep.types import Request, SamplingParams
+
+Piece = tuple[Sequence[int], Batch]
+"""Some of the requests, by their places, and their responses in that order."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +27,27 @@ class Attestation:
 class Sampler(Protocol):
     """Turns requests into responses."""
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        """Draws one response per request.
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        """Draws one response per request, and hands them over as they become ready, in any order.
 
-        Returns:
-            A batch in the order of the requests, each sequence prompt then response, with per-token `mask` (True on
-            response tokens) and `sampler_logprob` (nats, of the drawn tokens under `sampling`, 0 elsewhere), and per
+        Yields:
+            Places in `requests`, and a batch of their sequences, each prompt then response, with per-token `mask` (True
+            on response tokens) and `sampler_logprob` (nats, of the drawn tokens under `sampling`, 0 elsewhere), and per
             sample `truncated` (True where `max_tokens` or the context ended the response) and `version`.
         """
+        ...
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        """The `pieces` as one batch in the order of the requests."""
         ...
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Attestation:
         """Takes new weights, drops every cache that depended on the old ones, and says what it now holds."""
         ...
+
+
+def gathered(pieces: Iterable[Piece]) -> Batch:
+    """Pieces of one `Sampler.pieces` as one batch, in the order of the requests."""
+    places, batches = zip(*pieces, strict=True)
+    order = torch.tensor([place for some in places for place in some])
+    return concat(batches).select(torch.argsort(order))

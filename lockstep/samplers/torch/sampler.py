@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep import keyed
-from lockstep.batch import Batch, concat
+from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
 from lockstep.models.attention import Cached
 from lockstep.models.weights import fingerprint
-from lockstep.samplers.base import Attestation
+from lockstep.samplers.base import Attestation, Piece, gathered
 from lockstep.types import Request, SamplingParams
 
 _COMPACT_BELOW = 0.8
@@ -34,16 +34,17 @@ class TorchSampler:
         self._context = int(lm.config.get_text_config().max_position_embeddings)
         self._version = 0
 
-    @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        return gathered(self.pieces(requests, sampling))
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        """Prompts of like length go together, the short ones first; so what is left over is cut as it was before."""
         self._check(requests)
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
         size = self._max_batch_size
-        pieces = [
-            self._generate([requests[i] for i in order[start : start + size]], sampling)
-            for start in range(0, len(order), size)
-        ]
-        return concat(pieces).select(torch.argsort(torch.tensor(order)))
+        for start in range(0, len(order), size):
+            places = order[start : start + size]
+            yield places, self._generate([requests[i] for i in places], sampling)
 
     @torch.no_grad()
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Attestation:
@@ -63,6 +64,7 @@ class TorchSampler:
                     f"model's context of {self._context}, at most {self._context - 1}"
                 )
 
+    @torch.no_grad()
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         prompts = _prompts(requests).to(self._lm.device)
         room_B = (self._context - prompts.lengths).clamp(max=sampling.max_tokens).to(self._lm.device)
