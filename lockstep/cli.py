@@ -72,6 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--recipe", help="options to begin with; without it a run's own, or eval_gsm8k")
     evaluate.add_argument("--out", metavar="FOLDER", help="where the results go; without it a folder in evals/")
     evaluate.set_defaults(command=_eval)
+    generate = commands.add_parser("generate", help="answer the rows of a file; the same command again goes on")
+    generate.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
+    generate.add_argument("data", metavar="DATA", help="rows to answer: JSONL, Parquet or a data set folder")
+    generate.add_argument("overrides", nargs="*", metavar="key=value", help="such as num_generations=4")
+    generate.add_argument("--recipe", help="options to begin with; without it a run's own, or generate")
+    generate.add_argument("--out", metavar="FOLDER", help="where the results go; without it a folder in generations/")
+    generate.set_defaults(command=_generate)
     check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
     check.add_argument("run", help="folder of the run")
     check.set_defaults(command=_check)
@@ -119,6 +126,16 @@ def _eval(options: argparse.Namespace) -> int:
     from lockstep.runtime.evaluate import evaluate
 
     evaluate(loaded)
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from lockstep.runtime.generate_recipe import generate_recipe
+
+    loaded = generate_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
+    from lockstep.runtime.generate import generate
+
+    generate(loaded)
     return 0
 
 

@@ -8,8 +8,9 @@ Two conveniences, the same in files and overrides:
 
 - A scalar for a whole section sets its backend, or the run's folder: `sampler=torch` means `sampler.backend=torch`,
   and `run=FOLDER` means `run.folder=FOLDER`.
-- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, arithmetic; `reward`:
-  marker, function), to give one takes back another that an underlying recipe gave: `model.path=FOLDER` is enough.
+- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, arithmetic, and prompt,
+  messages; `reward`: marker, function), to give one takes back another that an underlying recipe gave:
+  `model.path=FOLDER` is enough.
 
 Every key must be known and every value of the right type (`"3"` is not 3): nothing is ignored, nothing is guessed.
 """
@@ -42,11 +43,12 @@ from lockstep.recipe_errors import (
     shown,
 )
 
-_EXCLUSIVE = {
-    "model": ("path", "from_recipe", "scratch"),
-    "data": ("train", "arithmetic"),
-    "reward": ("marker", "function"),
-}
+_EXCLUSIVE = (
+    ("model", ("path", "from_recipe", "scratch")),
+    ("data", ("train", "arithmetic")),
+    ("data", ("prompt", "messages")),
+    ("reward", ("marker", "function")),
+)
 Keys = yaml12.Keys
 _OVERRIDE = re.compile(r"(?P<key>\w+(\.\w+)*)=(?P<value>.*)", re.DOTALL)
 
@@ -70,10 +72,10 @@ class Loaded:
         """The recipe, where it is one that trains.
 
         Raises:
-            RecipeError: It is one that evaluates.
+            RecipeError: It is one that only asks a model.
         """
         if not isinstance(self.recipe, Common):
-            raise RecipeError(f"{self.name} trains nothing; it is for: lockstep eval MODEL DATA --recipe {self.name}")
+            raise RecipeError(f"{self.name} trains nothing; it is for: {usage(self.recipe.algorithm, self.name)}")
         return self.recipe
 
     def dump(self) -> dict[str, Any]:
@@ -108,6 +110,8 @@ class Loaded:
         tree.pop("trackers", None)
         for option in ("folder", "max_time_s"):
             tree["run"].pop(option, None)
+        for option in ("replicas", "max_restarts", "timeout_s"):
+            tree.get("sampler", {}).pop(option, None)
         first = self.warm_start
         if first is not None:
             tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"
@@ -154,6 +158,17 @@ def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ())
         origins |= dict.fromkeys(_options(layer.tree), layer.source)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
     return Loaded(path.stem, _validated(tree, said, overriding), standing)
+
+
+def algorithm_of(recipe: str) -> Any:
+    """What a recipe says its `algorithm` is, before anything is validated."""
+    return _joined(_layers(_find(recipe, Path(), ""), ())).get("algorithm")
+
+
+def usage(algorithm: str, recipe: str) -> str:
+    """The command that a recipe of this algorithm is for."""
+    trains = issubclass(recipe_classes()[algorithm], Common)
+    return f"lockstep train {recipe}" if trains else f"lockstep {algorithm} MODEL DATA --recipe {recipe}"
 
 
 def describe(loaded: Loaded, origins: bool = False) -> str:
@@ -272,7 +287,7 @@ def _joined(layers: Iterable[Layer]) -> dict[str, Any]:
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """`above` over `below`, where a source that is given takes back the others of its group."""
-    for section, group in _EXCLUSIVE.items():
+    for section, group in _EXCLUSIVE:
         given, taken = above.get(section), below.get(section)
         if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(key) is not None for key in group):
             kept = {key: value for key, value in taken.items() if key not in group or key in given}

@@ -45,12 +45,16 @@ class Prompt:
         text: The prompt as the model reads it, after template.
         tokens: Its token ids.
         row: The data row as parsed from JSON.
+        messages: The conversation that the text was made of, to be answered next; None: it was made of none.
+        tokens_cut: How many tokens an over-long prompt had besides, before it was truncated.
     """
 
     id: str
     text: str
     tokens: tuple[int, ...]
     row: Mapping[str, Any]
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    tokens_cut: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,3 +63,20 @@ class Request:
 
     tokens: tuple[int, ...]
     key: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One response as text, from a sampler or from a server that speaks only text.
+
+    Attributes:
+        text: What was written, without its stop token.
+        num_tokens: How many tokens were drawn, the stop token among them.
+        finish_reason: `stop`, or `length` where a limit cut the response off before its end.
+        logprobs: Of each drawn token, in nats, under the distribution it was drawn from; None where nobody asked.
+    """
+
+    text: str
+    num_tokens: int
+    finish_reason: str
+    logprobs: tuple[float, ...] | None

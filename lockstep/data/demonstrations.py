@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
-from lockstep.data.prompts import prompts_of, token_ids, too_long
+from lockstep.data.prompts import fault_of, prompts_of, token_ids, too_long
 from lockstep.data.rows import Row, Rows
 from lockstep.data.selection import Needs, Selection
 from lockstep.data.templates import render
@@ -59,7 +59,8 @@ class Demonstrations:
         self._data = data
         self._max_tokens = max_tokens
         key = ("demonstrations", max_tokens)
-        needs = Needs((data.prompt, data.completion), lambda *read: self._lengths(rows, *read), key)
+        templates = (*data.prompt_templates, data.completion)
+        needs = Needs(templates, fault_of(tokenizer, data), lambda *read: self._lengths(rows, *read), key)
         self.selection = Selection(rows, tokenizer, data, needs)
 
     def __len__(self) -> int:

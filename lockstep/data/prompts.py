@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from lockstep.data import messages
+from lockstep.data.messages import Message
 from lockstep.data.rows import Row, Rows
 from lockstep.data.selection import Needs, Selection
 from lockstep.data.templates import render
@@ -29,14 +32,59 @@ def prompts_of(
     """
     if not numbers:
         return []
-    texts = [render(data.prompt, row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)]
-    if data.chat:
-        texts = [_chat(text, tokenizer, data.system_prompt) for text in texts]
-    tokens = token_ids(tokenizer, texts, add_special_tokens=not data.chat)
-    return [
-        Prompt(rows.id(i), text, tuple(ids), row)
-        for i, text, ids, row in zip(numbers, texts, tokens, contents, strict=True)
+    if _is_chat(data):
+        talks = [_messages(row, rows.where(i), data) for i, row in zip(numbers, contents, strict=True)]
+        texts = [messages.opened(talk, tokenizer) for talk in talks]
+    else:
+        talks = [None] * len(numbers)
+        texts = [render(data.prompt, row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)]
+    tokens = token_ids(tokenizer, texts, add_special_tokens=not _is_chat(data))
+    whole = [
+        Prompt(rows.id(i), text, tuple(ids), row, talk)
+        for i, text, ids, row, talk in zip(numbers, texts, tokens, contents, talks, strict=True)
     ]
+    return [_truncated(prompt, tokenizer, data) for prompt in whole] if data.overlong_prompts == "truncate" else whole
+
+
+def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
+    """What is wrong with a row's messages, if anything; for rows that have the fields of the templates.
+
+    Raises:
+        ValueError: A chat template is wanted and missing.
+    """
+    if _is_chat(data) and tokenizer.chat_template is None:
+        raise ValueError(
+            "data.messages is set, but the model's tokenizer has no chat template; use a model that has one, or write "
+            "the whole prompt in data.prompt"
+            if data.messages is not None
+            else "data.chat is on, but the model's tokenizer has no chat template; turn data.chat off and write "
+            "the whole prompt in data.prompt, or use a model that has one"
+        )
+    field = data.messages
+    return (lambda row: None) if field is None else (lambda row: messages.fault(row, field, tokenizer))
+
+
+def _is_chat(data: DataSection) -> bool:
+    return data.chat or data.messages is not None
+
+
+def _messages(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
+    """The conversation of a row: its own, or what the templates make of it."""
+    if data.messages is not None:
+        return messages.asked(row, data.messages)
+    system = () if data.system_prompt is None else ({"role": "system", "content": data.system_prompt},)
+    return (*system, {"role": "user", "content": render(data.prompt, row, where)})
+
+
+def _truncated(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Prompt:
+    """The end of an over-long prompt. A first token that opens every text stays in front: models lean on it."""
+    cut = len(prompt.tokens) - data.max_prompt_tokens
+    if cut <= 0:
+        return prompt
+    begin = prompt.tokens[:1] if prompt.tokens[0] == tokenizer.bos_token_id else ()
+    tokens = (*begin, *prompt.tokens[len(begin) + cut :])
+    text = tokenizer.decode(list(tokens), skip_special_tokens=not _is_chat(data))
+    return replace(prompt, text=str(text), tokens=tokens, tokens_cut=cut)
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -46,22 +94,12 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_s
     return encoded["input_ids"]
 
 
-def _chat(text: str, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> str:
-    if tokenizer.chat_template is None:
-        raise ValueError(
-            "data.chat is on, but the model's tokenizer has no chat template; turn data.chat off and write "
-            "the whole prompt in data.prompt, or use a model that has one"
-        )
-    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    messages = [*system, {"role": "user", "content": text}]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
-    """What is wrong with a prompt's length, if anything."""
-    if len(prompt.tokens) <= max_prompt_tokens:
+    """What is wrong with a prompt's length, or was before it was truncated, if anything."""
+    length = len(prompt.tokens) + prompt.tokens_cut
+    if length <= max_prompt_tokens:
         return None
-    return f"the prompt has {len(prompt.tokens)} tokens, more than data.max_prompt_tokens={max_prompt_tokens}"
+    return f"the prompt has {length} tokens, more than data.max_prompt_tokens={max_prompt_tokens}"
 
 
 class Prompts:
@@ -81,7 +119,8 @@ class Prompts:
         self._tokenizer = tokenizer
         self._data = data
         # A row without an answer, too, should stop a run before it starts, not at step 40.
-        needs = Needs((data.prompt, data.answer), lambda *read: self._lengths(rows, *read), ("prompts",))
+        templates = (*data.prompt_templates, data.answer)
+        needs = Needs(templates, fault_of(tokenizer, data), lambda *read: self._lengths(rows, *read), ("prompts",))
         self.selection = Selection(rows, tokenizer, data, needs)
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.data import cache
 from lockstep.data.notes import Ticker, note
 from lockstep.data.order import mixed_rows_at
-from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped
+from lockstep.data.rows import NUM_NAMED, DataError, Row, RowError, Rows, Skipped
 from lockstep.data.templates import complaint, fields, render
 from lockstep.recipe import DataSection
 from lockstep.recipe.sources import FieldType
@@ -41,11 +41,13 @@ class Needs:
 
     Attributes:
         templates: Whose fields it must have, besides `data.fields`.
-        lengths: For rows that have them, what is wrong with the length of each; None where nothing is.
+        fault: What else is wrong with a row that has them, if anything.
+        lengths: For rows in which nothing is wrong, what is wrong with the length of each; None where nothing is.
         key: What `lengths` follows from besides the rows, the tokenizer and the data section.
     """
 
     templates: tuple[str, ...]
+    fault: Callable[[Row], str | None]
     lengths: Callable[[Sequence[int], Sequence[Row]], list[str | None]]
     key: tuple[object, ...]
 
@@ -71,12 +73,14 @@ class Selection:
         self._shuffle = data.shuffle
         self._kept, found = _selected(rows, tokenizer, data, needs)
         self.bad = rows.skipped + found[_BAD]
-        self.overlong = found[_OVERLONG]
+        cut = data.overlong_prompts == "truncate"
+        self.overlong, self.truncated = (Skipped(), found[_OVERLONG]) if cut else (found[_OVERLONG], Skipped())
         self._sizes = self._part_sizes()
         self._weights = [part.weight for part in rows.parts]
-        for reason, skipped in ((_BAD, self.bad), (_OVERLONG, self.overlong)):
-            if skipped.count:
-                note(f"{skipped.count} {reason} skipped, the first of them:\n  " + "\n  ".join(skipped.first))
+        named = ((f"{_BAD} skipped", self.bad), (f"{_OVERLONG} skipped", self.overlong))
+        for what, rows_found in (*named, (f"{_OVERLONG} truncated", self.truncated)):
+            if rows_found.count:
+                note(f"{rows_found.count} {what}, the first of them:\n  " + "\n  ".join(rows_found.first))
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -88,9 +92,10 @@ class Selection:
 
     @property
     def account(self) -> str:
-        """How many rows were skipped, by reason, for people."""
+        """How many rows were skipped, by reason, and how many prompts truncated, for people."""
         counts = ((self.bad.count, _BAD), (self.overlong.count, _OVERLONG))
-        return f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} skipped"
+        skipped = f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} skipped"
+        return f"{skipped}, {self.truncated.count} {_OVERLONG} truncated" if self.truncated.count else skipped
 
     def numbers(self, places: Sequence[int]) -> list[int]:
         """Which rows of the data stand at these places among those that are used."""
@@ -122,8 +127,9 @@ def texts(rows: Rows, data: DataSection, templates: tuple[str, ...]) -> Iterator
     Raises:
         DataError: A row has not, and is not to be skipped.
     """
+    wanted = _wanted(data, templates)
     for numbers in _blocks(rows):
-        contents, faults = _readable(rows, numbers, _wanted(data, templates))
+        contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted))
         for i, why in faults.items():
             if data.bad_rows == "error":
                 raise _refusal(rows, _BAD, i, why)
@@ -148,7 +154,7 @@ def _selected(
     rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
 ) -> tuple[np.ndarray, dict[str, Skipped]]:
     """The numbers of usable rows, ascending, and the others by reason; from the cache where it has them."""
-    policies: dict[str, Policy] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
+    policies: dict[str, str] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
 
     def fill(file: BinaryIO) -> dict[str, Any]:
         found = {_BAD: _Faults(), _OVERLONG: _Faults()}
@@ -161,7 +167,8 @@ def _selected(
         return {reason: [faults.count, faults.first] for reason, faults in found.items()}
 
     options = data.model_dump_json(exclude=_DECIDE_NOTHING)
-    key = (rows.digest, len(rows), options, needs.templates, needs.key, _fingerprint(tokenizer))
+    kept_long = data.overlong_prompts == "truncate"
+    key = (rows.digest, len(rows), options, needs.templates, needs.key, kept_long, _fingerprint(tokenizer))
     table = cache.table(cache.entry("usable", key), 1, fill)
     skipped = {}
     for reason, policy in policies.items():
@@ -177,11 +184,11 @@ def _gone_over(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Se
     ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
     wanted = _wanted(data, needs.templates)
     for numbers in _blocks(rows):
-        contents, faults = _readable(rows, numbers, wanted)
+        contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted) or needs.fault(row))
         yield [], _BAD, faults
         said = needs.lengths(list(contents), list(contents.values())) if contents else []
         long = {i: why for i, why in zip(contents, said, strict=True) if why is not None}
-        yield [i for i in contents if i not in long], _OVERLONG, long
+        yield [i for i in contents if data.overlong_prompts == "truncate" or i not in long], _OVERLONG, long
         ticker.at(numbers[-1])
 
 
@@ -197,14 +204,14 @@ def _wanted(data: DataSection, templates: tuple[str, ...]) -> dict[str, FieldTyp
 
 
 def _readable(
-    rows: Rows, numbers: Sequence[int], wanted: dict[str, FieldType]
+    rows: Rows, numbers: Sequence[int], fault: Callable[[Row], str | None]
 ) -> tuple[dict[int, Row], dict[int, str]]:
-    """The rows that have the wanted fields, and what is wrong with each of the others."""
+    """The rows in which there is no fault, and what is wrong with each of the others."""
     try:
         contents, faults = dict(zip(numbers, rows.rows(numbers), strict=True)), {}
     except RowError:
         contents, faults = _one_by_one(rows, numbers)
-    faults |= {i: wrong for i, row in contents.items() if (wrong := complaint(row, wanted)) is not None}
+    faults |= {i: wrong for i, row in contents.items() if (wrong := fault(row)) is not None}
     return {i: row for i, row in contents.items() if i not in faults}, dict(sorted(faults.items()))
 
 

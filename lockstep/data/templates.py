@@ -91,19 +91,23 @@ def _field(row: Row, name: str, where: str) -> str:
         raise DataError(f"{where}: {wrong}")
     value = row[name]
     try:
-        return value if isinstance(value, str) else _json(value)
+        return value if isinstance(value, str) else as_written(value)
     except TypeError as error:  # a table can hold dates and bytes inside of a list
         raise DataError(f"{where}: the field {name!r} cannot be put into a template ({error})") from error
 
 
-def _json(value: Any) -> str:
-    """JSON in which every number stands as it was written; Python's own encoder would write 3.1 for 3.10."""
+def as_written(value: Any) -> str:
+    """JSON in which every number stands as it was written; Python's own encoder would write 3.1 for 3.10.
+
+    Raises:
+        TypeError: JSON does not know such a value.
+    """
     match value:
         case AsWritten():
             return value.text
         case list():
-            return f"[{', '.join(map(_json, value))}]"
+            return f"[{', '.join(map(as_written, value))}]"
         case dict():
-            return f"{{{', '.join(f'{_json(key)}: {_json(item)}' for key, item in value.items())}}}"
+            return f"{{{', '.join(f'{as_written(key)}: {as_written(item)}' for key, item in value.items())}}}"
         case _:
             return json.dumps(value, ensure_ascii=False)

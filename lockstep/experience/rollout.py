@@ -97,11 +97,7 @@ class Experience:
         self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_generations: int, role: str
     ) -> Rollouts:
         repeated = [prompt for prompt in prompts for _ in range(num_generations)]
-        requests = [
-            Request(prompt.tokens, keyed.key(self.seed, role, position + i, prompt.id, draw))
-            for i, prompt in enumerate(prompts)
-            for draw in range(num_generations)
-        ]
+        requests = requests_of(prompts, position, num_generations, self.seed, role)
         batch = self.sampler.generate(requests, sampling)
         tokens = zip(batch.sequences(), batch.sequences("mask"), strict=True)
         responses = [self.decode(sequence[mask].tolist()) for sequence, mask in tokens]
@@ -109,6 +105,23 @@ class Experience:
         verdicts = self.reward(repeated, responses, answers)
         score_B = torch.tensor([float("nan") if verdict is None else verdict for verdict in verdicts])
         return Rollouts(batch.with_columns(sample={"score": score_B}), repeated, responses)
+
+
+def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str) -> list[Request]:
+    """Asks for `num_generations` responses to each prompt, next to each other; draws are keyed by prompt and number.
+
+    Args:
+        prompts: What is asked.
+        position: Row of the first of them.
+        num_generations: Responses per prompt.
+        seed: Of all draws.
+        role: What the responses are for.
+    """
+    return [
+        Request(prompt.tokens, keyed.key(seed, role, position + i, prompt.id, draw))
+        for i, prompt in enumerate(prompts)
+        for draw in range(num_generations)
+    ]
 
 
 def _mixed_groups(score_PG: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.recipe.evaluation import EvalData, EvalModel, EvalRecipe, EvalRun, Greedy
+from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
+from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
 from lockstep.recipe.machinery import (
     Cluster,
     Computation,
@@ -25,10 +26,19 @@ from lockstep.recipe.ppo import KL, PPO, Correction, DynamicSampling, Overlong, 
 from lockstep.recipe.run import Bound, Common, Run
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sft import SFT, SFTRecipe
-from lockstep.recipe.sources import Arithmetic, DataSection, ModelSection, PromptSection, RewardSection, Scratch
+from lockstep.recipe.sources import (
+    Arithmetic,
+    DataSection,
+    ModelFolder,
+    ModelSection,
+    PromptSection,
+    QuestionSection,
+    RewardSection,
+    Scratch,
+)
 from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 
-Recipe = Annotated[SFTRecipe | PPORecipe | EvalRecipe, Field(discriminator="algorithm")]
+Recipe = Annotated[SFTRecipe | PPORecipe | EvalRecipe | GenerateRecipe, Field(discriminator="algorithm")]
 
 __all__ = [
     "KL",
@@ -43,12 +53,15 @@ __all__ = [
     "DataSection",
     "DynamicSampling",
     "EvalData",
-    "EvalModel",
     "EvalRecipe",
     "EvalRun",
+    "GenerateData",
+    "GenerateRecipe",
+    "GenerateRun",
     "Greedy",
     "LearnerSection",
     "MLflow",
+    "ModelFolder",
     "ModelSection",
     "Optimizer",
     "Overlong",
@@ -56,6 +69,7 @@ __all__ = [
     "Parallel",
     "Probability",
     "PromptSection",
+    "QuestionSection",
     "Recipe",
     "RepeatedSampling",
     "RewardScaling",

@@ -8,16 +8,10 @@ from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.recipe.machinery import Computation, RepeatedSampling, SamplerSection
 from lockstep.recipe.section import Section
-from lockstep.recipe.sources import DataSection, Paths, PromptSection, RewardSection
+from lockstep.recipe.sources import DataSection, ModelFolder, Paths, QuestionSection, RewardSection
 
 
-class EvalModel(Section):
-    """Whose responses are judged."""
-
-    path: str = Field(description="a Hugging Face folder on this machine, or the folder of a finished run")
-
-
-class EvalData(PromptSection):
+class EvalData(QuestionSection):
     """The rows that are asked."""
 
     validation: Paths = Field(description="file to evaluate on, or a list of files")
@@ -50,7 +44,7 @@ class EvalRecipe(Section):
 
     algorithm: Literal["eval"]
     seed: int = 0
-    model: EvalModel
+    model: ModelFolder
     data: EvalData
     reward: RewardSection
     greedy: Greedy | None = Field(default=None, description="null: no greedy responses")

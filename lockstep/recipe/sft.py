@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.recipe.machinery import Optimizer
 from lockstep.recipe.run import Common
@@ -24,3 +24,12 @@ class SFTRecipe(Common):
     algorithm: Literal["sft"] = Field(description="what is run")
     sft: SFT
     optimizer: Optimizer
+
+    @model_validator(mode="after")
+    def _demonstrations_are_whole(self) -> SFTRecipe:
+        if self.data.overlong_prompts == "truncate":
+            raise ValueError(
+                "data.overlong_prompts=truncate is for prompts that a sampler answers; a demonstration is learned "
+                "whole, so say error or skip"
+            )
+        return self

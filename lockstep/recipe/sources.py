@@ -34,6 +34,12 @@ class ModelSection(Section):
         return self
 
 
+class ModelFolder(Section):
+    """A model that is asked and does not learn."""
+
+    path: str = Field(description="a Hugging Face folder on this machine, or the folder of a finished run")
+
+
 class Arithmetic(Section):
     """Word problems that are made, not read; see `lockstep.data.arithmetic`."""
 
@@ -73,12 +79,18 @@ class PromptSection(Section):
     prompt: str = Field(
         default="{question}", description="template of the prompt, or of the user's message where `chat` is on"
     )
-    answer: str = Field(default="{answer}", description="template of the right answer that a reward sees")
+    messages: str | None = Field(
+        default=None,
+        description="instead of `prompt`: the field with a list of {role, content}, which goes through the tokenizer's "
+        "chat template; where the assistant has the last word, that is the answer and is left off",
+    )
     chat: bool = Field(default=False, description="put the prompt through the tokenizer's chat template")
     system_prompt: str | None = Field(default=None, description="system message, with `chat`")
     max_prompt_tokens: PositiveInt = Field(description="a longer prompt is over-long")
-    overlong_prompts: Literal["error", "skip"] = Field(
-        default="error", description="what to do with them; skipped ones are counted"
+    overlong_prompts: Literal["error", "skip", "truncate"] = Field(
+        default="error",
+        description="what to do with them; skipped ones are counted, and so are truncated ones, which keep their last "
+        "max_prompt_tokens tokens (and the tokenizer's bos in front, where it was there)",
     )
     bad_rows: Literal["error", "skip"] = Field(
         default="error", description="what to do with a line that is no JSON object or lacks a field; likewise"
@@ -86,16 +98,33 @@ class PromptSection(Section):
     fields: dict[str, FieldType] | None = Field(
         default=None, description="fields that each row must have besides those of the templates, with their types"
     )
-    max_validation_samples: PositiveInt | None = Field(default=None, description="validate on the first so many rows")
+
+    @property
+    def prompt_templates(self) -> tuple[str, ...]:
+        """Whose fields a row needs for its prompt."""
+        return (self.prompt,) if self.messages is None else ()
 
     @model_validator(mode="after")
-    def _system_prompt_in_a_chat(self) -> PromptSection:
+    def _one_way_to_ask(self) -> PromptSection:
+        if self.messages is not None and self.prompt != type(self).model_fields["prompt"].default:
+            raise ValueError("say one of prompt and messages; a row's messages need no template")
+        if self.messages is not None and (self.chat or self.system_prompt is not None):
+            raise ValueError(
+                "chat and system_prompt go with prompt; messages always go through the chat template, as they are"
+            )
         if self.system_prompt is not None and not self.chat:
             raise ValueError("system_prompt needs chat: true")
         return self
 
 
-class DataSection(PromptSection):
+class QuestionSection(PromptSection):
+    """Prompts that have a right answer, and those that are held out."""
+
+    answer: str = Field(default="{answer}", description="template of the right answer that a reward sees")
+    max_validation_samples: PositiveInt | None = Field(default=None, description="validate on the first so many rows")
+
+
+class DataSection(QuestionSection):
     """The rows that a run trains and validates on."""
 
     train: Paths | None = Field(

@@ -10,23 +10,21 @@ whole one, and comes to the same numbers, for every draw is keyed by its questio
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import Loaded
-from lockstep.data.files import open_rows
+from lockstep.config import Loaded, usage
 from lockstep.experience.evaluation import Grading, Sample, answered, grading, lengths
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.recipe import EvalRecipe
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
-from lockstep.runtime.folder import locked, noted_folder, write_once
-from lockstep.runtime.identity import ChangedError, Identity, differences, digest, inputs
+from lockstep.runtime.folder import write_once
 from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.results import results_of
 from lockstep.runtime.rows import files_of, open_prompts
 from lockstep.runtime.sample_log import Block, SampleLog, Setting
 from lockstep.runtime.source import Source, open_source
@@ -47,40 +45,17 @@ def evaluate(loaded: Loaded) -> Path:
     """
     recipe = loaded.recipe
     if not isinstance(recipe, EvalRecipe):
-        raise ValueError(f"{loaded.name} is a recipe that trains; it is for: lockstep train {loaded.name}")
+        raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
     source = open_source(recipe.model.path)
     settings = list(_settings(recipe, source))
-    folder = _folder(loaded, recipe)
-    with locked(folder):
+    rows = {"validation": files_of(recipe.data.validation)}
+    results = results_of(loaded, recipe.model.path, rows, "evals", "another evaluation")
+    folder = results.folder
+    with results.opened() as started:
         if not (folder / RESULTS).exists():
-            _examine(recipe, settings, source, folder)
+            _examine(recipe, settings, source, folder, started)
     print(f"{results_table(folder)}\n\nevaluation: {folder}")
     return folder
-
-
-def _folder(loaded: Loaded, recipe: EvalRecipe) -> Path:
-    """The evaluation's own: other options, weights, rows or another reward function are another evaluation."""
-    now = _inputs(loaded, recipe)
-    key = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:10]
-    named = recipe.run.folder
-    folder = Path("evals") / f"{loaded.name}-{key}" if named is None else Path(named)
-    noted = folder / "inputs.json"
-    changed = differences(json.loads(noted.read_text()), now) if noted.exists() else []
-    if changed:
-        raise ChangedError(
-            f"{folder} holds another evaluation:\n  " + "\n  ".join(changed) + "\nchoose another folder by --out, or "
-            "remove it"
-        )
-    noted_folder(loaded, folder)
-    write_once(noted, json.dumps(now, indent=1) + "\n")
-    return folder
-
-
-def _inputs(loaded: Loaded, recipe: EvalRecipe) -> Identity:
-    """What the responses and verdicts depend on; weights by their content, since two often differ in nothing else."""
-    model, rows = Path(recipe.model.path), open_rows(files_of(recipe.data.validation), "skip")
-    weights = {f"model.{path.name}": digest([path]) for path in sorted(model.glob("*.safetensors"))}
-    return inputs(loaded, {"validation": rows.digest[:16]}, model) | weights
 
 
 def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
@@ -95,7 +70,9 @@ def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
         yield Setting("sampled", source.sampling(sampled), sampled.num_samples, sampled.ks)
 
 
-def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, folder: Path) -> None:
+def _examine(
+    recipe: EvalRecipe, settings: Sequence[Setting], source: Source, folder: Path, started: Callable[[], None]
+) -> None:
     """Answers what has not been answered, and writes the results."""
     with progress(f"{recipe.model.path} → {folder}") as shown:
         rows = open_prompts(files_of(recipe.data.validation), recipe.data.in_order, source.tokenizer)
@@ -113,6 +90,7 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
         if unknown:
             shown.note(f"{unknown} of {len(prompts)} questions have words that the model's tokenizer does not know")
         log = SampleLog(folder / SAMPLES, blocks)
+        started()
         _answer(log, prompts, experience, graded, shown)
     results = {
         "model": recipe.model.path,

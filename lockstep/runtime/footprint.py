@@ -12,7 +12,7 @@ from threading import Event
 
 from lockstep.runtime.folder import LOCK
 
-_MADE = ("recipe.yaml", "environment.json", "data", "initial")
+_MADE = ("recipe.yaml", "environment.json", "inputs.json", "data", "initial")
 """What a run makes in its folder before its first step; what else is there, somebody else put there."""
 
 

@@ -30,6 +30,7 @@ class View:
     """What there is to show at one moment.
 
     Attributes:
+        unit: What is counted: steps, if not something else.
         step: Steps done.
         total: Steps of the whole run; None while that is not known.
         phase: What is being done now, and for how many seconds.
@@ -39,6 +40,7 @@ class View:
     """
 
     title: str
+    unit: str
     step: int
     total: int | None
     phase: tuple[str, float] | None
@@ -49,7 +51,7 @@ class View:
     @property
     def parts(self) -> list[str]:
         """Everything but the title and the phase, each in words of its own."""
-        parts = [f"step {self.step}" if self.total is None else f"step {self.step}/{self.total}"]
+        parts = [f"{self.unit} {self.step}" if self.total is None else f"{self.unit} {self.step}/{self.total}"]
         parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
@@ -81,13 +83,13 @@ class Progress:
         self._phase: str | None = None
         self._phase_since = self._step_since = clock()
         self._timings: dict[str, float] = {}
-        self._step = 0
+        self._step, self._unit = 0, "step"
         self._metrics: dict[str, float] = {}
-        self._recent: deque[tuple[float, int]] = deque(maxlen=_WINDOW)  # seconds and tokens
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)  # seconds, tokens and steps
 
-    def total(self, steps: int, note: str) -> None:
+    def total(self, steps: int, note: str, unit: str = "step") -> None:
         """Says how many steps the run has, as soon as that is known, and what a step is. The first step begins now."""
-        self._total, self._step_since = steps, self._clock()
+        self._total, self._unit, self._step_since = steps, unit, self._clock()
         self._display.note(note)
 
     def note(self, text: str) -> None:
@@ -103,16 +105,17 @@ class Progress:
         finally:
             self._switch(outer)
 
-    def step(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
+    def step(self, step: int, metrics: Mapping[str, float], tokens: int, steps: int = 1) -> None:
         """A step is over.
 
         Args:
             step: Steps done.
             metrics: All of the step's; `HEADLINES` are shown.
             tokens: That the step worked on.
+            steps: How many were done together, where they are done so.
         """
         now = self._clock()
-        self._recent.append((now - self._step_since, tokens))
+        self._recent.append((now - self._step_since, tokens, steps))
         self._step, self._step_since = step, now
         self._metrics = {name: metrics[name] for name in HEADLINES if math.isfinite(metrics.get(name, math.nan))}
         self._display.stepped(self.view())
@@ -125,12 +128,13 @@ class Progress:
 
     def view(self) -> View:
         """What there is to show now."""
-        seconds, tokens = sum(second for second, _ in self._recent), sum(token for _, token in self._recent)
+        seconds, tokens, steps = map(sum, zip(*self._recent, strict=True)) if self._recent else (0.0, 0, 0)
         left_s = None
-        if self._total is not None and self._recent:
-            left_s = (self._total - self._step) * seconds / len(self._recent)
+        if self._total is not None and steps:
+            left_s = (self._total - self._step) * seconds / steps
         return View(
             title=self._title,
+            unit=self._unit,
             step=self._step,
             total=self._total,
             phase=None if self._phase is None else (self._phase, self._clock() - self._phase_since),

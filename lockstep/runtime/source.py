@@ -57,7 +57,7 @@ def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
 def scratch_tokenizer(recipe: Common, files: Files) -> PreTrainedTokenizerFast:
     """The tokenizer of a new model, made from the rows of `files`."""
     data = recipe.data
-    return words_tokenizer(texts(open_rows(files, data.bad_rows), data, (data.prompt, data.completion)))
+    return words_tokenizer(texts(open_rows(files, data.bad_rows), data, (*data.prompt_templates, data.completion)))
 
 
 def open_source(folder: Path | str) -> Source:

@@ -246,7 +246,7 @@ def test_several_files_are_one_evaluation(ask: Callable[..., Path], in_tmp: Path
         (["MODEL", "DATA", "greedy.max_tokens=600"], "greedy.max_tokens allows sequences of 1112 tokens"),
         (["MODEL", "DATA", "data.train=x"], "there is no option data.train"),
         (["MODEL", "DATA", "reward.pass_score=1"], "pass_score goes with type: python"),
-        (["MODEL", "DATA", "--recipe", "ppo_gsm8k"], "a recipe that trains"),
+        (["MODEL", "DATA", "--recipe", "ppo_gsm8k"], "is for another command: lockstep train ppo_gsm8k"),
     ],
 )
 def test_bad_input_gets_one_sentence(

@@ -1,0 +1,62 @@
+"""The options of `lockstep generate`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from lockstep.recipe.machinery import Computation, SamplerSection, Sampling
+from lockstep.recipe.section import Section
+from lockstep.recipe.sources import DataSection, ModelFolder, Paths, PromptSection
+
+
+class GenerateData(PromptSection):
+    """The rows that are answered."""
+
+    prompts: Paths = Field(description="file of rows, or a list of files: JSONL (also .gz), Parquet, data set folders")
+    max_prompts: PositiveInt | None = Field(default=None, description="answer only the first so many rows")
+
+    @property
+    def in_order(self) -> DataSection:
+        """The same for whoever reads rows: those of the file, in its order, with nothing asked of a right answer."""
+        own = self.model_dump(exclude={"prompts", "max_prompts"})
+        return DataSection(train=self.prompts, shuffle=False, answer="", **own)
+
+
+class GenerateRun(Section):
+    """Where to, and how often."""
+
+    folder: str | None = Field(
+        default=None, description="folder of the results; null: generations/<model>-<data>-<hash of all that matters>"
+    )
+    save_every: PositiveInt = Field(
+        default=32,
+        description="prompts of a block, whose responses are drawn and written together; whoever stops loses no more "
+        "than the blocks under way",
+    )
+
+
+class GenerateRecipe(Section):
+    """`algorithm: generate`"""
+
+    algorithm: Literal["generate"] = Field(description="what is run")
+    seed: int = Field(default=0, description="key of every random number")
+    model: ModelFolder
+    data: GenerateData
+    sampling: Sampling
+    num_generations: PositiveInt = Field(default=1, description="responses per prompt")
+    logprobs: Literal["none", "processed"] = Field(
+        default="none",
+        description="write the log-probability of each drawn token: processed, under the distribution it was drawn "
+        "from, after temperature, top_k and top_p",
+    )
+    sampler: SamplerSection = SamplerSection()
+    learner: Computation = Computation()
+    run: GenerateRun = GenerateRun()
+
+    @model_validator(mode="after")
+    def _responses_differ(self) -> GenerateRecipe:
+        if self.sampling.temperature == 0 and self.num_generations > 1:
+            raise ValueError("sampling.temperature 0 gives the same response every time, so num_generations must be 1")
+        return self
