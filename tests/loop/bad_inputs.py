@@ -121,6 +121,10 @@ RECIPES = {
     "rule: two models": said("model.path=model model.from_recipe=sft_arithmetic"),
     "rule: no data": said("data.arithmetic=null"),
     "rule: system prompt without chat": said("data.system_prompt=Hi"),
+    "rule: messages and a template": said("data.messages=talk data.prompt='\"{question}?\"'"),
+    "rule: messages and chat": said("data.prompt='\"{question}\"' data.messages=talk data.chat=true"),
+    "rule: truncated demonstrations": BadInput("train sft.yaml data.overlong_prompts=truncate"),
+    "rule: greedy several times": BadInput("generate model rows.jsonl sampling.temperature=0 num_generations=2"),
     "rule: greedy and top_k": said("sampling.temperature=0 sampling.top_k=5"),
     "rule: two kinds of reward": said("reward.function=rewards.py:parity"),
     "rule: a time limit for math": said("reward.timeout_s=5"),
@@ -146,6 +150,7 @@ MODELS = {
     "tokenizer: torn": own(write("model/tokenizer.json", '{"version"')),
     "tokenizer: of another model": own(small_embedding),
     "tokenizer: no chat template": own(overrides="data.chat=true"),
+    "tokenizer: no chat template for messages": own(overrides="data.messages=talk"),
     "tokenizer: no stop token": own(
         lambda folder: [
             change("model/tokenizer_config.json", eos_token=None)(folder),
@@ -180,6 +185,20 @@ DATA = {
     "data: UTF-16": own(write("rows.jsonl", '{"question": "a"}\n'.encode("utf-16"))),
     "data: a field missing": own(add_row('{"text": "a"}')),
     "data: an answer missing": own(add_row('{"question": "a", "answer": null}')),
+    "data: messages that are none": own(
+        lambda folder: [
+            write("rows.jsonl", '{"talk": [{"role": "user"}], "answer": "1"}\n')(folder),
+            write("model/chat_template.jinja", "{{ messages[0].content }}")(folder),
+        ],
+        "data.messages=talk",
+    ),
+    "data: messages that the template refuses": own(
+        lambda folder: [
+            write("rows.jsonl", '{"talk": [{"role": "user", "content": "Hi"}], "answer": "1"}\n')(folder),
+            write("model/chat_template.jinja", "{{ raise_exception('no system message') }}")(folder),
+        ],
+        "data.messages=talk",
+    ),
     "data: a template that is none": own(overrides="data.prompt='\"{question\"'"),
     "data: a long prompt": own(overrides="data.max_prompt_tokens=20"),
     "data: only long prompts": own(overrides="data.max_prompt_tokens=3 data.overlong_prompts=skip"),
@@ -211,6 +230,14 @@ RUNS = {
     "run: numbers break": said("critic.lr=1e30 run.max_steps=3").late,
     "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").late,
     "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1 run.max_steps=2").late,
+    "generate: a recipe of another command": BadInput("generate model rows.jsonl --recipe own.yaml"),
+    "generate: a run that is not finished": BadInput(
+        "generate run rows.jsonl",
+        lambda folder: [
+            (folder / "run").mkdir(),
+            write("run/recipe.yaml", (folder / "own.yaml").read_bytes())(folder),
+        ],
+    ),
     "check: no run": BadInput("check model"),
     "export: no run": BadInput("export model out"),
 }

@@ -25,11 +25,13 @@ FEW = [
     "learner.device=cpu",
 ]  # fmt: skip
 
+ANSWERED = ["data.max_prompts=2", "data.overlong_prompts=skip", "sampling.max_tokens=8", "learner.device=cpu"]
+
 
 def commands(program: str) -> list[str]:
     """Lines of shell blocks that call a program, continuation lines joined."""
     blocks = [block for page in PAGES for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text(), re.DOTALL)]
-    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line.strip().removeprefix("exec ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return sorted({line for line in lines if re.match(rf"(\.venv/bin/)?{program} ", line)})
 
 
@@ -76,6 +78,7 @@ def test_command_runs(
     (workplace / "my_rewards.py").write_text("def fewest_words(prompt, response, answer, row):\n    return 1.0\n")
     real = {
         "MODEL": f"{assets}/models/stories260K/hf",
+        "prompts.jsonl": f"{assets}/data/gsm8k/test.jsonl",
         "train.jsonl": f"{assets}/data/gsm8k/train.jsonl",
         "test.jsonl": f"{assets}/data/gsm8k/test.jsonl",
     }
@@ -85,4 +88,6 @@ def test_command_runs(
         arguments += SHORT + (TINY if "ppo_gsm8k" in arguments else [])
     if arguments[0] == "eval":
         arguments += FEW
+    if arguments[0] == "generate":
+        arguments += ANSWERED + (["data.max_prompt_tokens=400"] if "MODEL" in command else [])
     assert main(arguments) == 0, capsys.readouterr().err

@@ -132,6 +132,14 @@ def test_an_option_of_the_same_source_keeps_the_rest_of_it(recipe: str) -> None:
     assert (arithmetic.train_questions, arithmetic.validation_questions) == (32, 8)
 
 
+def test_messages_take_the_place_of_a_prompt_and_a_prompt_that_of_messages(recipe: str, tmp_path: Path) -> None:
+    templated = variant(tmp_path, f"base: {Path(recipe).name}\ndata: {{prompt: 'Q: {{question}}'}}\n")
+    assert ppo(templated, "data.messages=talk").data.messages == "talk"
+    (tmp_path / "talk.yaml").write_text(f"base: {Path(recipe).name}\ndata: {{messages: talk}}\n")
+    assert ppo(str(tmp_path / "talk.yaml"), "data.prompt='A: {question}'").data.messages is None
+    assert "say one of prompt and messages" in refusal(recipe, "data.messages=talk", "data.prompt='A: {question}'")
+
+
 def test_two_sources_at_once_are_refused(recipe: str) -> None:
     assert "exactly one of path, from_recipe and scratch" in refusal(recipe, "model.path=A", "model.from_recipe=B")
 
@@ -267,6 +275,9 @@ def test_the_digest_changes_with_every_option_that_may_change_a_result(recipe: s
     assert load(recipe, ["run.folder=elsewhere"]).digest == loaded.digest
     assert load(recipe, ["ppo.clip=0.2"]).digest == loaded.digest
     assert load(recipe, ["trackers.wandb={}"]).digest == loaded.digest
+    for option in ("sampler.replicas=3", "sampler.max_restarts=0", "sampler.timeout_s=5"):
+        assert load(recipe, [option]).digest == loaded.digest
+    assert load(recipe, ["sampler.max_batch_size=7"]).digest != loaded.digest
     others = [load(recipe, [change]).digest for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")]
     assert len({loaded.digest, *others}) == 4
     assert loaded.run_folder == Path("runs") / f"small-{loaded.digest}"

@@ -51,6 +51,16 @@ def test_a_phase_within_a_phase_stops_the_outer_clock(clock: Clock) -> None:
         assert shown.take_timings() == {"outer": 3.0, "inner": 10.0}
 
 
+def test_steps_that_are_done_together_count_as_so_many(clock: Clock) -> None:
+    out = io.StringIO()
+    with progress("generations", None, out, clock) as shown:
+        shown.total(100, "100 prompts", unit="prompts")
+        for done in (60, 70, 80):  # 50 were done before
+            clock.now += 2
+            shown.step(done, {}, 400, steps=10)
+    assert out.getvalue().splitlines()[-1] == "prompts 80/100 · 200 tokens/s · 0:04 left"
+
+
 def test_a_phase_that_fails_is_timed_and_over(clock: Clock) -> None:
     with progress("run", 3, io.StringIO(), clock) as shown:
         with suppress(RuntimeError), shown.phase("generate"):

@@ -143,3 +143,101 @@ def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
     assert 0 < prompts.selection.overlong.count < 1319
     assert all(len(prompt.tokens) <= 300 for prompt in prompts.first())
     assert tokenizer.decode(prompts[0].tokens, skip_special_tokens=True) == prompts[0].text
+
+
+TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 7?"}]
+REFUSING = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"
+)
+
+
+def talks(tmp_path: Path, *talks: Any) -> JsonlIndex:
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
+    return JsonlIndex(path)
+
+
+def test_messages_go_through_the_chat_template_without_the_answer(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.chat_template = CHAT
+    answered = [*TALK, {"role": "assistant", "content": "A number."}]
+    longer = [*answered, {"role": "user", "content": "Say."}]
+    prompts = Prompts(talks(tmp_path, TALK, answered, longer), tokenizer, section(messages="talk", answer="")).first()
+    asked = "<system> Be brief.\n<user> What is 7?\n"
+    assert [prompt.text for prompt in prompts] == [
+        f"{asked}<reply>", f"{asked}<reply>", f"{asked}<assistant> A number.\n<user> Say.\n<reply>",
+    ]  # fmt: skip
+    assert [prompt.messages for prompt in prompts] == [tuple(TALK), tuple(TALK), tuple(longer)]
+    assert prompts[1].row == {"talk": answered}
+
+
+def test_messages_bring_every_special_token_themselves(tmp_path: Path, assets: Path) -> None:
+    llama = load_tokenizer(assets / "models/stories260K/hf")
+    llama.chat_template = "{{ bos_token }}{{ messages[0].content }}"
+    prompts = Prompts(talks(tmp_path, TALK), llama, section(messages="talk", answer=""))
+    assert prompts[0].tokens.count(llama.bos_token_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("talk", "fault"),
+    [
+        (None, "null in the field 'talk', which"),
+        ("Hi", "text in the field 'talk', which should be list"),
+        ([], "in the field 'talk' no message that could be answered"),
+        ([{"role": "assistant", "content": "Hi"}], "in the field 'talk' no message that could be answered"),
+        ([*TALK, "Hi"], """in the field 'talk' a message, number 3, that is not {"role": text, "content": text}"""),
+        ([{"role": "user"}], "in the field 'talk' a message, number 1, that is not"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "in the field 'talk' a message, number 1, that is not"),
+        ([{"role": "tool", "content": "x"}], "messages that the tokenizer's chat template refuses (no tools here)"),
+    ],
+)
+def test_messages_that_are_none_are_bad_rows(tmp_path: Path, tokenizer: Any, talk: Any, fault: str) -> None:
+    tokenizer.chat_template = REFUSING
+    rows = talks(tmp_path, TALK, talk)
+    with pytest.raises(DataError) as refused:
+        Prompts(rows, tokenizer, section(messages="talk", answer=""))
+    assert "line 2: has" in str(refused.value)
+    assert fault in str(refused.value)
+    assert "correct the row, or set data.bad_rows=skip" in str(refused.value)
+    prompts = Prompts(rows, tokenizer, section(messages="talk", answer="", bad_rows="skip"))
+    assert (len(prompts), prompts.selection.account) == (1, "1 bad rows skipped")
+
+
+def test_messages_without_a_chat_template_are_an_error(tmp_path: Path, tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"data\.messages is set, but the model's tokenizer has no chat template"):
+        Prompts(talks(tmp_path, TALK), tokenizer, section(messages="talk", answer=""))
+
+
+@pytest.mark.parametrize("option", [{"prompt": "Q: {question}"}, {"chat": True}, {"chat": True, "system_prompt": "Hi"}])
+def test_there_is_one_way_to_ask(option: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match=r"say one of prompt and messages|messages always go through the chat template"
+    ):
+        section(messages="talk", **option)
+
+
+def test_a_truncated_prompt_keeps_its_end_and_is_counted(
+    index: JsonlIndex, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = len(tokenizer(ROWS[0]["question"])["input_ids"])
+    whole = Prompts(index, tokenizer, section())
+    for _ in ("first", "from the cache"):
+        prompts = Prompts(index, tokenizer, section(max_prompt_tokens=limit, overlong_prompts="truncate"))
+        assert (len(prompts), prompts.selection.skipped) == (10, 0)
+        assert prompts.selection.account == "none skipped, 6 over-long truncated"
+        assert "6 over-long truncated, the first of them:\n  " in capsys.readouterr().err
+    for short, long in zip(prompts.first(), whole.first(), strict=True):
+        assert short.tokens == long.tokens[-limit:]
+        assert short.tokens_cut == len(long.tokens) - len(short.tokens)
+        assert long.text.endswith(short.text)
+        assert tokenizer.decode(short.tokens) == short.text
+        assert short.row == long.row
+    others = (Prompts(index, tokenizer, section(max_prompt_tokens=limit, overlong_prompts="skip")) for _ in range(2))
+    assert [len(prompts) for prompts in others] == [4, 4]
+
+
+def test_a_truncated_prompt_keeps_the_token_that_opens_every_text(index: JsonlIndex, assets: Path) -> None:
+    llama = load_tokenizer(assets / "models/stories260K/hf")
+    prompt = Prompts(index, llama, section(max_prompt_tokens=5, overlong_prompts="truncate"))[2]
+    whole = Prompts(index, llama, section())[2]
+    assert prompt.tokens == (llama.bos_token_id, *whole.tokens[-4:])
+    assert whole.text.endswith(prompt.text)
