@@ -110,7 +110,9 @@ class Loaded:
         tree.pop("trackers", None)
         for option in ("folder", "max_time_s"):
             tree["run"].pop(option, None)
-        for option in ("replicas", "max_restarts", "timeout_s"):
+        # What is generated alone is cut into blocks; elsewhere a batch is shared, and bits depend on the shares.
+        alone = ("replicas",) if self.recipe.algorithm == "generate" else ()
+        for option in ("max_restarts", "timeout_s", *alone):
             tree.get("sampler", {}).pop(option, None)
         first = self.warm_start
         if first is not None:

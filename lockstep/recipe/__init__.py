@@ -12,6 +12,7 @@ from pydantic import Field
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
 from lockstep.recipe.machinery import (
+    VLLM,
     Cluster,
     Computation,
     LearnerSection,
@@ -44,6 +45,7 @@ __all__ = [
     "KL",
     "PPO",
     "SFT",
+    "VLLM",
     "Arithmetic",
     "Bound",
     "Cluster",

@@ -46,10 +46,10 @@ class GenerateRecipe(Section):
     data: GenerateData
     sampling: Sampling
     num_generations: PositiveInt = Field(default=1, description="responses per prompt")
-    logprobs: Literal["none", "processed"] = Field(
+    logprobs: Literal["none", "processed", "raw"] = Field(
         default="none",
         description="write the log-probability of each drawn token: processed, under the distribution it was drawn "
-        "from, after temperature, top_k and top_p",
+        "from, after temperature, top_k and top_p; raw, at temperature 1 and among all tokens",
     )
     sampler: SamplerSection = SamplerSection()
     learner: Computation = Computation()

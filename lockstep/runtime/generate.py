@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from lockstep.recipe import GenerateRecipe
 from lockstep.runtime.folder import write_once
 from lockstep.runtime.parts import Parts
 from lockstep.runtime.progress import Progress, progress
-from lockstep.runtime.replicas import replicas
+from lockstep.runtime.replicas import Replicas, processes
 from lockstep.runtime.results import results_of
 from lockstep.runtime.rows import files_of, open_prompts
 from lockstep.runtime.source import Source, open_source
@@ -99,7 +99,8 @@ def _make(recipe: GenerateRecipe, source: Source, whole: Path, started: Callable
         blocks = _Blocks(prompts, len(range(len(prompts))[: recipe.data.max_prompts]), recipe.run.save_every)
         parts = Parts(whole, len(blocks))
         if parts.missing():
-            with _samplers(recipe, source, blocks, shown) as answers:
+            with ExitStack() as workers:
+                answers = _samplers(recipe, source, blocks, processes(_spec(recipe, source), shown, workers))
                 started()
                 shown.total(blocks.count, _arithmetic(recipe, blocks), unit="prompts")
                 _answer(blocks, parts, answers, shown)
@@ -115,25 +116,22 @@ def _arithmetic(recipe: GenerateRecipe, blocks: _Blocks) -> str:
     )
 
 
-@contextmanager
-def _samplers(recipe: GenerateRecipe, source: Source, blocks: _Blocks, shown: Progress) -> Iterator[Answers]:
-    """Samplers in processes of their own."""
+def _spec(recipe: GenerateRecipe, source: Source) -> SamplerSpec:
+    return SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=recipe.logprobs == "raw")
+
+
+def _samplers(recipe: GenerateRecipe, source: Source, blocks: _Blocks, workers: Replicas) -> Answers:
+    """Answers by samplers in processes of their own: even one is, so that bits do not depend on their number."""
     sampling, num, seed = source.sampling(recipe.sampling), recipe.num_generations, recipe.seed
-    workers = replicas(SamplerSpec(source.folder, recipe.sampler, recipe.learner), recipe.sampler, shown.note)
 
     def answers(asked: Iterator[tuple[int, Sequence[Prompt]]]) -> Iterator[tuple[int, list[Reply]]]:
         requests = (
             (number, requests_of(prompts, blocks.start(number), num, seed, "generation")) for number, prompts in asked
         )
         for number, batch in workers.blocks(requests, sampling):
-            yield number, replies_of(batch, source.decode, recipe.logprobs == "processed")
+            yield number, replies_of(batch, source.decode, recipe.logprobs != "none")
 
-    try:
-        with shown.phase("start samplers"):
-            workers.ready()
-        yield answers
-    finally:
-        workers.close()
+    return answers
 
 
 def _answer(blocks: _Blocks, parts: Parts, answers: Answers, shown: Progress) -> None:

@@ -27,11 +27,12 @@ from lockstep.recipe import GenerateRecipe, LearnerSection, SamplerSection
 from lockstep.runtime import generate as module
 from lockstep.runtime.generate import generate
 from lockstep.runtime.generate_recipe import generate_recipe
+from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import Block
 from lockstep.runtime.rows import files_of, open_prompts
 from lockstep.runtime.source import open_source
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
-from lockstep.samplers.base import Sampler
+from lockstep.samplers.base import gathered
 from lockstep.types import SamplingParams
 
 Go = Callable[..., Path]
@@ -52,10 +53,8 @@ CHAT = (
 class Here:
     """Stands where replicas do, with one sampler in this process: quick, where processes are not what is tested."""
 
-    def __init__(self, spec: SamplerSpec, section: SamplerSection, note: Callable[[str], object]) -> None:
-        self._sampler: Sampler = spec.build()
-
-    def ready(self) -> None: ...
+    def __init__(self, spec: SamplerSpec, shown: Progress, workers: contextlib.ExitStack) -> None:
+        self._sampler = spec.build()
 
     def blocks(self, blocks: Iterable[Block], sampling: SamplingParams) -> Iterator[tuple[int, Batch]]:
         """Each block twice as late as it could be, so that they come in another order."""
@@ -67,11 +66,9 @@ class Here:
         for block in waiting:
             yield self._answered(block, sampling)
 
-    def close(self) -> None: ...
-
     def _answered(self, block: Block, sampling: SamplingParams) -> tuple[int, Batch]:
         number, requests = block
-        return number, self._sampler.generate(requests, sampling)
+        return number, gathered(self._sampler.pieces(requests, sampling))
 
 
 def furnish(folder: Path, assets: Path) -> None:
@@ -91,7 +88,7 @@ def model(assets: Path, in_tmp: Path) -> str:
 @pytest.fixture
 def go(model: str, monkeypatch: pytest.MonkeyPatch) -> Go:
     """Generates in this process, with overrides; returns the folder."""
-    monkeypatch.setattr(module, "replicas", Here)
+    monkeypatch.setattr(module, "processes", Here)
 
     def generated(folder: str | None, *overrides: str, data: str = "rows.jsonl") -> Path:
         return generate(generate_recipe(model, data, [*SMALL, *overrides], folder=folder))
@@ -153,9 +150,11 @@ def test_logprobs_are_those_of_the_sampler_and_of_the_learner(go: Go) -> None:
     assert isinstance(recipe, GenerateRecipe)
     source, section = open_source("model"), LearnerSection(device="cpu")
     prompts = open_prompts(files_of("rows.jsonl"), recipe.data.in_order, source.tokenizer).first()
-    batch = SamplerSpec("model", SamplerSection(), section).build().generate(
-        requests_of(prompts, 0, 2, 0, "generation"), source.sampling(recipe.sampling)
-    )  # fmt: skip
+    sampler, requests = (
+        SamplerSpec("model", SamplerSection(), section).build(),
+        requests_of(prompts, 0, 2, 0, "generation"),
+    )
+    batch = gathered(sampler.pieces(requests, source.sampling(recipe.sampling)))
     scored = batch.with_columns({"scored": LearnerSpec("model", "logits", section, None, 0).build().logprobs(batch)})
     written = [own for record in records(folder) for own in record["logprobs"]]
     for own, mask, drawn, learned in zip(
@@ -164,6 +163,16 @@ def test_logprobs_are_those_of_the_sampler_and_of_the_learner(go: Go) -> None:
         assert own == drawn[mask].tolist()
         torch.testing.assert_close(torch.tensor(own), learned[mask], rtol=0, atol=2e-5)
     assert [len(own) for own in written] == [n for record in records(folder) for n in record["num_tokens"]]
+    raw = records(go("raw", "logprobs=raw", *shaped))
+    whole = [own for record in raw for own in record["logprobs"]]
+    for own, mask, asked in zip(
+        whole,
+        scored.sequences("mask"),
+        batch.with_columns({"all": sampler.logprobs(batch)}).sequences("all"),
+        strict=True,
+    ):
+        torch.testing.assert_close(torch.tensor(own), asked[mask], rtol=0, atol=2e-5)
+    assert whole != written
 
 
 @pytest.mark.parametrize(
@@ -289,7 +298,7 @@ def test_a_run_says_how_its_model_is_asked(run: Callable[..., Any], in_tmp: Path
         (["model", "rows.jsonl", *SMALL, "data.prompt='{text}'"], "has no field 'text'"),
         (["model", "rows.jsonl", *SMALL, "data.messages=talk"], "line 1: has no field 'talk'"),
         (["model", "rows.jsonl", "data.answer=x"], "there is no option data.answer"),
-        (["model", "rows.jsonl", "logprobs=raw"], "should be 'none' or 'processed'"),
+        (["model", "rows.jsonl", "logprobs=all"], "should be 'none', 'processed' or 'raw'"),
         (["model", "rows.jsonl", "num_generation=2"], "did you mean num_generations?"),
         (["model", "rows.jsonl", "--recipe", "eval_gsm8k"], "lockstep eval MODEL DATA --recipe eval_gsm8k"),
         (
