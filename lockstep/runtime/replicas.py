@@ -17,7 +17,7 @@ from lockstep.runtime.remote import POLL_S, Pending, Remote, RemoteError, Remote
 from lockstep.runtime.transport import Item
 from lockstep.runtime.workers import SamplerSpec, require_sampler
 from lockstep.samplers.base import Attestation, Piece, gathered, require_room
-from lockstep.samplers.transfer import Carrier, GroupBroadcast, GroupHost, SharedMemory
+from lockstep.samplers.transfer import Bucket, Carrier, GroupBroadcast, GroupHost, SharedMemory
 from lockstep.types import Request, SamplingParams
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ class Replicas:
         for bucket in carrier.buckets(stream):
             outcomes(calls)
             calls = [remote.submit("receive", bucket) for remote in remotes]
-            carrier.ship(bucket)
+            _ship(carrier, bucket, calls)
         outcomes(calls)
         return outcomes([remote.submit("attest", version) for remote in remotes])
 
@@ -253,6 +253,15 @@ class Replicas:
         (attestation,) = self._load([remote], self._loaded.stream, self._loaded.version)
         if attestation != self._loaded.attestation:
             raise SamplerLost(f"worker {remote.name} was started again, and does not hold the weights that it was sent")
+
+
+def _ship(carrier: Carrier, bucket: Bucket, calls: Sequence[Pending]) -> None:
+    """Sends a bucket's bytes; where that fails, the fate of the receivers is the better story."""
+    try:
+        carrier.ship(bucket)
+    except RuntimeError:
+        outcomes(calls)
+        raise
 
 
 def processes(spec: SamplerSpec, shown: Progress, workers: ExitStack) -> Replicas:
