@@ -1,0 +1,61 @@
+"""Replies and records: where a response ends, and what a line holds."""
+
+from __future__ import annotations
+
+import datetime
+import json
+
+import pytest
+import torch
+
+from lockstep.batch import Batch
+from lockstep.data.jsonl import parse
+from lockstep.experience.generation import account, line_of, replies_of
+from lockstep.types import Prompt, Reply
+
+STOP = 9
+
+
+def letters(tokens: list[int]) -> str:
+    """Shows every token, also one that stops."""
+    return "".join("abcdefghij"[token] for token in tokens)
+
+
+def test_the_stop_token_counts_and_is_no_text() -> None:
+    """Two tokens of prompt each; the first response stops, the second is cut off behind a token that could have."""
+    batch = Batch(
+        torch.tensor([7, 7, 1, 2, STOP, 7, 7, 3, STOP]),
+        torch.tensor([5, 4]),
+        {
+            "mask": torch.tensor([False, False, True, True, True, False, False, True, True]),
+            "sampler_logprob": torch.tensor([0.0, 0.0, -1.0, -2.0, -3.0, 0.0, 0.0, -4.0, -5.0]),
+        },
+        {"truncated": torch.tensor([False, True])},
+    )
+    assert replies_of(batch, letters, logprobs=True) == [
+        Reply("bc", 3, "stop", (-1.0, -2.0, -3.0)),
+        Reply("dj", 2, "length", (-4.0, -5.0)),
+    ]
+    assert [reply.logprobs for reply in replies_of(batch, letters, logprobs=False)] == [None, None]
+
+
+def test_a_line_holds_what_there_is_and_the_row_as_written() -> None:
+    row = '{"q": "a\\nb", "n": 3.10, "zip": "007", "list": [1e5, {"x": -0}]}'
+    plain = Prompt("rows.jsonl:3", "a\nb", (1,), parse(row.encode()))
+    line = line_of(plain, [Reply("é", 2, "stop", None)])
+    assert line == (
+        '{"id": "rows.jsonl:3", "prompt": "a\\nb", "responses": ["é"], "num_tokens": [2], "finish_reasons": ["stop"], '
+        f'"metadata": {row}}}\n'
+    )
+    talk = ({"role": "user", "content": "Hi"},)
+    cut = Prompt("rows.jsonl:4", "Hi", (1,), {}, messages=talk, tokens_cut=3)
+    record = json.loads(line_of(cut, [Reply("a", 1, "length", (-0.5,)), Reply("", 1, "stop", (-1.5,))]))
+    assert (record["truncated_prompt"], record["messages"], record["logprobs"]) == (True, [*talk], [[-0.5], [-1.5]])
+    assert account([json.loads(line), record]) == {
+        "prompts": 2, "responses": 3, "unfinished_responses": 1, "tokens": 4, "truncated_prompts": 1,
+    }  # fmt: skip
+
+
+def test_what_json_does_not_know_is_refused() -> None:
+    with pytest.raises(TypeError, match="date"):
+        line_of(Prompt("t:1", "a", (1,), {"when": datetime.date(2026, 1, 1)}), [Reply("a", 1, "stop", None)])
