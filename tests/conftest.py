@@ -13,7 +13,7 @@ from hypothesis import settings
 from ranks import Ranks
 from tiny_models import model_folder
 
-NEEDS = ("assets", "browser", "gloo")
+NEEDS = ("assets", "browser", "gloo", "vllm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
