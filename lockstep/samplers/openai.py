@@ -91,7 +91,7 @@ class OpenAIClient:
         """
         if logprobs:
             self._dialect.require_exact(sampling)
-        said = self._said(sampling) | {"max_tokens": sampling.max_tokens, **self._dialect.only_our_stops}
+        said = self._fields(sampling) | {"max_tokens": sampling.max_tokens, **self._dialect.only_our_stops}
         said |= {"logprobs": 1} if logprobs else {}
         bodies = [said | {"prompt": list(request.tokens), "seed": _seed(request.key)} for request in requests]
         return self._replies("/completions", bodies, self._ends(sampling, sampling.stop_token_ids))
@@ -112,7 +112,7 @@ class OpenAIClient:
         Raises:
             ValueError, ServerError: As `replies`.
         """
-        said = self._said(sampling) | {"max_completion_tokens": sampling.max_tokens}
+        said = self._fields(sampling) | {"max_completion_tokens": sampling.max_tokens}
         pairs = zip(conversations, keys, strict=True)
         bodies = [said | {"messages": [dict(m) for m in messages], "seed": _seed(key)} for messages, key in pairs]
         return self._replies("/chat/completions", bodies, self._ends(sampling, None))
@@ -138,7 +138,7 @@ class OpenAIClient:
         )
         return Dialect(f"a server called {owner!r}")
 
-    def _said(self, sampling: SamplingParams) -> dict[str, object]:
+    def _fields(self, sampling: SamplingParams) -> dict[str, object]:
         return {"model": self._model.id, **self._dialect.fields(sampling)}
 
     def _ends(self, sampling: SamplingParams, stops: tuple[int, ...] | None) -> Ends:
@@ -190,12 +190,8 @@ class _Server:
 
         with self.connection() as (portal, client):
             futures = {portal.start_task_soon(answer, client, body): place for place, body in enumerate(bodies)}
-            try:
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            finally:
-                for future in futures:
-                    future.cancel()
+            for future in as_completed(futures):
+                yield futures[future], future.result()
 
     @contextmanager
     def connection(self) -> Iterator[tuple[BlockingPortal, openai.AsyncOpenAI]]:
