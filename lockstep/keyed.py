@@ -32,11 +32,15 @@ def uniforms(key_B: Tensor, counter_K: Tensor) -> Tensor:
     Returns:
         float64 [B, K], from 52 bits of splitmix64, so that neither 0 nor 1 ever occurs.
     """
+    return (_shift_right(bits(key_B, counter_K), 12).double() + 0.5) * 2.0**-52
+
+
+def bits(key_B: Tensor, counter_K: Tensor) -> Tensor:
+    """64 random bits per key and counter (splitmix64), int64 [B, K]."""
     z = key_B[:, None] + (counter_K[None, :] + 1) * _GOLDEN
     z = (z ^ _shift_right(z, 30)) * _MIX_1
     z = (z ^ _shift_right(z, 27)) * _MIX_2
-    bits = _shift_right(z ^ _shift_right(z, 31), 12)
-    return (bits.double() + 0.5) * 2.0**-52
+    return z ^ _shift_right(z, 31)
 
 
 def permutation(length: int, *parts: int | str) -> Tensor:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from lockstep import keyed
-from lockstep.algorithms.step import Phase, StepResult
+from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
-from lockstep.experience.refit import refit
 from lockstep.experience.rollout import Experience, Rollouts
 from lockstep.experience.samples import sample_rows
 from lockstep.learners.base import Learner, train
@@ -27,7 +26,7 @@ from lockstep.objectives.masks import masked_whiten
 from lockstep.objectives.mismatch import Correction, IcePop, SequenceTIS, TokenTIS, agreement, sequence_mismatch
 from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, Shaping, TruncationPenalty, token_rewards
 from lockstep.recipe import PPO, PPORecipe
-from lockstep.types import SamplingParams
+from lockstep.types import Phase, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,9 @@ class Rules:
 
 
 def ppo_step(step: int, position: int, workers: PPOWorkers, rules: Rules) -> StepResult:
-    """One iteration: sample, score, value, estimate advantages, improve critic and policy, refit the sampler."""
-    with workers.phase("generate"):
+    """One iteration: sample, score, value, estimate advantages, improve critic and policy."""
+    version = policy_version(step, rules.ppo)
+    with workers.phase("generate"), workers.experience.engine.at(version) as refitted:
         rollouts, position, metrics = _rollouts(position, workers, rules)  # y ~ π_old(·|x), r(x, y)
     batch = rollouts.batch
     with workers.phase("values"):
@@ -67,17 +67,14 @@ def ppo_step(step: int, position: int, workers: PPOWorkers, rules: Rules) -> Ste
         old_logprob_N = workers.policy.logprobs(batch)  # log π_old(y_t | x, y_<t)
     batch = batch.with_columns({"old_value": value_N, "old_logprob": old_logprob_N}, {"final_value": final_value_B})
     metrics += agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths).prefixed("agreement")
-    age_B = policy_version(step, rules.ppo) - batch["version"]
-    metrics += Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
+    age_B = version - batch["version"]
+    metrics += refitted + Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
     batch, matching = _matched(_judged(batch, rules), rules)
     batch, divergence = _rewarded(batch, workers, rules)
     batch, credit = with_advantages(batch, rules.ppo)
     metrics = metrics + matching + divergence + credit
     for epoch in range(rules.ppo.ppo_epochs):
         metrics += _improved(batch, step, epoch, workers, rules)
-    if step >= rules.ppo.critic_warmup_steps:
-        with workers.phase("refit"):
-            metrics += refit(workers.policy, workers.experience.sampler, policy_version(step + 1, rules.ppo))
     samples = sample_rows(rollouts, batch, workers.experience, rules.num_logged_samples)
     return StepResult(metrics, position, batch.tokens.numel(), samples)
 

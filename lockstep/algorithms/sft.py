@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.algorithms.step import Phase, StepResult
+from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.metrics import Mean, Metrics
+from lockstep.types import Phase
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.metrics import Metrics
-
-Phase = Callable[[str], AbstractContextManager[None]]
-"""Names and times what happens inside the `with` block, for progress and timings."""
 
 
 @dataclass(frozen=True)

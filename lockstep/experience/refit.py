@@ -1,39 +1,120 @@
-"""Handing the learner's weights to the sampler, and proving that they arrived."""
+"""Handing the learner's weights to the sampler, and proving that they arrived and that it computes with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from lockstep import keyed
+from lockstep.batch import Batch
 from lockstep.learners.base import Learner
 from lockstep.metrics import Last, Metrics
-from lockstep.models.weights import fingerprint
-from lockstep.samplers.base import Sampler
+from lockstep.models.weights import column_fingerprint, fingerprint
+from lockstep.samplers.base import Attestation, Sampler
+
+_SEQUENCES, _LENGTH = 4, 64
+_LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Bounds on mean |Δ log π| of the probe, where not all that an engine computes with could be read back."""
 
 
 class RefitError(RuntimeError):
     """The sampler does not hold what the learner sent."""
 
 
-def refit(learner: Learner, sampler: Sampler, version: int) -> Metrics:
-    """Streams the weights and compares fingerprints of what was sent with what the sampler now holds.
+@dataclass(frozen=True)
+class Sent:
+    """Fingerprints of a tensor, as `Attestation` has them; `columns` of matrices only."""
+
+    whole: int
+    columns: int | None
+
+
+class Outgoing:
+    """The learner's weights in the sampler's type, on their way; they can be gone through again.
+
+    Attributes:
+        sent: By name, what went out.
+    """
+
+    def __init__(self, learner: Learner, dtype: torch.dtype) -> None:
+        self.sent: dict[str, Sent] = {}
+        self._learner, self._dtype = learner, dtype
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._learner.weights():
+            cast = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+            self.sent[name] = Sent(fingerprint(cast), column_fingerprint(cast) if cast.ndim == 2 else None)
+            yield name, cast
+
+
+def refit(learner: Learner, sampler: Sampler, version: int, probe: Batch | None = None) -> Metrics:
+    """Streams the weights, and compares fingerprints of what was sent with what each engine now holds.
+
+    Args:
+        learner: Whose weights.
+        sampler: Takes them.
+        version: Of the weights.
+        probe: Sequences that both score, where an engine holds something that it cannot show.
 
     Raises:
-        RefitError: With the names of the tensors that differ or are missing on one side.
+        RefitError: With the names of the tensors that differ or are missing on one side, or of caches that were kept.
     """
-    sent: dict[str, int] = {}
-    attestation = sampler.load_weights(_recorded(learner.weights(), sent), version)
-    held = attestation.fingerprints
-    wrong = sorted(name for name in sent.keys() | held.keys() if sent.get(name) != held.get(name))
-    if wrong:
+    outgoing = Outgoing(learner, sampler.dtype)
+    attestations = sampler.load_weights(outgoing, version)
+    for engine, held in enumerate(attestations, start=1):
+        wrong = differing(outgoing.sent, held)
+        if wrong:
+            raise RefitError(
+                f"after refit {version} what sampler {engine} holds differs from what the learner sent: "
+                + ", ".join(f"{name} ({why})" for name, why in wrong.items())
+            )
+    first = attestations[0]
+    metrics = Metrics(
+        {
+            "refit/attested": Last(float(len(outgoing.sent))),
+            "refit/version": Last(float(version)),
+            "refit/read_whole": Last(float(len(first.fingerprints.keys() - first.columns.keys() - first.received))),
+            "refit/read_in_part": Last(float(len(first.columns))),
+            "refit/received_only": Last(float(len(first.received))),
+        }
+    )
+    if probe is None or not (first.columns or first.received):
+        return metrics
+    return metrics + _rescored(learner, sampler, version, probe)
+
+
+def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
+    """The tensors that an engine does not hold as they were sent, and the caches that it kept, each with why."""
+    expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
+    faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
+    for name, one in expected.items():
+        if name not in held.fingerprints:
+            faults[name] = "did not arrive"
+        elif held.fingerprints[name] != one.whole:
+            faults[name] = "has other bits"
+        elif held.columns.get(name, one.columns) != one.columns:
+            faults[name] = "arrived, but is not what is computed with"
+    return dict(sorted(faults.items())) | dict.fromkeys(held.kept_caches, "was not dropped")
+
+
+def random_probe(vocabulary: int, context: int) -> Batch:
+    """A few sequences of random tokens, the same every time."""
+    length = min(_LENGTH, context - 1)
+    draws = keyed.uniforms(torch.arange(_SEQUENCES), torch.arange(length))
+    mask = (torch.arange(length) > 0).repeat(_SEQUENCES)
+    return Batch((draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask})
+
+
+def _rescored(learner: Learner, sampler: Sampler, version: int, probe: Batch) -> Metrics:
+    gap = (learner.logprobs(probe) - sampler.logprobs(probe))[probe.mask].abs()
+    bound = _LARGEST_GAP[sampler.dtype]
+    if not gap.mean() <= bound:
         raise RefitError(
-            f"after refit {version} the sampler's weights differ from the learner's in: {', '.join(wrong)}"
+            f"after refit {version} the weights are equal, but learner and sampler give the same tokens other "
+            f"log-probabilities (mean |Δ| {gap.mean():.2g} nats, more than {bound:g}): positions, masks or the "
+            "sampler's own tables differ"
         )
-    return Metrics({"refit/attested": Last(float(len(sent))), "refit/version": Last(float(attestation.version))})
-
-
-def _recorded(stream: Iterable[tuple[str, Tensor]], sent: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in stream:
-        sent[name] = fingerprint(tensor)
-        yield name, tensor
+    return Metrics({"refit/probe_gap": Last(gap.mean()), "refit/probe_gap_max": Last(gap.max())})

@@ -11,10 +11,10 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
+from lockstep.experience.engine import Engine
 from lockstep.experience.rewards import Reward
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.recipe import DynamicSampling
-from lockstep.samplers.base import Sampler
 from lockstep.types import Prompt, Request, SamplingParams
 
 
@@ -51,7 +51,7 @@ class Rollouts:
 class Experience:
     """Everything that turns a position in the data into scored responses."""
 
-    sampler: Sampler
+    engine: Engine
     prompts: Prompts
     reward: Reward
     decode: Callable[[Sequence[int]], str]
@@ -102,7 +102,7 @@ class Experience:
             for i, prompt in enumerate(prompts)
             for draw in range(num_generations)
         ]
-        batch = self.sampler.generate(requests, sampling)
+        batch = self.engine.generate(requests, sampling)
         tokens = zip(batch.sequences(), batch.sequences("mask"), strict=True)
         responses = [self.decode(sequence[mask].tolist()) for sequence, mask in tokens]
         answers = [self.prompts.answer(prompt) for prompt in repeated]

@@ -37,7 +37,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Streams (canonical name, tensor), names as in the Hugging Face checkpoint."""
+        """Streams (canonical name, tensor) of parameters and buffers, names as in the Hugging Face checkpoint."""
         ...
 
     def save(self, folder: Path) -> None:

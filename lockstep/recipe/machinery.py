@@ -125,6 +125,9 @@ class VLLM(Section):
     kv_cache_gib: PositiveFloat | None = Field(
         default=None, description="memory for keys and values; null: 1 on a CPU, on a GPU what vLLM finds free"
     )
+    sleep: bool = Field(
+        default=False, description="free the GPU's memory while nothing is generated, for a learner on the same GPU"
+    )
 
 
 class OpenAI(Section):
@@ -162,6 +165,9 @@ class SamplerSection(Section):
     )
     timeout_s: PositiveFloat = Field(
         default=600.0, description="an engine that is silent for longer, or starts for longer, is taken to hang"
+    )
+    transfer: Literal["shared_memory", "process_group"] = Field(
+        default="shared_memory", description="how weights come to an engine in a process of its own"
     )
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None

@@ -13,12 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lockstep.config import Loaded
 from lockstep.data.files import open_rows
+from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import Grading, Sample, answered, grading, lengths
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
@@ -27,11 +29,13 @@ from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.runtime.folder import locked, noted_folder, write_once
 from lockstep.runtime.identity import ChangedError, Identity, differences, digest, inputs
 from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.replicas import processes
 from lockstep.runtime.rows import files_of, open_prompts
 from lockstep.runtime.sample_log import Block, SampleLog, Setting
 from lockstep.runtime.source import Source, open_source
 from lockstep.runtime.stop import Stop, Stopped, heeding_signals
-from lockstep.runtime.workers import SamplerSpec
+from lockstep.runtime.workers import SamplerSpec, own_sampler
+from lockstep.samplers.base import Sampler
 from lockstep.types import Prompt, SamplingParams
 
 
@@ -97,10 +101,10 @@ def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
 
 def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, folder: Path) -> None:
     """Answers what has not been answered, and writes the results."""
-    with progress(f"{recipe.model.path} → {folder}") as shown:
+    with progress(f"{recipe.model.path} → {folder}") as shown, ExitStack() as workers:
         rows = open_prompts(files_of(recipe.data.validation), recipe.data.in_order, source.tokenizer)
-        sampler = SamplerSpec(source.folder, recipe.sampler, recipe.learner).build()
-        experience = Experience(sampler, rows, build_reward(recipe.reward), source.decode, recipe.seed)
+        engine = Engine(_sampler(recipe, source, shown, workers))
+        experience = Experience(engine, rows, build_reward(recipe.reward), source.decode, recipe.seed)
         prompts, graded = rows.first(recipe.data.max_validation_samples), grading(recipe.reward)
         blocks = list(_blocks(settings, len(prompts), recipe.run.save_every))
         responses = sum(block.responses for block in blocks)
@@ -124,6 +128,13 @@ def _examine(recipe: EvalRecipe, settings: Sequence[Setting], source: Source, fo
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
+def _sampler(recipe: EvalRecipe, source: Source, shown: Progress, workers: ExitStack) -> Sampler:
+    """In this process where that is possible."""
+    if recipe.sampler.backend == "torch" and recipe.sampler.replicas == 1:
+        return own_sampler(source.folder, recipe.sampler, recipe.learner)
+    return processes(SamplerSpec(source.folder, recipe.sampler, recipe.learner), shown, workers)
+
+
 def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[Block]:
     for setting in settings:
         for start in range(0, questions, size):
@@ -140,7 +151,7 @@ def _answer(
     with heeding_signals(stop, shown.note):
         for block in log.blocks[log.done :]:
             setting, own = block.setting, prompts[block.start : block.start + block.count]
-            with shown.phase(setting.name):
+            with shown.phase(setting.name), experience.engine.at():
                 new = answered(experience, own, block.start, setting.sampling, setting.num_samples)
             log.add(new)
             figures = graded.figures(log.samples[setting.name], (1,))

@@ -56,7 +56,7 @@ class Hooks:
         """Scores the policy on held-out rows and logs that."""
         assert self.job.validate is not None, "asked only where there are held-out rows"
         with self.shown.phase("validate"):
-            values = self.job.validate().floats()
+            values = self.job.validate(step).floats()
         self.tracker.metrics(step, values)
         return values
 

@@ -11,8 +11,9 @@ from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
 from lockstep.data.files import Files
 from lockstep.data.prompts import Prompts
+from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
-from lockstep.experience.refit import refit
+from lockstep.experience.refit import random_probe
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner
@@ -23,9 +24,10 @@ from lockstep.recipe import Common, PPORecipe, SFTRecipe
 from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
+from lockstep.runtime.replicas import processes
 from lockstep.runtime.rows import DataFiles, open_demonstrations, open_prompts
 from lockstep.runtime.source import Source
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec, own_sampler
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -38,16 +40,14 @@ class Job:
         step: The algorithm's step.
         extent: How far the run goes.
         learners: What a checkpoint holds, by name; the policy among them.
-        resumed: Called when the learners have their weights, with the steps done.
-        validate: Scores the policy on held-out rows; None where there are none.
+        validate: Scores the policy, as it is after so many steps, on held-out rows; None where there are none.
         arithmetic: How rows become optimizer steps, for people.
     """
 
     step: Step
     extent: Extent
     learners: dict[str, Learner]
-    resumed: Callable[[int], object]
-    validate: Callable[[], Metrics] | None
+    validate: Callable[[int], Metrics] | None
     arithmetic: str
 
 
@@ -114,7 +114,6 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
         step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
         extent=extent_of(recipe, len(rows), size),
         learners={"policy": policy},
-        resumed=lambda step: None,
         validate=_held_out_loss(recipe, policy, files.validation, source),
         arithmetic=f"{len(rows)} rows ({rows.selection.account}); {size} rows → 1 optimizer step",
     )
@@ -130,7 +129,7 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     reference = _learner(frozen, recipe, place) if recipe.ppo.kl.coef else None
     options = rules(recipe, source.stop_token_ids)
     experience = Experience(
-        _sampler(policy, source, recipe),
+        _engine(policy, source, recipe, place),
         open_prompts(files.train, recipe.data, source.tokenizer),
         build_reward(recipe.reward),
         source.decode,
@@ -142,30 +141,39 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
         step=lambda step, position: ppo_step(step, position, workers, options),
         extent=extent_of(recipe, len(rows), recipe.ppo.num_prompts_per_step),
         learners={"policy": policy, "critic": critic},
-        resumed=lambda step: refit(policy, experience.sampler, policy_version(step, recipe.ppo)),
         validate=_validation(recipe, experience, files.validation, source),
         arithmetic=batch_arithmetic(recipe, rows),
     )
 
 
-def _sampler(policy: Learner, source: Source, recipe: PPORecipe) -> Sampler:
-    """Shares the weights of a learner in this process; has its own where the learner lives elsewhere."""
-    if isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
-        return TorchSampler(policy.model.lm, recipe.sampler.max_batch_size, recipe.learner.dtype == "bf16")
-    return SamplerSpec(source.folder, recipe.sampler, recipe.learner).build()
+def _engine(policy: Learner, source: Source, recipe: PPORecipe, place: Place) -> Engine:
+    """The sampler with its bracket."""
+    sampler = _sampler(policy, source, recipe, place)
+    return Engine(sampler, policy, random_probe(source.vocabulary, source.context), place.shown.phase)
+
+
+def _sampler(policy: Learner, source: Source, recipe: PPORecipe, place: Place) -> Sampler:
+    """Shares the weights of a learner in this process, if it is one of torch and alone; else in its own processes."""
+    section, bf16 = recipe.sampler, recipe.learner.dtype == "bf16"
+    if section.backend == "torch" and section.replicas == 1:
+        if isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
+            return TorchSampler(policy.model.lm, section.max_batch_size, bf16)
+        return own_sampler(source.folder, section, recipe.learner)
+    return processes(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)
 
 
 def _validation(
     recipe: PPORecipe, experience: Experience, files: Files | None, source: Source
-) -> Callable[[], Metrics] | None:
+) -> Callable[[int], Metrics] | None:
     if files is None:
         return None
     rows = open_prompts(files, recipe.data, source.tokenizer).first(recipe.data.max_validation_samples)
     asked, graded = recipe.validation_sampling, grading(recipe.reward)
     sampling = source.sampling(asked)
 
-    def validate() -> Metrics:
-        samples = answered(experience, rows, 0, sampling, asked.num_samples)
+    def validate(step: int) -> Metrics:
+        with experience.engine.at(policy_version(step, recipe.ppo)):
+            samples = answered(experience, rows, 0, sampling, asked.num_samples)
         return graded.metrics(samples, asked.ks).prefixed("validation")
 
     return validate
@@ -173,11 +181,11 @@ def _validation(
 
 def _held_out_loss(
     recipe: SFTRecipe, policy: Learner, files: Files | None, source: Source
-) -> Callable[[], Metrics] | None:
+) -> Callable[[int], Metrics] | None:
     if files is None:
         return None
     rows = open_demonstrations(files, recipe, source.tokenizer).first(recipe.data.max_validation_samples)
-    return lambda: held_out_loss(policy, rows).prefixed("validation")
+    return lambda step: held_out_loss(policy, rows).prefixed("validation")
 
 
 def batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,10 +24,8 @@ from lockstep.batch import Batch
 from lockstep.learners.torch.learner import TorchLearner, resolve_device, restored
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics, merged
-from lockstep.runtime.remote import Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, spawned
+from lockstep.runtime.remote import Pending, Remote, RemoteTimeout, WorkerDied, outcomes, spawned
 from lockstep.runtime.workers import LearnerSpec
-
-_POLL_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -179,35 +176,3 @@ def balanced(lengths: Sequence[int], ranks: int) -> list[list[int]]:
         shares[rank].append(row)
         heapq.heappush(load, (tokens + lengths[row], rank))
     return [sorted(share) for share in shares]
-
-
-def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
-    """Waits for calls on several workers.
-
-    Args:
-        calls: All under way.
-        grace_s: After the first failure the others get so long; then those that still work are ended, since they may
-            be waiting, in a collective, for the one that failed.
-
-    Returns:
-        Results, in the order of the calls.
-
-    Raises:
-        WorkerDied, RemoteTimeout, RemoteError: As the calls; a death before errors of others, which it may have caused.
-    """
-    results: dict[Pending, Any] = {}
-    failures: list[RemoteError | RemoteTimeout | WorkerDied] = []
-    waiting, deadline = list(calls), float("inf")
-    while waiting and time.monotonic() < deadline:
-        for call in [call for call in waiting if call.done(_POLL_S)]:
-            waiting.remove(call)
-            try:
-                results[call] = call.result()
-            except (RemoteError, RemoteTimeout, WorkerDied) as error:
-                failures.append(error)
-                deadline = min(deadline, time.monotonic() + grace_s)
-    for call in waiting:
-        call.abandon()
-    if failures:
-        raise next((error for error in failures if isinstance(error, WorkerDied)), failures[0])
-    return [results[call] for call in calls]

@@ -21,8 +21,9 @@ from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 from lockstep.runtime.child import ChildProcess
 from lockstep.runtime.transport import Abort, Call, End, Factory, Failure, Item, Message, Result, Transport
-from lockstep.samplers.base import Attestation, Piece, gathered
-from lockstep.types import Request, SamplingParams
+
+POLL_S = 0.002
+"""How long a poll of one of several workers may wait."""
 
 BUILD = "build"
 """The call under way when a worker has just been started."""
@@ -260,20 +261,36 @@ class RemoteLearner:
         self.remote.call("load", folder)
 
 
-class RemoteSampler:
-    """Implements `samplers.base.Sampler` by a sampler in another process."""
+def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
+    """Waits for calls on several workers.
 
-    def __init__(self, remote: Remote) -> None:
-        self.remote = remote
+    Args:
+        calls: All under way.
+        grace_s: After the first failure the others get so long; then those that still work are ended, since they may
+            be waiting, in a collective, for the one that failed.
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        return self.remote.stream("pieces", requests, sampling)
+    Returns:
+        Results, in the order of the calls.
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        return gathered(self.pieces(requests, sampling))
-
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Attestation:
-        return self.remote.feed("load_weights", stream, version)
+    Raises:
+        WorkerDied, RemoteTimeout, RemoteError: As the calls; a death before errors of others, which it may have caused.
+    """
+    results: dict[Pending, Any] = {}
+    failures: list[RemoteError | RemoteTimeout | WorkerDied] = []
+    waiting, deadline = list(calls), float("inf")
+    while waiting and time.monotonic() < deadline:
+        for call in [call for call in waiting if call.done(POLL_S)]:
+            waiting.remove(call)
+            try:
+                results[call] = call.result()
+            except (RemoteError, RemoteTimeout, WorkerDied) as error:
+                failures.append(error)
+                deadline = min(deadline, time.monotonic() + grace_s)
+    for call in waiting:
+        call.abandon()
+    if failures:
+        raise next((error for error in failures if isinstance(error, WorkerDied)), failures[0])
+    return [results[call] for call in calls]
 
 
 def _error(name: str, verb: str, failure: Failure) -> RemoteError:

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
+
+from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.recipe import SamplerSection
-from lockstep.runtime.remote import Pending, Remote, RemoteSampler, RemoteTimeout, WorkerDied, spawned
-from lockstep.runtime.transport import Factory, Item
-from lockstep.samplers.base import Piece, gathered
+from lockstep.runtime.progress import Progress
+from lockstep.runtime.remote import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes, spawned
+from lockstep.runtime.transport import Item
+from lockstep.runtime.workers import SamplerSpec
+from lockstep.samplers.base import Attestation, Piece, gathered
+from lockstep.samplers.transfer import Carrier, GroupBroadcast, GroupHost, SharedMemory
 from lockstep.types import Request, SamplingParams
 
-_POLL_S = 0.002
-
+T = TypeVar("T")
 Block = tuple[int, Sequence[Request]]
 """Requests that go to one sampler together, and the block's number."""
 
 
 class SamplerLost(RuntimeError):
     """A sampler died, or hung, more often than is allowed."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The newest weights, as they came, and what the workers said they hold."""
+
+    stream: Iterable[tuple[str, Tensor]]
+    version: int
+    attestation: Attestation
 
 
 @dataclass
@@ -46,7 +61,7 @@ class _Work:
             WorkerDied, RemoteTimeout, RemoteError: As `Remote.call`.
         """
         assert self.pending is not None, "work that was given out is under way"
-        while self.pending.done(_POLL_S):
+        while self.pending.done(POLL_S):
             message = self.pending.next_message()
             if not isinstance(message, Item):
                 return True
@@ -55,44 +70,28 @@ class _Work:
         return False
 
 
-def replicas(
-    spec: Factory,
-    section: SamplerSection,
-    note: Callable[[str], object],
-    restarted: Callable[[RemoteSampler], object] = lambda sampler: None,
-) -> Replicas:
-    """Starts as many workers as the section says, each with one thread: more would make bits depend on their number.
+class Replicas:
+    """Workers that hold a sampler each; implements `samplers.base.Sampler`.
 
     Args:
         spec: Builds a worker's sampler.
-        section: How many, and how patient to be with them.
-        note: As of `Replicas`.
-        restarted: As of `Replicas`.
-    """
-    remotes = [spawned(spec, f"sampler {i + 1}", section.timeout_s, threads=1) for i in range(section.replicas)]
-    return Replicas(remotes, section.max_restarts, note, restarted)
-
-
-class Replicas:
-    """Workers that hold a sampler each.
-
-    Args:
-        remotes: The workers.
-        max_restarts: How often, all in all, one of them may be started again.
         note: Tells the user what happens.
-        restarted: Called with a worker that was started again, before it gets work: brings it to the others' state.
+
+    Attributes:
+        dtype: As of `Sampler`.
+        remotes: The workers, each with one thread: more would make bits depend on their number.
+        restarts: How often one of them was started again.
     """
 
-    def __init__(
-        self,
-        remotes: Sequence[Remote],
-        max_restarts: int,
-        note: Callable[[str], object],
-        restarted: Callable[[RemoteSampler], object] = lambda sampler: None,
-    ) -> None:
-        self.remotes = list(remotes)
+    def __init__(self, spec: SamplerSpec, note: Callable[[str], object]) -> None:
+        self.dtype, self._section, self._note = spec.dtype, spec.section, note
         self.restarts = 0
-        self._max_restarts, self._note, self._restarted = max_restarts, note, restarted
+        self._loaded: _Loaded | None = None
+        self._carrier: Carrier | None = None
+        self.remotes = [
+            spawned(spec, f"sampler {number}", spec.section.timeout_s, threads=1)
+            for number in range(1, spec.section.replicas + 1)
+        ]
 
     def ready(self) -> None:
         """Waits until every worker has built its sampler."""
@@ -127,10 +126,77 @@ class Replicas:
                 if work.pending is not None and work.pending.open:
                     work.pending.abandon()
 
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        """Each worker gets every n-th request."""
+        count = len(self.remotes)
+        shares = [range(first, len(requests), count) for first in range(min(count, len(requests)))]
+        blocks = ((number, [requests[place] for place in share]) for number, share in enumerate(shares))
+        for number, batch in self.blocks(blocks, sampling):
+            yield shares[number], batch
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        return gathered(self.pieces(requests, sampling))
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """By the first worker."""
+        return self._insist(lambda: self.remotes[0].call("logprobs", batch))
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+        """All workers read the same buckets; where one dies over it, all get the weights once more."""
+        self._loaded = None
+        attestations = self._insist(lambda: self._load(self.remotes, stream, version))
+        self._loaded = _Loaded(stream, version, attestations[0])
+        return attestations
+
+    def wake(self) -> None:
+        self._insist(lambda: outcomes([remote.submit("wake") for remote in self.remotes]))
+
+    def sleep(self) -> None:
+        self._insist(lambda: outcomes([remote.submit("sleep") for remote in self.remotes]))
+
     def close(self) -> None:
-        """Ends all workers."""
+        """Ends all workers, those at rest in good order."""
+        resting = [remote for remote in self.remotes if remote.alive() and not remote.pending.open]
+        with contextlib.suppress(WorkerDied, RemoteTimeout, RemoteError):
+            outcomes([remote.submit("close") for remote in resting])
         for remote in self.remotes:
             remote.close()
+
+    def _load(
+        self, remotes: Sequence[Remote], stream: Iterable[tuple[str, Tensor]], version: int
+    ) -> Sequence[Attestation]:
+        """Streams weights to some workers; the next bucket is filled while they take one."""
+        carrier, calls = self._carrier_to(remotes), list[Pending]()
+        for bucket in carrier.buckets(stream):
+            outcomes(calls)
+            calls = [remote.submit("receive", bucket) for remote in remotes]
+            carrier.ship(bucket)
+        outcomes(calls)
+        return outcomes([remote.submit("attest", version) for remote in remotes])
+
+    def _carrier_to(self, remotes: Sequence[Remote]) -> Carrier:
+        """The way to some workers; that to all of them is kept."""
+        if self._carrier is not None and len(remotes) == len(self.remotes):
+            return self._carrier
+        if self._section.transfer == "shared_memory":
+            self._carrier = SharedMemory()
+            return self._carrier
+        host = GroupHost(len(remotes), self._section.timeout_s)
+        calls = [remote.submit("join", host.meeting(rank)) for rank, remote in enumerate(remotes, start=1)]
+        carrier = GroupBroadcast(host.group())
+        outcomes(calls)
+        if len(remotes) == len(self.remotes):
+            self._carrier = carrier
+        return carrier
+
+    def _insist(self, action: Callable[[], T]) -> T:
+        """Does something with all workers, again and again where one dies over it."""
+        while True:
+            try:
+                return action()
+            except (WorkerDied, RemoteTimeout) as error:
+                for remote in [remote for remote in self.remotes if not remote.alive()]:
+                    self._revive(remote, error)
 
     def _advanced(self, remote: Remote, work: _Work, sampling: SamplingParams) -> bool:
         """Whether a block is whole now; one whose worker died is asked for again."""
@@ -142,7 +208,7 @@ class Replicas:
             return False
 
     def _attempt(self, remote: Remote, action: Callable[[], object]) -> None:
-        """Does something with a worker, again and again where that dies over it."""
+        """Does something with one worker, again and again where that dies over it."""
         while True:
             try:
                 action()
@@ -151,16 +217,33 @@ class Replicas:
                 self._revive(remote, error)
 
     def _revive(self, remote: Remote, error: Exception) -> None:
-        """Starts a worker again.
+        """Starts a worker again, and gives it the weights that the others hold.
 
         Raises:
             SamplerLost: If that was done too often.
         """
-        if self.restarts == self._max_restarts:
-            raise SamplerLost(
-                f"{error}; it is not started again, since sampler.max_restarts={self._max_restarts}"
-            ) from error
+        most = self._section.max_restarts
+        if self.restarts == most:
+            raise SamplerLost(f"{error}; it is not started again, since sampler.max_restarts={most}") from error
         self.restarts += 1
-        self._note(f"{error}; starting it again ({self.restarts} of {self._max_restarts} times)")
+        self._carrier = None
+        self._note(f"{error}; starting it again ({self.restarts} of {most} times)")
         remote.restart()
-        self._attempt(remote, partial(self._restarted, RemoteSampler(remote)))
+        self._attempt(remote, partial(self._restored, remote))
+
+    def _restored(self, remote: Remote) -> None:
+        remote.call("wake")
+        if self._loaded is None:
+            return
+        (attestation,) = self._load([remote], self._loaded.stream, self._loaded.version)
+        if attestation != self._loaded.attestation:
+            raise SamplerLost(f"worker {remote.name} was started again, and does not hold the weights that it was sent")
+
+
+def processes(spec: SamplerSpec, shown: Progress, workers: ExitStack) -> Replicas:
+    """Starts the samplers of a run, all at once, and waits until they are ready; they end with it."""
+    started = Replicas(spec, shown.note)
+    workers.callback(started.close)
+    with shown.phase("start samplers"):
+        started.ready()
+    return started

@@ -54,7 +54,6 @@ class Session:
         )
         start = self._restored(checkpoints)
         self.tracker.rewind(start.step if start.step else -1)
-        job.resumed(start.step)
         with Saver(checkpoints, job.learners) as saver:
             hooks = Hooks(self.run, job, self.tracker, saver, shown, self.identity)
             if job.validate is not None and start.step == 0:

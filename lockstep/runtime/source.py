@@ -20,12 +20,14 @@ from lockstep.types import SamplingParams
 
 @dataclass(frozen=True)
 class Source:
-    """The first model: its folder, its tokenizer, the tokens that end a response, and the longest sequence it reads."""
+    """The first model: its folder, its tokenizer, the tokens that end a response, the longest sequence it
+    reads, and how many tokens it knows."""
 
     folder: str
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
     context: int
+    vocabulary: int
 
     def decode(self, tokens: Sequence[int]) -> str:
         """A response as text, without its stop token."""
@@ -75,7 +77,7 @@ def open_source(folder: Path | str) -> Source:
         context = int(config.max_position_embeddings)
     except AttributeError:
         raise ValueError(f"{folder}/config.json says no max_position_embeddings; add the longest sequence") from None
-    return Source(str(folder), tokenizer, tuple(stops), context)
+    return Source(str(folder), tokenizer, tuple(stops), context, int(config.vocab_size))
 
 
 def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -12,7 +13,9 @@ from lockstep.learners.torch.learner import TorchLearner, resolve_device
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.recipe import Computation, LearnerSection, Optimizer, SamplerSection
+from lockstep.samplers.base import Served
 from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.vllm.sampler import VLLMSampler
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,23 @@ class SamplerSpec:
     model: str
     section: SamplerSection
     learner: Computation
+    raw_logprobs: bool = False
 
-    def build(self) -> TorchSampler:
-        lm = load_causal_lm(self.model)
-        nn.Module.to(lm, resolve_device(self.learner.device))  # in place; its own `to` is typed for wrappers
-        return TorchSampler(lm, self.section.max_batch_size, self.learner.dtype == "bf16")
+    def build(self) -> Served:
+        if self.section.backend == "vllm":
+            return VLLMSampler(self.model, self.section, self.learner, self.raw_logprobs)
+        return own_sampler(self.model, self.section, self.learner, self.raw_logprobs)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which the sampler holds weights."""
+        return torch.bfloat16 if (self.section.backend, self.learner.dtype) == ("vllm", "bf16") else torch.float32
+
+
+def own_sampler(
+    model: str, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
+) -> TorchSampler:
+    """A torch sampler with weights of its own."""
+    lm = load_causal_lm(model)
+    nn.Module.to(lm, resolve_device(computation.device))  # in place; its own `to` is typed for wrappers
+    return TorchSampler(lm, section.max_batch_size, computation.dtype == "bf16", raw_logprobs)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lockstep.batch import Batch, concat
+from lockstep.samplers.transfer import Bucket, Meeting
 from lockstep.types import Request, SamplingParams
 
 Piece = tuple[Sequence[int], Batch]
@@ -18,14 +19,34 @@ Piece = tuple[Sequence[int], Batch]
 
 @dataclass(frozen=True)
 class Attestation:
-    """What a sampler holds after a refit: the weights' version and a fingerprint of each tensor (`models.weights`)."""
+    """What one engine holds after a refit. Names are those of the weights that were sent.
+
+    Attributes:
+        version: Of the weights.
+        fingerprints: Of each tensor (`models.weights.fingerprint`), read from where the engine computes with it; of
+            those in `columns` and `received`, of the bytes that came.
+        columns: Of matrices that the engine keeps in a form of its own, which only shows in what it computes:
+            `models.weights.column_fingerprint` of the columns that it computes with.
+        received: Tensors that could not be read back at all; the engine makes tables of its own of them, for instance.
+        tied: Tensors that were not sent, since they are others' under a second name, and whose.
+        kept_caches: Caches that still hold what old weights made.
+    """
 
     version: int
-    fingerprints: dict[str, int]
+    fingerprints: Mapping[str, int]
+    columns: Mapping[str, int] = field(default_factory=dict)
+    received: frozenset[str] = frozenset()
+    tied: Mapping[str, str] = field(default_factory=dict)
+    kept_caches: tuple[str, ...] = ()
 
 
 class Sampler(Protocol):
     """Turns requests into responses."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which weights are held; they are cast to it before they come."""
+        ...
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         """Draws one response per request, and hands them over as they become ready, in any order.
@@ -41,8 +62,55 @@ class Sampler(Protocol):
         """The `pieces` as one batch in the order of the requests."""
         ...
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Attestation:
-        """Takes new weights, drops every cache that depended on the old ones, and says what it now holds."""
+    def logprobs(self, batch: Batch) -> Tensor:
+        """log π(x_t | x_<t) of the masked tokens at temperature 1, nats, fp32 [N]; 0 elsewhere."""
+        ...
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+        """Takes new weights, drops every cache that depended on the old ones, and says what each engine now holds.
+
+        Args:
+            stream: Canonical names and tensors of `dtype`; it can be gone through more than once.
+            version: Of the weights; samples carry it.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Gets ready to generate or to take weights."""
+        ...
+
+    def sleep(self) -> None:
+        """Frees what a learner on the same device may need, where the recipe says so."""
+        ...
+
+
+class Served(Protocol):
+    """What a process of its own holds for a `Sampler` elsewhere; all as there, but weights come in buckets."""
+
+    dtype: torch.dtype
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]: ...
+
+    def logprobs(self, batch: Batch) -> Tensor: ...
+
+    def join(self, meeting: Meeting) -> None:
+        """Joins the process group that weights come by, where they do not come by shared memory."""
+        ...
+
+    def receive(self, bucket: Bucket) -> None:
+        """Takes some of the new weights; the bucket with the number 0 begins a refit."""
+        ...
+
+    def attest(self, version: int) -> Attestation:
+        """Ends a refit: drops every cache that depended on the old weights, and says what is held."""
+        ...
+
+    def wake(self) -> None: ...
+
+    def sleep(self) -> None: ...
+
+    def close(self) -> None:
+        """Ends the processes that it has started."""
         ...
 
 
@@ -51,3 +119,13 @@ def gathered(pieces: Iterable[Piece]) -> Batch:
     places, batches = zip(*pieces, strict=True)
     order = torch.tensor([place for some in places for place in some])
     return concat(batches).select(torch.argsort(order))
+
+
+def require_room(requests: Sequence[Request], context: int) -> None:
+    """Raises ValueError for a prompt that has nothing to go on from, or leaves no room for a response."""
+    for index, request in enumerate(requests):
+        if not 0 < len(request.tokens) < context:
+            raise ValueError(
+                f"request {index} has {len(request.tokens)} prompt tokens; a prompt needs at least 1 and, in this "
+                f"model's context of {context}, at most {context - 1}"
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -90,8 +91,8 @@ class TorchLearner:
         return Metrics(grad_norm=Mean(norm), lr=Last(lr))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.model.named_parameters():
-            yield canonical(name), parameter.detach()
+        for name, tensor in chain(self.model.named_parameters(), self.model.named_buffers()):
+            yield canonical(name), tensor.detach()
 
     def save(self, folder: Path) -> None:
         files = {"model.safetensors": {name: p.detach() for name, p in self.model.named_parameters()}}

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.distributed.sampling import draw
+from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.attention import Cached
+from lockstep.models.heads import PLAIN, LogitsHead
 from lockstep.models.weights import fingerprint
-from lockstep.samplers.base import Attestation, Piece, gathered
+from lockstep.samplers.base import Attestation, Piece, gathered, require_room
+from lockstep.samplers.transfer import Bucket, Meeting, opened
 from lockstep.types import Request, SamplingParams
 
 _COMPACT_BELOW = 0.8
@@ -26,20 +31,26 @@ class TorchSampler:
     Args:
         lm: A causal language model with Lockstep's attention.
         max_batch_size: Sequences generated side by side.
-        bf16: Compute as a bf16 learner does.
+        bf16: Compute as a bf16 learner does; weights are fp32 all the same.
+        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, whatever is drawn from.
     """
 
-    def __init__(self, lm: PreTrainedModel, max_batch_size: int, bf16: bool = False) -> None:
-        self._lm, self._max_batch_size, self._bf16 = lm, max_batch_size, bf16
+    dtype = torch.float32
+
+    def __init__(
+        self, lm: PreTrainedModel, max_batch_size: int, bf16: bool = False, raw_logprobs: bool = False
+    ) -> None:
+        self._lm, self._max_batch_size, self._bf16, self._raw_logprobs = lm, max_batch_size, bf16, raw_logprobs
         self._context = int(lm.config.get_text_config().max_position_embeddings)
         self._version = 0
+        self._group: dist.ProcessGroup | None = None
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         return gathered(self.pieces(requests, sampling))
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         """Prompts of like length go together, the short ones first; so what is left over is cut as it was before."""
-        self._check(requests)
+        require_room(requests, self._context)
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
         size = self._max_batch_size
         for start in range(0, len(order), size):
@@ -47,22 +58,44 @@ class TorchSampler:
             yield places, self._generate([requests[i] for i in places], sampling)
 
     @torch.no_grad()
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Attestation:
-        own = dict(self._lm.named_parameters())
+    def logprobs(self, batch: Batch) -> Tensor:
+        head, parts = LogitsHead(self._lm), replace(batch, sampling=None).split(self._max_batch_size)
+        with torch.autocast(self._lm.device.type, torch.bfloat16, enabled=self._bf16):
+            scores = [head(part.to(self._lm.device)).logprob for part in parts]
+        return torch.cat(scores).float().cpu()
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+        self._take(stream)
+        return [self.attest(version)]
+
+    def join(self, meeting: Meeting) -> None:
+        self._group = meeting.group()
+
+    def receive(self, bucket: Bucket) -> None:
+        self._take(opened(bucket, self._group, self._lm.device))
+
+    def attest(self, version: int) -> Attestation:
+        self._version = version
+        return Attestation(version, {name: fingerprint(tensor) for name, tensor in self._tensors()})
+
+    def wake(self) -> None:
+        """It is always awake."""
+
+    def sleep(self) -> None:
+        """It holds nothing but weights between rollouts."""
+
+    def close(self) -> None:
+        """It has no processes of its own."""
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return chain(self._lm.named_parameters(), self._lm.named_buffers())
+
+    @torch.no_grad()
+    def _take(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        own = dict(self._tensors())
         for name, tensor in stream:
             if own[name].data_ptr() != tensor.data_ptr():
                 own[name].copy_(tensor)
-        self._version = version
-        return Attestation(version, {name: fingerprint(tensor) for name, tensor in own.items()})
-
-    def _check(self, requests: Sequence[Request]) -> None:
-        """Raises ValueError for a prompt that has nothing to go on from, or leaves no room for a response."""
-        for index, request in enumerate(requests):
-            if not 0 < len(request.tokens) < self._context:
-                raise ValueError(
-                    f"request {index} has {len(request.tokens)} prompt tokens; a prompt needs at least 1 and, in this "
-                    f"model's context of {self._context}, at most {self._context - 1}"
-                )
 
     @torch.no_grad()
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
@@ -90,6 +123,8 @@ class TorchSampler:
         logits = self._logits(prompts.tokens[None], prompts.position[None], cache, _last(prompts))[0]
         for k in range(most):
             token, logprob = draw(logits, uniform_BK[alive, k], sampling)
+            if self._raw_logprobs:
+                logprob, _ = token_scores(logits, token, PLAIN)
             tokens_BK[alive, k], logprob_BK[alive, k] = token, logprob
             length_B[alive] += running
             stopped_B[alive] |= running & torch.isin(token, stops)

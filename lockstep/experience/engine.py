@@ -1,0 +1,68 @@
+"""The one bracket around generation: wake, refit, generate, sleep. Whatever generates for a learner does it inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from lockstep.batch import Batch
+from lockstep.experience.refit import refit
+from lockstep.learners.base import Learner
+from lockstep.metrics import Metrics
+from lockstep.samplers.base import Sampler
+from lockstep.types import Phase, Request, SamplingParams, untimed
+
+
+class Engine:
+    """A sampler that is awake, and holds the weights of a known version, between two points of the code only.
+
+    Args:
+        sampler: Generates.
+        learner: Whose weights it gets; None: it keeps those that it began with.
+        probe: See `refit`.
+        phase: Times the refit.
+    """
+
+    def __init__(
+        self, sampler: Sampler, learner: Learner | None = None, probe: Batch | None = None, phase: Phase = untimed
+    ) -> None:
+        self._sampler, self._learner, self._probe, self._phase = sampler, learner, probe, phase
+        self._held: int | None = None
+        self._record = Metrics()
+        self._open = False
+
+    @contextmanager
+    def at(self, version: int = 0) -> Iterator[Metrics]:
+        """Opens the bracket, with a refit where the sampler holds another version of the weights.
+
+        Yields:
+            What the newest refit attested, for the log.
+
+        Raises:
+            RuntimeError: If the bracket is open.
+            RefitError: If the weights did not arrive.
+        """
+        if self._open:
+            raise RuntimeError("the bracket around the sampler is open already; brackets do not nest")
+        self._open = True
+        try:
+            self._sampler.wake()
+            if self._learner is not None and self._held != version:
+                self._held = None
+                with self._phase("refit"):
+                    self._record = refit(self._learner, self._sampler, version, self._probe)
+                self._held = version
+            yield self._record
+        finally:
+            self._open = False
+            self._sampler.sleep()
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        """As `Sampler.generate`.
+
+        Raises:
+            RuntimeError: Outside of the bracket.
+        """
+        if not self._open:
+            raise RuntimeError("responses are generated inside of the bracket only: with engine.at(version)")
+        return self._sampler.generate(requests, sampling)

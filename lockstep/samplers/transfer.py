@@ -1,0 +1,245 @@
+"""Weights on their way to another process, in buckets: no side ever holds a second copy of the whole model.
+
+A bucket is a stretch of bytes that both sides see, and a list of what lies where in it. On one machine the bytes lie in
+shared memory; between machines they are broadcast in a process group.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
+
+_CAPACITY = 1 << 26
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor in a bucket."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.numel * self.type.itemsize
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def type(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The tensor, in the memory of the bucket's bytes."""
+        return flat[self.start : self.start + self.size].view(self.type).view(self.shape)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Some of the weights.
+
+    Attributes:
+        number: Counted from 0 in a refit.
+        place: The file that holds the bytes; empty: they come by the process group.
+        size: Bytes.
+        slots: What lies where.
+    """
+
+    number: int
+    place: str
+    size: int
+    slots: tuple[Slot, ...]
+
+    def json(self) -> str:
+        """For engines that take nothing but plain values."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> Bucket:
+        """What `json` wrote."""
+        fields = json.loads(text)
+        slots = (Slot(**{**slot, "shape": tuple(slot["shape"])}) for slot in fields.pop("slots"))
+        return cls(**fields, slots=tuple(slots))
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where a receiver finds its sender: address, backend, and who it is among how many."""
+
+    host: str
+    port: int
+    backend: str
+    rank: int
+    size: int
+    timeout_s: float
+
+    def group(self) -> dist.ProcessGroup:
+        """Joins; returns when all are there."""
+        timeout = timedelta(seconds=self.timeout_s)
+        return _group(TCPStore(self.host, self.port, is_master=False, timeout=timeout), self)
+
+
+class GroupHost:
+    """The sender's end of a process group that is only for weights, rank 0. Listens on loopback.
+
+    Args:
+        receivers: How many there will be.
+        timeout_s: Of a collective.
+    """
+
+    def __init__(self, receivers: int, timeout_s: float) -> None:
+        timeout = timedelta(seconds=timeout_s)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timeout, wait_for_workers=False)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        self._own = Meeting("127.0.0.1", self._store.port, backend, 0, receivers + 1, timeout_s)
+
+    def meeting(self, rank: int) -> Meeting:
+        """For the receiver with this rank, from 1."""
+        return replace(self._own, rank=rank)
+
+    def group(self) -> dist.ProcessGroup:
+        """Waits for the receivers."""
+        return _group(self._store, self._own)
+
+
+def _group(store: Store, own: Meeting) -> dist.ProcessGroup:
+    """A group that is no part of torch's default one, which an engine may have for itself."""
+    if own.backend == "nccl":
+        group = dist.ProcessGroupNCCL(store, own.rank, own.size, dist.ProcessGroupNCCL.Options())
+    else:
+        group = dist.ProcessGroupGloo(store, own.rank, own.size, timedelta(seconds=own.timeout_s))
+    return cast("dist.ProcessGroup", group)  # it has the same verbs
+
+
+class Carrier(Protocol):
+    """The sender's side."""
+
+    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
+        """Fills buckets. A bucket's bytes stay until the one after the next is asked for."""
+        ...
+
+    def ship(self, bucket: Bucket) -> None:
+        """Sends the bytes to the receivers, which have been told of the bucket; returns when they have them."""
+        ...
+
+
+class SharedMemory:
+    """Carries buckets by shared memory, two in turn: one is filled while the other is read. Nothing outlives it."""
+
+    def __init__(self) -> None:
+        self._files = (_SharedFile(), _SharedFile())
+
+    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
+        for number, (slots, tensors) in enumerate(packed(stream)):
+            file = self._files[number % 2]
+            flat = file.bytes(_end(slots))
+            for slot, tensor in zip(slots, tensors, strict=True):
+                slot.of(flat).copy_(tensor)
+            yield Bucket(number, file.path, _end(slots), slots)
+
+    def ship(self, bucket: Bucket) -> None:
+        """Nothing to do: receivers see what was written."""
+
+
+class _SharedFile:
+    """Memory that other processes open by a path; it goes when the last of them has."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self._descriptor = os.memfd_create("lockstep-weights")
+            self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        else:
+            self._file = tempfile.NamedTemporaryFile(prefix="lockstep-weights-")  # noqa: SIM115
+            self._descriptor, self.path = self._file.fileno(), self._file.name
+        self._flat = torch.empty(0, dtype=torch.uint8)
+
+    def bytes(self, size: int) -> Tensor:
+        if size > self._flat.numel():
+            os.ftruncate(self._descriptor, max(size, _CAPACITY))
+            self._flat = torch.frombuffer(mmap.mmap(self._descriptor, 0), dtype=torch.uint8)
+        return self._flat
+
+
+class GroupBroadcast:
+    """Carries buckets by broadcasts in a process group, from rank 0."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._flats: dict[int, Tensor] = {}
+
+    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
+        for number, (slots, tensors) in enumerate(packed(stream)):
+            flat = torch.empty(_end(slots), dtype=torch.uint8, device=tensors[0].device)
+            for slot, tensor in zip(slots, tensors, strict=True):
+                slot.of(flat).copy_(tensor)
+            self._flats[number] = flat
+            yield Bucket(number, "", flat.numel(), slots)
+
+    def ship(self, bucket: Bucket) -> None:
+        self._group.broadcast([self._flats.pop(bucket.number)], _FROM_SENDER).wait()
+
+
+_FROM_SENDER = dist.BroadcastOptions()
+_FROM_SENDER.rootRank = 0
+
+
+def packed(stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[tuple[Slot, ...], list[Tensor]]]:
+    """Groups tensors in their order: as many as fit a bucket, or one that is larger."""
+    slots: list[Slot] = []
+    tensors: list[Tensor] = []
+    for name, tensor in stream:
+        start = _aligned(slots[-1].start + slots[-1].size) if slots else 0
+        if slots and start + tensor.nbytes > _CAPACITY:
+            yield tuple(slots), tensors
+            slots, tensors, start = [], [], 0
+        slots.append(Slot(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start))
+        tensors.append(tensor.detach())
+    if slots:
+        yield tuple(slots), tensors
+
+
+def opened(bucket: Bucket, group: dist.ProcessGroup | None, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """The receiver's side: names and tensors of a bucket. The tensors may change once all have been taken.
+
+    Args:
+        bucket: What the sender announced.
+        group: The process group, where bytes come by it.
+        device: Where the group's backend wants them.
+    """
+    if bucket.place:
+        with Path(bucket.place).open("r+b") as file:
+            mapped = mmap.mmap(file.fileno(), bucket.size)
+            flat = torch.frombuffer(mapped, dtype=torch.uint8)
+    else:
+        assert group is not None, "a bucket without a place comes by the group that was joined before"
+        flat = torch.empty(bucket.size, dtype=torch.uint8, device=device)
+        group.broadcast([flat], _FROM_SENDER).wait()
+    for slot in bucket.slots:
+        yield slot.name, slot.of(flat)
+
+
+def _end(slots: Iterable[Slot]) -> int:
+    *_, last = slots
+    return last.start + last.size
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,30 @@
+"""What vLLM's processes find in their environment; read by them when they start, so it is set before."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+OWNER = "LOCKSTEP_SAMPLER_PID"
+"""Names the process for which vLLM runs."""
+
+
+def prepare(threads: int) -> None:
+    """Sets what Lockstep needs, and, where the user has not said otherwise, that vLLM stays quiet and at home.
+
+    Args:
+        threads: Of the worker, on a CPU.
+    """
+    multiprocessing.current_process().daemon = False  # a daemon may have no children; vLLM's end by `OWNER`
+    os.environ[OWNER] = str(os.getpid())
+    for name, value in {
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each engine binds to the same cores
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCH_LOGS": "-torch._library",
+        "PYTHONWARNINGS": "ignore",
+    }.items():
+        os.environ.setdefault(name, value)

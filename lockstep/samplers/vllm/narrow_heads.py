@@ -1,0 +1,41 @@
+"""vLLM's attention for CPUs has no kernel for heads narrower than 32; small models get theirs widened by zeros.
+
+Zeros change no dot product, the scale is that of the true width, and rotary positions are applied before: so the
+results are the same. Only keys and values in the cache take more room.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+from vllm.model_executor.layers.attention.attention import Attention
+
+NARROWEST = 32
+
+
+def widen_narrow_heads() -> None:
+    """From now on vLLM's attention layers take heads of any width."""
+    plain_init, plain_forward = Attention.__init__, Attention.forward
+
+    @wraps(plain_init)
+    def init(self: Any, num_heads: int, head_size: int, *args: Any, **keywords: Any) -> None:
+        plain_init(self, num_heads, max(head_size, NARROWEST), *args, **keywords)
+        self.true_head_size = head_size
+
+    @wraps(plain_forward)
+    def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **keywords: Any) -> Tensor:
+        if self.true_head_size == self.head_size:
+            return plain_forward(self, query, key, value, *args, **keywords)
+        heads = ((query, self.num_heads), (key, self.num_kv_heads), (value, self.num_kv_heads))
+        query, key, value = (_widened(x.view(-1, count, self.true_head_size), self.head_size) for x, count in heads)
+        output = plain_forward(self, query, key, value, *args, **keywords)
+        return output.view(-1, self.num_heads, self.head_size)[..., : self.true_head_size].flatten(1)
+
+    Attention.__init__, Attention.forward = init, forward
+
+
+def _widened(tensor_NHD: Tensor, width: int) -> Tensor:
+    return F.pad(tensor_NHD, (0, width - tensor_NHD.shape[-1])).flatten(1)

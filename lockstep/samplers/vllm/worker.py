@@ -1,0 +1,109 @@
+"""What Lockstep adds to vLLM's worker, the process that holds the model: taking weights, and saying what it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+from lockstep.models.weights import fingerprint
+from lockstep.samplers.transfer import Bucket, Meeting, opened
+from lockstep.samplers.vllm.environment import OWNER
+from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
+from lockstep.samplers.vllm.readback import readable
+
+
+def _end_with_owner(owner: int) -> None:
+    """Ends vLLM's processes when the one they run for is gone, however it ended; vLLM's own would stay for ever."""
+    select.select([os.pidfd_open(owner)], [], [])
+    os.kill(os.getppid(), signal.SIGKILL)
+    os._exit(1)
+
+
+if current_platform.is_cpu():
+    torch.cpu._init_amx()  # the kernels for bf16 use tiles that a process must ask for first, and do not ask
+    widen_narrow_heads()
+if OWNER in os.environ:
+    threading.Thread(target=_end_with_owner, args=(int(os.environ[OWNER]),), daemon=True).start()
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker, whose `model_runner` and `device` it uses."""
+
+    model_runner: Any
+    vllm_config: Any
+    device: torch.device
+    _group: dist.ProcessGroup | None = None
+
+    def join_carrier(self, meeting: str) -> None:
+        """Joins the process group by which buckets come."""
+        self._group = Meeting(**json.loads(meeting)).group()
+
+    def receive_weights(self, announced: str) -> None:
+        """Takes a bucket."""
+        bucket = Bucket.of(announced)
+        with set_current_vllm_config(self.vllm_config), torch.device(self.device):
+            if bucket.number == 0:
+                self._begin()
+            self._model.load_weights(self._loadable(bucket))
+
+    def attest_weights(self) -> str:
+        """Ends the refit. Returns the fields of an `Attestation` that only this process knows, as JSON."""
+        model, config = self._model, self.vllm_config.model_config
+        with set_current_vllm_config(self.vllm_config), torch.device(self.device):
+            finalize_layerwise_reload(model, config)
+            if current_platform.is_cpu():
+                self._repack_heads()
+        self.model_runner.reset_encoder_cache()
+        self.model_runner.reset_mm_cache()
+        found = list(readable(model))
+        packed = [tensor for tensor in found if tensor.packed]
+        held = self._received | {tensor.name: tensor.fingerprint() for tensor in found if not tensor.packed}
+        tied = {}
+        if config.hf_text_config.tie_word_embeddings:
+            tied = {"lm_head.weight": "model.embed_tokens.weight"}
+            held.setdefault("lm_head.weight", self._received.get(tied["lm_head.weight"], 0))
+        return json.dumps(
+            {
+                "fingerprints": held,
+                "columns": {tensor.name: tensor.column_fingerprint() for tensor in packed},
+                "received": sorted(self._received.keys() - {tensor.name for tensor in found}),
+                "tied": tied,
+            }
+        )
+
+    @property
+    def _model(self) -> Any:
+        return self.model_runner.get_model()
+
+    def _begin(self) -> None:
+        """Gets ready for a whole set of weights; what is left of a refit that broke off is put aside."""
+        finalize_layerwise_reload(self._model, self.vllm_config.model_config)
+        self._received: dict[str, int] = {}
+        self._names = {tensor.name for tensor in readable(self._model)}
+        initialize_layerwise_reload(self._model)
+
+    def _loadable(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a bucket that are parameters here. Layers keep them until they are complete: so, copies."""
+        for name, tensor in opened(bucket, self._group, self.device):
+            self._received[name] = fingerprint(tensor)
+            if name in self._names:
+                yield name, tensor.to(self.device, copy=True)
+
+    def _repack_heads(self) -> None:
+        """A head that is tied to the embedding gets no weights of its own, and would keep its packed old ones."""
+        for layer in self._model.modules():
+            if isinstance(layer, ParallelLMHead):
+                layer.quant_method.process_weights_after_loading(layer)
