@@ -148,7 +148,7 @@ class OpenAIClient:
         """Sends all, and counts how they end."""
         for place, answer in self._server.answers(path, bodies):
             choice = answer.choices[0]
-            logprobs = choice.logprobs and tuple(choice.logprobs.token_logprobs)
+            logprobs = tuple(choice.logprobs.token_logprobs) if choice.logprobs else None
             if "logprobs" in bodies[place] and len(logprobs or ()) != answer.num_tokens:
                 raise ServerError(
                     f"{self._options.base_url}: {answer.num_tokens} tokens came with {len(logprobs or ())} "
