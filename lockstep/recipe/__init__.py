@@ -11,6 +11,7 @@ from pydantic import Field
 
 from lockstep.recipe.evaluation import EvalData, EvalModel, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.machinery import (
+    VLLM,
     Cluster,
     Computation,
     LearnerSection,
@@ -35,6 +36,7 @@ __all__ = [
     "KL",
     "PPO",
     "SFT",
+    "VLLM",
     "Arithmetic",
     "Bound",
     "Cluster",

@@ -33,6 +33,7 @@ from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, op
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 from lockstep.runtime.trackers.run import views_of
 from lockstep.runtime.trackers.view import Facts
+from lockstep.runtime.workers import require_sampler
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
 
@@ -69,6 +70,9 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     recipe = loaded.training
     with found.problem():
         _device(recipe.learner, found)
+    if isinstance(recipe, PPORecipe):
+        with found.problem():
+            require_sampler(recipe.sampler)
     with found.problem():
         _run_folder(loaded, allow_changes, found)
     with found.problem():

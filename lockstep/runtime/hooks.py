@@ -11,6 +11,7 @@ from lockstep.recipe import Run
 from lockstep.runtime.jobs import Job
 from lockstep.runtime.loop import Turn
 from lockstep.runtime.progress import Progress
+from lockstep.runtime.replicas import SamplerLost
 from lockstep.runtime.saver import Saver
 from lockstep.runtime.trackers.run import RunTracker
 
@@ -48,7 +49,11 @@ class Hooks:
         self._warn(turn)
         every = self.run.validate_every
         if self.job.validate is not None and (turn.finished or (every and turn.step % every == 0)):
-            turn.values.update(self.validate(turn.step))
+            try:
+                turn.values.update(self.validate(turn.step))
+            except SamplerLost:
+                self.keep(turn.step, turn.result.position)
+                raise
         self._save(turn)
         self.tracker.timings(turn.step, self.shown.take_timings())
 
@@ -59,6 +64,12 @@ class Hooks:
             values = self.job.validate(step).floats()
         self.tracker.metrics(step, values)
         return values
+
+    def keep(self, step: int, position: int) -> None:
+        """Saves the run now, and waits until that is done."""
+        self.tracker.sync()
+        self.saver.begin(step, self.state(position))
+        self.saver.advance(wait=True)
 
     def state(self, position: int) -> dict[str, Any]:
         """What a checkpoint holds besides the learners' states."""

@@ -15,9 +15,9 @@ from lockstep.batch import Batch
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.remote import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes, spawned
 from lockstep.runtime.transport import Item
-from lockstep.runtime.workers import SamplerSpec
-from lockstep.samplers.base import Attestation, Piece, gathered
-from lockstep.samplers.transfer import Carrier, GroupBroadcast, GroupHost, SharedMemory
+from lockstep.runtime.workers import SamplerSpec, require_sampler
+from lockstep.samplers.base import Attestation, Piece, gathered, require_room
+from lockstep.samplers.transfer import Bucket, Carrier, GroupBroadcast, GroupHost, SharedMemory
 from lockstep.types import Request, SamplingParams
 
 T = TypeVar("T")
@@ -69,6 +69,16 @@ class _Work:
             self.pieces.append(([self.asked[place] for place in places], batch))
         return False
 
+    def wait(self) -> None:
+        """Lets the worker finish, so that it can be used again."""
+        if self.pending is not None:
+            self.pending.drain()
+
+    def leave(self) -> None:
+        """Ends the worker, if it is still at it."""
+        if self.pending is not None and self.pending.open:
+            self.pending.abandon()
+
 
 class Replicas:
     """Workers that hold a sampler each; implements `samplers.base.Sampler`.
@@ -85,6 +95,7 @@ class Replicas:
 
     def __init__(self, spec: SamplerSpec, note: Callable[[str], object]) -> None:
         self.dtype, self._section, self._note = spec.dtype, spec.section, note
+        self._context = spec.context
         self.restarts = 0
         self._loaded: _Loaded | None = None
         self._carrier: Carrier | None = None
@@ -121,13 +132,17 @@ class Replicas:
                     work = busy.pop(remote)
                     idle.append(remote)
                     yield work.number, gathered(work.pieces)
+        except RemoteError:
+            for work in busy.values():
+                work.wait()
+            raise
         finally:
             for work in busy.values():
-                if work.pending is not None and work.pending.open:
-                    work.pending.abandon()
+                work.leave()
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         """Each worker gets every n-th request."""
+        require_room(requests, self._context)
         count = len(self.remotes)
         shares = [range(first, len(requests), count) for first in range(min(count, len(requests)))]
         blocks = ((number, [requests[place] for place in share]) for number, share in enumerate(shares))
@@ -170,7 +185,7 @@ class Replicas:
         for bucket in carrier.buckets(stream):
             outcomes(calls)
             calls = [remote.submit("receive", bucket) for remote in remotes]
-            carrier.ship(bucket)
+            _ship(carrier, bucket, calls)
         outcomes(calls)
         return outcomes([remote.submit("attest", version) for remote in remotes])
 
@@ -240,8 +255,18 @@ class Replicas:
             raise SamplerLost(f"worker {remote.name} was started again, and does not hold the weights that it was sent")
 
 
+def _ship(carrier: Carrier, bucket: Bucket, calls: Sequence[Pending]) -> None:
+    """Sends a bucket's bytes; where that fails, the fate of the receivers is the better story."""
+    try:
+        carrier.ship(bucket)
+    except RuntimeError:
+        outcomes(calls)
+        raise
+
+
 def processes(spec: SamplerSpec, shown: Progress, workers: ExitStack) -> Replicas:
     """Starts the samplers of a run, all at once, and waits until they are ready; they end with it."""
+    require_sampler(spec.section)
     started = Replicas(spec, shown.note)
     workers.callback(started.close)
     with shown.phase("start samplers"):

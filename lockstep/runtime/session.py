@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.algorithms.step import StepResult
 from lockstep.recipe import Run
 from lockstep.runtime.checkpoint import Checkpoints
 from lockstep.runtime.equal_rewards import EqualRewards
@@ -12,11 +13,33 @@ from lockstep.runtime.faults import kept
 from lockstep.runtime.hooks import Hooks
 from lockstep.runtime.identity import ChangedError, Identity, differences
 from lockstep.runtime.jobs import Job
-from lockstep.runtime.loop import Start, loop
+from lockstep.runtime.loop import Start, Step, loop
 from lockstep.runtime.progress import Progress
+from lockstep.runtime.replicas import SamplerLost
 from lockstep.runtime.saver import Saver
 from lockstep.runtime.stop import Stop, heeding_signals
 from lockstep.runtime.trackers.run import RunTracker
+
+
+def saved_if_lost(step: Step, hooks: Hooks) -> Step:
+    """The same step; where its sampler is lost, the run is saved as it was before the step.
+
+    A step generates before it trains, so the learners are still as they were then.
+
+    Raises:
+        SamplerLost: From the step; says that the run was saved.
+    """
+
+    def guarded(number: int, position: int) -> StepResult:
+        try:
+            return step(number, position)
+        except SamplerLost as error:
+            hooks.keep(number, position)
+            raise SamplerLost(
+                f"{error}; the run was saved after step {number}, and the same command goes on from there"
+            ) from error
+
+    return guarded
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,7 @@ class Session:
             if job.extent.over(0, 0):
                 saver.begin(0, hooks.state(0))
             with heeding_signals(stop, shown.note):
-                step = kept(job.step, self.folder / "faults")
+                step = kept(saved_if_lost(job.step, hooks), self.folder / "faults")
                 loop(step, start, job.extent, shown, [hooks.all, EqualRewards(shown.note)], stop)
 
     def _restored(self, checkpoints: Checkpoints) -> Start:

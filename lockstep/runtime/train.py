@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lockstep.config import Loaded
 from lockstep.models.export import copy_frame
+from lockstep.recipe import PPORecipe
 from lockstep.report.summary import summary
 from lockstep.runtime.export import export
 from lockstep.runtime.folder import FRAME, adopt, changed_options, locked, noted_folder, require_writable
@@ -23,6 +24,7 @@ from lockstep.runtime.stop import Stop, Stopped
 from lockstep.runtime.track import Logs
 from lockstep.runtime.trackers.run import tracked, views_of
 from lockstep.runtime.trackers.view import Facts
+from lockstep.runtime.workers import require_sampler
 
 
 def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None = None) -> Path:
@@ -44,6 +46,8 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
+    if isinstance(recipe, PPORecipe):
+        require_sampler(recipe.sampler)  # before a recipe that is trained first
     require_writable(folder)
     before, changed = Footprint.before(folder), changed_options(loaded, allow_changes)
     if (folder / "final").exists() and not changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lockstep.learners.torch.learner import TorchLearner, resolve_device
+from lockstep.models.folder import read_config
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.recipe import Computation, LearnerSection, Optimizer, SamplerSection
@@ -49,6 +51,11 @@ class SamplerSpec:
         return own_sampler(self.model, self.section, self.learner, self.raw_logprobs)
 
     @property
+    def context(self) -> int:
+        """The longest sequence that the model reads."""
+        return int(read_config(self.model).get_text_config().max_position_embeddings)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type in which the sampler holds weights."""
         return torch.bfloat16 if (self.section.backend, self.learner.dtype) == ("vllm", "bf16") else torch.float32
@@ -61,3 +68,14 @@ def own_sampler(
     lm = load_causal_lm(model)
     nn.Module.to(lm, resolve_device(computation.device))  # in place; its own `to` is typed for wrappers
     return TorchSampler(lm, section.max_batch_size, computation.dtype == "bf16", raw_logprobs)
+
+
+def require_sampler(section: SamplerSection) -> None:
+    """Raises ValueError if a section asks for what is not there on this machine."""
+    if section.backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            "sampler.backend is vllm, which is not installed; docs/guides/generation.md says how, or use "
+            "sampler.backend=torch"
+        )
+    if section.vllm.sleep and not torch.cuda.is_available():
+        raise ValueError("sampler.vllm.sleep frees memory of a GPU, and torch sees none here; leave it out")

@@ -15,7 +15,7 @@ from lockstep.distributed.sampling import draw, token_scores
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Mean, Metrics
 from lockstep.models.weights import fingerprint
-from lockstep.samplers.base import Attestation
+from lockstep.samplers.base import Attestation, Piece
 from lockstep.types import Prompt, Request, SamplingParams
 
 TOKENS = 4
@@ -75,13 +75,30 @@ class TabularLearner:
 
 
 class TabularSampler:
-    """Draws `max_tokens` tokens from a table of its own, which `load_weights` replaces."""
+    """Draws `max_tokens` tokens from a table of its own, which `load_weights` replaces; writes down what it is told."""
+
+    dtype = torch.float32
 
     def __init__(self) -> None:
         self.logits = torch.zeros(TOKENS, TOKENS)
         self.version = 0
+        self.phases: list[str] = []
+
+    def wake(self) -> None:
+        self.phases.append("wake")
+
+    def sleep(self) -> None:
+        self.phases.append("sleep")
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        yield range(len(requests)), self.generate(requests, sampling)
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        logprob, _ = token_scores(self.logits[batch.tokens.roll(1)], batch.tokens, SamplingParams(1))
+        return logprob * batch.mask
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        self.phases.append("generate")
         count, length = len(requests), sampling.max_tokens
         uniform = keyed.uniforms(torch.tensor([request.key for request in requests]), torch.arange(length))
         tokens = torch.tensor([request.tokens[:1] for request in requests])
@@ -103,9 +120,10 @@ class TabularSampler:
             sampling,
         )
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Attestation:
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+        self.phases.append(f"load {version}")
         self.logits, self.version = dict(stream)["logits"].clone(), version
-        return Attestation(version, {"logits": fingerprint(self.logits)})
+        return [Attestation(version, {"logits": fingerprint(self.logits)})]
 
 
 class OnePrompt:

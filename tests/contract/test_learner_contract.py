@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,12 @@ def pair(started: Pair) -> Pair:
 
 def snapshot(learner: Learner) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in learner.weights()}
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, fp32."""
+    found = chain(model.named_parameters(), model.named_buffers())
+    return {name: tensor.detach().float() for name, tensor in found}
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
@@ -174,7 +181,7 @@ def test_three_steps_are_those_of_a_hand_written_loop(pair: Pair) -> None:
         assert metrics["grad_norm"] == pytest.approx(norms[step], rel=1e-5)
         assert metrics["lr"] == pytest.approx(OPTIMIZER.lr * min(1.0, (step + 1) / 2))
     weights = snapshot(pair.policy)
-    assert_close(weights, {name: p.detach().float() for name, p in model.named_parameters()}, 1e-6)
+    assert_close(weights, tensors(model), 1e-6)
     moved = torch.cat([(weights[name] - first[name]).abs().flatten() for name in weights])
     assert moved.quantile(0.5) > 1e-5
 
@@ -247,7 +254,7 @@ def test_one_row_is_a_batch(pair: Pair) -> None:
     model = plain_model(pair.model)
     hand_written_steps(model, [batch])
     train(pair.policy, batch, WeightedLogprob())
-    assert_close(snapshot(pair.policy), {name: p.detach().float() for name, p in model.named_parameters()}, 1e-6)
+    assert_close(snapshot(pair.policy), tensors(model), 1e-6)
 
 
 def test_a_saved_learner_goes_on_bit_for_bit(pair: Pair, tmp_path: Path) -> None:
@@ -275,7 +282,11 @@ def test_a_folder_that_cannot_be_written_is_told_when_asked(pair: Pair, tmp_path
 
 
 def test_weights_have_the_names_of_the_checkpoint(pair: Pair) -> None:
-    assert_same(snapshot(pair.policy), load_file(pair.model / "model.safetensors"))
+    weights = snapshot(pair.policy)
+    buffers = {name for name, _ in plain_model(pair.model).named_buffers()}
+    assert buffers < weights.keys()
+    kept = {name: tensor for name, tensor in weights.items() if name not in buffers}
+    assert_same(kept, load_file(pair.model / "model.safetensors"))
 
 
 def test_a_refused_batch_leaves_the_learner_usable(pair: Pair) -> None:

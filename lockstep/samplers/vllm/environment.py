@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from multiprocessing import resource_tracker
 
 OWNER = "LOCKSTEP_SAMPLER_PID"
 """Names the process for which vLLM runs."""
@@ -16,6 +17,8 @@ def prepare(threads: int) -> None:
         threads: Of the worker, on a CPU.
     """
     multiprocessing.current_process().daemon = False  # a daemon may have no children; vLLM's end by `OWNER`
+    # vLLM leaves shared memory behind. A tracker of its own clears that away, without warnings in our program's output.
+    resource_tracker._resource_tracker._fd = None
     os.environ[OWNER] = str(os.getpid())
     for name, value in {
         "OMP_NUM_THREADS": str(threads),

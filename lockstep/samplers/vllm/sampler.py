@@ -17,7 +17,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.models.folder import first_line, read_config
 from lockstep.recipe import Computation, SamplerSection
-from lockstep.samplers.base import Attestation, Piece, require_room
+from lockstep.samplers.base import Attestation, Piece
 from lockstep.samplers.transfer import Bucket, Meeting
 from lockstep.samplers.vllm.environment import prepare
 from lockstep.types import Request, SamplingParams
@@ -27,6 +27,7 @@ ENGINE_DIED = 70
 
 _CPU_CACHE_GIB = 1.0
 _CPU_BLOCK = 32
+_CPU_BATCH_TOKENS = 4096
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ class VLLMSampler:
         computation: vLLM computes in the learner's type.
         raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, whatever is drawn from.
     """
+
+    worker = "lockstep.samplers.vllm.worker.WeightReceiver"
 
     def __init__(
         self, model: str, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
@@ -60,12 +63,15 @@ class VLLMSampler:
             dtype="bfloat16" if self.dtype == torch.bfloat16 else "float32",
             max_num_seqs=section.max_batch_size,
             kv_cache_memory_bytes=_cache_bytes(section),
+            # vLLM dies where it takes a prompt in parts and has a seed: on a CPU it cannot take a draw back.
+            enable_chunked_prefill=torch.cuda.is_available(),
+            max_num_batched_tokens=None if torch.cuda.is_available() else max(_CPU_BATCH_TOKENS, self._context),
             block_size=None if torch.cuda.is_available() else _CPU_BLOCK,
             enforce_eager=not torch.cuda.is_available(),
             enable_prefix_caching=True,
             enable_sleep_mode=section.vllm.sleep,
             logprobs_mode="raw_logprobs" if raw_logprobs else "processed_logprobs",
-            worker_extension_cls="lockstep.samplers.vllm.worker.WeightReceiver",
+            worker_extension_cls=self.worker,
             disable_log_stats=True,
             use_tqdm_on_load=False,
             seed=0,
@@ -80,7 +86,6 @@ class VLLMSampler:
             raise ValueError(f"vLLM does not start with the model in {model}: {first_line(error)}") from error
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        require_room(requests, self._context)
         answered = self._answered(requests, sampling)
         try:
             while (piece := self._run(anext(answered, None))) is not None:
@@ -111,8 +116,7 @@ class VLLMSampler:
     def attest(self, version: int) -> Attestation:
         """Ends a refit: drops caches, and says what is held."""
         found = json.loads(self._on_worker("attest_weights"))
-        self._run(self._engine.reset_prefix_cache())
-        self._run(self._engine.reset_mm_cache())
+        self._drop_caches()
         self._version = version
         found["received"] = frozenset(found["received"])
         return Attestation(version, **found, kept_caches=self._kept_caches())
@@ -192,6 +196,10 @@ class VLLMSampler:
             },
             sampling,
         )
+
+    def _drop_caches(self) -> None:
+        self._run(self._engine.reset_prefix_cache())
+        self._run(self._engine.reset_mm_cache())
 
     def _probe(self) -> Any:
         """One token behind a prompt that is the same every time and fills two blocks of the prefix cache."""

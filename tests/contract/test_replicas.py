@@ -1,0 +1,183 @@
+"""Samplers that die or hang: what is finished stays, and what is missing is made, with the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from test_sampler_contract import requests, responses
+from tiny_models import SECTION
+
+from lockstep.experience.refit import refit
+from lockstep.models.load import load_causal_lm
+from lockstep.recipe import SamplerSection
+from lockstep.runtime.replicas import Replicas, SamplerLost
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.samplers.base import Piece
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
+
+SAMPLING = SamplingParams(max_tokens=12)
+
+
+class Diary(TorchSampler):
+    """Writes down what it has answered; ends, or falls asleep, before it answers the one that it was told."""
+
+    folder: Path
+    fate: signal.Signals
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        for places, batch in super().pieces(requests, sampling):
+            for place in places:
+                self._meet(requests[place].key)
+            yield places, batch
+            with (self.folder / "answered").open("a") as file:
+                file.writelines(f"{requests[place].key}\n" for place in places)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def _meet(self, key: int) -> None:
+        doom = self.folder / f"doom-{key}"
+        if doom.exists():
+            doom.unlink()
+            os.kill(os.getpid(), self.fate)
+
+
+@dataclass(frozen=True)
+class DiarySpec(SamplerSpec):
+    folder: str = ""
+    fate: signal.Signals = signal.SIGKILL
+
+    def build(self) -> Diary:
+        sampler = Diary(load_causal_lm(self.model), self.section.max_batch_size)
+        sampler.folder, sampler.fate = Path(self.folder), self.fate
+        return sampler
+
+
+Start = Callable[..., Replicas]
+
+
+@pytest.fixture
+def start(models: Callable[..., Path], tmp_path: Path) -> Iterator[Start]:
+    """Starts replicas that are ended with the test; `notes` is what they tell the user."""
+    started: list[Replicas] = []
+
+    def start(fate: signal.Signals = signal.SIGKILL, notes: list[str] | None = None, **section: object) -> Replicas:
+        chosen = SamplerSection.model_validate({"max_batch_size": 2, **section})
+        spec = DiarySpec(str(models("llama")), chosen, SECTION, folder=str(tmp_path), fate=fate)
+        started.append(Replicas(spec, (notes if notes is not None else []).append))
+        return started[-1]
+
+    yield start
+    for replicas in started:
+        replicas.close()
+
+
+def answered(folder: Path) -> Counter[int]:
+    return Counter(int(line) for line in (folder / "answered").read_text().split())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_after_a_death_only_what_is_missing_is_made(start: Start, tmp_path: Path, count: int) -> None:
+    notes: list[str] = []
+    replicas, wanted = start(replicas=count, notes=notes), requests()
+    calm = replicas.generate(wanted, SAMPLING)
+    (tmp_path / "answered").unlink()
+    longest = max(wanted, key=lambda request: len(request.tokens))
+    (tmp_path / f"doom-{longest.key}").touch()
+    stormy = replicas.generate(wanted, SAMPLING)
+    assert responses(stormy) == responses(calm)
+    assert torch.equal(stormy["sampler_logprob"], calm["sampler_logprob"])
+    assert replicas.restarts == 1
+    assert "killed by SIGKILL; starting it again (1 of 3 times)" in notes[0]
+    assert answered(tmp_path) == Counter(request.key for request in wanted)
+
+
+def test_one_that_hangs_is_found_by_its_deadline(start: Start, tmp_path: Path) -> None:
+    notes: list[str] = []
+    replicas, wanted = start(signal.SIGSTOP, notes, timeout_s=8.0), requests()
+    (tmp_path / f"doom-{wanted[3].key}").touch()
+    batch = replicas.generate(wanted, SAMPLING)
+    assert len(batch) == len(wanted)
+    assert "took longer than 8 s over pieces" in notes[0]
+
+
+def test_in_the_end_it_is_given_up(start: Start, tmp_path: Path) -> None:
+    replicas, wanted = start(max_restarts=1), requests()
+    for request in wanted[:2]:
+        (tmp_path / f"doom-{request.key}").touch()
+    with pytest.raises(SamplerLost, match=r"died in pieces: killed by SIGKILL; it is not .* sampler.max_restarts=1"):
+        replicas.generate(wanted, SAMPLING)
+
+
+@pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
+def test_one_that_is_started_again_gets_the_newest_weights(
+    start: Start, models: Callable[..., Path], tmp_path: Path, transfer: str
+) -> None:
+    replicas, wanted = start(replicas=2, transfer=transfer), requests()
+    learner = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build()
+    refit(learner, replicas, 7)
+    (tmp_path / f"doom-{wanted[4].key}").touch()
+    batch = replicas.generate(wanted, SAMPLING)
+    assert replicas.restarts == 1
+    assert batch["version"].tolist() == [7] * len(wanted)
+    torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
+    refit(learner, replicas, 8)
+    assert replicas.generate(wanted, SAMPLING)["version"].unique().tolist() == [8]
+
+
+@pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
+def test_a_death_during_a_refit_is_survived(start: Start, models: Callable[..., Path], transfer: str) -> None:
+    replicas = start(replicas=2, transfer=transfer, timeout_s=30.0)
+    learner = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build()
+    replicas.ready()
+    pid = replicas.remotes[1].call("pid")
+
+    class Slow:
+        """Learner's weights, on whose way one of the receivers dies."""
+
+        def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for number, pair in enumerate(learner.weights()):
+                if number == 3 and replicas.restarts == 0:
+                    os.kill(pid, signal.SIGKILL)
+                yield pair
+
+    metrics = refit(Slow(), replicas, 3)  # pyright: ignore[reportArgumentType]
+    assert replicas.restarts >= 1
+    assert metrics.floats()["refit/version"] == 3
+    batch = replicas.generate(requests(), SAMPLING)
+    torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
+
+
+def test_blocks_have_the_same_bits_whoever_answers_them(start: Start) -> None:
+    blocks = [requests(tuple(range(1, 8)), role=str(number)) for number in range(7)]
+    alone, three = (dict(start(replicas=count).blocks(enumerate(blocks), SAMPLING)) for count in (1, 3))
+    assert alone.keys() == three.keys()
+    for number in alone:
+        assert torch.equal(alone[number].tokens, three[number].tokens)
+        assert torch.equal(alone[number]["sampler_logprob"], three[number]["sampler_logprob"])
+
+
+def test_a_refused_request_leaves_the_workers_alive(start: Start) -> None:
+    replicas = start(replicas=2)
+    with pytest.raises(ValueError, match="request 3 has 0 prompt tokens"):
+        replicas.generate([*requests((4, 5, 6)), Request((), 0)], SAMPLING)
+    assert len(replicas.generate(requests(), SAMPLING)) == 10
+    assert replicas.restarts == 0
+
+
+def test_work_that_is_left_ends_its_workers(start: Start) -> None:
+    replicas = start()
+    pieces = replicas.blocks(enumerate([requests()] * 3), SAMPLING)
+    next(pieces)
+    pieces.close()
+    assert threading.active_count() < 20
+    assert len(replicas.generate(requests(), SAMPLING)) == 10

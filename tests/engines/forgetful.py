@@ -1,0 +1,29 @@
+"""vLLM that forgets a part of what a refit has to do, for tests that must notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.runtime.workers import SamplerSpec
+from lockstep.samplers.vllm.sampler import VLLMSampler
+
+
+class ForgetfulSampler(VLLMSampler):
+    """Forgets what it is told to."""
+
+    worker = "forgetful_worker.ForgetfulReceiver"
+    forgets = ""
+
+    def forget(self, what: str) -> None:
+        self.forgets = what
+        self._on_worker("forget_one", what)
+
+    def _drop_caches(self) -> None:
+        if self.forgets != "prefix cache":
+            super()._drop_caches()
+
+
+@dataclass(frozen=True)
+class ForgetfulSpec(SamplerSpec):
+    def build(self) -> ForgetfulSampler:
+        return ForgetfulSampler(self.model, self.section, self.learner)

@@ -1,0 +1,147 @@
+"""What can go wrong with weights on their way to vLLM: each fault is caught, by name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from forgetful import ForgetfulSpec
+from tiny_models import CONTEXT, SECTION, VOCABULARY
+from torch import Tensor
+
+from lockstep.experience.refit import Outgoing, RefitError, differing, random_probe, refit
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.metrics import Metrics
+from lockstep.recipe import VLLM, SamplerSection
+from lockstep.runtime.replicas import Replicas
+from lockstep.runtime.workers import LearnerSpec
+from lockstep.samplers.base import Attestation
+
+pytestmark = pytest.mark.needs("vllm")
+
+EMBEDDING = "model.embed_tokens.weight"
+SQUARE = "model.layers.1.self_attn.o_proj.weight"
+NORM = "model.layers.0.input_layernorm.weight"
+PART = "model.layers.0.mlp.up_proj.weight"
+BIAS = "model.layers.0.self_attn.k_proj.bias"
+SEEDS = itertools.count(1)
+
+TAMPERED: dict[str, Callable[[str, Tensor], Tensor | None]] = {
+    "skipped": lambda name, tensor: None,
+    "stale": lambda name, tensor: tensor - 0.01,
+    "transposed": lambda name, tensor: tensor.T,
+    "cast": lambda name, tensor: tensor.bfloat16().float(),
+}
+
+
+class Tampering:
+    """A sampler on the way to which one tensor is damaged."""
+
+    def __init__(self, sampler: Replicas, victim: str, fault: Callable[[str, Tensor], Tensor | None]) -> None:
+        self.dtype, self._sampler, self._victim, self._fault = sampler.dtype, sampler, victim, fault
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sampler, name)
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> list[Attestation]:
+        return list(self._sampler.load_weights(dict(self._damaged(stream)).items(), version))
+
+    def _damaged(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in stream:
+            sent = self._fault(name, tensor) if name == self._victim else tensor
+            if sent is not None:
+                yield name, sent
+
+
+@pytest.fixture(scope="module")
+def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[Replicas]:
+    section = SamplerSection(backend="vllm", max_batch_size=8, vllm=VLLM(kv_cache_gib=0.05))
+    replicas = Replicas(ForgetfulSpec(str(models("qwen2 tied")), section, SECTION), print)
+    yield replicas
+    replicas.close()
+
+
+@pytest.fixture
+def learner(models: Callable[..., Path]) -> TorchLearner:
+    """Another one for each test: whatever the sampler held before, every tensor is now a little different."""
+    learner = LearnerSpec(str(models("qwen2 tied")), "logits", SECTION, None, 0).build()
+    draws = torch.Generator().manual_seed(next(SEEDS))
+    with torch.no_grad():
+        for parameter in learner.model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=draws)
+    return learner
+
+
+@pytest.fixture
+def forgetting(sampler: Replicas) -> Iterator[Callable[[str], object]]:
+    yield lambda what: sampler.remotes[0].call("forget", what)
+    sampler.remotes[0].call("forget", "")
+
+
+def refitted(learner: TorchLearner, sampler: Replicas | Tampering) -> Metrics:
+    return refit(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_whole_refit_is_attested(learner: TorchLearner, sampler: Replicas) -> None:
+    values = refitted(learner, sampler).floats()
+    names = [name for name, _ in learner.weights()]
+    assert values["refit/attested"] == len(names)
+    matrices = [name for name in names if name.endswith("proj.weight")]
+    buffers = [name for name in names if "inv_freq" in name]
+    assert values["refit/read_in_part"] == len(matrices) + 1  # the head, too, which is tied to the embedding
+    assert values["refit/received_only"] == len(buffers) > 0
+    assert values["refit/read_whole"] == len(names) - len(matrices) - len(buffers)
+    assert values["refit/probe_gap_max"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("fault", "victim"),
+    [("transposed", SQUARE), *itertools.product(("skipped", "stale", "cast"), (SQUARE, NORM, EMBEDDING))],
+)
+def test_a_tensor_damaged_on_its_way_is_named(
+    learner: TorchLearner, sampler: Replicas, fault: str, victim: str
+) -> None:
+    with pytest.raises(RefitError, match=victim.replace(".", r"\.")) as caught:
+        refitted(learner, Tampering(sampler, victim, TAMPERED[fault]))
+    others = {name for name, _ in learner.weights()} - {victim}
+    assert not [name for name in others if name in str(caught.value)]
+
+
+@pytest.mark.parametrize("victim", [SQUARE, NORM, PART, BIAS])
+def test_a_tensor_that_arrived_and_is_not_used_is_named(
+    learner: TorchLearner, sampler: Replicas, forgetting: Callable[[str], object], victim: str
+) -> None:
+    forgetting(victim)
+    with pytest.raises(RefitError, match=victim.replace(".", r"\.")):
+        refitted(learner, sampler)
+
+
+def test_a_tied_head_left_behind_is_named(
+    learner: TorchLearner, sampler: Replicas, forgetting: Callable[[str], object]
+) -> None:
+    refitted(learner, sampler)
+    with torch.no_grad():
+        dict(learner.model.named_parameters())[f"lm.{EMBEDDING}"].mul_(1.1)
+    forgetting("tied head")
+    with pytest.raises(RefitError, match=r"differs from what the learner sent: lm_head\.weight \(arrived, but"):
+        refitted(learner, sampler)
+
+
+def test_a_kept_cache_is_named(learner: TorchLearner, sampler: Replicas, forgetting: Callable[[str], object]) -> None:
+    forgetting("prefix cache")
+    with pytest.raises(RefitError, match=r"prefix cache \(was not dropped\)"):
+        refitted(learner, sampler)
+
+
+def test_tables_of_the_engine_s_own_are_rescored(learner: TorchLearner, sampler: Replicas) -> None:
+    """The engine makes its rotary tables itself, so a learner with others has the same weights and other numbers."""
+    backbone = learner.model.lm.model  # pyright: ignore[reportAttributeAccessIssue]
+    backbone.rotary_emb.inv_freq.mul_(2.0)
+    outgoing = Outgoing(learner, torch.float32)
+    (held,) = sampler.load_weights(outgoing, 2)
+    assert not differing(outgoing.sent, held)
+    with pytest.raises(RefitError, match=r"weights are equal, but .* other log-probabilities"):
+        refitted(learner, sampler)
