@@ -68,3 +68,20 @@ class Request:
 
     tokens: tuple[int, ...]
     key: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One response as text.
+
+    Attributes:
+        text: Without its stop token.
+        num_tokens: With it.
+        finish_reason: `stop` where it met a stop token, `length` where `max_tokens` ended it; a server may have others.
+        logprobs: Of the drawn tokens, in nats, where they were asked for.
+    """
+
+    text: str
+    num_tokens: int
+    finish_reason: str
+    logprobs: tuple[float, ...] | None
