@@ -81,7 +81,7 @@ class Reply:
     Attributes:
         text: What was written, without its stop token.
         num_tokens: How many tokens were drawn, the stop token among them.
-        finish_reason: `stop`, or `length` where a limit cut the response off before its end.
+        finish_reason: `stop`, or `length` where a limit cut the response off before its end; a server may have others.
         logprobs: Of each drawn token, in nats, under the distribution it was drawn from; None where nobody asked.
     """
 

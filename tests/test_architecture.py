@@ -49,6 +49,7 @@ LOWEST_WITH_TRANSFORMERS = FLOOR["models"]
 ENGINES = {
     "ray": ("lockstep/runtime/ray.py",),
     "vllm": ("lockstep/samplers/vllm/",),
+    "openai": ("lockstep/samplers/openai.py",),
     "tensorboard": ("lockstep/runtime/trackers/tensorboard.py",),
     "wandb": ("lockstep/runtime/trackers/wandb.py",),
     "mlflow": ("lockstep/runtime/trackers/mlflow.py",),

@@ -15,7 +15,7 @@ from lockstep.metrics import Last, Metrics
 from lockstep.models.weights import column_fingerprint, fingerprint
 from lockstep.samplers.base import Attestation, Sampler
 
-_SEQUENCES, _LENGTH = 4, 64
+_SEQUENCES, _LENGTH = 2, 32
 _LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Bounds on mean |Δ log π| of the probe, where not all that an engine computes with could be read back."""
 

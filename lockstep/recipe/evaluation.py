@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lockstep.recipe.machinery import Computation, RepeatedSampling, SamplerSection
+from lockstep.recipe.machinery import Computation, EngineSection, RepeatedSampling, SamplerSection
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, QuestionSection, RewardSection
 
@@ -49,7 +49,7 @@ class EvalRecipe(Section):
     reward: RewardSection
     greedy: Greedy | None = Field(default=None, description="null: no greedy responses")
     sampling: RepeatedSampling | None = Field(default=None, description="null: no sampled responses")
-    sampler: SamplerSection = SamplerSection()
+    sampler: EngineSection = SamplerSection()
     learner: Computation = Computation()
     run: EvalRun = EvalRun()
 

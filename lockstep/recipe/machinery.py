@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import itertools
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from lockstep.recipe.section import Probability, Section
 
@@ -120,10 +130,34 @@ class VLLM(Section):
     )
 
 
+class OpenAI(Section):
+    """A server that is there already and speaks OpenAI's protocol."""
+
+    base_url: str = Field(description="the server's address, such as http://localhost:8000/v1")
+    model: str = Field(description="the name under which the server serves the model")
+    api_key_env: str = Field(
+        default="OPENAI_API_KEY", description="environment variable with the server's key; not set: no key is sent"
+    )
+    max_concurrency: PositiveInt = Field(default=64, description="requests that are under way at once")
+    max_retries: NonNegativeInt = Field(
+        default=5, description="how often a request goes out again after a lost connection, a timeout, 429 or 5xx"
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _an_address_and_no_secret(cls, base_url: str) -> str:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("a server's address begins with http:// or https://, such as http://localhost:8000/v1")
+        if parts.username is not None or parts.query:
+            raise ValueError("an address holds no key; put the key into the environment variable api_key_env")
+        return base_url
+
+
 class SamplerSection(Section):
     """The engine that generates."""
 
-    backend: Literal["torch", "vllm"] = Field(default="torch", description="who generates")
+    backend: Literal["torch", "vllm", "openai"] = Field(default="torch", description="who generates")
     max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
     replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
     max_restarts: NonNegativeInt = Field(
@@ -136,12 +170,38 @@ class SamplerSection(Section):
         default="shared_memory", description="how weights come to an engine in a process of its own"
     )
     vllm: VLLM = VLLM()
+    openai: OpenAI | None = None
 
     @model_validator(mode="after")
     def _options_of_the_backend(self) -> SamplerSection:
         if self.backend != "vllm" and self.vllm != VLLM():
             raise ValueError(f"sampler.vllm has options of vLLM, but the sampler is {self.backend}")
+        if (self.backend == "openai") != (self.openai is not None):
+            raise ValueError("openai says which server it is, so it goes with backend: openai, and only with it")
         return self
+
+    @model_validator(mode="after")
+    def _a_server_has_engines_of_its_own(self) -> SamplerSection:
+        ours = {"max_batch_size", "replicas", "max_restarts"}
+        if self.backend == "openai" and self.model_dump(include=ours) != SamplerSection().model_dump(include=ours):
+            raise ValueError(
+                "max_batch_size, replicas and max_restarts are of engines that Lockstep starts; a server has its own, "
+                "and openai.max_concurrency bounds what it is asked at once"
+            )
+        return self
+
+
+def _holds_weights(section: SamplerSection) -> SamplerSection:
+    if section.backend == "openai":
+        raise ValueError(
+            "a server takes no weights from here and answers in text, so backend: openai cannot be used for this; "
+            "choose torch or vllm"
+        )
+    return section
+
+
+EngineSection = Annotated[SamplerSection, AfterValidator(_holds_weights)]
+"""A sampler that is given weights."""
 
 
 class Cluster(Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.recipe.machinery import Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.recipe.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.recipe.run import Bound, Common
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sources import RewardSection
@@ -134,7 +134,7 @@ class PPORecipe(Common):
     reward: RewardSection
     sampling: Sampling
     validation_sampling: RepeatedSampling
-    sampler: SamplerSection = SamplerSection()
+    sampler: EngineSection = SamplerSection()
     policy: Optimizer
     critic: Optimizer
     acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")

@@ -20,25 +20,21 @@ from pathlib import Path
 from lockstep.config import Loaded, usage
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
-from lockstep.experience.generation import account, line_of, replies_of
+from lockstep.experience.generation import account, line_of
 from lockstep.experience.rollout import requests_of
 from lockstep.recipe import GenerateRecipe
+from lockstep.runtime.answers import Answers, answering
 from lockstep.runtime.folder import write_once
 from lockstep.runtime.parts import Parts
 from lockstep.runtime.progress import Progress, progress
-from lockstep.runtime.replicas import Replicas, processes
+from lockstep.runtime.replicas import Block
 from lockstep.runtime.results import results_of
 from lockstep.runtime.rows import files_of, open_prompts
 from lockstep.runtime.source import Source, open_source
 from lockstep.runtime.stop import Stop, Stopped, heeding_signals
-from lockstep.runtime.workers import SamplerSpec
 from lockstep.types import Prompt, Reply
 
 GENERATIONS, SUMMARY = "generations.jsonl", "summary.json"
-
-Answers = Callable[[Iterator[tuple[int, Sequence[Prompt]]]], Iterator[tuple[int, list[Reply]]]]
-"""From numbered blocks of prompts to all replies to a block, those to one prompt next to each other, in any order of
-blocks; a block is taken when there is somebody to answer it."""
 
 
 def generate(loaded: Loaded) -> Path:
@@ -100,10 +96,10 @@ def _make(recipe: GenerateRecipe, source: Source, whole: Path, started: Callable
         parts = Parts(whole, len(blocks))
         if parts.missing():
             with ExitStack() as workers:
-                answers = _samplers(recipe, source, blocks, processes(_spec(recipe, source), shown, workers))
+                answers = answering(recipe, source, shown, workers)
                 started()
                 shown.total(blocks.count, _arithmetic(recipe, blocks), unit="prompts")
-                _answer(blocks, parts, answers, shown)
+                _answer(recipe, blocks, parts, answers, shown)
         with shown.phase("join"):
             _join(parts, whole.with_name(SUMMARY), prompts)
 
@@ -116,25 +112,7 @@ def _arithmetic(recipe: GenerateRecipe, blocks: _Blocks) -> str:
     )
 
 
-def _spec(recipe: GenerateRecipe, source: Source) -> SamplerSpec:
-    return SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=recipe.logprobs == "raw")
-
-
-def _samplers(recipe: GenerateRecipe, source: Source, blocks: _Blocks, workers: Replicas) -> Answers:
-    """Answers by samplers in processes of their own: even one is, so that bits do not depend on their number."""
-    sampling, num, seed = source.sampling(recipe.sampling), recipe.num_generations, recipe.seed
-
-    def answers(asked: Iterator[tuple[int, Sequence[Prompt]]]) -> Iterator[tuple[int, list[Reply]]]:
-        requests = (
-            (number, requests_of(prompts, blocks.start(number), num, seed, "generation")) for number, prompts in asked
-        )
-        for number, batch in workers.blocks(requests, sampling):
-            yield number, replies_of(batch, source.decode, recipe.logprobs != "none")
-
-    return answers
-
-
-def _answer(blocks: _Blocks, parts: Parts, answers: Answers, shown: Progress) -> None:
+def _answer(recipe: GenerateRecipe, blocks: _Blocks, parts: Parts, answers: Answers, shown: Progress) -> None:
     """Writes the blocks that are missing.
 
     Raises:
@@ -146,12 +124,12 @@ def _answer(blocks: _Blocks, parts: Parts, answers: Answers, shown: Progress) ->
         shown.note(f"goes on: {done} prompts are answered already")
     under_way: dict[int, list[Prompt]] = {}
 
-    def asked() -> Iterator[tuple[int, list[Prompt]]]:
+    def asked() -> Iterator[Block]:
         for number in missing:
             if stop.stepped() is not None:
                 return
-            under_way[number] = blocks.read(number)
-            yield number, under_way[number]
+            under_way[number] = own = blocks.read(number)
+            yield number, requests_of(own, blocks.start(number), recipe.num_generations, recipe.seed, "generation")
 
     with heeding_signals(stop, shown.note), shown.phase("generate"):
         for number, replies in answers(asked()):

@@ -115,7 +115,7 @@ RECIPES = {
     "range: above": said("ppo.gamma=2"),
     "range: not finite": said("policy.lr=.inf"),
     "choice: unknown": said("ppo.kl.estimator=k4"),
-    "choice: backend that is not there": said("sampler=vllm"),
+    "choice: backend that is not there": said("sampler=sglang"),
     "rule: batch not divisible": said("ppo.global_batch_size=5"),
     "rule: dynamic sampling of one": said("ppo.dynamic_sampling={} ppo.num_generations=1"),
     "rule: two models": said("model.path=model model.from_recipe=sft_arithmetic"),

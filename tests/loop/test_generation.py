@@ -24,7 +24,7 @@ from lockstep.cli import main
 from lockstep.config import load
 from lockstep.experience.rollout import requests_of
 from lockstep.recipe import GenerateRecipe, LearnerSection, SamplerSection
-from lockstep.runtime import generate as module
+from lockstep.runtime import answers as module
 from lockstep.runtime.generate import generate
 from lockstep.runtime.generate_recipe import generate_recipe
 from lockstep.runtime.progress import Progress

@@ -109,7 +109,7 @@ def test_check_reads_the_acceptance_bounds(run: Run, capsys: pytest.CaptureFixtu
         (["ppo_arithmetc"], "did you mean ppo_arithmetic"),
         (["ppo_arithmetic", "ppo.clop=0.1"], "clip"),
         (["ppo_arithmetic", "ppo.clip=-1"], "greater than 0"),
-        (["ppo_arithmetic", "sampler=vllm"], "torch"),
+        (["ppo_arithmetic", "sampler=sglang"], "torch"),
         (["ppo_arithmetic", "ppo.num_prompts_per_step=100"], "do not divide"),
         (["ppo_gsm8k"], "MODEL_FOLDER"),
         (["ppo_arithmetic", "ppo.dynamic_sampling={}"], "num_generations"),

@@ -158,7 +158,7 @@ def test_weights_need_as_many_files(recipe: str, train: str) -> None:
 
 def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
     assert refusal(recipe, "sampler=nosuch") == (
-        "override sampler=nosuch: sampler.backend is \"nosuch\", but should be 'torch'"
+        "override sampler=nosuch: sampler.backend is \"nosuch\", but should be 'torch', 'vllm' or 'openai'"
     )
 
 

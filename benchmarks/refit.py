@@ -1,0 +1,118 @@
+"""Time of a refit, attestation included, beside the time to copy the same bytes once.
+
+    python -m benchmarks.refit [--save] [--sizes 1 100 500]
+
+Models with random weights, fp32; learner and engine are processes of this machine. What a refit does: read each tensor
+and put it into memory that both see (one copy), take its fingerprint there, take it out on the other side (another
+copy, or vLLM's own loading and packing), read back what the engine holds, and score a probe on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.harness import Row, environment, measure, save, table
+from lockstep.experience.refit import random_probe, refit
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.recipe import LearnerSection, SamplerSection
+from lockstep.runtime.replicas import Replicas
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+
+VOCABULARY, CONTEXT = 32_000, 256
+SHAPES = {  # millions of parameters: hidden size, layers
+    1: (32, 1),
+    100: (768, 11),
+    500: (1280, 23),
+}
+ENGINES = {
+    "torch, shared memory": SamplerSection(replicas=1, transfer="shared_memory"),
+    "torch, process group": SamplerSection(replicas=1, transfer="process_group"),
+    "vLLM, shared memory": SamplerSection(backend="vllm", max_batch_size=16, transfer="shared_memory"),
+    "vLLM, process group": SamplerSection(backend="vllm", max_batch_size=16, transfer="process_group"),
+}
+
+
+def model_folder(root: Path, size: int) -> Path:
+    """A Llama with about `size` million parameters."""
+    hidden, layers = SHAPES[size]
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=hidden * 8 // 3 // 32 * 32,
+        num_hidden_layers=layers,
+        num_attention_heads=max(1, hidden // 64),
+        num_key_value_heads=max(1, hidden // 64),
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(root / str(size))
+    return root / str(size)
+
+
+def copy_once(learner: TorchLearner) -> Callable[[], None]:
+    """The baseline: every tensor is copied to memory that is already there."""
+    tensors = [tensor for _, tensor in learner.weights()]
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+
+    def copy() -> None:
+        for tensor, other in zip(tensors, copies, strict=True):
+            other.copy_(tensor)
+
+    return copy
+
+
+def refit_seconds(learner: TorchLearner, folder: Path, section: SamplerSection, repeats: int) -> list[float]:
+    """Wall seconds of refits, after a first one that sets up the memory between the processes."""
+    computation = LearnerSection(device="cpu")
+    replicas = Replicas(SamplerSpec(str(folder), section, computation), print)
+    probe, seconds = random_probe(VOCABULARY, CONTEXT), []
+    try:
+        for version in range(repeats + 1):
+            with torch.no_grad():
+                for parameter in learner.model.parameters():
+                    parameter.mul_(1.001)
+            begun = time.perf_counter()
+            refit(learner, replicas, version, probe)
+            seconds.append(time.perf_counter() - begun)
+    finally:
+        replicas.close()
+    return seconds[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), choices=SHAPES, help="million parameters")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/refit.json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    moved: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as root:
+        for size in args.sizes:
+            folder = model_folder(Path(root), size)
+            learner = LearnerSpec(str(folder), "logits", LearnerSection(device="cpu"), None, 0).build()
+            moved[f"{size} M"] = sum(tensor.nbytes for _, tensor in learner.weights())
+            once = measure(copy_once(learner), args.repeats).wall_median_s
+            for name, section in ENGINES.items():
+                mine = statistics.median(refit_seconds(learner, folder, section, args.repeats))
+                rows.append(Row(f"{size} M, {name}", once, mine, once / mine))
+                print(rows[-1], flush=True)
+    print(environment())
+    print(table(rows, "one copy", "seconds"))
+    print(f"bytes moved: {moved}")
+    if args.save:
+        print(save("refit", environment(), rows, {"repeats": args.repeats, "bytes": moved}))
+
+
+if __name__ == "__main__":
+    main()

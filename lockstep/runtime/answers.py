@@ -1,0 +1,62 @@
+"""Who answers blocks of requests with text: samplers in processes of their own, or a server that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+from lockstep.experience.generation import replies_of
+from lockstep.models.folder import read_config
+from lockstep.recipe import GenerateRecipe, OpenAI
+from lockstep.runtime.progress import Progress
+from lockstep.runtime.replicas import Block, processes
+from lockstep.runtime.source import Source
+from lockstep.runtime.workers import SamplerSpec
+from lockstep.types import Reply
+
+Answers = Callable[[Iterator[Block]], Iterator[tuple[int, list[Reply]]]]
+"""From blocks to a block's number and its replies, in the order of its requests; blocks may come back in any order, and
+one is taken when there is somebody to answer it."""
+
+
+def answering(recipe: GenerateRecipe, source: Source, shown: Progress, workers: ExitStack) -> Answers:
+    """Starts, or greets, whoever the recipe says.
+
+    Args:
+        recipe: Says who, and how responses are drawn.
+        source: The model.
+        shown: Tells the user what happens.
+        workers: Ends what was started.
+    """
+    if recipe.sampler.openai is not None:
+        return _server(recipe, source, recipe.sampler.openai, shown)
+    return _samplers(recipe, source, shown, workers)
+
+
+def _samplers(recipe: GenerateRecipe, source: Source, shown: Progress, workers: ExitStack) -> Answers:
+    """Even one sampler has a process of its own, so that bits do not depend on how many there are."""
+    sampling, logprobs = source.sampling(recipe.sampling), recipe.logprobs
+    spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=logprobs == "raw")
+    samplers = processes(spec, shown, workers)
+
+    def answers(asked: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
+        for number, batch in samplers.blocks(asked, sampling):
+            yield number, replies_of(batch, source.decode, logprobs != "none")
+
+    return answers
+
+
+def _server(recipe: GenerateRecipe, source: Source, options: OpenAI, shown: Progress) -> Answers:
+    """One block after the other; a server has its log-probabilities only where processed and raw are the same."""
+    from lockstep.samplers.openai import OpenAIClient
+
+    vocabulary = int(read_config(source.folder).get_text_config().vocab_size)
+    client = OpenAIClient(options, recipe.sampler.timeout_s, vocabulary, shown.note)
+    sampling = source.sampling(recipe.sampling)
+
+    def answers(asked: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
+        for number, requests in asked:
+            replies = dict(client.replies(requests, sampling, recipe.logprobs != "none"))
+            yield number, [replies[place] for place in range(len(requests))]
+
+    return answers

@@ -1,0 +1,165 @@
+"""What servers that speak OpenAI's protocol understand besides it, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from pydantic import AliasChoices, BaseModel, Field
+
+from lockstep.types import SamplingParams
+
+_PLAIN = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Nothing but `SamplingParams` shapes the distribution; unless told, servers take defaults from the model's folder."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a kind of server understands besides OpenAI's own words.
+
+    Attributes:
+        name: Of the kind.
+        every_token: What `top_k` says when all are kept; None: the server knows neither top_k nor stop tokens.
+        ids: Asks for token ids in the answer.
+        only_our_stops: Asks to stop at our stop tokens alone, and not at those of the model besides.
+        logprobs: Whether completions come with log-probabilities.
+    """
+
+    name: str
+    every_token: int | None = None
+    ids: dict[str, bool] = field(default_factory=dict)
+    only_our_stops: dict[str, bool] = field(default_factory=dict)
+    logprobs: bool = False
+
+    def fields(self, sampling: SamplingParams) -> dict[str, object]:
+        """A distribution and its stop tokens in the server's words.
+
+        Raises:
+            ValueError: If the server has no words for it.
+        """
+        said: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        if self.every_token is not None:
+            stops = {"stop_token_ids": list(sampling.stop_token_ids)}
+            return said | _PLAIN | stops | self.ids | {"top_k": sampling.top_k or self.every_token}
+        if sampling.top_k:
+            raise ValueError(f"{self.name} is not known to understand top_k; leave it at 0")
+        return said
+
+    def require_exact(self, sampling: SamplingParams) -> None:
+        """Raises ValueError where the server's log-probabilities may not be those of the distribution drawn from.
+
+        Servers give those of temperature 1 and the whole vocabulary, or those of the distribution drawn from, as they
+        were started, and do not say which. Where the two differ, none are known to be exact.
+        """
+        if not self.logprobs:
+            raise ValueError(f"{self.name} gives no log-probabilities of what it completes; do without them")
+        if sampling.temperature not in (0.0, 1.0) or not sampling.full_support:
+            raise ValueError(
+                f"{self.name} does not say of which distribution its log-probabilities are; they are exact with "
+                "temperature 0 or 1, top_k 0 and top_p 1 only: draw so, or do without them"
+            )
+
+
+DIALECTS = {
+    "vllm": Dialect("vLLM", 0, {"return_token_ids": True}, {"ignore_eos": True}, logprobs=True),
+    "sglang": Dialect("SGLang", -1, logprobs=True),
+    "tensorrt_llm": Dialect("TensorRT-LLM", 0),
+}
+"""By what a server calls itself in `owned_by` of the models that it lists."""
+
+
+class Model(BaseModel):
+    """A model that a server serves."""
+
+    id: str
+    owned_by: str | None = None
+    max_model_len: int | None = None
+
+
+class Models(BaseModel):
+    """What a server answers to /models."""
+
+    data: list[Model]
+
+
+class Message(BaseModel):
+    """Of a conversation; None where a server keeps the reasoning apart and there was nothing else."""
+
+    content: str | None = None
+
+
+class Logprobs(BaseModel):
+    """Of the drawn tokens, in nats."""
+
+    token_logprobs: list[float]
+
+
+class Choice(BaseModel):
+    """A response; `stop_reason` is the stop token that ended it, where a server says so."""
+
+    text: str = ""
+    message: Message = Message()
+    finish_reason: str | None = None
+    stop_reason: int | str | None = Field(default=None, validation_alias=AliasChoices("stop_reason", "matched_stop"))
+    token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+
+
+class Usage(BaseModel):
+    """Tokens as a server counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Answer(BaseModel):
+    """What a server answers to /completions and /chat/completions."""
+
+    choices: list[Choice] = Field(min_length=1)
+    usage: Usage
+
+    @property
+    def num_tokens(self) -> int:
+        ids = self.choices[0].token_ids
+        return self.usage.completion_tokens if ids is None else len(ids)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where responses may end, and with what.
+
+    Attributes:
+        max_tokens: Longest response.
+        stops: The tokens that may end it; None: not known.
+        vocabulary: Size of the vocabulary; None: not known.
+        context: Longest prompt and response together; None: not known.
+    """
+
+    max_tokens: int
+    stops: Collection[int] | None
+    vocabulary: int | None
+    context: int | None
+
+    def broken_by(self, answer: Answer) -> bool:
+        """Whether a response ended as it should not, as far as the server's words tell."""
+        choice = answer.choices[0]
+        ids = choice.token_ids or ()
+        if self.vocabulary is not None and not all(0 <= token < self.vocabulary for token in ids):
+            return True
+        match choice.finish_reason:
+            case "length":
+                return answer.num_tokens != self.max_tokens and not self._fills_the_context(answer)
+            case "stop":
+                return self.stops is not None and not _stopped_at(choice, self.stops)
+        return True
+
+    def _fills_the_context(self, answer: Answer) -> bool:
+        """Some servers leave the last place free."""
+        return self.context is not None and answer.usage.prompt_tokens + answer.num_tokens >= self.context - 1
+
+
+def _stopped_at(choice: Choice, stops: Collection[int]) -> bool:
+    """Whether the last token is a stop token; where there are no ids, what the server says about it counts."""
+    if choice.token_ids is not None:
+        return bool(choice.token_ids) and choice.token_ids[-1] in stops
+    return choice.stop_reason is None or choice.stop_reason in stops

@@ -1,0 +1,254 @@
+"""A client for a server that speaks OpenAI's protocol: vLLM's, SGLang's, TensorRT-LLM's `trtllm-serve`, or another.
+
+The server is there already and has its weights: nothing can be sent to it but requests. So what it is, what it can do
+and how its responses ended is checked as far as its own words allow (docs/guides/servers.md).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from asyncio import Semaphore
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from contextlib import contextmanager
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from lockstep import recipe
+from lockstep.samplers.dialects import DIALECTS, Answer, Dialect, Ends, Model, Models
+from lockstep.types import Reply, Request, SamplingParams
+
+try:
+    import openai
+    from anyio.from_thread import BlockingPortal, start_blocking_portal
+except ModuleNotFoundError as missing:
+    raise ValueError(
+        f"a client for servers needs the package {missing.name}, which is not installed: "
+        "pip install 'lockstep-rl[openai]'"
+    ) from missing
+
+_CONNECT_S = 10.0
+"""A machine that is there accepts a connection within this, however long it then thinks."""
+
+_WARN_FROM = 0.01
+"""Share of bad ends."""
+
+_SEED_BITS = 2**63 - 1
+"""Seeds that every server takes are not negative, and fit into a signed 64-bit integer."""
+
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+class ServerError(RuntimeError):
+    """A server that is not there, refuses, or says what it should not; one sentence."""
+
+
+class OpenAIClient:
+    """Asks a server for responses to prompts, and for answers to conversations.
+
+    Args:
+        options: Which server, and how to ask it.
+        timeout_s: A request that is not answered within this is sent again.
+        vocabulary: Size of the model's vocabulary, to find token ids outside of it; None: they are not checked.
+        note: Tells the user something.
+
+    Attributes:
+        answers: How many replies there were.
+        bad_ends: How many of them ended as they should not: at no stop token, short of `max_tokens`, for a reason that
+            nobody asked for, or with a token that is not in the vocabulary.
+
+    Raises:
+        ServerError: If the server cannot be reached, refuses the key, or does not serve the model.
+    """
+
+    def __init__(
+        self,
+        options: recipe.OpenAI,
+        timeout_s: float,
+        vocabulary: int | None = None,
+        note: Callable[[str], object] = warnings.warn,
+    ) -> None:
+        self.answers = self.bad_ends = 0
+        self._server = _Server(options, timeout_s)
+        self._options, self._vocabulary, self._note = options, vocabulary, note
+        self._warned = False
+        self._model = self._greeted()
+        self._dialect = self._spoken()
+
+    def replies(
+        self, requests: Sequence[Request], sampling: SamplingParams, logprobs: bool = False
+    ) -> Iterator[tuple[int, Reply]]:
+        """Completes prompts, which go out as token ids.
+
+        Returns:
+            Places in `requests` and their replies, as they come.
+
+        Raises:
+            ValueError: If the server lacks what is asked for.
+            ServerError: While iterating, if the server fails after all retries.
+        """
+        if logprobs:
+            self._dialect.require_exact(sampling)
+        said = self._fields(sampling) | {"max_tokens": sampling.max_tokens, **self._dialect.only_our_stops}
+        said |= {"logprobs": 1} if logprobs else {}
+        bodies = [said | {"prompt": list(request.tokens), "seed": _seed(request.key)} for request in requests]
+        return self._replies("/completions", bodies, self._ends(sampling, sampling.stop_token_ids))
+
+    def chat(
+        self, conversations: Sequence[Sequence[Mapping[str, str]]], sampling: SamplingParams, keys: Sequence[int]
+    ) -> Iterator[tuple[int, Reply]]:
+        """Continues conversations in the server's own chat template; the model's own stop tokens end an answer too.
+
+        Args:
+            conversations: Messages with `role` and `content`.
+            sampling: How to draw.
+            keys: Of the random numbers, one per conversation.
+
+        Returns:
+            As `replies`.
+
+        Raises:
+            ValueError, ServerError: As `replies`.
+        """
+        said = self._fields(sampling) | {"max_completion_tokens": sampling.max_tokens}
+        pairs = zip(conversations, keys, strict=True)
+        bodies = [said | {"messages": [dict(m) for m in messages], "seed": _seed(key)} for messages, key in pairs]
+        return self._replies("/chat/completions", bodies, self._ends(sampling, None))
+
+    def _greeted(self) -> Model:
+        """Asks what is served."""
+        with self._server.connection() as (portal, client):
+            served = {model.id: model for model in portal.call(self._server.ask, client, Models, "/models").data}
+        if self._options.model not in served:
+            raise ServerError(
+                f"{self._options.base_url}: serves {', '.join(served) or 'no model'}, and not {self._options.model}; "
+                "correct the option model"
+            )
+        return served[self._options.model]
+
+    def _spoken(self) -> Dialect:
+        owner = self._model.owned_by
+        if owner in DIALECTS:
+            return DIALECTS[owner]
+        self._note(
+            f"{self._options.base_url}: the server calls itself {owner!r}, which is not known here; it is asked in "
+            "OpenAI's own words, and stops where it will"
+        )
+        return Dialect(f"a server called {owner!r}")
+
+    def _fields(self, sampling: SamplingParams) -> dict[str, object]:
+        return {"model": self._model.id, **self._dialect.fields(sampling)}
+
+    def _ends(self, sampling: SamplingParams, stops: tuple[int, ...] | None) -> Ends:
+        return Ends(sampling.max_tokens, stops, self._vocabulary, self._model.max_model_len)
+
+    def _replies(self, path: str, bodies: Sequence[Mapping[str, object]], ends: Ends) -> Iterator[tuple[int, Reply]]:
+        """Sends all, and counts how they end."""
+        for place, answer in self._server.answers(path, bodies):
+            choice = answer.choices[0]
+            logprobs = tuple(choice.logprobs.token_logprobs) if choice.logprobs else None
+            if "logprobs" in bodies[place] and len(logprobs or ()) != answer.num_tokens:
+                raise ServerError(
+                    f"{self._options.base_url}: {answer.num_tokens} tokens came with {len(logprobs or ())} "
+                    "log-probabilities; do without them"
+                )
+            self.answers += 1
+            self.bad_ends += ends.broken_by(answer)
+            text = choice.text or choice.message.content or ""
+            yield place, Reply(text, answer.num_tokens, choice.finish_reason or "none", logprobs)
+        self._warn()
+
+    def _warn(self) -> None:
+        """Says once that responses end badly."""
+        if not self._warned and self.bad_ends and self.bad_ends >= _WARN_FROM * self.answers:
+            self._warned = True
+            self._note(
+                f"{self._options.base_url}: {self.bad_ends} of {self.answers} responses ended badly (at no stop token, "
+                "short of max_tokens, cut off, or with tokens outside the vocabulary); compare the server's model and "
+                "settings with yours"
+            )
+
+
+class _Server:
+    """Connections to a server, and sentences for what goes wrong with them."""
+
+    def __init__(self, options: recipe.OpenAI, timeout_s: float) -> None:
+        self._options, self._timeout_s = options, timeout_s
+        self._key = os.environ.get(options.api_key_env, "").strip()
+        if not all("!" <= character <= "~" for character in self._key):
+            raise ServerError(f"the environment variable {options.api_key_env} holds characters that no key has")
+
+    def answers(self, path: str, bodies: Sequence[Mapping[str, object]]) -> Iterator[tuple[int, Answer]]:
+        """Sends all, `max_concurrency` at once; what is under way when the caller leaves is called off."""
+        gate = Semaphore(self._options.max_concurrency)
+
+        async def answer(client: openai.AsyncOpenAI, body: Mapping[str, object]) -> Answer:
+            async with gate:
+                return await self.ask(client, Answer, path, body)
+
+        with self.connection() as (portal, client):
+            futures = {portal.start_task_soon(answer, client, body): place for place, body in enumerate(bodies)}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+
+    @contextmanager
+    def connection(self) -> Iterator[tuple[BlockingPortal, openai.AsyncOpenAI]]:
+        """A thread with a loop, and a client that lives in it."""
+        client = openai.AsyncOpenAI(
+            base_url=self._options.base_url,
+            api_key=self._key or "none",
+            timeout=openai.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s)),
+            max_retries=self._options.max_retries,
+        )
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
+            yield portal, client
+
+    async def ask(
+        self, client: openai.AsyncOpenAI, shape: type[_Shape], path: str, body: Mapping[str, object] | None = None
+    ) -> _Shape:
+        """What the server answers, to a bare question where there is no body."""
+        try:
+            if body is None:
+                return shape.model_validate(await client.get(path, cast_to=object))
+            return shape.model_validate(await client.post(path, cast_to=object, body=body))
+        except (openai.OpenAIError, ValueError) as error:
+            said = f"{self._options.base_url}: {self._sentence(error)}"
+            raise ServerError(said.replace(self._key, "[key]") if self._key else said) from error
+
+    def _sentence(self, error: Exception) -> str:
+        variable, attempts = self._options.api_key_env, f"{self._options.max_retries + 1} attempts"
+        match error:
+            case openai.APITimeoutError():
+                return f"no answer within {self._timeout_s:g} s, in {attempts}; look at its log, or raise timeout_s"
+            case openai.APIConnectionError():
+                return f"cannot be reached ({error.__cause__}); start the server, or correct the option base_url"
+            case openai.AuthenticationError() | openai.PermissionDeniedError() if self._key:
+                return f"refuses the key in the environment variable {variable}; put the right one there"
+            case openai.AuthenticationError() | openai.PermissionDeniedError():
+                return f"wants a key; put it into the environment variable {variable}"
+            case openai.NotFoundError():
+                return f"has nothing at this address ({_detail(error)}); base_url usually ends in /v1"
+            case openai.RateLimitError() | openai.InternalServerError():
+                return (
+                    f"answers {error.status_code} after {attempts} ({_detail(error)}); look at its log, lower "
+                    "max_concurrency, or raise max_retries"
+                )
+            case openai.APIStatusError():
+                return f"refuses a request with {error.status_code} ({_detail(error)})"
+            case ValidationError():
+                problem = error.errors(include_url=False)[0]
+                where = ".".join(map(str, problem["loc"])) or "the whole"
+                return f"its answer is not as OpenAI's protocol has it ({where}: {problem['msg']})"
+        return f"its answer cannot be read ({error}); look at what serves there"
+
+
+def _detail(error: openai.APIStatusError) -> str:
+    """What the server says about it, in one line."""
+    said = error.body.get("message") if isinstance(error.body, dict) else error.body
+    return " ".join(str(said or "no more is said").split())[:300]
+
+
+def _seed(key: int) -> int:
+    return key & _SEED_BITS

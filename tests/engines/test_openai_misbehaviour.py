@@ -1,0 +1,354 @@
+"""The client against servers of other kinds, and against one that does on purpose what servers do on bad days."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.models.tokenizer import load_tokenizer
+from lockstep.recipe import OpenAI
+from lockstep.runtime.generate import generate
+from lockstep.runtime.generate_recipe import generate_recipe
+from lockstep.samplers.openai import OpenAIClient, ServerError
+from lockstep.types import Reply, Request, SamplingParams
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "servers.md"
+KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-9f1c"
+EOS = 1
+SAMPLING = SamplingParams(4, stop_token_ids=(EOS,))
+
+Said = tuple[int, Any]
+"""Status, and what is said as JSON; bytes go out as they are."""
+
+
+def completed(**fields: Any) -> Said:
+    """An answer as servers give it to four tokens that were asked for."""
+    choice = {"index": 0, "text": "so", "finish_reason": "length"} | fields
+    usage = {"prompt_tokens": 2, "completion_tokens": choice.pop("tokens", 4)}
+    return 200, {"id": "x", "object": "text_completion", "choices": [choice], "usage": usage}
+
+
+@dataclass
+class Script:
+    """What a server says, and what it was asked.
+
+    Attributes:
+        owner: What the server calls itself.
+        says: Its answer to the n-th request for a response, from 0.
+        keys: The headers that carry a key.
+        at_once: The most requests that it had at one time.
+    """
+
+    owner: str | None = "vllm"
+    says: Callable[[int], Said] = lambda n: completed()
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    at_once: int = 0
+    url: str = ""
+    _now: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, body: dict[str, Any]) -> Said:
+        with self._lock:
+            number = len(self.bodies)
+            self.bodies.append(body)
+            self._now += 1
+            self.at_once = max(self.at_once, self._now)
+        try:
+            return self.says(number)
+        finally:
+            with self._lock:
+                self._now -= 1
+
+    def client(self, timeout_s: float = 20.0, **options: Any) -> OpenAIClient:
+        said = {"base_url": self.url, "model": "m", "api_key_env": KEY_NAME, "max_retries": 1, **options}
+        return OpenAIClient(OpenAI.model_validate(said), timeout_s, vocabulary=64)
+
+    def reply(self, **options: Any) -> Reply:
+        """To one request."""
+        [(place, reply)] = self.client(**options).replies([Request((5, 6), 7)], SAMPLING)
+        assert place == 0
+        return reply
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    monkeypatch.setenv(KEY_NAME, KEY)
+    script = Script()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._say((200, {"data": [{"id": "m", "object": "model", "owned_by": script.owner}]}))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self._say(script.answer(body))
+
+        def _say(self, said: Said) -> None:
+            script.keys.append(self.headers["Authorization"])
+            status, words = said
+            data = words if isinstance(words, bytes) else json.dumps(words).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except (BrokenPipeError, ConnectionResetError):
+                """The client has left, as some tests want."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    script.url = f"http://127.0.0.1:{server.server_port}/v1"
+    yield script
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def first(*said: Said) -> Callable[[int], Said]:
+    """These once each, and the last for ever."""
+    return lambda n: said[min(n, len(said) - 1)]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_is_busy_is_asked_again(script: Script, status: int) -> None:
+    script.says = first((status, {"error": {"message": "busy"}}), completed())
+    assert script.reply() == Reply("so", 4, "length", None)
+    assert len(script.bodies) == 2
+    assert script.bodies[0] == script.bodies[1]
+
+
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_server_that_stays_busy_is_given_up(script: Script, status: int) -> None:
+    script.says = first((status, {"error": {"message": "too\nmuch"}}))
+    with pytest.raises(ServerError, match=rf"/v1: answers {status} after 2 attempts \(too much\); .*max_concurrency"):
+        script.reply()
+    assert len(script.bodies) == 2
+
+
+def test_a_server_that_hangs_is_given_up(script: Script) -> None:
+    script.says = lambda n: time.sleep(3) or completed()
+    with pytest.raises(ServerError, match=r"/v1: no answer within 0\.2 s, in 1 attempts; .*raise timeout_s$"):
+        script.reply(timeout_s=0.2, max_retries=0)
+
+
+def test_a_server_that_is_not_there_is_said() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with pytest.raises(
+        ServerError, match=rf"^{url}: cannot be reached \(.+\); start the server, or correct .*base_url$"
+    ):
+        OpenAIClient(OpenAI(base_url=url, model="m", max_retries=0), 5)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"<html>welcome</html>", "cannot be read"),
+        ({"hello": 1}, r"is not as OpenAI's protocol has it \(choices: Field required\)"),
+        ({"choices": [], "usage": {}}, r"is not as OpenAI's protocol has it \(choices: "),
+        ([1], "is not as OpenAI's protocol has it"),
+        (completed(token_ids=["a"])[1], r"\(choices\.0\.token_ids\.0: "),
+    ],
+    ids=["html", "other JSON", "no choices", "a list", "ids that are none"],
+)
+def test_an_answer_that_is_none_is_refused(script: Script, said: Any, why: str) -> None:
+    script.says = first((200, said))
+    with pytest.raises(ServerError, match=rf"^{script.url}: its answer .*{why}"):
+        script.reply()
+
+
+@pytest.mark.parametrize(
+    ("answer", "bad"),
+    [
+        (completed(token_ids=[2, 3, 4, 5]), False),
+        (completed(token_ids=[2, EOS], finish_reason="stop"), False),
+        (completed(token_ids=[2, 3, 4, 64]), True),
+        (completed(token_ids=[2, 3, 4, -1]), True),
+        (completed(token_ids=[2, 3], finish_reason="stop"), True),
+        (completed(token_ids=[], finish_reason="stop"), True),
+        (completed(token_ids=[2, 3]), True),
+        (completed(token_ids=[2, 3, 4, 5, 6]), True),
+        (completed(token_ids=[2, EOS], finish_reason="abort"), True),
+        (completed(token_ids=[2, EOS], finish_reason=None), True),
+        (completed(tokens=4), False),
+        (completed(tokens=3), True),
+        (completed(tokens=3, finish_reason="stop"), False),
+        (completed(tokens=3, finish_reason="stop", stop_reason=EOS), False),
+        (completed(tokens=3, finish_reason="stop", stop_reason=9), True),
+        (completed(tokens=3, finish_reason="stop", matched_stop=9), True),
+        (completed(tokens=3, finish_reason="stop", matched_stop="NaN happened"), True),
+    ],
+)
+def test_a_bad_end_is_counted_with_ids_and_without(script: Script, answer: Said, bad: bool) -> None:
+    script.says = first(answer)
+    notes: list[str] = []
+    options = OpenAI(base_url=script.url, model="m", api_key_env=KEY_NAME)
+    client = OpenAIClient(options, 20, vocabulary=64, note=notes.append)
+    list(client.replies([Request((5, 6), 7)], SAMPLING))
+    assert (client.answers, client.bad_ends) == (1, bad)
+    assert len(notes) == bad
+
+
+@pytest.mark.parametrize(("bad", "warned"), [(0, 0), (1, 0), (2, 1), (9, 1)])
+def test_bad_ends_are_said_once_from_one_percent(script: Script, bad: int, warned: int) -> None:
+    script.says = lambda n: completed(token_ids=[2, 3, 4, 99 if n < bad else 5])
+    notes: list[str] = []
+    client = OpenAIClient(OpenAI(base_url=script.url, model="m"), 20, vocabulary=64, note=notes.append)
+    for _ in range(2):
+        list(client.replies([Request((5, 6), key) for key in range(200)], SAMPLING))
+    assert (client.answers, client.bad_ends) == (400, bad)
+    assert [f"{bad} of 200" in note for note in notes] == [True] * warned
+
+
+def test_where_ids_are_missing_the_servers_count_counts(script: Script) -> None:
+    script.says = first(completed(tokens=3, finish_reason="stop"))
+    assert script.reply() == Reply("so", 3, "stop", None)
+
+
+@pytest.mark.parametrize("logprobs", [None, {"token_logprobs": [-1.0]}])
+def test_log_probabilities_that_do_not_come_are_said(script: Script, logprobs: object) -> None:
+    script.says = first(completed(token_ids=[2, 3, 4, 5], logprobs=logprobs))
+    with pytest.raises(ServerError, match=r"4 tokens came with [01] log-probabilities; do without them$"):
+        list(script.client().replies([Request((5, 6), 7)], SAMPLING, logprobs=True))
+
+
+def test_no_more_is_under_way_than_allowed_and_no_less(script: Script) -> None:
+    script.says = lambda n: time.sleep(0.05) or completed()
+    places = [place for place, _ in script.client(max_concurrency=3).replies([Request((5,), 0)] * 12, SAMPLING)]
+    assert sorted(places) == list(range(12))
+    assert script.at_once == 3
+
+
+def test_who_leaves_early_waits_for_nothing(script: Script) -> None:
+    script.says = lambda n: (time.sleep(3 if n else 0), completed())[1]
+    replies = script.client().replies([Request((5,), 0)] * 8, SAMPLING)
+    started = time.monotonic()
+    next(replies)
+    del replies
+    assert time.monotonic() - started < 2
+
+
+def test_one_failure_ends_it_at_once(script: Script) -> None:
+    script.says = lambda n: (time.sleep(3 if n else 0), (400, {"error": {"message": "no"}}))[1]
+    started = time.monotonic()
+    with pytest.raises(ServerError, match=r"refuses a request with 400 \(no\)$"):
+        list(script.client().replies([Request((5,), 0)] * 8, SAMPLING))
+    assert time.monotonic() - started < 2
+
+
+def test_the_key_is_sent_and_never_said(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+    script.says = first((400, {"error": {"message": f"what is Bearer {KEY}?"}}))
+    with caplog.at_level("INFO"), pytest.raises(ServerError, match=r"\(what is Bearer \[key\]\?\)$"):
+        script.reply()
+    assert script.keys == [f"Bearer {KEY}"] * 2
+    assert KEY not in caplog.text
+
+
+def test_a_key_that_cannot_be_one_is_refused_unsaid(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_NAME, f"{KEY}\nsecond line")
+    with pytest.raises(ServerError, match=rf"^the environment variable {KEY_NAME} holds characters that no key has$"):
+        script.client()
+    monkeypatch.setenv(KEY_NAME, f"{KEY}\n")
+    script.client()
+    assert script.keys == [f"Bearer {KEY}"]
+
+
+def test_each_kind_of_server_is_asked_in_its_words(script: Script) -> None:
+    ours = {"prompt": [5, 6], "max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "seed": 7, "model": "m"}
+    plain = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    known = ours | plain | {"stop_token_ids": [EOS]}
+    for owner, expected in (
+        ("vllm", known | {"top_k": 0, "return_token_ids": True, "ignore_eos": True}),
+        ("sglang", known | {"top_k": -1}),
+        ("tensorrt_llm", known | {"top_k": 0}),
+    ):
+        script.owner = owner
+        script.reply()
+        assert script.bodies.pop() == expected
+    script.owner = "somebody"
+    with pytest.warns(UserWarning, match="calls itself 'somebody', which is not known here; .* stops where it will"):
+        script.reply()
+    assert script.bodies.pop() == ours
+
+
+def test_a_seed_is_not_negative(script: Script) -> None:
+    list(script.client().replies([Request((5,), -1), Request((5,), -(2**63))], SAMPLING))
+    assert sorted(body["seed"] for body in script.bodies) == [0, 2**63 - 1]
+
+
+@pytest.mark.parametrize("owner", ["tensorrt_llm", "somebody"])
+def test_what_a_server_lacks_is_refused_by_name(script: Script, owner: str) -> None:
+    script.owner = owner
+    notes: list[str] = []
+    client = OpenAIClient(OpenAI(base_url=script.url, model="m"), 20, note=notes.append)
+    name = "TensorRT-LLM" if owner == "tensorrt_llm" else "a server called 'somebody'"
+    with pytest.raises(ValueError, match=f"^{name} gives no log-probabilities"):
+        client.replies([Request((5,), 0)], SAMPLING, logprobs=True)
+    if owner == "somebody":
+        with pytest.raises(ValueError, match=f"^{name} is not known to understand top_k; leave it at 0$"):
+            client.replies([Request((5,), 0)], SamplingParams(4, top_k=3))
+
+
+def test_the_judge_of_the_guide_runs(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    script.says = lambda n: completed(text="", message={"role": "assistant", "content": "yes"}, finish_reason="stop")
+    snippets = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert len(snippets) == 1
+    names: dict[str, Any] = {}
+    exec(snippets[0].replace("http://localhost:8000/v1", script.url).replace("my-model", "m"), names)
+    assert names["verdicts"] == {0: "yes", 1: "yes"}
+    assert names["judge"].bad_ends == 0
+    assert {body["messages"][0]["content"].splitlines()[-1] for body in script.bodies} == {"Good day!", "Go away!"}
+
+
+def test_a_missing_package_is_one_sentence() -> None:
+    code = "import sys; sys.modules['openai'] = None\nimport lockstep.samplers.openai"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        "ValueError: a client for servers needs the package openai, which is not installed: "
+        "pip install 'lockstep-rl[openai]'"
+    )
+
+
+def test_generate_asks_a_server_block_by_block(script: Script, assets: Path, in_tmp: Path) -> None:
+    """Prompts that take longer the earlier they were asked come back in order, each with its own reply."""
+    rows = [{"question": f"Tell {n}", "n": n} for n in range(5)]
+    (in_tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    script.says = lambda n: (time.sleep(0.05 * (3 - n % 4)), completed(text=str(script.bodies[n]["seed"])))[1]
+    server = f"sampler={{backend: openai, openai: {{base_url: '{script.url}', model: m, api_key_env: {KEY_NAME}}}}}"
+    few = ["sampling.max_tokens=4", "data.max_prompt_tokens=64", "num_generations=2", "run.save_every=2"]
+    model = f"{assets}/models/stories260K/hf"
+    folder = generate(generate_recipe(model, "rows.jsonl", [server, *few], folder="out"))
+    records = [json.loads(line) for line in (folder / "generations.jsonl").read_text().splitlines()]
+    assert [record["metadata"]["n"] for record in records] == [0, 1, 2, 3, 4]
+    assert len(script.bodies) == 10
+    prompt_of = {str(body["seed"]): load_tokenizer(model).decode(body["prompt"][1:]) for body in script.bodies}
+    for record in records:
+        assert [prompt_of[text] for text in record["responses"]] == [record["prompt"]] * 2
+        assert record["finish_reasons"] == ["length"] * 2
+        assert record["num_tokens"] == [4, 4]

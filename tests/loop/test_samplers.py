@@ -1,0 +1,154 @@
+"""Runs whose samplers live in processes of their own: the same results, and what happens when one of them dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lockstep.config import RecipeError, load
+from lockstep.report.log import read_metrics
+from lockstep.runtime.replicas import SamplerLost
+
+Run = Callable[..., list[dict[str, Any]]]
+LONG = ("run.max_steps=40", "run.save_every=100", "sampler.replicas=2", "sampler.max_batch_size=4")
+
+
+def final(folder: str) -> dict[str, torch.Tensor]:
+    return load_file(Path(folder) / "final" / "model.safetensors")
+
+
+def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    assert not [name for name in left if not torch.equal(left[name], right[name])]
+
+
+def steps(folder: str) -> int:
+    return max((int(row["step"]) for row in read_metrics(Path(folder))), default=0)
+
+
+def torch_sampler() -> int | None:
+    """The process of a torch sampler."""
+    return next((child.pid for child in multiprocessing.active_children() if child.name.startswith("sampler")), None)
+
+
+def vllm_core() -> int | None:
+    """The process that schedules vLLM's work."""
+    children = psutil.Process().children(recursive=True)
+    return next((child.pid for child in children if "EngineCore" in " ".join(child.cmdline())), None)
+
+
+@contextmanager
+def killing(folder: str, after: list[int], victim: Callable[[], int | None]) -> Iterator[list[int]]:
+    """Kills a sampler once so many steps are done, at some moment of the next one; yields the victims so far."""
+    victims: list[int] = []
+
+    def kill() -> None:
+        for step in after:
+            while steps(folder) < step:
+                time.sleep(0.01)
+            time.sleep(random.random() * 0.1)
+            pid = victim()
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                victims.append(pid)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    yield victims
+    thread.join()
+
+
+@pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
+def test_samplers_elsewhere_agree_and_are_attested(run: Run, transfer: str) -> None:
+    rows = run("sampler.replicas=2", f"sampler.transfer={transfer}", "sampler.max_batch_size=4")
+    trained = [row for row in rows if "train/reward" in row]
+    assert [row["refit/version"] for row in trained] == [0, 1]
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in trained)
+    assert all(row["agreement/weights_age"] == 0 for row in trained)
+    assert all(row["refit/read_whole"] == row["refit/attested"] for row in trained)
+
+
+def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*LONG, "run.folder=calm")
+    with killing("stormy", [5, 12], torch_sampler) as victims:
+        run(*LONG, "run.folder=stormy")
+    assert len(set(victims)) == 2
+    assert_same(final("stormy"), final("calm"))
+    told = capsys.readouterr().err
+    assert "killed by SIGKILL; starting it again (1 of 3 times)" in told
+    assert "starting it again (2 of 3 times)" in told
+
+
+def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
+    run(*LONG, "run.folder=calm")
+    lost = (*LONG, "run.folder=stormy", "sampler.max_restarts=0")
+    with (
+        killing("stormy", [7], torch_sampler),
+        pytest.raises(SamplerLost, match=r"sampler.max_restarts=0; the run was saved after step \d+, and the same"),
+    ):
+        run(*lost)
+    (saved,) = Path("stormy/checkpoints").glob("step_*")
+    assert int(saved.name.removeprefix("step_")) >= 7
+    run(*lost)
+    assert_same(final("stormy"), final("calm"))
+
+
+@pytest.mark.needs("vllm")
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.proof)])
+def test_vllm_starts_by_itself_and_again_when_its_engine_dies(
+    run: Run, capsys: pytest.CaptureFixture[str], kills: int
+) -> None:
+    after = [3 * kill for kill in range(1, kills + 1)]
+    with killing("run", after, vllm_core) as victims:
+        rows = run(
+            "sampler=vllm",
+            "sampler.vllm.kv_cache_gib=0.05",
+            f"sampler.max_restarts={kills}",
+            f"run.max_steps={after[-1] + 3}",
+        )
+    trained = [row for row in rows if "train/reward" in row]
+    assert [row["step"] for row in trained] == list(range(1, after[-1] + 4))
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in trained)
+    assert all(row["refit/probe_gap_max"] < 1e-4 for row in trained)
+    assert [row["refit/version"] for row in trained] == list(range(after[-1] + 3))
+    told = capsys.readouterr().err
+    print(
+        f"\n{len(victims)} engines killed, {told.count('starting it again')} started again, every step has its samples"
+    )
+    assert len(victims) == kills
+    assert f"starting it again ({kills} of {kills} times)" in told
+
+
+@pytest.mark.needs("vllm")
+@pytest.mark.usefixtures("vllm")
+def test_a_cache_that_is_too_small_is_told(run: Run) -> None:
+    with pytest.raises(ValueError, match=r"vLLM does not start with the model in .*: ") as caught:
+        run("sampler=vllm", "sampler.vllm.kv_cache_gib=0.000001")
+    assert "\n" not in str(caught.value)
+
+
+def test_sleep_needs_a_gpu(run: Run) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match=r"sampler.vllm.sleep frees memory of a GPU, and torch sees none here"):
+        run("sampler=vllm", "sampler.vllm.sleep=true")
+    assert not Path("run").exists()
+
+
+def test_options_of_another_backend_are_refused(in_tmp: Path) -> None:
+    with pytest.raises(RecipeError, match=r"sampler.vllm has options of vLLM, but the sampler is torch"):
+        load("ppo_arithmetic", ["sampler.vllm.kv_cache_gib=2"])

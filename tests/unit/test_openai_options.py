@@ -1,0 +1,57 @@
+"""The options of a server that is there already: where they go, and what is refused when a recipe is resolved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from lockstep.config import RecipeError, load
+from lockstep.recipe import OpenAI, SamplerSection
+
+SERVER = {"base_url": "http://localhost:8000/v1", "model": "m"}
+
+
+def refusal(**options: Any) -> str:
+    with pytest.raises(ValidationError) as refused:
+        SamplerSection.model_validate(options)
+    return str(refused.value)
+
+
+def test_a_sampler_can_be_a_server() -> None:
+    section = SamplerSection.model_validate({"backend": "openai", "openai": SERVER, "timeout_s": 30.0})
+    assert section.openai == OpenAI(base_url="http://localhost:8000/v1", model="m")
+    assert SamplerSection.model_validate(section.model_dump()) == section
+
+
+@pytest.mark.parametrize("recipe", ["ppo_arithmetic", "eval_gsm8k"])
+def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_needed(recipe: str) -> None:
+    server = "sampler={backend: openai, openai: {base_url: http://localhost:8000/v1, model: m}}"
+    with pytest.raises(RecipeError, match=r"sampler: a server takes no weights .* choose torch or vllm$"):
+        load(recipe, [server])
+    with pytest.raises(RecipeError, match=r"sampler: openai says which server it is, so it goes with backend: openai"):
+        load(recipe, ["sampler=openai"])
+
+
+def test_a_server_goes_with_its_backend_only() -> None:
+    assert "openai says which server it is" in refusal(backend="openai")
+    assert "openai says which server it is" in refusal(backend="torch", openai=SERVER)
+
+
+@pytest.mark.parametrize("option", ["max_batch_size", "replicas", "max_restarts"])
+def test_options_of_engines_that_lockstep_starts_are_refused(option: str) -> None:
+    assert "a server has its own" in refusal(backend="openai", openai=SERVER, **{option: 2})
+
+
+@pytest.mark.parametrize("base_url", ["localhost:8000/v1", "ftp://localhost/v1", "http:///v1"])
+def test_an_address_is_one_of_http(base_url: str) -> None:
+    assert "a server's address begins with http:// or https://" in refusal(
+        backend="openai", openai=SERVER | {"base_url": base_url}
+    )
+
+
+@pytest.mark.parametrize("base_url", ["http://me:secret@localhost/v1", "http://localhost/v1?key=secret"])
+def test_an_address_holds_no_key(base_url: str) -> None:
+    said = refusal(backend="openai", openai=SERVER | {"base_url": base_url})
+    assert "an address holds no key; put the key into the environment variable api_key_env" in said
