@@ -77,15 +77,19 @@ def refit_seconds(learner: TorchLearner, folder: Path, section: SamplerSection, 
     probe, seconds = random_probe(VOCABULARY, CONTEXT), []
     try:
         for version in range(repeats + 1):
-            with torch.no_grad():
-                for parameter in learner.model.parameters():
-                    parameter.mul_(1.001)
+            _change(learner)
             begun = time.perf_counter()
             refit(learner, replicas, version, probe)
             seconds.append(time.perf_counter() - begun)
     finally:
         replicas.close()
     return seconds[1:]
+
+
+@torch.no_grad()
+def _change(learner: TorchLearner) -> None:
+    for parameter in learner.model.parameters():
+        parameter.mul_(1.001)
 
 
 def main() -> None:

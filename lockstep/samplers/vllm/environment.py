@@ -18,7 +18,7 @@ def prepare(threads: int) -> None:
     """
     multiprocessing.current_process().daemon = False  # a daemon may have no children; vLLM's end by `OWNER`
     # vLLM leaves shared memory behind. A tracker of its own clears that away, without warnings in our program's output.
-    resource_tracker._resource_tracker._fd = None
+    resource_tracker._resource_tracker._fd = None  # pyright: ignore[reportAttributeAccessIssue]
     os.environ[OWNER] = str(os.getpid())
     for name, value in {
         "OMP_NUM_THREADS": str(threads),

@@ -48,8 +48,14 @@ class VLLMSampler:
         self, model: str, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
     ) -> None:
         prepare(threads=max(1, (os.cpu_count() or 1) // section.replicas))
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+        try:
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
+        except (ImportError, RuntimeError) as error:
+            raise ValueError(
+                f"vLLM is installed and cannot be imported ({first_line(error)}); docs/guides/generation.md says which "
+                "packages stand in its way"
+            ) from error
 
         self.dtype = _DTYPES[computation.dtype]
         self._sleeps = section.vllm.sleep
