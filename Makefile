@@ -29,6 +29,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.generate
 	$(BIN)/python -m benchmarks.index
 	$(BIN)/python -m benchmarks.ppo_step
+	$(BIN)/python -m benchmarks.refit
 	$(BIN)/python -m benchmarks.trackers
 
 $(VENV)/.run: pyproject.toml constraints.txt

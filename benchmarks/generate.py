@@ -1,18 +1,24 @@
-"""Tokens per second of the torch sampler beside `transformers` `generate`: same weights, prompts and stop tokens.
+"""Tokens per second of the samplers beside `transformers` `generate`: same weights, prompts and stop tokens.
 
     python -m benchmarks.generate [--save]
 
 Thirty-two prompts of 8 to 64 tokens; 2 % of the vocabulary stop a response, so that lengths are uneven up to 128.
-Only tokens up to and including the stop are counted, on both sides. The greedy rows check that both sides wrote the
-same tokens. At temperature 1 each side has its own random numbers, hence other lengths; `transformers` is not asked for
-log-probabilities, which the torch sampler always returns.
+Only tokens up to and including the stop are counted, on all sides. The greedy rows check that all wrote the same
+tokens. At temperature 1 each has its own random numbers, hence other lengths; `transformers` is not asked for
+log-probabilities, which the samplers always return. vLLM, where it is installed, is in processes of its own, and what
+goes to and fro is part of its time.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
+import os
 import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +29,9 @@ from benchmarks.harness import Row, environment, measure_interleaved, save, tabl
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
 from lockstep import keyed
 from lockstep.models import attention
+from lockstep.recipe import LearnerSection, SamplerSection
+from lockstep.runtime.replicas import Replicas
+from lockstep.runtime.workers import SamplerSpec
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
@@ -66,9 +75,9 @@ class Transformers:
 
 @dataclass
 class Lockstep:
-    """The torch sampler, all prompts in one batch as well."""
+    """A sampler, all prompts in one batch as well."""
 
-    sampler: TorchSampler
+    sampler: TorchSampler | Replicas
     prompts: list[list[int]]
     temperature: float
     tokens: list[int] = field(default_factory=list)
@@ -90,8 +99,8 @@ def _until_stop(row: Tensor) -> list[int]:
     return row[: int(stopped[0]) + 1].tolist() if len(stopped) else row.tolist()
 
 
-def compare(temperature: float, threads: int, repeats: int) -> list[Row]:
-    """Times both sides in turn. Returns rows in tokens per second, the ratio being the median over pairs."""
+def compare(temperature: float, threads: int, repeats: int, vllm: Replicas | None) -> list[Row]:
+    """Times all sides in turn. Returns rows in tokens per second, the ratio being the median over pairs."""
     torch.set_num_threads(threads)
     lm = causal_lm(llama_config(SPREAD)).eval()
     ours_lm = copy.deepcopy(lm)
@@ -99,14 +108,33 @@ def compare(temperature: float, threads: int, repeats: int) -> list[Row]:
     prompts = random_prompts(LENGTHS)
     theirs = Transformers(lm, prompts, temperature)
     ours = Lockstep(TorchSampler(ours_lm, max_batch_size=len(prompts)), prompts, temperature)
-    if temperature == 0 and theirs() != ours():
-        raise RuntimeError("greedy decoding wrote other tokens on the two sides, so their speeds cannot be compared")
-    baseline, mine = measure_interleaved([theirs, ours], repeats)
-    name = f"{'greedy' if temperature == 0 else f'temperature {temperature:g}'}, {threads} thread(s)"
-    rows = [_row(name, theirs.tokens, baseline.wall_s, ours.tokens, mine.wall_s)]
+    sides = [theirs, ours] if vllm is None else [theirs, ours, Lockstep(vllm, prompts, temperature)]
+    if temperature == 0 and any(side() != theirs() for side in sides[1:]):
+        raise RuntimeError("greedy decoding wrote other tokens on one side, so their speeds cannot be compared")
+    baseline, *mine = measure_interleaved(sides, repeats)
+    setting = f"{'greedy' if temperature == 0 else f'temperature {temperature:g}'}, {threads} thread(s)"
+    rows = [
+        _row(f"{name}, {setting}", theirs.tokens, baseline.wall_s, side.tokens, own.wall_s)
+        for name, side, own in zip(("torch", "vLLM"), sides[1:], mine, strict=False)
+    ]
     if threads == 1:
-        rows.append(_row(f"{name}, CPU clock", theirs.tokens, baseline.cpu_s, ours.tokens, mine.cpu_s))
+        rows.append(_row(f"torch, {setting}, CPU clock", theirs.tokens, baseline.cpu_s, ours.tokens, mine[0].cpu_s))
     return rows
+
+
+@contextmanager
+def vllm_sampler(threads: int) -> Iterator[Replicas | None]:
+    """vLLM with the weights of all sides; None where it is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        yield None
+        return
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        causal_lm(llama_config(SPREAD)).save_pretrained(folder)
+        section = SamplerSection(backend="vllm", max_batch_size=len(LENGTHS))
+        replicas = Replicas(SamplerSpec(folder, section, LearnerSection(device="cpu")), print)
+        yield replicas
+        replicas.close()
 
 
 def _row(name: str, tokens: list[int], seconds: tuple[float, ...], own: list[int], own_s: tuple[float, ...]) -> Row:
@@ -121,7 +149,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=11, help="interleaved pairs")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/generate.json")
     args = parser.parse_args()
-    rows = [row for t in (1.0, 0.0) for threads in (1, 2) for row in compare(t, threads, args.repeats)]
+    rows: list[Row] = []
+    for threads in (1, 2):
+        with vllm_sampler(threads) as vllm:
+            rows += [row for t in (1.0, 0.0) for row in compare(t, threads, args.repeats, vllm)]
     print(environment())
     print(table(rows, "transformers generate", "tokens per second"))
     if args.save:

@@ -72,7 +72,7 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
         _device(recipe.learner, found)
     if isinstance(recipe, PPORecipe):
         with found.problem():
-            require_sampler(recipe.sampler)
+            require_sampler(recipe.sampler, recipe.learner)
     with found.problem():
         _run_folder(loaded, allow_changes, found)
     with found.problem():

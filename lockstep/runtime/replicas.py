@@ -247,7 +247,7 @@ class Replicas:
         self._attempt(remote, partial(self._restored, remote))
 
     def _restored(self, remote: Remote) -> None:
-        remote.call("wake")
+        remote.ready()
         if self._loaded is None:
             return
         (attestation,) = self._load([remote], self._loaded.stream, self._loaded.version)
@@ -266,7 +266,7 @@ def _ship(carrier: Carrier, bucket: Bucket, calls: Sequence[Pending]) -> None:
 
 def processes(spec: SamplerSpec, shown: Progress, workers: ExitStack) -> Replicas:
     """Starts the samplers of a run, all at once, and waits until they are ready; they end with it."""
-    require_sampler(spec.section)
+    require_sampler(spec.section, spec.learner)
     started = Replicas(spec, shown.note)
     workers.callback(started.close)
     with shown.phase("start samplers"):

@@ -47,7 +47,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
     if isinstance(recipe, PPORecipe):
-        require_sampler(recipe.sampler)  # before a recipe that is trained first
+        require_sampler(recipe.sampler, recipe.learner)  # before a recipe that is trained first
     require_writable(folder)
     before, changed = Footprint.before(folder), changed_options(loaded, allow_changes)
     if (folder / "final").exists() and not changed:

@@ -70,8 +70,13 @@ def own_sampler(
     return TorchSampler(lm, section.max_batch_size, computation.dtype == "bf16", raw_logprobs)
 
 
-def require_sampler(section: SamplerSection) -> None:
+def require_sampler(section: SamplerSection, computation: Computation) -> None:
     """Raises ValueError if a section asks for what is not there on this machine."""
+    if section.replicas > 1 and resolve_device(computation.device).type == "cuda":
+        raise ValueError(
+            f"sampler.replicas is {section.replicas}, but samplers cannot be spread over GPUs yet; use "
+            "sampler.replicas=1, or learner.device=cpu"
+        )
     if section.backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ValueError(
             "sampler.backend is vllm, which is not installed; docs/guides/generation.md says how, or use "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -39,8 +40,8 @@ def steps(folder: str) -> int:
     return max((int(row["step"]) for row in read_metrics(Path(folder))), default=0)
 
 
-def torch_sampler() -> int | None:
-    """The process of a torch sampler."""
+def sampler_process() -> int | None:
+    """The process that holds a sampler."""
     return next((child.pid for child in multiprocessing.active_children() if child.name.startswith("sampler")), None)
 
 
@@ -50,17 +51,32 @@ def vllm_core() -> int | None:
     return next((child.pid for child in children if "EngineCore" in " ".join(child.cmdline())), None)
 
 
+def is_engine_of(process: psutil.Process, ancestor: int) -> bool:
+    """Whether a process is one of vLLM's that was started for this one; also one that nobody owns any more."""
+    try:
+        named = any(part.startswith("VLLM::") for part in process.cmdline())
+        return named and process.environ().get("LOCKSTEP_TEST") == str(ancestor)
+    except psutil.Error:
+        return False
+
+
 @contextmanager
-def killing(folder: str, after: list[int], victim: Callable[[], int | None]) -> Iterator[list[int]]:
-    """Kills a sampler once so many steps are done, at some moment of the next one; yields the victims so far."""
+def killing(folder: str, after: list[int], *victim: Callable[[], int | None]) -> Iterator[list[int]]:
+    """Kills a process once so many steps are done, at some moment of the next one; yields the victims so far.
+
+    Args:
+        folder: Of the run.
+        after: So many steps each.
+        victim: Finds the process; several take turns.
+    """
     victims: list[int] = []
 
     def kill() -> None:
-        for step in after:
+        for step, find in zip(after, itertools.cycle(victim), strict=False):
             while steps(folder) < step:
                 time.sleep(0.01)
             time.sleep(random.random() * 0.1)
-            pid = victim()
+            pid = find()
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
                 victims.append(pid)
@@ -71,9 +87,14 @@ def killing(folder: str, after: list[int], victim: Callable[[], int | None]) -> 
     thread.join()
 
 
-@pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
-def test_samplers_elsewhere_agree_and_are_attested(run: Run, transfer: str) -> None:
-    rows = run("sampler.replicas=2", f"sampler.transfer={transfer}", "sampler.max_batch_size=4")
+@pytest.mark.parametrize(("transfer", "dp"), [("shared_memory", 1), ("process_group", 1), ("shared_memory", 2)])
+def test_samplers_elsewhere_agree_and_are_attested(run: Run, transfer: str, dp: int) -> None:
+    rows = run(
+        "sampler.replicas=2",
+        f"sampler.transfer={transfer}",
+        "sampler.max_batch_size=4",
+        f"learner.parallel.dp={dp}",
+    )
     trained = [row for row in rows if "train/reward" in row]
     assert [row["refit/version"] for row in trained] == [0, 1]
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in trained)
@@ -83,7 +104,7 @@ def test_samplers_elsewhere_agree_and_are_attested(run: Run, transfer: str) -> N
 
 def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run(*LONG, "run.folder=calm")
-    with killing("stormy", [5, 12], torch_sampler) as victims:
+    with killing("stormy", [5, 12], sampler_process) as victims:
         run(*LONG, "run.folder=stormy")
     assert len(set(victims)) == 2
     assert_same(final("stormy"), final("calm"))
@@ -96,7 +117,7 @@ def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
     run(*LONG, "run.folder=calm")
     lost = (*LONG, "run.folder=stormy", "sampler.max_restarts=0")
     with (
-        killing("stormy", [7], torch_sampler),
+        killing("stormy", [7], sampler_process),
         pytest.raises(SamplerLost, match=r"sampler.max_restarts=0; the run was saved after step \d+, and the same"),
     ):
         run(*lost)
@@ -108,12 +129,13 @@ def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
 
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
-@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.proof)])
 def test_vllm_starts_by_itself_and_again_when_its_engine_dies(
-    run: Run, capsys: pytest.CaptureFixture[str], kills: int
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
+    monkeypatch.setenv("LOCKSTEP_TEST", str(os.getpid()))
     after = [3 * kill for kill in range(1, kills + 1)]
-    with killing("run", after, vllm_core) as victims:
+    with killing("run", after, vllm_core, sampler_process) as victims:
         rows = run(
             "sampler=vllm",
             "sampler.vllm.kv_cache_gib=0.05",
@@ -130,6 +152,7 @@ def test_vllm_starts_by_itself_and_again_when_its_engine_dies(
         f"\n{len(victims)} engines killed, {told.count('starting it again')} started again, every step has its samples"
     )
     assert len(victims) == kills
+    assert not [process for process in psutil.process_iter() if is_engine_of(process, os.getpid())]
     assert f"starting it again ({kills} of {kills} times)" in told
 
 

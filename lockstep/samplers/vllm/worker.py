@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -27,7 +28,8 @@ from lockstep.samplers.vllm.readback import readable
 
 def _end_with_owner(owner: int) -> None:
     """Ends vLLM's processes when the one they run for is gone, however it ended; vLLM's own would stay for ever."""
-    select.select([os.pidfd_open(owner)], [], [])
+    with contextlib.suppress(ProcessLookupError):
+        select.select([os.pidfd_open(owner)], [], [])
     os.kill(os.getppid(), signal.SIGKILL)
     os._exit(1)
 
