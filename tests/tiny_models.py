@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.losses.base import Denominator, Outputs, active
 from lockstep.metrics import Mean, Metrics
 from lockstep.recipe import LearnerSection, Optimizer, Schedule
-from lockstep.types import SamplingParams
+from lockstep.types import Request, SamplingParams
 
 VOCABULARY = 64
 CONTEXT = 48
@@ -104,6 +105,21 @@ class SquaredError:
         assert outputs.value is not None
         total = ((outputs.value - batch["return"]) ** 2 * batch.mask).sum()
         return total, Metrics(error=Mean(total.detach(), active(batch, "tokens")))
+
+
+def requests(
+    lengths: range | tuple[int, ...] = (5, 1, 17, 3, 30, 2, 9, 12, 4, 21), role: str = "test"
+) -> list[Request]:
+    """Prompts of uneven lengths, each with a key of its own."""
+    return [
+        Request(tuple(ragged((length,), seed).tokens.tolist()), keyed.key(role, seed))
+        for seed, length in enumerate(lengths)
+    ]
+
+
+def responses(batch: Batch) -> list[tuple[int, ...]]:
+    pairs = zip(batch.sequences(), batch.sequences("mask"), strict=True)
+    return [tuple(tokens[mask].tolist()) for tokens, mask in pairs]
 
 
 def plain_model(folder: Path, kind: Any = AutoModelForCausalLM) -> Any:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_sampler_contract import requests, responses
-from tiny_models import SECTION
+from tiny_models import SECTION, requests, responses
 
 from lockstep.experience.refit import refit
 from lockstep.models.load import load_causal_lm

@@ -19,12 +19,13 @@ from tiny_models import (
     plain_logits,
     plain_model,
     ragged,
+    requests,
+    responses,
 )
 from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.learners.base import train
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.heads import LogitsHead
@@ -86,21 +87,6 @@ def started(request: pytest.FixtureRequest, models: Callable[..., Path]) -> Iter
 def subject(started: Subject) -> Subject:
     started.sampler.load_weights(dict(started.learner.weights()).items(), 0)
     return started
-
-
-def requests(
-    lengths: range | tuple[int, ...] = (5, 1, 17, 3, 30, 2, 9, 12, 4, 21), role: str = "test"
-) -> list[Request]:
-    """Prompts of uneven lengths, each with a key of its own."""
-    return [
-        Request(tuple(ragged((length,), seed).tokens.tolist()), keyed.key(role, seed))
-        for seed, length in enumerate(lengths)
-    ]
-
-
-def responses(batch: Batch) -> list[tuple[int, ...]]:
-    pairs = zip(batch.sequences(), batch.sequences("mask"), strict=True)
-    return [tuple(tokens[mask].tolist()) for tokens, mask in pairs]
 
 
 @pytest.mark.parametrize("sampling", SHAPED.values(), ids=SHAPED)

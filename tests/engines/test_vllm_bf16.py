@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_sampler_contract import requests
-from tiny_models import CONTEXT, VOCABULARY
+from tiny_models import CONTEXT, VOCABULARY, requests
 
 from lockstep.experience.refit import random_probe, refit
 from lockstep.learners.torch.learner import TorchLearner
