@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.models.weights import fingerprint
+from lockstep.models.weights import column_fingerprint, fingerprint, sampled_columns
 
 WEIGHT = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
 
@@ -66,3 +66,26 @@ def test_any_change_of_one_number_shows(numbers: list[float], data: st.DataObjec
     changed[place] = data.draw(st.floats(width=32))
     same = torch.equal(tensor.view(torch.int32), changed.view(torch.int32))
     assert (fingerprint(tensor) == fingerprint(changed)) == same
+
+
+def test_tensors_of_many_rows_of_words_show_every_place() -> None:
+    large = torch.arange(5 * (1 << 15) + 3, dtype=torch.float32)  # five rows of words, and a rest
+    row = 1 << 15
+    faults = [large.roll(row), torch.cat([large[row : 2 * row], large[:row], large[2 * row :]])]
+    for place in (0, row - 1, row, 4 * row + 7, 5 * row, len(large) - 1):
+        faults.append(large.clone())
+        faults[-1][place] += 0.5
+    assert len({fingerprint(tensor) for tensor in (large, *faults)}) == len(faults) + 1
+
+
+def test_columns_are_spread_over_the_whole_width() -> None:
+    assert sampled_columns(1) == [0]
+    assert sampled_columns(16) == list(range(16))
+    wide = sampled_columns(1000)
+    assert (len(set(wide)), wide[0], wide[-1]) == (16, 0, 999)
+    matrix = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
+    for column in (*wide, 1):
+        changed = matrix.clone()
+        changed[1, column] += 1.0
+        assert (column_fingerprint(changed) == column_fingerprint(matrix)) == (column not in wide)
+    assert column_fingerprint(torch.zeros(2, 2)) == column_fingerprint(-torch.zeros(2, 2))

@@ -1,0 +1,69 @@
+"""The bracket around generation: what it calls, in which order, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from tabular import TabularLearner, TabularSampler
+
+from lockstep.experience.engine import Engine
+from lockstep.experience.refit import RefitError, Sent, differing
+from lockstep.samplers.base import Attestation
+from lockstep.types import Request, SamplingParams
+
+ASKED = ([Request((0,), 1)], SamplingParams(max_tokens=2))
+
+
+def test_wake_refit_generate_sleep() -> None:
+    sampler = TabularSampler()
+    engine = Engine(sampler, TabularLearner(0.1))
+    for version in (0, 0, 1):
+        with engine.at(version):
+            engine.generate(*ASKED)
+    around = ["wake", "generate", "sleep"]
+    assert sampler.phases == ["wake", "load 0", "generate", "sleep", *around, "wake", "load 1", "generate", "sleep"]
+
+
+def test_brackets_do_not_nest_and_nothing_is_generated_outside() -> None:
+    engine = Engine(TabularSampler(), TabularLearner(0.1))
+    with pytest.raises(RuntimeError, match="do not nest"), engine.at(0), engine.at(0):
+        pass
+    with pytest.raises(RuntimeError, match="inside of the bracket only"):
+        engine.generate(*ASKED)
+    with engine.at(0):
+        assert len(engine.generate(*ASKED)) == 1
+
+
+def test_a_refit_that_failed_is_made_again() -> None:
+    class Once(TabularSampler):
+        def load_weights(self, stream, version):  # noqa: ANN001, ANN202
+            held = super().load_weights(stream, version)
+            failed, self.failed = getattr(self, "failed", False), True
+            return held if failed else [Attestation(version, {"logits": 0})]
+
+    sampler = Once()
+    engine = Engine(sampler, TabularLearner(0.1))
+    with pytest.raises(RefitError, match="logits"), engine.at(0):
+        pass
+    with engine.at(0):
+        pass
+    assert sampler.phases.count("load 0") == 2
+
+
+SENT = {"embed": Sent(1, 10), "norm": Sent(2, None)}
+
+
+@pytest.mark.parametrize(
+    ("held", "faults"),
+    [
+        (Attestation(0, {"embed": 1, "norm": 2}, {"embed": 10}), {}),
+        (Attestation(0, {"embed": 1, "norm": 3}), {"norm": "has other bits"}),
+        (Attestation(0, {"embed": 1}), {"norm": "did not arrive"}),
+        (Attestation(0, {"embed": 1, "norm": 2, "more": 4}), {"more": "was not sent"}),
+        (Attestation(0, {"embed": 1, "norm": 2}, {"embed": 11}), {"embed": "arrived, but is not what is computed with"}),
+        (Attestation(0, {"embed": 1, "norm": 2, "head": 5}, tied={"head": "embed"}), {"head": "has other bits"}),
+        (Attestation(0, {"embed": 1, "norm": 2}, tied={"head": "embed"}), {"head": "did not arrive"}),
+        (Attestation(0, {"embed": 1, "norm": 2}, kept_caches=("prefix cache",)), {"prefix cache": "was not dropped"}),
+    ],
+)
+def test_what_differs_is_named_with_its_reason(held: Attestation, faults: dict[str, str]) -> None:
+    assert differing(SENT, held) == faults

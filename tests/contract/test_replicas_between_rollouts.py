@@ -1,0 +1,61 @@
+"""Samplers that die while nothing is generated, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_replicas import SAMPLING, Start, start  # noqa: F401
+from test_sampler_contract import requests
+from tiny_models import SECTION
+
+from lockstep.experience.engine import Engine
+from lockstep.experience.refit import refit
+from lockstep.runtime.replicas import SamplerLost
+from lockstep.runtime.workers import LearnerSpec
+
+
+def shared_files() -> int:
+    """Descriptors of shared memory that this process has open."""
+    return sum("lockstep-weights" in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+
+
+def test_a_death_while_the_learner_trains_is_survived(start: Start, models: Callable[..., Path]) -> None:  # noqa: F811
+    replicas = start()
+    learner = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build()
+    engine = Engine(replicas, learner)
+    with engine.at(0):
+        engine.generate(requests(), SAMPLING)
+    pid = replicas.remotes[0].call("pid")
+    with torch.no_grad():
+        for parameter in learner.model.parameters():
+            parameter.mul_(1.01)
+    os.kill(pid, signal.SIGKILL)
+    with engine.at(1):
+        batch = engine.generate(requests(), SAMPLING)
+    assert batch["version"].unique().tolist() == [1]
+    torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
+
+
+def test_shared_memory_does_not_outlive_its_carrier(start: Start, models: Callable[..., Path], tmp_path: Path) -> None:  # noqa: F811
+    before, wanted = shared_files(), requests()
+    replicas = start(replicas=2)
+    learner = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build()
+    refit(learner, replicas, 7)
+    once = shared_files() - before
+    (tmp_path / f"doom-{wanted[4].key}").touch()
+    replicas.generate(wanted, SAMPLING)
+    refit(learner, replicas, 8)
+    assert shared_files() - before == once
+
+
+def test_whoever_is_lost_is_told_by_its_own_story(start: Start, tmp_path: Path) -> None:  # noqa: F811
+    replicas, wanted = start(signal.SIGSTOP, max_restarts=0, timeout_s=8.0), requests()
+    (tmp_path / f"doom-{wanted[3].key}").touch()
+    engine = Engine(replicas)
+    with pytest.raises(SamplerLost, match="took longer than 8 s over pieces"), engine.at(0):
+        engine.generate(wanted, SAMPLING)
