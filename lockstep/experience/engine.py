@@ -27,7 +27,7 @@ class Engine:
         self, sampler: Sampler, learner: Learner | None = None, probe: Batch | None = None, phase: Phase = untimed
     ) -> None:
         self._sampler, self._learner, self._probe, self._phase = sampler, learner, probe, phase
-        self._held: int | None = None
+        self._attested: int | None = None
         self._record = Metrics()
         self._open = False
 
@@ -47,15 +47,15 @@ class Engine:
         self._open = True
         try:
             self._sampler.wake()
-            if self._learner is not None and self._held != version:
-                self._held = None
+            if self._learner is not None and not self._sampler.version == self._attested == version:
+                self._attested = None
                 with self._phase("refit"):
                     self._record = refit(self._learner, self._sampler, version, self._probe)
-                self._held = version
+                self._attested = version
             yield self._record
+            self._sampler.sleep()  # not after an error, which is the one to tell
         finally:
             self._open = False
-            self._sampler.sleep()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         """As `Sampler.generate`.

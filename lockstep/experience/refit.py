@@ -90,14 +90,19 @@ def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
     """The tensors that an engine does not hold as they were sent, and the caches that it kept, each with why."""
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
-    for name, one in expected.items():
-        if name not in held.fingerprints:
-            faults[name] = "did not arrive"
-        elif held.fingerprints[name] != one.whole:
-            faults[name] = "has other bits"
-        elif held.columns.get(name, one.columns) != one.columns:
-            faults[name] = "arrived, but is not what is computed with"
+    faults |= {name: fault for name, one in expected.items() if (fault := _fault(name, one, held)) is not None}
     return dict(sorted(faults.items())) | dict.fromkeys(held.kept_caches, "was not dropped")
+
+
+def _fault(name: str, sent: Sent, held: Attestation) -> str | None:
+    """What is wrong with a tensor, if anything."""
+    if name not in held.fingerprints:
+        return "did not arrive"
+    if held.fingerprints[name] != sent.whole:
+        return "has other bits"
+    if held.columns.get(name, sent.columns) != sent.columns:
+        return "arrived, but is not what is computed with"
+    return None
 
 
 def random_probe(vocabulary: int, context: int) -> Batch:

@@ -56,6 +56,16 @@ class GenerateRecipe(Section):
     run: GenerateRun = GenerateRun()
 
     @model_validator(mode="after")
+    def _a_server_tells_one_kind_of_logprobs(self) -> GenerateRecipe:
+        plain = self.sampling.temperature in (0, 1) and not self.sampling.top_k and self.sampling.top_p == 1
+        if self.sampler.backend == "openai" and self.logprobs != "none" and not plain:
+            raise ValueError(
+                "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or 1, "
+                "top_k 0 and top_p 1, where both are the same"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _responses_differ(self) -> GenerateRecipe:
         if self.sampling.temperature == 0 and self.num_generations > 1:
             raise ValueError("sampling.temperature 0 gives the same response every time, so num_generations must be 1")

@@ -123,7 +123,7 @@ class VLLM(Section):
     """What only vLLM has."""
 
     kv_cache_gib: PositiveFloat | None = Field(
-        default=None, description="memory for keys and values; null: 1 on a CPU, on a GPU what vLLM finds free"
+        default=None, description="memory for keys and values; null: 1 on a CPU, on a GPU what vLLM takes"
     )
     sleep: bool = Field(
         default=False, description="free the GPU's memory while nothing is generated, for a learner on the same GPU"
@@ -176,8 +176,10 @@ class SamplerSection(Section):
     def _options_of_the_backend(self) -> SamplerSection:
         if self.backend != "vllm" and self.vllm != VLLM():
             raise ValueError(f"sampler.vllm has options of vLLM, but the sampler is {self.backend}")
-        if (self.backend == "openai") != (self.openai is not None):
-            raise ValueError("openai says which server it is, so it goes with backend: openai, and only with it")
+        if self.backend == "openai" and self.openai is None:
+            raise ValueError("backend: openai needs to know which server; set sampler.openai.base_url and .model")
+        if self.backend != "openai" and self.openai is not None:
+            raise ValueError(f"sampler.openai names a server, but the sampler is {self.backend}")
         return self
 
     @model_validator(mode="after")

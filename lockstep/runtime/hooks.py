@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -49,11 +51,8 @@ class Hooks:
         self._warn(turn)
         every = self.run.validate_every
         if self.job.validate is not None and (turn.finished or (every and turn.step % every == 0)):
-            try:
+            with self.kept_if_lost(turn.step, turn.result.position):
                 turn.values.update(self.validate(turn.step))
-            except SamplerLost:
-                self.keep(turn.step, turn.result.position)
-                raise
         self._save(turn)
         self.tracker.timings(turn.step, self.shown.take_timings())
 
@@ -65,11 +64,24 @@ class Hooks:
         self.tracker.metrics(step, values)
         return values
 
-    def keep(self, step: int, position: int) -> None:
-        """Saves the run now, and waits until that is done."""
-        self.tracker.sync()
-        self.saver.begin(step, self.state(position))
-        self.saver.advance(wait=True)
+    @contextmanager
+    def kept_if_lost(self, step: int, position: int) -> Iterator[None]:
+        """Saves the run as it is after `step`, where a sampler is lost inside of the block.
+
+        Whatever generates does so before it trains, so the learners are still as they were then.
+
+        Raises:
+            SamplerLost: As from the block; says that the run was saved.
+        """
+        try:
+            yield
+        except SamplerLost as error:
+            self.tracker.sync()
+            self.saver.begin(step, self.state(position))
+            self.saver.advance(wait=True)
+            raise SamplerLost(
+                f"{error}; the run was saved after step {step}, and the same command goes on from there"
+            ) from error
 
     def state(self, position: int) -> dict[str, Any]:
         """What a checkpoint holds besides the learners' states."""

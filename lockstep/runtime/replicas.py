@@ -17,7 +17,7 @@ from lockstep.runtime.remote import POLL_S, Pending, Remote, RemoteError, Remote
 from lockstep.runtime.transport import Item
 from lockstep.runtime.workers import SamplerSpec, require_sampler
 from lockstep.samplers.base import Attestation, Piece, gathered, require_room
-from lockstep.samplers.transfer import Bucket, Carrier, GroupBroadcast, GroupHost, SharedMemory
+from lockstep.samplers.transfer import Carrier, GroupBroadcast, GroupHost, SharedMemory
 from lockstep.types import Request, SamplingParams
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Replicas:
 
     Attributes:
         dtype: As of `Sampler`.
-        remotes: The workers, each with one thread: more would make bits depend on their number.
+        remotes: The workers. Torch has one thread in each, since more would make bits depend on their number.
         restarts: How often one of them was started again.
     """
 
@@ -98,7 +98,8 @@ class Replicas:
         self._context = spec.context
         self.restarts = 0
         self._loaded: _Loaded | None = None
-        self._carrier: Carrier | None = None
+        self._shared_memory = SharedMemory()
+        self._group: GroupBroadcast | None = None
         self.remotes = [
             spawned(spec, f"sampler {number}", spec.section.timeout_s, threads=1)
             for number in range(1, spec.section.replicas + 1)
@@ -107,7 +108,7 @@ class Replicas:
     def ready(self) -> None:
         """Waits until every worker has built its sampler."""
         for remote in self.remotes:
-            self._attempt(remote, remote.ready)
+            self._insist(remote.ready, [remote])
 
     def blocks(self, blocks: Iterable[Block], sampling: SamplingParams) -> Iterator[tuple[int, Batch]]:
         """Answers blocks, each whole by one worker, so that bits do not depend on how many workers there are.
@@ -124,8 +125,9 @@ class Replicas:
         try:
             while True:
                 while idle and (block := next(waiting, None)) is not None:
-                    busy[remote := idle.pop()] = work = _Work(*block)
-                    self._attempt(remote, partial(work.ask, remote, sampling))
+                    remote, work = idle.pop(), _Work(*block)
+                    busy[remote] = work
+                    self._insist(partial(work.ask, remote, sampling), [remote])
                 if not busy:
                     return
                 for remote in [remote for remote in busy if self._advanced(remote, busy[remote], sampling)]:
@@ -154,20 +156,23 @@ class Replicas:
 
     def logprobs(self, batch: Batch) -> Tensor:
         """By the first worker."""
-        return self._insist(lambda: self.remotes[0].call("logprobs", batch))
+        return self._insist(lambda: self.remotes[0].call("logprobs", batch), self.remotes[:1])
+
+    @property
+    def version(self) -> int | None:
+        return None if self._loaded is None else self._loaded.version
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
         """All workers read the same buckets; where one dies over it, all get the weights once more."""
-        self._loaded = None
-        attestations = self._insist(lambda: self._load(self.remotes, stream, version))
+        attestations = self._insist(lambda: self._load(self.remotes, stream, version), self.remotes, restored=False)
         self._loaded = _Loaded(stream, version, attestations[0])
         return attestations
 
     def wake(self) -> None:
-        self._insist(lambda: outcomes([remote.submit("wake") for remote in self.remotes]))
+        self._on_all("wake")
 
     def sleep(self) -> None:
-        self._insist(lambda: outcomes([remote.submit("sleep") for remote in self.remotes]))
+        self._on_all("sleep")
 
     def close(self) -> None:
         """Ends all workers, those at rest in good order."""
@@ -177,62 +182,67 @@ class Replicas:
         for remote in self.remotes:
             remote.close()
 
+    def _on_all(self, verb: str) -> None:
+        """A worker that is started again between rollouts needs a refit: the learner has learned since."""
+        self._insist(lambda: outcomes([remote.submit(verb) for remote in self.remotes]), self.remotes, restored=False)
+
     def _load(
         self, remotes: Sequence[Remote], stream: Iterable[tuple[str, Tensor]], version: int
     ) -> Sequence[Attestation]:
         """Streams weights to some workers; the next bucket is filled while they take one."""
         carrier, calls = self._carrier_to(remotes), list[Pending]()
-        for bucket in carrier.buckets(stream):
-            outcomes(calls)
-            calls = [remote.submit("receive", bucket) for remote in remotes]
-            _ship(carrier, bucket, calls)
+        with contextlib.closing(carrier.buckets(stream)) as buckets:
+            for bucket in buckets:
+                outcomes(calls)
+                calls = [remote.submit("receive", bucket) for remote in remotes]
+                _blaming(calls, partial(carrier.ship, bucket))
         outcomes(calls)
         return outcomes([remote.submit("attest", version) for remote in remotes])
 
     def _carrier_to(self, remotes: Sequence[Remote]) -> Carrier:
-        """The way to some workers; that to all of them is kept."""
-        if self._carrier is not None and len(remotes) == len(self.remotes):
-            return self._carrier
+        """The way to some workers. Shared memory is open to any; a process group has members."""
         if self._section.transfer == "shared_memory":
-            self._carrier = SharedMemory()
-            return self._carrier
+            return self._shared_memory
+        if self._group is not None and len(remotes) == len(self.remotes):
+            return self._group
         host = GroupHost(len(remotes), self._section.timeout_s)
         calls = [remote.submit("join", host.meeting(rank)) for rank, remote in enumerate(remotes, start=1)]
-        carrier = GroupBroadcast(host.group())
+        carrier = GroupBroadcast(_blaming(calls, host.group))
         outcomes(calls)
         if len(remotes) == len(self.remotes):
-            self._carrier = carrier
+            self._group = carrier
         return carrier
 
-    def _insist(self, action: Callable[[], T]) -> T:
-        """Does something with all workers, again and again where one dies over it."""
+    def _insist(self, action: Callable[[], T], remotes: Sequence[Remote], restored: bool = True) -> T:
+        """Does something with workers, again and again where one dies over it.
+
+        Args:
+            action: What is done.
+            remotes: With whom.
+            restored: Whether a worker that was started again gets the weights that the others hold; else nobody is
+                known to hold any.
+        """
         while True:
             try:
                 return action()
             except (WorkerDied, RemoteTimeout) as error:
-                for remote in [remote for remote in self.remotes if not remote.alive()]:
-                    self._revive(remote, error)
+                self._loaded = self._loaded if restored else None
+                self._count(error)
+                for remote in [remote for remote in remotes if not remote.alive()]:
+                    self._start_again(remote)
 
     def _advanced(self, remote: Remote, work: _Work, sampling: SamplingParams) -> bool:
         """Whether a block is whole now; one whose worker died is asked for again."""
         try:
             return work.advance()
         except (WorkerDied, RemoteTimeout) as error:
-            self._revive(remote, error)
-            self._attempt(remote, partial(work.ask, remote, sampling))
+            self._count(error)
+            self._start_again(remote)
+            self._insist(partial(work.ask, remote, sampling), [remote])
             return False
 
-    def _attempt(self, remote: Remote, action: Callable[[], object]) -> None:
-        """Does something with one worker, again and again where that dies over it."""
-        while True:
-            try:
-                action()
-                return
-            except (WorkerDied, RemoteTimeout) as error:
-                self._revive(remote, error)
-
-    def _revive(self, remote: Remote, error: Exception) -> None:
-        """Starts a worker again, and gives it the weights that the others hold.
+    def _count(self, error: Exception) -> None:
+        """Tells that workers are started again.
 
         Raises:
             SamplerLost: If that was done too often.
@@ -241,10 +251,13 @@ class Replicas:
         if self.restarts == most:
             raise SamplerLost(f"{error}; it is not started again, since sampler.max_restarts={most}") from error
         self.restarts += 1
-        self._carrier = None
         self._note(f"{error}; starting it again ({self.restarts} of {most} times)")
+
+    def _start_again(self, remote: Remote) -> None:
+        """Starts a worker again, and gives it the weights that the others hold, where that is known."""
+        self._group = None
         remote.restart()
-        self._attempt(remote, partial(self._restored, remote))
+        self._insist(partial(self._restored, remote), [remote])
 
     def _restored(self, remote: Remote) -> None:
         remote.ready()
@@ -255,10 +268,10 @@ class Replicas:
             raise SamplerLost(f"worker {remote.name} was started again, and does not hold the weights that it was sent")
 
 
-def _ship(carrier: Carrier, bucket: Bucket, calls: Sequence[Pending]) -> None:
-    """Sends a bucket's bytes; where that fails, the fate of the receivers is the better story."""
+def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
+    """Does a sender's part of a collective; where that fails, the fate of the receivers is the better story."""
     try:
-        carrier.ship(bucket)
+        return action()
     except RuntimeError:
         outcomes(calls)
         raise

@@ -15,29 +15,17 @@ from lockstep.runtime.identity import ChangedError, Identity, differences
 from lockstep.runtime.jobs import Job
 from lockstep.runtime.loop import Start, Step, loop
 from lockstep.runtime.progress import Progress
-from lockstep.runtime.replicas import SamplerLost
 from lockstep.runtime.saver import Saver
 from lockstep.runtime.stop import Stop, heeding_signals
 from lockstep.runtime.trackers.run import RunTracker
 
 
 def saved_if_lost(step: Step, hooks: Hooks) -> Step:
-    """The same step; where its sampler is lost, the run is saved as it was before the step.
-
-    A step generates before it trains, so the learners are still as they were then.
-
-    Raises:
-        SamplerLost: From the step; says that the run was saved.
-    """
+    """The same step; where its sampler is lost, the run is saved as it was before the step."""
 
     def guarded(number: int, position: int) -> StepResult:
-        try:
+        with hooks.kept_if_lost(number, position):
             return step(number, position)
-        except SamplerLost as error:
-            hooks.keep(number, position)
-            raise SamplerLost(
-                f"{error}; the run was saved after step {number}, and the same command goes on from there"
-            ) from error
 
     return guarded
 

@@ -72,15 +72,20 @@ def own_sampler(
 
 def require_sampler(section: SamplerSection, computation: Computation) -> None:
     """Raises ValueError if a section asks for what is not there on this machine."""
-    if section.replicas > 1 and resolve_device(computation.device).type == "cuda":
-        raise ValueError(
-            f"sampler.replicas is {section.replicas}, but samplers cannot be spread over GPUs yet; use "
-            "sampler.replicas=1, or learner.device=cpu"
-        )
+    cuda = resolve_device(computation.device).type == "cuda"
     if section.backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ValueError(
             "sampler.backend is vllm, which is not installed; docs/guides/generation.md says how, or use "
             "sampler.backend=torch"
         )
-    if section.vllm.sleep and not torch.cuda.is_available():
+    if section.backend == "vllm" and cuda != torch.cuda.is_available():
+        raise ValueError("vLLM takes the GPU where there is one; leave learner.device at auto, or use sampler=torch")
+    if section.vllm.sleep and not cuda:
         raise ValueError("sampler.vllm.sleep frees memory of a GPU, and torch sees none here; leave it out")
+    if cuda and section.replicas > 1:
+        raise ValueError(
+            f"sampler.replicas is {section.replicas}, but samplers cannot be spread over GPUs yet; use "
+            "sampler.replicas=1, or learner.device=cpu"
+        )
+    if cuda and section.transfer == "process_group":
+        raise ValueError("sampler.transfer=process_group is by gloo, for CPUs; leave it at shared_memory")

@@ -48,6 +48,11 @@ class Sampler(Protocol):
         """The type in which weights are held; they are cast to it before they come."""
         ...
 
+    @property
+    def version(self) -> int | None:
+        """Of the weights that were loaded last; None where an engine does not hold them (any more)."""
+        ...
+
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         """Draws one response per request, and hands them over as they become ready, in any order.
 

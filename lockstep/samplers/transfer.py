@@ -1,7 +1,7 @@
 """Weights on their way to another process, in buckets: no side ever holds a second copy of the whole model.
 
 A bucket is a stretch of bytes that both sides see, and a list of what lies where in it. On one machine the bytes lie in
-shared memory; between machines they are broadcast in a process group.
+shared memory; where there is none they are broadcast in a process group, by gloo.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import socket
 import tempfile
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -37,19 +39,19 @@ class Slot:
     @property
     def size(self) -> int:
         """Bytes."""
-        return self.numel * self.type.itemsize
+        return self.numel * self.torch_dtype.itemsize
 
     @property
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
     @property
-    def type(self) -> torch.dtype:
+    def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)
 
     def of(self, flat: Tensor) -> Tensor:
         """The tensor, in the memory of the bucket's bytes."""
-        return flat[self.start : self.start + self.size].view(self.type).view(self.shape)
+        return flat[self.start : self.start + self.size].view(self.torch_dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where a receiver finds its sender: address, backend, and who it is among how many."""
+    """Where a receiver finds its sender, and who it is among how many."""
 
     host: str
     port: int
-    backend: str
     rank: int
     size: int
     timeout_s: float
@@ -106,10 +107,15 @@ class GroupHost:
     """
 
     def __init__(self, receivers: int, timeout_s: float) -> None:
-        timeout = timedelta(seconds=timeout_s)
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timeout, wait_for_workers=False)
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        self._own = Meeting("127.0.0.1", self._store.port, backend, 0, receivers + 1, timeout_s)
+        host = "127.0.0.1"
+        with socket.create_server((host, 0)) as listening:  # a store's own socket would listen to the whole network
+            port = listening.getsockname()[1]
+            timeout = timedelta(seconds=timeout_s)
+            descriptor = listening.detach()
+        self._store = TCPStore(
+            host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=descriptor
+        )
+        self._own = Meeting(host, port, 0, receivers + 1, timeout_s)
 
     def meeting(self, rank: int) -> Meeting:
         """For the receiver with this rank, from 1."""
@@ -122,17 +128,14 @@ class GroupHost:
 
 def _group(store: Store, own: Meeting) -> dist.ProcessGroup:
     """A group that is no part of torch's default one, which an engine may have for itself."""
-    if own.backend == "nccl":
-        group = dist.ProcessGroupNCCL(store, own.rank, own.size, dist.ProcessGroupNCCL.Options())
-    else:
-        group = dist.ProcessGroupGloo(store, own.rank, own.size, timedelta(seconds=own.timeout_s))
+    group = dist.ProcessGroupGloo(store, own.rank, own.size, timedelta(seconds=own.timeout_s))
     return cast("dist.ProcessGroup", group)  # it has the same verbs
 
 
 class Carrier(Protocol):
     """The sender's side."""
 
-    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
+    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
         """Fills buckets. A bucket's bytes stay until the one after the next is asked for."""
         ...
 
@@ -147,7 +150,7 @@ class SharedMemory:
     def __init__(self) -> None:
         self._files = (_SharedFile(), _SharedFile())
 
-    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
+    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
         for number, (slots, tensors) in enumerate(packed(stream)):
             file = self._files[number % 2]
             flat = file.bytes(_end(slots))
@@ -167,8 +170,9 @@ class _SharedFile:
             self._descriptor = os.memfd_create("lockstep-weights")
             self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         else:
-            self._file = tempfile.NamedTemporaryFile(prefix="lockstep-weights-")  # noqa: SIM115
-            self._descriptor, self.path = self._file.fileno(), self._file.name
+            self._descriptor, self.path = tempfile.mkstemp(prefix="lockstep-weights-")
+            weakref.finalize(self, os.unlink, self.path)
+        weakref.finalize(self, os.close, self._descriptor)
         self._flat = torch.empty(0, dtype=torch.uint8)
 
     def bytes(self, size: int) -> Tensor:
@@ -183,18 +187,18 @@ class GroupBroadcast:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._flats: dict[int, Tensor] = {}
+        self._flat = torch.empty(0)
 
-    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
+    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
         for number, (slots, tensors) in enumerate(packed(stream)):
-            flat = torch.empty(_end(slots), dtype=torch.uint8, device=tensors[0].device)
+            flat = torch.empty(_end(slots), dtype=torch.uint8)
             for slot, tensor in zip(slots, tensors, strict=True):
                 slot.of(flat).copy_(tensor)
-            self._flats[number] = flat
+            self._flat = flat
             yield Bucket(number, "", flat.numel(), slots)
 
     def ship(self, bucket: Bucket) -> None:
-        self._group.broadcast([self._flats.pop(bucket.number)], _FROM_SENDER).wait()
+        self._group.broadcast([self._flat], _FROM_SENDER).wait()
 
 
 _FROM_SENDER = dist.BroadcastOptions()
@@ -216,13 +220,12 @@ def packed(stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[tuple[Slot, .
         yield tuple(slots), tensors
 
 
-def opened(bucket: Bucket, group: dist.ProcessGroup | None, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+def opened(bucket: Bucket, group: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:
     """The receiver's side: names and tensors of a bucket. The tensors may change once all have been taken.
 
     Args:
         bucket: What the sender announced.
         group: The process group, where bytes come by it.
-        device: Where the group's backend wants them.
     """
     if bucket.place:
         with Path(bucket.place).open("r+b") as file:
@@ -230,7 +233,7 @@ def opened(bucket: Bucket, group: dist.ProcessGroup | None, device: torch.device
             flat = torch.frombuffer(mapped, dtype=torch.uint8)
     else:
         assert group is not None, "a bucket without a place comes by the group that was joined before"
-        flat = torch.empty(bucket.size, dtype=torch.uint8, device=device)
+        flat = torch.empty(bucket.size, dtype=torch.uint8)
         group.broadcast([flat], _FROM_SENDER).wait()
     for slot in bucket.slots:
         yield slot.name, slot.of(flat)

@@ -81,7 +81,7 @@ class TabularSampler:
 
     def __init__(self) -> None:
         self.logits = torch.zeros(TOKENS, TOKENS)
-        self.version = 0
+        self.version: int | None = None
         self.phases: list[str] = []
 
     def wake(self) -> None:
@@ -114,7 +114,7 @@ class TabularSampler:
             {"mask": mask, "sampler_logprob": logprobs.reshape(-1)},
             {
                 "truncated": torch.zeros(count, dtype=torch.bool),
-                "version": torch.full((count,), self.version),
+                "version": torch.full((count,), self.version or 0),
                 "request": torch.arange(count),
             },
             sampling,

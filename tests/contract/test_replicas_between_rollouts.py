@@ -21,7 +21,9 @@ from lockstep.runtime.workers import LearnerSpec
 
 def shared_files() -> int:
     """Descriptors of shared memory that this process has open."""
-    return sum("lockstep-weights" in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    return sum(
+        "lockstep-weights" in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
+    )
 
 
 def test_a_death_while_the_learner_trains_is_survived(start: Start, models: Callable[..., Path]) -> None:  # noqa: F811

@@ -30,13 +30,29 @@ def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_neede
     server = "sampler={backend: openai, openai: {base_url: http://localhost:8000/v1, model: m}}"
     with pytest.raises(RecipeError, match=r"sampler: a server takes no weights .* choose torch or vllm$"):
         load(recipe, [server])
-    with pytest.raises(RecipeError, match=r"sampler: openai says which server it is, so it goes with backend: openai"):
+    with pytest.raises(
+        RecipeError, match=r"sampler: backend: openai needs to know which server; set sampler.openai.base_url"
+    ):
         load(recipe, ["sampler=openai"])
 
 
 def test_a_server_goes_with_its_backend_only() -> None:
-    assert "openai says which server it is" in refusal(backend="openai")
-    assert "openai says which server it is" in refusal(backend="torch", openai=SERVER)
+    assert "set sampler.openai.base_url and .model" in refusal(backend="openai")
+    assert "sampler.openai names a server, but the sampler is torch" in refusal(backend="torch", openai=SERVER)
+
+
+def test_a_server_may_move_and_be_asked_more_gently() -> None:
+    here = ["sampler.backend=openai", "sampler.openai={base_url: http://localhost:8000/v1, model: m}"]
+    there = [*here, "sampler.openai.base_url=http://other:9000/v1", "sampler.openai.max_concurrency=2"]
+    assert load("generate", here).digest == load("generate", there).digest
+    assert load("generate", [*here, "sampler.openai.model=n"]).digest != load("generate", here).digest
+
+
+def test_a_server_tells_one_kind_of_logprobs() -> None:
+    server = ["sampler.backend=openai", "sampler.openai={base_url: http://localhost:8000/v1, model: m}"]
+    with pytest.raises(RecipeError, match=r"a server does not say whether its logprobs are raw or processed"):
+        load("generate", [*server, "logprobs=raw", "sampling.top_p=0.9"])
+    assert load("generate", [*server, "logprobs=raw"])
 
 
 @pytest.mark.parametrize("option", ["max_batch_size", "replicas", "max_restarts"])

@@ -12,7 +12,6 @@ from torch import Tensor
 from lockstep.samplers import transfer
 from lockstep.samplers.transfer import Bucket, GroupBroadcast, GroupHost, SharedMemory, opened
 
-HERE = torch.device("cpu")
 SHAPES = {
     "odd": (5,), "scalar": (), "bf16": (7, 3), "flags": (9,), "large": (40, 40), "after": (6, 6), "larger": (60, 40),
     "last": (11,),
@@ -44,7 +43,7 @@ def test_buckets_are_numbered_bounded_and_whole() -> None:
         numbers.append(bucket.number)
         assert bucket.size <= 512 or len(bucket.slots) == 1
         assert all(slot.start % 64 == 0 for slot in bucket.slots)
-        taken |= {name: tensor.clone() for name, tensor in opened(Bucket.of(bucket.json()), None, HERE)}
+        taken |= {name: tensor.clone() for name, tensor in opened(Bucket.of(bucket.json()), None)}
     assert numbers == list(range(len(numbers)))
     assert len(numbers) >= 4
     assert_same(taken, weights())
@@ -53,12 +52,13 @@ def test_buckets_are_numbered_bounded_and_whole() -> None:
 def test_a_bucket_stays_while_the_next_is_filled() -> None:
     taken: dict[str, Tensor] = {}
     before: Bucket | None = None
-    for bucket in SharedMemory().buckets(weights().items()):
+    carrier = SharedMemory()
+    for bucket in carrier.buckets(weights().items()):
         if before is not None:
-            taken |= {name: tensor.clone() for name, tensor in opened(before, None, HERE)}
+            taken |= {name: tensor.clone() for name, tensor in opened(before, None)}
         before = bucket
     assert before is not None
-    assert_same(taken | {name: tensor.clone() for name, tensor in opened(before, None, HERE)}, weights())
+    assert_same(taken | {name: tensor.clone() for name, tensor in opened(before, None)}, weights())
 
 
 def test_a_group_carries_the_same() -> None:
@@ -69,7 +69,7 @@ def test_a_group_carries_the_same() -> None:
     def receive() -> None:
         group = host.meeting(1).group()
         while ready.acquire() and sent:
-            taken.update(opened(sent.pop(0), group, HERE))
+            taken.update(opened(sent.pop(0), group))
 
     receiver = threading.Thread(target=receive, daemon=True)
     receiver.start()

@@ -42,7 +42,7 @@ class TorchSampler:
     ) -> None:
         self._lm, self._max_batch_size, self._bf16, self._raw_logprobs = lm, max_batch_size, bf16, raw_logprobs
         self._context = int(lm.config.get_text_config().max_position_embeddings)
-        self._version = 0
+        self.version: int | None = None
         self._group: dist.ProcessGroup | None = None
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
@@ -65,6 +65,7 @@ class TorchSampler:
         return torch.cat(scores).float().cpu()
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+        self.version = None
         self._take(stream)
         return [self.attest(version)]
 
@@ -72,10 +73,10 @@ class TorchSampler:
         self._group = meeting.group()
 
     def receive(self, bucket: Bucket) -> None:
-        self._take(opened(bucket, self._group, self._lm.device))
+        self._take(opened(bucket, self._group))
 
     def attest(self, version: int) -> Attestation:
-        self._version = version
+        self.version = version
         return Attestation(version, {name: fingerprint(tensor) for name, tensor in self._tensors()})
 
     def wake(self) -> None:
@@ -172,7 +173,7 @@ class TorchSampler:
             both.token,
             {
                 "truncated": ~stopped_B.cpu(),
-                "version": torch.full((len(prompts),), self._version),
+                "version": torch.full((len(prompts),), self.version or 0),
             },
             sampling,
         )

@@ -59,7 +59,7 @@ def readable(model: nn.Module) -> Iterator[Readable]:
     """The tensors of the checkpoint that can be found in a model of vLLM's, on one rank."""
     together: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for path, layer in model.named_modules():
-        own = [(name, parameter) for name, parameter in layer.named_parameters(recurse=False)]
+        own = list(layer.named_parameters(recurse=False))
         for part, rows in _parts(path, layer, together) if own else ():
             for name, parameter in own:
                 yield Readable(f"{part}.{name}", layer, parameter, rows)

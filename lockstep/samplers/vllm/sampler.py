@@ -19,7 +19,7 @@ from lockstep.models.folder import first_line, read_config
 from lockstep.recipe import Computation, SamplerSection
 from lockstep.samplers.base import Attestation, Piece
 from lockstep.samplers.transfer import Bucket, Meeting
-from lockstep.samplers.vllm.environment import prepare
+from lockstep.samplers.vllm.environment import clear, prepare
 from lockstep.types import Request, SamplingParams
 
 ENGINE_DIED = 70
@@ -28,6 +28,8 @@ ENGINE_DIED = 70
 _CPU_CACHE_GIB = 1.0
 _CPU_BLOCK = 32
 _CPU_BATCH_TOKENS = 4096
+_ANY_SHARE = {"gpu_memory_utilization": 0.01}
+_COLDEST = 0.01
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 T = TypeVar("T")
 
@@ -61,30 +63,14 @@ class VLLMSampler:
         self._sleeps = section.vllm.sleep
         self._context = int(read_config(model).get_text_config().max_position_embeddings)
         self._version = 0
-        self._asked = 0
+        self._requests = 0
         self._loop = asyncio.new_event_loop()
-        arguments = AsyncEngineArgs(
-            model=model,
-            skip_tokenizer_init=True,
-            dtype="bfloat16" if self.dtype == torch.bfloat16 else "float32",
-            max_num_seqs=section.max_batch_size,
-            kv_cache_memory_bytes=_cache_bytes(section),
-            # vLLM dies where it takes a prompt in parts and has a seed: on a CPU it cannot take a draw back.
-            enable_chunked_prefill=torch.cuda.is_available(),
-            max_num_batched_tokens=None if torch.cuda.is_available() else max(_CPU_BATCH_TOKENS, self._context),
-            block_size=None if torch.cuda.is_available() else _CPU_BLOCK,
-            enforce_eager=not torch.cuda.is_available(),
-            enable_prefix_caching=True,
-            enable_sleep_mode=section.vllm.sleep,
-            logprobs_mode="raw_logprobs" if raw_logprobs else "processed_logprobs",
-            worker_extension_cls=self.worker,
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
-            seed=0,
-        )
+        options = _options(section, computation, self._context)
+        options |= {"model": model, "worker_extension_cls": self.worker}
+        options["logprobs_mode"] = "raw_logprobs" if raw_logprobs else "processed_logprobs"
 
         async def start() -> AsyncLLM:
-            return AsyncLLM.from_engine_args(arguments)
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
 
         try:
             self._engine = self._loop.run_until_complete(start())
@@ -138,6 +124,7 @@ class VLLMSampler:
 
     def close(self) -> None:
         self._engine.shutdown()
+        clear()
 
     async def _answered(self, requests: Sequence[Request], sampling: SamplingParams) -> AsyncGenerator[Piece]:
         """Responses, as many at a time as are ready."""
@@ -157,6 +144,8 @@ class VLLMSampler:
 
     def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
         """How to draw one response, in vLLM's words. Nothing but the listed tokens ends it before its time."""
+        if 0 < sampling.temperature < _COLDEST:
+            raise ValueError(f"vLLM knows no temperature between 0 and {_COLDEST}; use 0, or a higher one")
         return {
             "max_tokens": min(sampling.max_tokens, self._context - len(request.tokens)),
             "temperature": sampling.temperature,
@@ -174,10 +163,10 @@ class VLLMSampler:
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        self._asked += 1
+        self._requests += 1
         chosen = Options(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **options)
         prompt = TokensPrompt(prompt_token_ids=list(tokens))
-        outputs = [output async for output in self._engine.generate(prompt, chosen, str(self._asked))]
+        outputs = [output async for output in self._engine.generate(prompt, chosen, str(self._requests))]
         return outputs[-1]
 
     async def _outputs(self, sequences: Sequence[Sequence[int]], options: dict[str, Any]) -> list[Any]:
@@ -231,12 +220,30 @@ class VLLMSampler:
             os._exit(ENGINE_DIED)
 
 
-def _cache_bytes(section: SamplerSection) -> int | None:
-    """Memory for keys and values; None: as vLLM finds it free, which on a CPU would be nearly all there is."""
+def _options(section: SamplerSection, computation: Computation, context: int) -> dict[str, Any]:
+    """vLLM's options, by its words."""
+    options: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16" if computation.dtype == "bf16" else "float32",
+        "max_num_seqs": section.max_batch_size,
+        "enable_prefix_caching": True,
+        "enable_sleep_mode": section.vllm.sleep,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "seed": 0,
+    }
     gib = section.vllm.kv_cache_gib
-    if gib is None and not torch.cuda.is_available():
-        gib = _CPU_CACHE_GIB
-    return None if gib is None else int(gib * 2**30)
+    if torch.cuda.is_available():
+        # With a size for the cache, the share of the GPU that vLLM may use decides only whether it starts at all.
+        return options if gib is None else options | {"kv_cache_memory_bytes": int(gib * 2**30)} | _ANY_SHARE
+    return options | {
+        "kv_cache_memory_bytes": int((gib or _CPU_CACHE_GIB) * 2**30),
+        "block_size": _CPU_BLOCK,
+        "enforce_eager": True,
+        # vLLM dies where it takes a prompt in parts and has a seed: on a CPU it cannot take a draw back.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, context),
+    }
 
 
 def _chosen(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:

@@ -21,24 +21,38 @@ from vllm.platforms import current_platform
 
 from lockstep.models.weights import fingerprint
 from lockstep.samplers.transfer import Bucket, Meeting, opened
-from lockstep.samplers.vllm.environment import OWNER
+from lockstep.samplers.vllm.environment import OWNER, clear
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
 from lockstep.samplers.vllm.readback import readable
 
 
-def _end_with_owner(owner: int) -> None:
-    """Ends vLLM's processes when the one they run for is gone, however it ended; vLLM's own would stay for ever."""
-    with contextlib.suppress(ProcessLookupError):
+def _end_with_owner(owner: int, engine: int) -> None:
+    """Ends vLLM's processes when the one they run for is gone, however it ended; vLLM's own would stay for ever.
+
+    Args:
+        owner: That process.
+        engine: This one's parent when it began; the owner itself, or vLLM's core, which goes too if it is there still.
+    """
+    with contextlib.suppress(OSError):
         select.select([os.pidfd_open(owner)], [], [])
-    os.kill(os.getppid(), signal.SIGKILL)
+    clear()
+    if engine != owner and os.getppid() == engine:
+        with contextlib.suppress(OSError):
+            os.kill(engine, signal.SIGKILL)
     os._exit(1)
 
 
-if current_platform.is_cpu():
-    torch.cpu._init_amx()  # the kernels for bf16 use tiles that a process must ask for first, and do not ask
-    widen_narrow_heads()
-if OWNER in os.environ:
-    threading.Thread(target=_end_with_owner, args=(int(os.environ[OWNER]),), daemon=True).start()
+def _begin_process() -> None:
+    """What vLLM's process needs before it builds anything."""
+    if current_platform.is_cpu():
+        torch.cpu._init_amx()  # the kernels for bf16 use tiles that a process must ask for first, and do not ask
+        widen_narrow_heads()
+    if OWNER in os.environ:
+        own = (int(os.environ[OWNER]), os.getppid())
+        threading.Thread(target=_end_with_owner, args=own, daemon=True).start()
+
+
+_begin_process()
 
 
 class WeightReceiver:
@@ -58,7 +72,7 @@ class WeightReceiver:
         bucket = Bucket.of(announced)
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             if bucket.number == 0:
-                self._begin()
+                self._begin_refit()
             self._model.load_weights(self._loadable(bucket))
 
     def attest_weights(self) -> str:
@@ -90,7 +104,7 @@ class WeightReceiver:
     def _model(self) -> Any:
         return self.model_runner.get_model()
 
-    def _begin(self) -> None:
+    def _begin_refit(self) -> None:
         """Gets ready for a whole set of weights; what is left of a refit that broke off is put aside."""
         finalize_layerwise_reload(self._model, self.vllm_config.model_config)
         self._received: dict[str, int] = {}
@@ -99,7 +113,7 @@ class WeightReceiver:
 
     def _loadable(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
         """The tensors of a bucket that are parameters here. Layers keep them until they are complete: so, copies."""
-        for name, tensor in opened(bucket, self._group, self.device):
+        for name, tensor in opened(bucket, self._group):
             self._received[name] = fingerprint(tensor)
             if name in self._names:
                 yield name, tensor.to(self.device, copy=True)
