@@ -60,8 +60,8 @@ class GenerateRecipe(Section):
         plain = self.sampling.temperature in (0, 1) and not self.sampling.top_k and self.sampling.top_p == 1
         if self.sampler.backend == "openai" and self.logprobs != "none" and not plain:
             raise ValueError(
-                "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or 1, "
-                "top_k 0 and top_p 1, where both are the same"
+                "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or "
+                "1, top_k 0 and top_p 1, where both are the same"
             )
         return self
 
