@@ -66,18 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("--explain", action="store_true", help="say what every option is, instead")
     config.set_defaults(command=_config)
     evaluate = commands.add_parser("eval", help="ask a model the questions of a file; the same command again goes on")
-    evaluate.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
-    evaluate.add_argument("data", metavar="DATA", help="questions and answers: JSONL, Parquet or a data set folder")
-    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="such as sampling.num_samples=4")
-    evaluate.add_argument("--recipe", help="options to begin with; without it a run's own, or eval_gsm8k")
-    evaluate.add_argument("--out", metavar="FOLDER", help="where the results go; without it a folder in evals/")
+    _add_asking(evaluate, "questions and answers", "sampling.num_samples=4", "eval_gsm8k", "evals/")
     evaluate.set_defaults(command=_eval)
     generate = commands.add_parser("generate", help="answer the rows of a file; the same command again goes on")
-    generate.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
-    generate.add_argument("data", metavar="DATA", help="rows to answer: JSONL, Parquet or a data set folder")
-    generate.add_argument("overrides", nargs="*", metavar="key=value", help="such as num_generations=4")
-    generate.add_argument("--recipe", help="options to begin with; without it a run's own, or generate")
-    generate.add_argument("--out", metavar="FOLDER", help="where the results go; without it a folder in generations/")
+    _add_asking(generate, "rows to answer", "num_generations=4", "generate", "generations/")
     generate.set_defaults(command=_generate)
     check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
     check.add_argument("run", help="folder of the run")
@@ -93,6 +85,15 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", metavar="FILE", help="default: report.html in the run, or here if there are several")
     report.set_defaults(command=_report)
     return parser
+
+
+def _add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe: str, folder: str) -> None:
+    """The arguments of a command that asks a model the rows of a file."""
+    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
+    parser.add_argument("data", metavar="DATA", help=f"{rows}: JSONL, Parquet or a data set folder")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"such as {option}")
+    parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
+    parser.add_argument("--out", metavar="FOLDER", help=f"where the results go; without it a folder in {folder}")
 
 
 def _train(options: argparse.Namespace) -> int:

@@ -44,6 +44,11 @@ class SamplingParams:
         """Whether every token can be drawn, so that only the temperature shapes the distribution."""
         return self.greedy or (self.top_k == 0 and self.top_p == 1.0)
 
+    @property
+    def unshaped(self) -> bool:
+        """Whether log-probabilities are those of temperature 1 and of all tokens; greedy ones are."""
+        return self.temperature in (0.0, 1.0) and self.full_support
+
 
 @dataclass(frozen=True)
 class Prompt:

@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 from lockstep.recipe.machinery import Computation, SamplerSection, Sampling
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, PromptSection
+from lockstep.types import SamplingParams
 
 
 class GenerateData(PromptSection):
@@ -57,8 +58,8 @@ class GenerateRecipe(Section):
 
     @model_validator(mode="after")
     def _a_server_tells_one_kind_of_logprobs(self) -> GenerateRecipe:
-        plain = self.sampling.temperature in (0, 1) and not self.sampling.top_k and self.sampling.top_p == 1
-        if self.sampler.backend == "openai" and self.logprobs != "none" and not plain:
+        drawn = SamplingParams(**self.sampling.model_dump())
+        if self.sampler.backend == "openai" and self.logprobs != "none" and not drawn.unshaped:
             raise ValueError(
                 "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or "
                 "1, top_k 0 and top_p 1, where both are the same"

@@ -26,14 +26,13 @@ from lockstep.recipe import EvalRecipe
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.runtime.folder import write_once
 from lockstep.runtime.progress import Progress, progress
-from lockstep.runtime.replicas import processes
+from lockstep.runtime.replicas import nearest
 from lockstep.runtime.results import results_of
 from lockstep.runtime.rows import files_of, open_prompts
 from lockstep.runtime.sample_log import Block, SampleLog, Setting
 from lockstep.runtime.source import Source, open_source
 from lockstep.runtime.stop import Stop, Stopped, heeding_signals
-from lockstep.runtime.workers import SamplerSpec, own_sampler
-from lockstep.samplers.base import Sampler
+from lockstep.runtime.workers import SamplerSpec
 from lockstep.types import Prompt, SamplingParams
 
 
@@ -80,7 +79,8 @@ def _examine(
     """Answers what has not been answered, and writes the results."""
     with progress(f"{recipe.model.path} → {folder}") as shown, ExitStack() as workers:
         rows = open_prompts(files_of(recipe.data.validation), recipe.data.in_order, source.tokenizer)
-        engine = Engine(_sampler(recipe, source, shown, workers))
+        spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner)
+        engine = Engine(nearest(spec, shown, workers))
         experience = Experience(engine, rows, build_reward(recipe.reward), source.decode, recipe.seed)
         prompts, graded = rows.first(recipe.data.max_validation_samples), grading(recipe.reward)
         blocks = list(_blocks(settings, len(prompts), recipe.run.save_every))
@@ -104,13 +104,6 @@ def _examine(
         "settings": {setting.name: _results(setting, log.samples[setting.name], graded) for setting in settings},
     }
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
-
-
-def _sampler(recipe: EvalRecipe, source: Source, shown: Progress, workers: ExitStack) -> Sampler:
-    """In this process where that is possible."""
-    if recipe.sampler.backend == "torch" and recipe.sampler.replicas == 1:
-        return own_sampler(source.folder, recipe.sampler, recipe.learner)
-    return processes(SamplerSpec(source.folder, recipe.sampler, recipe.learner), shown, workers)
 
 
 def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[Block]:

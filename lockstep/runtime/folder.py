@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
         shutil.rmtree(old, ignore_errors=True)
         (folder / "final").rename(old)
     if recipe.exists() and recipe.read_text() != describe(loaded):
-        _write(recipe, describe(loaded))
+        write_whole(recipe, [describe(loaded).encode()])
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -132,13 +132,14 @@ def locked(folder: Path) -> Iterator[None]:
 def write_once(path: Path, text: str) -> None:
     """Writes a small file where there is none; it appears whole or not at all."""
     if not path.exists():
-        _write(path, text)
+        write_whole(path, [text.encode()])
 
 
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}-{os.getpid()}-aside")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
+def write_whole(path: Path, contents: Iterable[bytes]) -> None:
+    """Writes a file aside; when it has its name, all its bytes are on the disk. One process at a time may do so."""
+    aside = path.with_name(f".{path.name}-aside")
+    with aside.open("wb") as file:
+        file.writelines(contents)
         file.flush()
         os.fsync(file.fileno())
     aside.rename(path)

@@ -24,10 +24,10 @@ from lockstep.recipe import Common, PPORecipe, SFTRecipe
 from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
-from lockstep.runtime.replicas import processes
+from lockstep.runtime.replicas import nearest
 from lockstep.runtime.rows import DataFiles, open_demonstrations, open_prompts
 from lockstep.runtime.source import Source
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec, own_sampler
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -153,13 +153,12 @@ def _engine(policy: Learner, source: Source, recipe: PPORecipe, place: Place) ->
 
 
 def _sampler(policy: Learner, source: Source, recipe: PPORecipe, place: Place) -> Sampler:
-    """Shares the weights of a learner in this process, if it is one of torch and alone; else in its own processes."""
-    section, bf16 = recipe.sampler, recipe.learner.dtype == "bf16"
-    if section.backend == "torch" and section.replicas == 1:
-        if isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
-            return TorchSampler(policy.model.lm, section.max_batch_size, bf16)
-        return own_sampler(source.folder, section, recipe.learner)
-    return processes(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)
+    """Shares the weights of a learner in this process, if it is one of torch and alone."""
+    section = recipe.sampler
+    alone = section.backend == "torch" and section.replicas == 1
+    if alone and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
+        return TorchSampler(policy.model.lm, section.max_batch_size, recipe.learner.dtype == "bf16")
+    return nearest(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)
 
 
 def _validation(

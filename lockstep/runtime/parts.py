@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.runtime.checkpoint import sync
+from lockstep.runtime.folder import write_whole
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Parts:
     def write(self, number: int, lines: str) -> None:
         """Writes a part."""
         self.folder.mkdir(exist_ok=True)
-        _write(self._path(number), [lines.encode()])
+        write_whole(self._path(number), [lines.encode()])
+        sync(self.folder)
 
     def contents(self) -> Iterator[bytes]:
         """All parts in order."""
@@ -44,7 +45,8 @@ class Parts:
 
     def join(self) -> None:
         """Makes the whole of its parts, which go when it is on the disk."""
-        _write(self.whole, self.contents())
+        write_whole(self.whole, self.contents())
+        sync(self.whole.parent)
         self.clear()
 
     def clear(self) -> None:
@@ -53,14 +55,3 @@ class Parts:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.jsonl"
-
-
-def _write(path: Path, contents: Iterable[bytes]) -> None:
-    """Writes a file aside; when it has its name, all its bytes are on the disk."""
-    aside = path.with_name(f".{path.name}-aside")
-    with aside.open("wb") as file:
-        file.writelines(contents)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
-    sync(path.parent)

@@ -16,7 +16,7 @@ from lockstep.runtime.progress import Progress
 from lockstep.runtime.remote import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes, spawned
 from lockstep.runtime.transport import Item
 from lockstep.runtime.workers import SamplerSpec, require_sampler
-from lockstep.samplers.base import Attestation, Piece, gathered, require_room
+from lockstep.samplers.base import Attestation, Piece, Sampler, gathered, require_room
 from lockstep.samplers.transfer import Carrier, GroupBroadcast, GroupHost, SharedMemory
 from lockstep.types import Request, SamplingParams
 
@@ -275,6 +275,13 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
     except RuntimeError:
         outcomes(calls)
         raise
+
+
+def nearest(spec: SamplerSpec, shown: Progress, workers: ExitStack) -> Sampler:
+    """A sampler in this process where that is possible: one of torch, alone; else in processes of its own."""
+    if spec.section.backend == "torch" and spec.section.replicas == 1:
+        return spec.torch()
+    return processes(spec, shown, workers)
 
 
 def processes(spec: SamplerSpec, shown: Progress, workers: ExitStack) -> Replicas:

@@ -48,7 +48,13 @@ class SamplerSpec:
     def build(self) -> Served:
         if self.section.backend == "vllm":
             return VLLMSampler(self.model, self.section, self.learner, self.raw_logprobs)
-        return own_sampler(self.model, self.section, self.learner, self.raw_logprobs)
+        return self.torch()
+
+    def torch(self) -> TorchSampler:
+        """A torch sampler, which can be used in this process, too."""
+        lm = load_causal_lm(self.model)
+        nn.Module.to(lm, resolve_device(self.learner.device))  # in place; its own `to` is typed for wrappers
+        return TorchSampler(lm, self.section.max_batch_size, self.learner.dtype == "bf16", self.raw_logprobs)
 
     @property
     def context(self) -> int:
@@ -59,15 +65,6 @@ class SamplerSpec:
     def dtype(self) -> torch.dtype:
         """The type in which the sampler holds weights."""
         return torch.bfloat16 if (self.section.backend, self.learner.dtype) == ("vllm", "bf16") else torch.float32
-
-
-def own_sampler(
-    model: str, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
-) -> TorchSampler:
-    """A torch sampler with weights of its own."""
-    lm = load_causal_lm(model)
-    nn.Module.to(lm, resolve_device(computation.device))  # in place; its own `to` is typed for wrappers
-    return TorchSampler(lm, section.max_batch_size, computation.dtype == "bf16", raw_logprobs)
 
 
 def require_sampler(section: SamplerSection, computation: Computation) -> None:

@@ -92,8 +92,6 @@ class Sampler(Protocol):
 class Served(Protocol):
     """What a process of its own holds for a `Sampler` elsewhere; all as there, but weights come in buckets."""
 
-    dtype: torch.dtype
-
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]: ...
 
     def logprobs(self, batch: Batch) -> Tensor: ...

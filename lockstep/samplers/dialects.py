@@ -53,7 +53,7 @@ class Dialect:
         """
         if not self.logprobs:
             raise ValueError(f"{self.name} gives no log-probabilities of what it completes; do without them")
-        if sampling.temperature not in (0.0, 1.0) or not sampling.full_support:
+        if not sampling.unshaped:
             raise ValueError(
                 f"{self.name} does not say of which distribution its log-probabilities are; they are exact with "
                 "temperature 0 or 1, top_k 0 and top_p 1 only: draw so, or do without them"

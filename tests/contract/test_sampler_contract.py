@@ -33,7 +33,7 @@ from lockstep.models.load import load_causal_lm
 from lockstep.models.weights import fingerprint
 from lockstep.recipe import VLLM, SamplerSection
 from lockstep.runtime.replicas import Replicas
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec, own_sampler
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
@@ -76,7 +76,7 @@ def started(request: pytest.FixtureRequest, models: Callable[..., Path]) -> Iter
     model, section = models("qwen2"), SUBJECTS[request.param]
     learner = LearnerSpec(str(model), "logits", SECTION, None, 0).build()
     if request.param == "in process":
-        yield Subject(own_sampler(str(model), section, SECTION), learner, model)
+        yield Subject(SamplerSpec(str(model), section, SECTION).torch(), learner, model)
     else:
         replicas = Replicas(SamplerSpec(str(model), section, SECTION), print)
         yield Subject(replicas, learner, model)

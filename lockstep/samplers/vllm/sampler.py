@@ -30,7 +30,6 @@ _CPU_BLOCK = 32
 _CPU_BATCH_TOKENS = 4096
 _ANY_SHARE = {"gpu_memory_utilization": 0.01}
 _COLDEST = 0.01
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 T = TypeVar("T")
 
 
@@ -59,7 +58,6 @@ class VLLMSampler:
                 "packages stand in its way"
             ) from error
 
-        self.dtype = _DTYPES[computation.dtype]
         self._sleeps = section.vllm.sleep
         self._context = int(read_config(model).get_text_config().max_position_embeddings)
         self._version = 0
