@@ -45,7 +45,7 @@ class LogitsHead(nn.Module):
             hidden_MD = _states(self.lm.base_model, batch).index_select(0, align.state_before(own))
             logprob_M, entropy_M = hidden_scores(hidden_MD, head.weight, token_M, sampling)
         else:
-            logits_MV = self.lm(**_inputs(batch), logits_to_keep=align.state_before(own)).logits[0]
+            logits_MV = self.lm(**inputs(batch), logits_to_keep=align.state_before(own)).logits[0]
             logprob_M, entropy_M = token_scores(logits_MV, token_M, sampling)
         return Outputs(logprob=_spread(logprob_M, own, batch), entropy=_spread(entropy_M, own, batch))
 
@@ -94,13 +94,13 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     lm.eval()
     hook = head.register_forward_hook(replaced)
     try:
-        logits = lm(**_inputs(batch)).logits[0]
+        logits = lm(**inputs(batch)).logits[0]
     finally:
         hook.remove()
     return torch.allclose(seen[0], _states(lm.base_model, batch)) and torch.equal(logits, seen[1][0])
 
 
-def _inputs(batch: Batch) -> dict[str, Any]:
+def inputs(batch: Batch) -> dict[str, Any]:
     """A batch as `transformers` models take it: one row, every sequence blind to its neighbours."""
     return {
         "input_ids": batch.tokens[None],
@@ -112,7 +112,7 @@ def _inputs(batch: Batch) -> dict[str, Any]:
 
 def _states(backbone: nn.Module, batch: Batch) -> Tensor:
     """The last hidden states [N, D]."""
-    return backbone(**_inputs(batch)).last_hidden_state[0]
+    return backbone(**inputs(batch)).last_hidden_state[0]
 
 
 def _spread(column_M: Tensor, own_M: Tensor, batch: Batch) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from lockstep.recipe.doctor import DoctorData, DoctorRecipe, DoctorRun, Grid, Limits, Method
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
 from lockstep.recipe.machinery import (
@@ -40,7 +41,7 @@ from lockstep.recipe.sources import (
 )
 from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 
-Recipe = Annotated[SFTRecipe | PPORecipe | EvalRecipe | GenerateRecipe, Field(discriminator="algorithm")]
+Recipe = Annotated[SFTRecipe | PPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe, Field(discriminator="algorithm")]
 
 __all__ = [
     "KL",
@@ -54,6 +55,9 @@ __all__ = [
     "Computation",
     "Correction",
     "DataSection",
+    "DoctorData",
+    "DoctorRecipe",
+    "DoctorRun",
     "DynamicSampling",
     "EvalData",
     "EvalRecipe",
@@ -62,8 +66,11 @@ __all__ = [
     "GenerateRecipe",
     "GenerateRun",
     "Greedy",
+    "Grid",
     "LearnerSection",
+    "Limits",
     "MLflow",
+    "Method",
     "ModelFolder",
     "ModelSection",
     "OpenAI",

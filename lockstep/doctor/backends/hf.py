@@ -1,0 +1,240 @@
+"""Plain `transformers`: the outside witness. Its own attention, masks, cache and logits processors; nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.distributed.sampling import draw
+from lockstep.doctor.backends.variants import IN_PROCESS, Alteration, Variants, flat, in_fp32, observed, tensors
+from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Layout, Network, Scores
+from lockstep.models.heads import PLAIN
+from lockstep.models.weights import fingerprint
+from lockstep.types import Request, SamplingParams
+
+Sequences = Sequence[Tensor]
+
+
+class HFBackend:
+    """Implements `doctor.base.Backend`. What it does in steps are methods, so that a variation can be made of one.
+
+    Args:
+        folder: A Hugging Face folder.
+        dtype: Of weights and computation.
+        batch_size: Sequences side by side.
+        alter: Done to the model when it is built.
+        config: Fields that differ from the folder's configuration.
+    """
+
+    name = "hf"
+    capabilities: frozenset[Capability] = IN_PROCESS | {"kernel"}
+
+    def __init__(
+        self,
+        folder: str,
+        dtype: DType = "fp32",
+        batch_size: int = 8,
+        alter: Alteration | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._variants = Variants(folder, alter=alter, config=config)
+        self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout="padded", kernel="sdpa")
+        self.context = int(self._variants.config().get_text_config().max_position_embeddings)
+
+    def config(self) -> Mapping[str, Any]:
+        return flat(self._variants.config())
+
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "dtype": self._usual.dtype,
+            "kernel": self._usual.kernel,
+            "layout": self._usual.layout,
+            "layouts": ("alone", "padded", "packed"),
+            "batch_size": self._usual.batch_size,
+            "training": any(module.training for module in self._model(USUAL).modules()),
+        }
+
+    @torch.no_grad()
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        asked = self._usual.but(conditions)
+        model, layout = self._model(asked), asked.layout or "padded"
+        sequences = self.received(batch)
+        size = 1 if layout == "alone" else asked.batch_size or 1
+        columns: list[Tensor] = []
+        with in_fp32(model, asked.parts), observed(model) as seen:
+            for start in range(0, len(sequences), size):
+                chunk = sequences[start : start + size]
+                logits = self.passed(model, chunk, layout)
+                for tokens, logits_TV in zip(chunk, logits, strict=True):
+                    own = self.logprob(logits_TV[:-1], tokens[1:], batch.sampling or PLAIN, asked)
+                    columns.append(torch.cat([own.new_zeros(1), own]).float())
+        seen |= {"layout": layout, "kernel": model.config._attn_implementation}
+        if layout == "padded":
+            seen["rows"] = min(seen["rows"] or size, len(sequences))
+        column = torch.cat(columns)
+        if column.numel() != batch.tokens.numel():  # other tokens were scored: each sequence is cut, or filled up
+            column = _fitted(columns, batch.lengths.tolist())
+        return Scores(column * batch.mask, tuple(tuple(tokens.tolist()) for tokens in sequences), seen)
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+        if sampling.stop_token_ids:
+            raise ValueError("the doctor draws responses of full length; leave stop_token_ids out")
+        asked = self._usual.but(conditions)
+        model, size = self._model(asked), asked.batch_size or 1
+        rows: list[tuple[Request, Tensor, Tensor]] = []
+        with in_fp32(model, asked.parts):
+            for start in range(0, len(requests), size):
+                chunk = requests[start : start + size]
+                tokens_BK, logprob_BK = self.drawn(model, chunk, sampling, asked)
+                rows += zip(chunk, tokens_BK, logprob_BK, strict=True)
+        return _joined(rows, sampling)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return tensors(self._model(USUAL))
+
+    def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        self._variants.load(stream)
+
+    def fingerprints(self) -> Mapping[str, int]:
+        return {name: fingerprint(tensor) for name, tensor in self.weights()}
+
+    def network(self, conditions: Conditions = USUAL) -> Network:
+        return _Network(self._model(self._usual.but(conditions)))
+
+    def close(self) -> None:
+        """It has no processes of its own."""
+
+    def received(self, batch: Batch) -> Sequences:
+        """The token ids that are scored."""
+        return batch.sequences()
+
+    def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        """Logits of each sequence, [T, V]."""
+        if layout == "packed":
+            position = torch.cat([torch.arange(len(tokens)) for tokens in sequences])
+            logits_NV = model(
+                input_ids=torch.cat(list(sequences))[None], position_ids=position[None], use_cache=False
+            ).logits[0]
+            return torch.split(logits_NV, [len(tokens) for tokens in sequences])
+        padded = pad_sequence(list(sequences), batch_first=True)
+        seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True)
+        logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits
+        return [logits[: len(tokens)] for logits, tokens in zip(logits_BTV, sequences, strict=True)]
+
+    def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
+        """log π of tokens from the logits that describe them, nats, fp32 [M]."""
+        shaped_MV, own_M1 = shaped(logits_MV.float(), sampling), token_M[:, None]
+        # A token that was drawn can be drawn, even where rounding puts it just outside.
+        inside_MV = shaped_MV.scatter(
+            -1, own_M1, shaped(logits_MV.float(), replace(sampling, top_k=0, top_p=1.0)).gather(-1, own_M1)
+        )
+        return inside_MV.log_softmax(-1).gather(-1, own_M1)[:, 0]
+
+    def drawn(
+        self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+    ) -> tuple[Tensor, Tensor]:
+        """Responses by the model's own `generate`. Returns tokens and log-probabilities [B, K]."""
+        drawing = _Drawing(self, requests, sampling, conditions)
+        prompts = [torch.tensor(request.tokens) for request in requests]
+        padded = pad_sequence(prompts, batch_first=True, padding_side="left")
+        seen = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
+        model.generation_config = GenerationConfig()
+        model.generate(  # pyright: ignore[reportCallIssue]
+            padded,
+            attention_mask=seen,
+            generation_config=GenerationConfig(max_new_tokens=sampling.max_tokens, do_sample=False, pad_token_id=0),
+            logits_processor=LogitsProcessorList([drawing]),
+        )
+        return torch.stack(drawing.tokens, 1), torch.stack(drawing.logprobs, 1)
+
+    def _model(self, conditions: Conditions) -> PreTrainedModel:
+        asked = self._usual.but(conditions)
+        return self._variants.model(asked, asked.kernel or "sdpa")
+
+
+def shaped(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
+    """Logits of the distribution that is sampled from, by the processors of `transformers`."""
+    scores: Any = logits_MV if sampling.greedy else logits_MV / sampling.temperature
+    nothing: Any = None
+    if sampling.top_k:
+        scores = TopKLogitsWarper(min(sampling.top_k, scores.shape[-1]))(nothing, scores)
+    if sampling.top_p < 1:
+        scores = TopPLogitsWarper(sampling.top_p)(nothing, scores)
+    return scores
+
+
+class _Drawing(LogitsProcessor):
+    """Draws with keyed random numbers, notes what it drew, and leaves `generate` no other choice."""
+
+    def __init__(
+        self, backend: HFBackend, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+    ) -> None:
+        self._backend, self._sampling, self._conditions = backend, sampling, conditions
+        keys = torch.tensor([request.key for request in requests])
+        self._uniform_BK = keyed.uniforms(keys, torch.arange(sampling.max_tokens))
+        self.tokens: list[Tensor] = []
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        token_B, _ = draw(scores, self._uniform_BK[:, len(self.tokens)], self._sampling)
+        self.logprobs.append(self._backend.logprob(scores, token_B, self._sampling, self._conditions))
+        self.tokens.append(token_B)
+        return torch.full_like(scores, float("-inf")).scatter(-1, token_B[:, None], 0.0)
+
+
+@dataclass(frozen=True)
+class _Network:
+    """Implements `doctor.base.Network`."""
+
+    model: PreTrainedModel
+
+    @property
+    def modules(self) -> nn.Module:
+        return self.model
+
+    @torch.no_grad()
+    def logits(self, tokens_T: Tensor) -> Tensor:
+        return self.model(input_ids=tokens_T[None], use_cache=False).logits[0]
+
+
+def _fitted(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    room = [torch.zeros(length) for length in lengths]
+    for place, column in zip(room, columns, strict=True):
+        count = min(len(place), len(column))
+        place[:count] = column[:count]
+    return torch.cat(room)
+
+
+def _joined(rows: Sequence[tuple[Request, Tensor, Tensor]], sampling: SamplingParams) -> Batch:
+    """Each prompt with its response, as samplers give them."""
+    prompts = [torch.tensor(request.tokens) for request, _, _ in rows]
+    return Batch(
+        torch.cat([part for prompt, row in zip(prompts, rows, strict=True) for part in (prompt, row[1])]),
+        torch.tensor([len(prompt) + len(row[1]) for prompt, row in zip(prompts, rows, strict=True)]),
+        {
+            "mask": torch.cat(
+                [torch.arange(len(p) + len(row[1])) >= len(p) for p, row in zip(prompts, rows, strict=True)]
+            ),
+            "sampler_logprob": torch.cat(
+                [part for p, row in zip(prompts, rows, strict=True) for part in (torch.zeros(len(p)), row[2].float())]
+            ),
+        },
+        {"truncated": torch.ones(len(rows), dtype=torch.bool), "version": torch.zeros(len(rows), dtype=torch.int64)},
+        sampling,
+    )

@@ -1,0 +1,193 @@
+"""One model of a folder in as many variants as probes ask for: other types, kernels, configurations, parts in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from lockstep.doctor.base import Capability, Conditions, DType, Part
+from lockstep.models.folder import check_weights, read_config, skeleton
+
+TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_PART_OF: Mapping[Part, Callable[[str], bool]] = {
+    "norm": lambda path: path.endswith("norm"),
+    "rope": lambda path: path.endswith("rotary_emb"),
+    "router": lambda path: path.endswith((".gate", ".router")),
+    "head": lambda path: path == "lm_head",
+}
+
+IN_PROCESS: frozenset[Capability] = frozenset(
+    (
+        *("generate", "shaped", "dtype", "batch_size", "layout", "parts", "config", "weights", "load"),
+        *("fingerprints", "modules"),
+    )
+)
+"""What can be asked of a model in this process."""
+
+Alteration = Callable[[PreTrainedModel], None]
+"""What a program does to its model after loading: kernels of its own, patches, casts. Done to every variant."""
+
+
+class Variants:
+    """Models of one folder.
+
+    Args:
+        folder: A Hugging Face folder.
+        weights: In which type they are held; None: in that of the computation.
+        alter: Done to each variant when it is built.
+        config: Fields that differ from the folder's configuration.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        weights: DType | None = None,
+        alter: Alteration | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_weights(folder, skeleton(read_config(folder), folder))
+        self._folder, self._weights, self._alter = folder, weights, alter
+        self._config = dict(config or {})
+        self._built: dict[tuple[Any, ...], PreTrainedModel] = {}
+        self._loaded: dict[str, Tensor] = {}
+
+    def config(self, changed: Iterable[tuple[str, Any]] = ()) -> PreTrainedConfig:
+        """The configuration, with fields changed; `a.b` is field b of the mapping a."""
+        config = AutoConfig.from_pretrained(self._folder, local_files_only=True)
+        for name, value in chain(self._config.items(), changed):
+            field, _, inner = name.partition(".")
+            setattr(config, field, {**getattr(config, field), inner: value} if inner else value)
+        return config
+
+    def model(self, conditions: Conditions, attention: str) -> PreTrainedModel:
+        """The model for some conditions, in evaluation mode unless the alteration says otherwise."""
+        dtype = TORCH_TYPES[self._weights or conditions.dtype or "fp32"]
+        key = (dtype, attention, repr(conditions.config))
+        if key not in self._built:
+            model = AutoModelForCausalLM.from_pretrained(
+                self._folder,
+                config=self.config(conditions.config),
+                dtype=dtype,
+                attn_implementation=attention,
+                local_files_only=True,
+                use_safetensors=True,
+            )
+            model.eval()
+            if self._alter is not None:
+                self._alter(model)
+            _copy(self._loaded, model)
+            self._built[key] = model
+        return self._built[key]
+
+    def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Puts tensors into all variants, and into those that are built later."""
+        fresh = {name: tensor.clone() for name, tensor in stream}
+        self._loaded |= fresh
+        for model in self._built.values():
+            _copy(fresh, model)
+
+
+def flat(config: PreTrainedConfig) -> dict[str, Any]:
+    """A configuration as one mapping; what lies in a mapping gets both names, `a.b`."""
+    fields = config.get_text_config().to_dict()
+    inner = {
+        f"{name}.{key}": v for name, value in fields.items() if isinstance(value, dict) for key, v in value.items()
+    }
+    own = {name: value for name, value in fields.items() if not isinstance(value, dict)}
+    return {name: value for name, value in {**own, **inner}.items() if name not in _NO_NUMBERS}
+
+
+_NO_NUMBERS = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache", "torch_dtype")
+"""Fields that change no number, or that `settings` tells."""
+
+
+def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        yield name, tensor.detach()
+
+
+@contextmanager
+def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[None]:
+    """Computes some parts in fp32, from what the others give them; all but the head give back the type they got."""
+    chosen = [
+        (part, module)
+        for path, module in model.named_modules()
+        for part, belongs in _PART_OF.items()
+        if part in parts and belongs(path)
+    ]
+    with ExitStack() as undo:
+        for part, module in chosen:
+            usual = module.forward
+            module.forward = _widened(module, usual, keeps_type=part != "head")
+            undo.callback(setattr, module, "forward", usual)
+        yield
+
+
+@contextmanager
+def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """What really happens while a model computes: the types of its layers and logits, the rows of its passes."""
+    seen: dict[str, Any] = {"rows": 0}
+
+    def linear(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen[name] = str(output.dtype).removeprefix("torch.")
+            seen["rows"] = max(seen["rows"], output.shape[0])
+
+        return note
+
+    linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    inner = next((module for path, module in linears if path != "lm_head"), None)
+    hooks = [module.register_forward_hook(linear("head")) for path, module in linears if path == "lm_head"]
+    if inner is not None:
+        hooks.append(inner.register_forward_hook(linear("dtype")))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _widened(module: nn.Module, usual: Callable[..., Any], keeps_type: bool) -> Callable[..., Any]:
+    def forward(*inputs: Any, **named: Any) -> Any:
+        device = next((x.device.type for x in inputs if isinstance(x, Tensor)), "cpu")
+        given = next((x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()), torch.float32)
+        held = {name: tensor for name, tensor in tensors(module) if tensor.is_floating_point()}
+        try:
+            with torch.autocast(device, enabled=False):
+                _retype(module, {name: tensor.float() for name, tensor in held.items()})
+                output = usual(*(_float(x) for x in inputs), **{name: _float(x) for name, x in named.items()})
+        finally:
+            _retype(module, held)
+        return _cast(output, given) if keeps_type else output
+
+    return forward
+
+
+def _retype(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if name in tensors:
+            tensor.data = tensors[name]
+
+
+def _float(x: Any) -> Any:
+    return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def _cast(output: Any, dtype: torch.dtype) -> Any:
+    if isinstance(output, tuple):
+        return tuple(_cast(x, dtype) for x in output)
+    return output.to(dtype) if isinstance(output, Tensor) and output.is_floating_point() else output
+
+
+@torch.no_grad()
+def _copy(stream: Mapping[str, Tensor], model: nn.Module) -> None:
+    own = dict(chain(model.named_parameters(), model.named_buffers()))
+    for name, tensor in stream.items():
+        own[name].copy_(tensor)

@@ -1,0 +1,153 @@
+"""What the doctor asks of a backend, and what a probe may change about how it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+from lockstep.batch import Batch
+from lockstep.types import Request, SamplingParams
+
+Side = Literal["train", "infer"]
+DType = Literal["fp32", "bf16", "fp16"]
+Layout = Literal["alone", "padded", "packed"]
+"""One sequence per pass; side by side with padding; end to end in one row."""
+Kernel = Literal["eager", "sdpa"]
+Part = Literal["head", "softmax", "norm", "rope", "router", "cache"]
+"""What can be computed in fp32 alone: logits, log-softmax, norms, rotary embedding, router, keys and values."""
+Capability = Literal[
+    "generate",  # draws responses, with the log-probabilities that it drew with
+    "shaped",  # rescores under a temperature, top-k and top-p
+    "dtype",
+    "batch_size",
+    "layout",
+    "kernel",
+    "parts",
+    "config",
+    "fresh",  # these six: can be changed by the condition of that name
+    "weights",  # shows its weights, every element
+    "fingerprints",  # shows fingerprints of what it computes with
+    "load",  # takes weights
+    "modules",  # shows its modules, so that its layers can be watched and replayed
+]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a backend computes, as far as that is not how it usually does. A probe changes exactly one of them.
+
+    Attributes:
+        dtype: Of the computation; None: the backend's own.
+        batch_size: Sequences side by side in a pass.
+        layout: How they lie there.
+        kernel: Of the attention.
+        parts: What is computed in fp32 whatever the dtype.
+        config: Fields of the model's configuration, the model being built anew with them.
+        fresh: Drop every cache first.
+    """
+
+    dtype: DType | None = None
+    batch_size: int | None = None
+    layout: Layout | None = None
+    kernel: Kernel | None = None
+    parts: frozenset[Part] = frozenset()
+    config: tuple[tuple[str, Any], ...] = ()
+    fresh: bool = False
+
+    def but(self, other: Conditions) -> Conditions:
+        """These, and over them what the other ones say."""
+        return Conditions(
+            other.dtype or self.dtype,
+            other.batch_size or self.batch_size,
+            other.layout or self.layout,
+            other.kernel or self.kernel,
+            self.parts | other.parts,
+            tuple((dict(self.config) | dict(other.config)).items()),
+            self.fresh or other.fresh,
+        )
+
+    def __str__(self) -> str:
+        usual = Conditions()
+        said = [f"{name}={value}" for name, value in vars(self).items() if value != getattr(usual, name)]
+        return ", ".join(said) or "as usual"
+
+
+USUAL = Conditions()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Log-probabilities of a batch's masked tokens, and what was really done to get them.
+
+    Attributes:
+        logprob: Of each masked token, nats, fp32 [N]; 0 elsewhere.
+        tokens: The ids that were really scored, sequence by sequence.
+        effective: What was observed while it computed, for the proof that a condition took effect: `dtype` of the
+            layers, `rows` of the largest pass, `layout`, `kernel`, `head` (the logits' type), and what else it knows.
+    """
+
+    logprob: Tensor
+    tokens: tuple[tuple[int, ...], ...]
+    effective: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """One side of a comparison: something that scores tokens with a model, and perhaps generates with it."""
+
+    name: str
+
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
+
+    @property
+    def context(self) -> int:
+        """The longest sequence that the model reads."""
+        ...
+
+    def config(self) -> Mapping[str, Any]:
+        """The model's configuration as this side has it, flat, by the words of `transformers`."""
+        ...
+
+    def settings(self) -> Mapping[str, Any]:
+        """What else shapes its numbers: dtype, kernel, training mode, kv_dtype, quantization; whatever it knows."""
+        ...
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        """Scores the masked tokens under `batch.sampling` (None: temperature 1, all tokens) by prefill."""
+        ...
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+        """As `Sampler.generate`; `sampler_logprob` is what its decoding said."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Canonical names and tensors of parameters and buffers, those among them that are never saved."""
+        ...
+
+    def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes tensors by name; the others stay."""
+        ...
+
+    def fingerprints(self) -> Mapping[str, int]:
+        """`models.weights.fingerprint` of each tensor that it computes with."""
+        ...
+
+    def network(self, conditions: Conditions = USUAL) -> Network:
+        """Its modules, under some conditions."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """A model whose inside can be watched: modules by the names of `transformers`."""
+
+    @property
+    def modules(self) -> nn.Module: ...
+
+    def logits(self, tokens_T: Tensor) -> Tensor:
+        """Logits of one sequence alone, in the type that the backend takes its log-softmax of, [T, V]."""
+        ...
