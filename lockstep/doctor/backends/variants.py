@@ -22,11 +22,9 @@ _PART_OF: Mapping[Part, Callable[[str], bool]] = {
     "head": lambda path: path == "lm_head",
 }
 
-IN_PROCESS: frozenset[Capability] = frozenset(
-    (
-        *("generate", "shaped", "dtype", "batch_size", "layout", "parts", "config", "weights", "load"),
-        *("fingerprints", "modules"),
-    )
+IN_PROCESS: frozenset[Capability] = frozenset[Capability]().union(
+    ("generate", "shaped", "dtype", "batch_size", "layout", "parts", "config"),
+    ("weights", "load", "fingerprints", "modules"),
 )
 """What can be asked of a model in this process."""
 
