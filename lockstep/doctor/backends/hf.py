@@ -51,7 +51,7 @@ class HFBackend:
     """
 
     name = "hf"
-    capabilities: frozenset[Capability] = IN_PROCESS | {"kernel"}
+    capabilities: frozenset[Capability] = IN_PROCESS | frozenset[Capability](["kernel"])
 
     def __init__(
         self,
