@@ -142,12 +142,16 @@ def attended_padding(block: float) -> tuple[Change, ...]:
 
 def dropping_out(probability: float) -> tuple[Change, ...]:
     """The trainer never leaves its training mode."""
-    both = {"attention_dropout": probability}
 
     def alter(model: PreTrainedModel) -> None:
         model.train()
 
-    return Change("train", alter=alter, config=both), Change("infer", config=both)
+    return (Change("train", alter=alter),)
+
+
+def with_dropout(probability: float) -> Setup:
+    """A model whose configuration asks for dropout in training."""
+    return Setup(config=(("attention_dropout", probability),))
 
 
 class Packs(KnowsPrompts):
@@ -237,7 +241,7 @@ PASSES = (
         lambda _: Setup(model="mamba2", infer="hf"),
     ),
     Fault(28, "sum over two ranks", ("parallel_reduction",), "infer", "share of layers", (1.0, 0.25), two_ranks),
-    Fault(29, "dropout left on", ("dropout",), "train", "probability", (0.1, 0.01), dropping_out),
+    Fault(29, "dropout left on", ("dropout",), "train", "probability", (0.1, 0.01), dropping_out, with_dropout),
     Fault(31, "gap before the response", ("packed_positions",), "train", "most tokens", (1000, 1), gap_before_response),
     Fault(32, "leaking pack", ("packed_leak",), "train", "tokens seen", (1000, 1), leaking_pack),
 )
