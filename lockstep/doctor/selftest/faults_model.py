@@ -13,7 +13,7 @@ from lockstep import keyed
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions
 from lockstep.doctor.selftest.fault import Change, Fault, Setup
-from lockstep.doctor.selftest.means import BF16, FP16, some_layers
+from lockstep.doctor.selftest.means import BF16, FP16, embedding_of, head_of, some_layers
 
 _ROPE_THETA = 10_000.0
 _EPS = 1e-5
@@ -95,7 +95,7 @@ def exact_head(offset: float) -> tuple[Change, ...]:
     """The trainer computes its head in fp32, the engine in bf16."""
 
     def alter(model: PreTrainedModel) -> None:
-        head = model.lm_head
+        head = head_of(model)
         head.forward = lambda states: F.linear(states.float(), head.weight.float())
 
     return (Change("train", alter=alter),)
@@ -107,7 +107,7 @@ def far_from_zero(offset: float) -> Setup:
     @torch.no_grad()
     def alter(model: PreTrainedModel) -> None:
         common = torch.randn(model.config.hidden_size, generator=keyed.generator("common direction"))
-        embedding, head = model.get_input_embeddings().weight, model.lm_head.weight
+        embedding, head = embedding_of(model).weight, head_of(model).weight
         embedding += (2 * embedding.float().std() * common).to(embedding.dtype)
         head += (offset / len(common) * common).to(head.dtype)
 
