@@ -80,7 +80,10 @@ def _table(options: argparse.Namespace) -> int:
     loaded = _loaded(options)
     from lockstep.doctor.table import table
 
-    return table(loaded)
+    code = table(loaded)
+    if code == UNEXPLAINED:
+        print(f"why: lockstep doctor diagnose {options.model}")
+    return code
 
 
 def _quick(options: argparse.Namespace) -> int:

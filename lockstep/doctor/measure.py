@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Backend, Conditions, DType
-from lockstep.doctor.plan import Cell
+from lockstep.doctor.plan import Cell, clusters_of
 from lockstep.doctor.statistics import Compared
 from lockstep.types import Request, SamplingParams
 
@@ -26,6 +26,7 @@ class Drawn:
     Attributes:
         drawer: Who drew.
         batch: Prompts and responses.
+        cluster: Which sequences answer the same prompt, int64 [B].
         decoded: Log-probabilities that the drawer's decoding gave, nats, fp32 [M].
         scores: By kind and backend: log-probabilities by prefill, fp32 [M].
         roundings: By kind and type: how far rounding alone takes a log-probability, in absolute value, fp32 [M].
@@ -35,6 +36,7 @@ class Drawn:
 
     drawer: str
     batch: Batch
+    cluster: Tensor
     decoded: Tensor
     scores: Mapping[tuple[Kind, str], Tensor]
     roundings: Mapping[tuple[Kind, DType], Tensor]
@@ -57,8 +59,23 @@ class Drawn:
         of_train, of_infer = (self.tensors()[name] for name in self.columns(train, infer))
         mask = self.batch.mask
         return Compared(
-            of_train.double(), of_infer.double(), self.batch.per_sample(mask.long()), self.batch.position[mask]
+            of_train.double(),
+            of_infer.double(),
+            self.batch.per_sample(mask.long()),
+            self.batch.position[mask],
+            self.cluster,
         )
+
+    def distribution(self, train: str, infer: str) -> SamplingParams | None:
+        """That a pair's tokens were drawn from, and scored under.
+
+        Where they were scored under another, no side's probabilities of what was drawn add up to 1, as little as those
+        of greedy tokens do, and it is said to be greedy.
+        """
+        sampling = self.batch.sampling
+        if sampling is None or sampling.unshaped or self.kind(train, infer) == "shaped":
+            return sampling
+        return SamplingParams(sampling.max_tokens, temperature=0.0)
 
     def floor(self, train: str, infer: str) -> Tensor:
         """What rounding alone makes of a pair's Δ, token by token, nats, fp32 [M]."""
@@ -72,7 +89,7 @@ class Drawn:
         return named | {"decoded": self.decoded}
 
 
-class Table:
+class Bench:
     """Measures cells.
 
     Args:
@@ -87,12 +104,14 @@ class Table:
     def drawn(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
         """What each backend that generates drew, and all say about it."""
         return [
-            self._rescored(cell, name, backend.generate(requests, cell.sampling, beside(backend, cell)))
+            self._rescored(
+                cell, name, backend.generate(requests, cell.sampling, beside(backend, cell)), clusters_of(requests)
+            )
             for name, backend in self._backends.items()
             if "generate" in backend.capabilities
         ]
 
-    def _rescored(self, cell: Cell, drawer: str, batch: Batch) -> Drawn:
+    def _rescored(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
         scores: dict[tuple[Kind, str], Tensor] = {}
         strangers: set[str] = set()
         for name, backend in self._backends.items():
@@ -106,6 +125,7 @@ class Table:
         return Drawn(
             drawer,
             batch,
+            cluster,
             batch["sampler_logprob"][batch.mask],
             scores,
             {

@@ -9,12 +9,15 @@ from itertools import product
 from statistics import NormalDist
 from typing import Literal
 
+import torch
+from torch import Tensor
+
+from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause
 from lockstep.experience.rollout import requests_of
 from lockstep.recipe import Grid, Method
 from lockstep.types import Prompt, Request, SamplingParams
 
-FEWEST = 8
-"""Sequences of a cell, where so few tell enough."""
+_POWER = 0.9
 
 
 @dataclass(frozen=True)
@@ -46,47 +49,38 @@ class Cell:
         return self.method.temperature == 0
 
 
-@dataclass(frozen=True)
-class Spread:
-    """How a metric scattered in a cell that was measured.
-
-    Attributes:
-        mean: Of the metric.
-        per_token: Variance of the mean of n tokens of whole sequences, times n: sd² · design effect.
-        limit: That the metric has to stay below.
-    """
-
-    mean: float
-    per_token: float
-    limit: float
-
-
 def cells_of(grid: Grid) -> list[Cell]:
     """The rows of the table, shortest first."""
     return [Cell(*row) for row in product(sorted(grid.lengths), grid.data, grid.methods, grid.batch_sizes)]
 
 
-def sequences_for(cell: Cell, grid: Grid, spreads: Sequence[Spread], confidence: float) -> int:
-    """How many sequences tell the metric from its limit, with the power of one half at least.
+def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
+    """How many sequences tell the mismatch from its limit.
+
+    n = n₀ · (width / (limit − value))² tokens, where a shorter cell's n₀ tokens had bounds of that width. As the width
+    is z · sd · √(design effect) / √n₀, this is the usual rule, with all that goes into the bounds; it is widened so
+    that the bound lies within the limit nine times in ten, not every second time.
 
     Args:
         cell: That is measured next.
         grid: Its bounds.
-        spreads: Of the same cell at a shorter length, each pair's; none where it is the shortest.
-        confidence: Of the one-sided bound.
+        shorter: Of the same cell at a shorter length: each pair's clause on the mismatch, and its tokens; none where
+            this is the shortest.
+        level: Of the one-sided bounds.
     """
-    if not spreads:
+    if not shorter:
         return max(grid.sequences, cell.batch_size)
-    z = NormalDist().inv_cdf(confidence)
-    tokens = max(_tokens(spread, z) for spread in spreads)
-    wanted = math.ceil(min(tokens / cell.length, grid.max_sequences))
-    return max(FEWEST, cell.batch_size, wanted)
+    z = NormalDist().inv_cdf(1 - level)
+    widening = (z + NormalDist().inv_cdf(_POWER)) / z
+    tokens = max(_tokens(clause, count, widening) for clause, count in shorter)
+    return max(LEAST_CLUSTERS, cell.batch_size, math.ceil(min(tokens / cell.length, grid.max_sequences)))
 
 
-def _tokens(spread: Spread, z: float) -> float:
-    """n = (z · sd · √deff / (limit − expected))²; what is beyond its limit already needs no more to be seen there."""
-    room = abs(spread.limit - spread.mean)
-    return math.inf if room == 0 else z * z * spread.per_token / (room * room)
+def _tokens(clause: Clause, tokens: int, widening: float) -> float:
+    """What is beyond its limit needs no more to be seen there than what is as far within."""
+    room = abs(clause.limit - clause.value)
+    width = max(clause.high - clause.value, clause.value - clause.low)
+    return math.inf if room == 0 else tokens * (widening * width / room) ** 2
 
 
 def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -> list[Request]:
@@ -95,3 +89,9 @@ def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -
     rounds = 1 if cell.greedy else math.ceil(count / len(distinct))
     every = requests_of(distinct, 0, rounds, seed, f"doctor {cell.name}")
     return [request for first in range(rounds) for request in every[first::rounds]][:count]
+
+
+def clusters_of(requests: Sequence[Request]) -> Tensor:
+    """Which sequences answer the same prompt, int64 [B]."""
+    numbers: dict[tuple[int, ...], int] = {}
+    return torch.tensor([numbers.setdefault(request.tokens, len(numbers)) for request in requests])
