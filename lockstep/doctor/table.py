@@ -49,8 +49,7 @@ def table(loaded: Loaded) -> int:
     recipe = loaded.recipe
     if not isinstance(recipe, DoctorRecipe):
         raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
-    source = PromptSource(recipe)
-    rows = {"prompts": files_of(source.rows)}
+    rows = {"prompts": files_of(PromptSource(recipe).rows)}
     results = results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
     with (
         results.opened() as started,
@@ -58,16 +57,26 @@ def table(loaded: Loaded) -> int:
         ExitStack() as open_,
     ):
         with shown.phase("start backends"):
-            backends = open_.enter_context(backends_of(recipe))
-        measuring = _Measuring(recipe, source, backends, shown)
+            backends = open_.enter_context(backends_of(recipe, shown.note))
         started()
-        found = measuring.found()
+        found = measured(recipe, backends, shown)
         with shown.phase("write"):
             report = tree_of(found, loaded, results.inputs)
             _write(results, report, found)
     print(markdown(found), end="")
     print(f"report: {results.folder / REPORT}")
     return int(report["exit_code"])
+
+
+def measured(recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress) -> Found:
+    """Measures and judges all cells of a recipe.
+
+    Args:
+        recipe: The grid and its limits, the model and its prompts.
+        backends: What is compared, by name; the earlier of a pair is the training side.
+        shown: Is told how far it is.
+    """
+    return _Measuring(recipe, PromptSource(recipe), backends, shown).found()
 
 
 class _Measuring:
