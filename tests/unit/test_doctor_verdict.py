@@ -156,7 +156,7 @@ def test_both_directions_are_judged() -> None:
     assert "tokens of the training side" in found.reasons[0]
     with pytest.raises(ValueError, match="floor of their own"):
         judge(healthy, broken, floor, LIMITS)
-    with pytest.raises(ValueError, match="one |Δ| for each of 12800 tokens"):
+    with pytest.raises(ValueError, match=r"one \|Δ\| for each of 12800 tokens"):
         judge(healthy, None, floor[1:], LIMITS)
 
 
