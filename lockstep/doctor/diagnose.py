@@ -17,7 +17,7 @@ from lockstep.doctor.base import Backend
 from lockstep.doctor.case import Case, View
 from lockstep.doctor.causes import Named
 from lockstep.doctor.probes.base import Clean, Finding, Probe, Skipped
-from lockstep.doctor.probes.execution import COMPANY, DECODING, KERNEL, PRECISION, REPEATS
+from lockstep.doctor.probes.execution import COMPANY, DECODING, KERNEL, PRECISION, REPEATS, TYPES
 from lockstep.doctor.probes.layers import LAYERS
 from lockstep.doctor.probes.semantics import SEMANTICS
 from lockstep.doctor.probes.tokens import FIRST_TOKEN, LAG, TOKEN_IDS
@@ -27,6 +27,7 @@ from lockstep.types import Request, SamplingParams
 PROBES: tuple[Probe, ...] = (
     TOKEN_IDS,
     CONFIGURATION,
+    TYPES,
     REPEATS,
     LAG,
     WEIGHTS,
@@ -141,7 +142,7 @@ class _Search:
     def _asked(self, probe: Probe) -> bool:
         """Whether the probe found something, so that it may find more."""
         start, gap = time.monotonic(), self._now.gap
-        if gap <= AT_FLOOR * self._now.floor:
+        if gap <= AT_FLOOR * self._now.floor and not probe.facts:
             self._note(probe, "skipped", "nothing is left to explain", start)
             return False
         outcome = probe.examine(self._now, self._refused)
@@ -193,7 +194,7 @@ class _Search:
                 self._first,
             )
             share = 1 - self._now.gap**2 / rest.gap**2 if rest.gap else 0.0
-            if share > _CONTRIBUTES and rest.gap > AT_FLOOR * rest.floor:
+            if share > _CONTRIBUTES:
                 kept.append((suspect, share))
         return kept
 

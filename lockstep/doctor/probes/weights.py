@@ -176,4 +176,4 @@ def _off(tensor: Tensor, right: Tensor) -> float:
 
 
 CONFIGURATION = Probe("configuration", configuration)
-WEIGHTS = Probe("weight fingerprints", weights)
+WEIGHTS = Probe("weight fingerprints", weights, facts=True)
