@@ -27,6 +27,7 @@ from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.render import junit, markdown
 from lockstep.doctor.report import Found, columns_of, described, tree_of
 from lockstep.doctor.verdict import Clause
+from lockstep.models.folder import read_config
 from lockstep.recipe import DoctorRecipe
 from lockstep.runtime.folder import write_whole
 from lockstep.runtime.progress import Progress, progress
@@ -49,6 +50,7 @@ def table(loaded: Loaded) -> int:
     recipe = loaded.recipe
     if not isinstance(recipe, DoctorRecipe):
         raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    read_config(recipe.model.path)  # says what is wrong with a folder before one for the results is made
     rows = {"prompts": files_of(PromptSource(recipe).rows)}
     results = results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
     with (
