@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.batch import Batch, concat
 from lockstep.doctor.backends.variants import TORCH_TYPES, flat_fields, tensors
-from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Network, Scores
+from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
 from lockstep.models.folder import read_config
 from lockstep.models.heads import PLAIN
 from lockstep.models.load import load_causal_lm
