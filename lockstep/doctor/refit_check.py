@@ -52,7 +52,9 @@ class Stage:
 
     Attributes:
         tensors: That were sent, or compared.
-        read_whole: Of these, those that were read back whole; in part (some columns); not at all, only received.
+        read_whole: Of these, those that were read back from where they lie.
+        read_by_kernel: Those that only the kernel that computes with them could show; whole as well.
+        received_only: Those that arrived, and that the engine makes something of its own of.
         gap: Mean |Δ log π| between learner and engine over the probe, nats.
         largest_gap: Largest of the same.
         nbytes: That were sent.
@@ -63,7 +65,7 @@ class Stage:
     name: str
     tensors: int
     read_whole: int
-    read_in_part: int
+    read_by_kernel: int
     received_only: int
     gap: float
     largest_gap: float
@@ -186,7 +188,7 @@ class _Check:
         found: list[Finding],
         equal: bool,
     ) -> Stage:
-        """Compares log-probabilities too: they must be equal, or must not; where something is found already, both may."""
+        """Compares log-probabilities too: they must be equal, or must not; what is found already excuses both."""
         mask = self._probe.mask
         gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[mask].abs()
         agree, bound = bool(gap.mean() <= LARGEST_GAP[self._engine.dtype]), LARGEST_GAP[self._engine.dtype]
@@ -198,12 +200,12 @@ class _Check:
             found.append(
                 Finding("the engine", None, unequal if equal else f"has other weights, and it does not show {what}")
             )
-        part, received = held.columns.keys() & tensors, held.received & set(tensors)
+        kernel, received = held.columns.keys() & tensors, held.received & set(tensors)
         return Stage(
             name,
             len(tensors),
-            len(tensors) - len(part) - len(received),
-            len(part),
+            len(tensors) - len(kernel) - len(received),
+            len(kernel),
             len(received),
             float(gap.mean()),
             float(gap.max()),
@@ -276,7 +278,7 @@ _HEADINGS = (
     "stage",
     "tensors",
     "read whole",
-    "in part",
+    "by kernel",
     "received only",
     "mean |Δ|",
     "MB",
@@ -286,7 +288,7 @@ _HEADINGS = (
 
 
 def _row(backend: str, stage: Stage) -> tuple[str, ...]:
-    counts = (stage.tensors, stage.read_whole, stage.read_in_part, stage.received_only)
+    counts = (stage.tensors, stage.read_whole, stage.read_by_kernel, stage.received_only)
     figures = (f"{stage.gap:.2g}", f"{stage.nbytes / 1e6:.1f}", f"{stage.seconds:.2f}")
     return (backend, stage.name, *map(str, counts), *figures, stage.verdict)
 

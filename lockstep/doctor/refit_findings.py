@@ -65,13 +65,26 @@ def findings(
         buffers: Names of the tensors that are no parameters.
         engine: Shows what it holds.
     """
-    for name, why in differing(now.sent, now.held).items():
+    expected = _tied(now.sent, now.held)
+    for name, why in (differing(now.sent, now.held) | _behind_kernels(now, engine)).items():
         if name in now.held.kept_caches:
             yield Finding(name, "stale_prefix_cache", why)
-        elif name not in now.held.fingerprints or name not in _expected(now):
+        elif name not in now.held.fingerprints or name not in expected:
             yield Finding(name, "missed_buffer" if name in buffers else "stale_tensor", why)
         else:
             yield _of_tensor(name, why, now, before, buffers, engine)
+
+
+def _behind_kernels(now: Refitted, engine: Replicas) -> dict[str, str]:
+    """The tensors that an attestation knows by some columns, and that differ when they are read whole."""
+    sent = {name: now.held.tied.get(name, name) for name in now.held.columns}
+    differ: dict[str, str] = {}
+    for source, tensor in now.source.weights():
+        for name in (name for name, own in sent.items() if own == source):
+            held = engine.show(name).cpu()
+            if not torch.equal(held, tensor.cpu().to(held.dtype)):
+                differ[name] = "arrived, but is not what is computed with"
+    return differ
 
 
 def _of_tensor(
@@ -101,10 +114,6 @@ def _of_tensor(
     return Finding(
         name, "stale_tensor", f"{why}: {int((gap > 0).sum())} of {gap.numel()} numbers, by up to {gap.max():.2g}"
     )
-
-
-def _expected(now: Refitted) -> Mapping[str, Sent]:
-    return _tied(now.sent, now.held)
 
 
 def _tied(sent: Mapping[str, Sent], held: Attestation) -> Mapping[str, Sent]:

@@ -57,6 +57,9 @@ class VLLMBackend:
         options: More of vLLM's options, by its words, such as `kv_cache_dtype`.
         sampler: What runs in the engine's process; a variation of it is a variation of how vLLM is driven.
         note: Tells the user what happens.
+
+    Attributes:
+        engine: The one that computes as usual.
     """
 
     name = "vllm"
@@ -82,15 +85,15 @@ class VLLMBackend:
         self._options, self._sampler = dict(options or {}), sampler
         self._held: dict[str, Tensor] = {}
         self._loads = 0
-        self._usual = self._started(USUAL)
+        self.engine = self._started(USUAL)
         self._other: tuple[Conditions, Replicas] | None = None
         self.context = int(read_config(folder).get_text_config().max_position_embeddings)
 
     def config(self) -> Mapping[str, Any]:
-        return flat_fields(_worker(self._usual).call("config"))
+        return flat_fields(_worker(self.engine).call("config"))
 
     def settings(self) -> Mapping[str, Any]:
-        told = _worker(self._usual).call("settings")
+        told = _worker(self.engine).call("settings")
         return told | {"dtype": _short(told["dtype"]), "batch_size": told["max_num_seqs"], "training": False}
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
@@ -100,9 +103,9 @@ class VLLMBackend:
         engine = self._engine(conditions)
         parts = batch.split(conditions.batch_size or len(batch))
         column = torch.cat([engine.logprobs(part) for part in parts])
-        seen = self._observed(engine)
-        seen["prefix_hits"] = sum(seen.pop("cached"))
-        seen["unchunked"] = not _worker(engine).call("settings")["enable_chunked_prefill"]
+        seen, settings = _worker(engine).call("observed"), _worker(engine).call("settings")
+        seen |= {"prefix_hits": sum(seen.pop("cached")), "layout": "packed", "kernel": settings["kernel"]}
+        seen["unchunked"] = not settings["enable_chunked_prefill"]
         return Scores(column, tuple(tuple(tokens.tolist()) for tokens in batch.sequences()), seen)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
@@ -115,15 +118,15 @@ class VLLMBackend:
         engine = self._engine(conditions)
         size = conditions.batch_size or len(requests)
         parts = [engine.generate(requests[start : start + size], sampling) for start in range(0, len(requests), size)]
-        seen = self._observed(engine)
+        seen = _worker(engine).call("observed")
         return concat(parts).with_columns(
             sample={"prefix_hits": torch.tensor(seen["cached"]), "rows": torch.full((len(requests),), seen["rows"])}
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """As its layers compute with them, a tied head under its own name too; tables of vLLM's own are not shown."""
-        for name in _worker(self._usual).call("tensor_names"):
-            yield name, _worker(self._usual).call("show", name)
+        for name in _worker(self.engine).call("tensor_names"):
+            yield name, _worker(self.engine).call("show", name)
 
     def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """A refit of all weights: vLLM takes no parts. Those that are not in the stream are as they were."""
@@ -144,12 +147,12 @@ class VLLMBackend:
             engine.close()
 
     def _engines(self) -> list[Replicas]:
-        return [self._usual, *(() if self._other is None else (self._other[1],))]
+        return [self.engine, *(() if self._other is None else (self._other[1],))]
 
     def _engine(self, conditions: Conditions) -> Replicas:
         """The engine for some conditions, its caches dropped if they say so."""
         built = Conditions(dtype=conditions.dtype, config=conditions.config, unchunked=conditions.unchunked)
-        engine = self._usual
+        engine = self.engine
         if built != USUAL:
             if self._other is None or self._other[0] != built:
                 self._close_other()
@@ -198,10 +201,6 @@ class VLLMBackend:
     def _refit(self, engine: Replicas) -> None:
         stream = {name: t.to(engine.dtype) if t.is_floating_point() else t for name, t in self._held.items()}
         engine.load_weights(stream.items(), self._loads)
-
-    def _observed(self, engine: Replicas) -> dict[str, Any]:
-        seen = _worker(engine).call("observed")
-        return seen | {"dtype": _short(seen["dtype"])}
 
 
 def _worker(engine: Replicas) -> Remote:
