@@ -87,7 +87,8 @@ def test_a_batch_size_takes_effect(backend: VLLMBackend) -> None:
     rows = {size: backend.generate(requests(), greedy, Conditions(batch_size=size))["rows"][0] for size in (1, 3, 8)}
     assert rows == {1: 1, 3: 3, 8: 8}
     batch = unshaped(backend.generate(requests(), greedy))
-    assert backend.score(batch, Conditions(batch_size=1)).effective["rows"] == 1
+    same = Conditions(dtype="fp32", unchunked=True, batch_size=1)  # as it is anyway: no other engine starts
+    assert backend.score(batch, same).effective["rows"] == 1
     assert 1 < backend.score(batch, Conditions(batch_size=4)).effective["rows"] <= 4
 
 
@@ -181,8 +182,8 @@ def test_another_type_and_configuration_take_another_engine(backend: VLLMBackend
     other = Conditions(dtype="bf16", config=(("rope_parameters.rope_theta", 500.0),))
     scores, usual = backend.score(batch, other), backend.score(batch)
     assert (scores.effective["dtype"], usual.effective["dtype"]) == ("bfloat16", "float32")
-    assert gap(batch, scores.logprob, hf.score(batch, other).logprob) < 0.05
-    assert gap(batch, scores.logprob, usual.logprob) > 0.2
+    assert gap(batch, scores.logprob, hf.score(batch, other).logprob) < 0.1
+    assert gap(batch, scores.logprob, usual.logprob) > 0.5
 
 
 def test_one_engine_is_enough(folder: str) -> None:

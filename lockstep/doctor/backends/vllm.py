@@ -13,7 +13,6 @@ from lockstep.batch import Batch, concat
 from lockstep.doctor.backends.variants import TORCH_TYPES, flat_fields, tensors
 from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
 from lockstep.models.folder import read_config
-from lockstep.models.heads import PLAIN
 from lockstep.models.load import load_causal_lm
 from lockstep.models.weights import fingerprint
 from lockstep.recipe import Computation, SamplerSection
@@ -98,7 +97,7 @@ class VLLMBackend:
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
         """Never reads the prefix cache: vLLM does not where it is asked for log-probabilities of a prompt."""
-        if batch.sampling not in (None, PLAIN):
+        if batch.sampling is not None and not batch.sampling.unshaped:
             raise ValueError("vLLM rescores at temperature 1 and over all tokens only; leave batch.sampling out")
         engine = self._engine(conditions)
         parts = batch.split(conditions.batch_size or len(batch))
@@ -151,8 +150,12 @@ class VLLMBackend:
 
     def _engine(self, conditions: Conditions) -> Replicas:
         """The engine for some conditions, its caches dropped if they say so."""
-        built = Conditions(dtype=conditions.dtype, config=conditions.config, unchunked=conditions.unchunked)
-        engine = self.engine
+        engine, usual = self.engine, self.settings()
+        built = Conditions(
+            dtype=conditions.dtype if conditions.dtype != usual["dtype"] else None,
+            config=conditions.config,
+            unchunked=conditions.unchunked and usual["enable_chunked_prefill"],
+        )
         if built != USUAL:
             if self._other is None or self._other[0] != built:
                 self._close_other()
