@@ -23,10 +23,16 @@ def backends_of(recipe: DoctorRecipe, note: Callable[[str], object]) -> Iterator
 
 
 def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object]) -> Backend:
-    """One of them."""
+    """One of them.
+
+    Raises:
+        ValueError: If it cannot compute as the recipe says.
+    """
     folder, dtype, size = recipe.model.path, recipe.learner.dtype, max(recipe.grid.batch_sizes)
     if name == "vllm":
         from lockstep.doctor.backends.vllm import VLLMBackend
 
         return VLLMBackend(folder, recipe.sampler, recipe.learner, note=note)
+    if recipe.learner.device == "cuda":
+        raise ValueError(f"the doctor's {name} computes on the CPU; leave learner.device at auto")
     return HFBackend(folder, dtype, size) if name == "hf" else TorchBackend(folder, dtype, size)
