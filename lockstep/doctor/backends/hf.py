@@ -51,7 +51,7 @@ class HFBackend:
     """
 
     name = "hf"
-    capabilities: frozenset[Capability] = IN_PROCESS | {"kernel"}
+    capabilities: frozenset[Capability] = IN_PROCESS | frozenset[Capability](["kernel"])
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class HFBackend:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self._variants = Variants(folder, alter=alter, config=config)
-        self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout="padded", kernel="sdpa")
+        kernel = "sdpa" if self._variants.sdpa else "eager"
+        self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout="padded", kernel=kernel)
         self.context = int(self._variants.config().get_text_config().max_position_embeddings)
 
     def config(self) -> Mapping[str, Any]:

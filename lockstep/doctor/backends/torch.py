@@ -42,7 +42,7 @@ class TorchBackend:
     """
 
     name = "torch"
-    capabilities: frozenset[Capability] = IN_PROCESS | {"fresh"}
+    capabilities: frozenset[Capability] = IN_PROCESS | frozenset[Capability](["fresh"])
 
     def __init__(
         self,

@@ -48,7 +48,10 @@ class Variants:
         alter: Alteration | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        check_weights(folder, skeleton(read_config(folder), folder))
+        empty = skeleton(read_config(folder), folder)
+        check_weights(folder, empty)
+        self.sdpa = bool(empty._supports_sdpa)
+        """Whether the architecture has fused attention."""
         self._folder, self._weights, self._alter = folder, weights, alter
         self._config = dict(config or {})
         self._built: dict[tuple[Any, ...], PreTrainedModel] = {}
