@@ -34,10 +34,10 @@ def pack_drawn(columns: Columns, decode: Decode | None) -> bytes:
         "sequences": int(columns.lengths.size),
         "odd": int((~np.isfinite(size)).sum()),
         "index": _bins(columns.index, _integer_edges(columns.index), size, floor),
-        "position": _bins(columns.position + 1, _integer_edges(columns.position + 1), size, floor),
+        "position": _bins(columns.position, _integer_edges(columns.position), size, floor),
         "logprob": _bins(columns.infer, _equal_edges(columns.infer), size, floor),
         "survival": _survival(size),
-        "floor_survival": _survival(floor) if floor is not None else None,
+        "floor_survival": _survival(floor),
         "worst": worst(columns, decode),
         "map": {"rows": rows, "edges": edges},
     }
@@ -53,7 +53,7 @@ def worst(columns: Columns, decode: Decode | None) -> list[dict[str, Any]]:
             "infer": float(columns.infer[at]),
             "sequence": int(columns.row[at]),
             "index": int(columns.index[at]),
-            **_in_context(columns.sequence(columns.row[at]).tolist(), int(columns.position[at]), decode),
+            **_in_context(columns.sequence(columns.row[at]).tolist(), int(columns.position[at]) - 1, decode),
         }
         for at in order
     ]
@@ -67,7 +67,12 @@ def _in_context(tokens: list[int], at: int, decode: Decode | None) -> dict[str, 
         return {"id": tokens[at], "before": ids[0] + " ", "token": str(tokens[at]), "after": " " + ids[1]}
     before, until, whole = decode(tokens[first:at]), decode(tokens[first : at + 1]), decode(tokens[first:last])
     if not (until.startswith(before) and whole.startswith(until)):  # a character is made of several tokens
-        return {"id": tokens[at], "before": before, "token": decode([tokens[at]]), "after": decode(tokens[at + 1 : last])}
+        return {
+            "id": tokens[at],
+            "before": before,
+            "token": decode([tokens[at]]),
+            "after": decode(tokens[at + 1 : last]),
+        }
     return {"id": tokens[at], "before": before, "token": until[len(before) :], "after": whole[len(until) :]}
 
 
@@ -87,7 +92,7 @@ def _equal_edges(values: Numbers) -> Numbers:
     return np.append(edges[:-1], np.nextafter(edges[-1], np.inf)) if edges.size > 1 else edges[[0, 0]] + [0, 1]
 
 
-def _bins(place: Numbers, edges: Numbers, size: Numbers, floor: Numbers | None) -> dict[str, list[float]]:
+def _bins(place: Numbers, edges: Numbers, size: Numbers, floor: Numbers) -> dict[str, list[float]]:
     """Of each bin that holds a token: the median place, how many, median and 99th percentile of |Δ|."""
     order = np.argsort(place, kind="stable")
     cuts = np.searchsorted(place[order], edges)
@@ -101,7 +106,7 @@ def _bins(place: Numbers, edges: Numbers, size: Numbers, floor: Numbers | None) 
             "count": members.size,
             "median": _quantile(size[members], 0.5),
             "p99": _quantile(size[members], 0.99),
-            "floor": _quantile(floor[members], 0.5) if floor is not None else np.nan,
+            "floor": _quantile(floor[members], 0.5),
         }
         for name, value in values.items():
             curves[name].append(float(value))

@@ -1,9 +1,11 @@
-"""What `lockstep doctor` leaves behind: a report that is small, and the columns that it was computed from.
+"""What `lockstep doctor` leaves behind, for whoever only looks at it; `doctor/report.py` writes it and says what is where.
 
-    report.json           what was measured, decided and found; its schema is numbered
-    columns.safetensors   of each measurement its tokens, `<columns>/tokens` and so on
+    report.json           what was asked, measured and decided; `diagnosis` is there once causes have been looked for
+    columns.safetensors   the tokens, and what each backend says about them
 
-JSON has no word for what is no number: NaN is null there, the infinities are "Infinity" and "-Infinity".
+`diagnosis` holds `pair` (training and inference side), `gap`, `floor` and `left` (nats), `causes` (what
+`doctor.causes.Named` has, with `what` and `cure`), `log` (name, status, said, seconds and gap of each probe), and
+`layers` (the relative error of each node of the network for the same inputs, in the order of computation).
 """
 
 from __future__ import annotations
@@ -20,30 +22,30 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 REPORT, COLUMNS = "report.json", "columns.safetensors"
-SCHEMA = 1
+SCHEMA = "lockstep.doctor.table/1"
 
 Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A measurement token by token: N tokens of B sequences, of which M were drawn and scored.
+    """Two sides token by token: N tokens of B sequences, of which M were drawn and scored.
 
     Attributes:
         tokens: Ids, prompts included [N].
         lengths: Tokens of each sequence [B].
-        prompts: Tokens of each sequence's prompt [B].
+        mask: Which tokens were drawn, bool [N].
         train: Log-probabilities of the training side, nats [M].
         infer: Of the inference side [M].
-        floor: |Δ| of two legitimate ways to compute the same tokens, nats [M]; None where there is no second way.
+        floor: |Δ| that rounding alone makes, nats [M].
     """
 
     tokens: Numbers
     lengths: Numbers
-    prompts: Numbers
+    mask: Numbers
     train: Numbers
     infer: Numbers
-    floor: Numbers | None
+    floor: Numbers
 
     @cached_property
     def size(self) -> Numbers:
@@ -54,24 +56,27 @@ class Columns:
 
     @cached_property
     def row(self) -> Numbers:
-        """Of each scored token its sequence [M]."""
-        return np.repeat(np.arange(self.lengths.size), self.lengths - self.prompts)
-
-    @cached_property
-    def index(self) -> Numbers:
-        """Of each scored token its place in the response, from 1 [M]."""
-        drawn = self.lengths - self.prompts
-        return np.arange(self.row.size) - np.repeat(np.cumsum(drawn) - drawn, drawn) + 1
+        """Of each drawn token its sequence [M]."""
+        return np.repeat(np.arange(self.lengths.size), self.lengths)[self.mask]
 
     @cached_property
     def position(self) -> Numbers:
-        """Of each scored token its place in the sequence, from 0 [M]."""
-        return self.index - 1 + self.prompts[self.row]
+        """Of each drawn token its place in the sequence, from 1 [M]."""
+        return (np.arange(self.tokens.size) - np.repeat(self._starts, self.lengths))[self.mask] + 1
+
+    @cached_property
+    def index(self) -> Numbers:
+        """Of each drawn token its place among those of its sequence, from 1 [M]."""
+        drawn = np.bincount(self.row, minlength=self.lengths.size)
+        return np.arange(self.row.size) - np.repeat(np.cumsum(drawn) - drawn, drawn) + 1
 
     def sequence(self, row: int) -> Numbers:
-        """The ids of one sequence, prompt included."""
-        end = int(self.lengths[: row + 1].sum())
-        return self.tokens[end - int(self.lengths[row]) : end]
+        """The ids of one sequence."""
+        return self.tokens[self._starts[row] :][: self.lengths[row]]
+
+    @property
+    def _starts(self) -> Numbers:
+        return np.cumsum(self.lengths) - self.lengths
 
 
 class DoctorFolder:
@@ -93,15 +98,19 @@ class DoctorFolder:
         """Whether a doctor wrote here."""
         return (folder / REPORT).is_file()
 
-    def columns(self, drawn: Iterable[Mapping[str, Any]]) -> Iterator[Columns]:
-        """The columns of some measurements, one after the other, so that never all of them are in memory."""
+    def columns(self, named: Iterable[Mapping[str, Any]]) -> Iterator[Columns]:
+        """Columns by the names that the report has for them, one after the other: never are all of them in memory."""
         path = self._folder / COLUMNS
         try:
-            with safe_open(path, "numpy") as tensors:
-                for names in drawn:
-                    yield Columns(**{field: tensors.get_tensor(name) for field, name in names.items()})
-        except (OSError, SafetensorError, KeyError) as error:
+            with safe_open(path, "numpy") as file:
+                for names in named:
+                    single = {field: file.get_tensor(names[field]) for field in _SINGLE}
+                    yield Columns(**single, floor=np.hypot(*(file.get_tensor(name) for name in names["floor"])))
+        except (OSError, SafetensorError) as error:
             raise ValueError(f"{path} cannot be read ({error}); write it anew by `lockstep doctor table`") from None
+
+
+_SINGLE = ("tokens", "lengths", "mask", "train", "infer")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -113,5 +122,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is no JSON ({error}); write it anew by `lockstep doctor table`") from None
     schema = report.get("schema") if isinstance(report, dict) else None
     if schema != SCHEMA:
-        raise ValueError(f"{path} has schema {schema!r}, and this Lockstep reads {SCHEMA}; write it anew")
+        raise ValueError(
+            f"{path} has the schema {schema!r}, and this Lockstep reads {SCHEMA!r}; write it anew by "
+            "`lockstep doctor table`"
+        )
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from importlib.resources import files
@@ -18,7 +19,7 @@ from lockstep.report.log import plain
 from lockstep.report.overview import flat
 
 _SHARED = ("data.js", "dom.js", "colours.js", "chart.js", "recipe.js")
-_OWN = ("findings.js", "grid.js", "map.js", "cell.js", "layers.js", "doctor.js")
+_OWN = ("findings.js", "grid.js", "map.js", "cell.js", "layers.js", "about.js", "doctor.js")
 
 
 def write_doctor_page(folder: Path, tokenizer_decode: Decode | None, out: Path) -> None:
@@ -42,28 +43,40 @@ def write_doctor_page(folder: Path, tokenizer_decode: Decode | None, out: Path) 
     _document().write(out, {"report": json.dumps(plain(about), allow_nan=False).encode()}, blocks)
 
 
-def _about(report: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mapping[str, str]]]:
-    """All that the page shows without its plots, and the columns of each of these."""
-    rows, measured, drawn = [], [], []
+def _about(report: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
+    """All that the page shows without its plots, and the names of the columns of each of these."""
+    rows, measured, columns = [], [], []
     for cell in report["cells"]:
-        asked = {name: cell[name] for name in ("length", "data", "method", "batch_size", "note")}
+        asked = {name: cell[name] for name in ("length", "data", "batch_size", "state")}
+        asked["method"] = cell["method"]["name"]
         numbers = {}
-        for pair in cell["pairs"]:
-            numbers[f"{pair['train']} | {pair['infer']}"] = len(measured)
-            blocks = [{"by": by, "block": len(drawn) + at} for at, by in enumerate(pair["columns"])]
-            measured.append({**asked, **pair, "drawn": blocks})
-            drawn += pair["columns"].values()
+        for pair in cell.get("pairs", ()):
+            numbers[_pair_name(pair["train"], pair["infer"])] = len(measured)
+            drawn = [
+                {"side": side, "block": len(columns) + at, **tokens}
+                for at, (side, tokens) in enumerate(pair["drawn"].items())
+            ]
+            columns += [tokens.pop("columns") for tokens in drawn]
+            measured.append({**asked, **pair, "clauses": list(pair["clauses"].values()), "drawn": drawn})
         rows.append({**asked, "measured": numbers})
     return {
-        **{name: report[name] for name in ("model", "verdict", "sentence", "causes", "probes", "layers")},
+        "model": Path(report["model"]["path"]).name,
         "made": datetime.now().isoformat(" ", "minutes"),
-        "pairs": list(dict.fromkeys(pair for row in rows for pair in row["measured"])),
+        "verdict": report["verdict"],
+        "counts": Counter(one["verdict"] for one in measured),
+        "pairs": [_pair_name(*pair) for pair in report["pairs"]],
         "rows": rows,
         "measured": measured,
-        "limits": report["options"]["limits"],
-        "environment": dict(flat(report["environment"])),
-        "options": dict(flat(report["options"])),
-    }, drawn
+        "diagnosis": report.get("diagnosis"),
+        "limits": report["recipe"]["limits"],
+        "options": dict(flat(report["recipe"])),
+        "backends": {name: dict(flat(about)) for name, about in report["backends"].items()},
+        **{name: report[name] for name in ("notes", "strangers", "repeats", "environment")},
+    }, columns
+
+
+def _pair_name(train: str, infer: str) -> str:
+    return f"{train} vs {infer}"
 
 
 def _document() -> Document:

@@ -26,7 +26,7 @@ function survivalTraces({ survival, floor_survival }, limits) {
   const cross = { mode: "markers", marker: { symbol: "x-thin", size: 9, line: { width: 2, color: runColour(3) } } };
   return drawable([
     curve("the two sides", survival.x, survival.share, { color: runColour(1), shape: "vh" }),
-    curve("the floor", floor_survival?.x ?? [], floor_survival?.share ?? [], { color: quiet(), dash: "dot", shape: "vh" }),
+    curve("the floor", floor_survival.x, floor_survival.share, { color: quiet(), dash: "dot", shape: "vh" }),
     curve("limit of outliers", [limits.outlier_nats], [limits.max_outlier_rate], {}, cross),
   ]);
 }
@@ -53,31 +53,30 @@ class CellView {
   }
 
   show(number) {
-    this.cell = this.report.measured[number];
-    const { length, data, method, batch_size, train, infer, verdict, reasons, clauses, drawn } = this.cell;
+    const { length, data, method, batch_size, train, infer, verdict, reasons, clauses, drawn } = this.report.measured[number];
     this.place.replaceChildren(
-      element("h2", {}, visible(`Length ${length} · ${data} · ${method} · batch ${batch_size} · ${train} | ${infer} `), badge(verdict)),
+      element("h2", {}, visible(`Length ${length} · ${data} · ${method} · batch ${batch_size} · ${train} vs ${infer} `), badge(verdict)),
       ...reasons.map((reason) => element("p.reason", {}, visible(reason))),
       element("details", {}, element("summary", {}, "All clauses"), clauseTable(clauses)),
-      element("div.controls", {}, element("label", {}, "Tokens drawn by the ", chooser(drawn.map(({ by }, at) => [at, SIDE_NAMES[by]]), 0, (at) => this.open(drawn[at])))),
+      element("div.controls", {}, element("label", {}, "Tokens drawn by the ", chooser(drawn.map(({ side, drawer }, at) => [at, visible(`${SIDE_NAMES[side]}, ${drawer}`)]), 0, (at) => this.open(drawn[at])))),
       this.plots,
     );
     this.open(drawn[0]);
   }
 
   /** Draws what one side has drawn, unless something else has been chosen meanwhile. */
-  async open({ by, block }) {
+  async open({ block, figures, kind, floor_rms }) {
     this.opened = block;
     const { header, columns } = unpack(await inflated(`drawn-${block}`));
     if (this.opened !== block) return;
     this.block = header;
-    this.plots.replaceChildren(...this.filled(this.cell.figures[by]));
+    this.plots.replaceChildren(...this.filled({ ...figures, floor_rms }, kind));
     this.map.show(header.map, columns.map);
     Object.values(this.charts).forEach((chart) => chart.redraw());
     Object.assign(this.place.dataset, { block, made: true });
   }
 
-  filled(figures) {
+  filled(figures, kind) {
     const { tokens, sequences, odd, worst } = this.block;
     const facts = [
       ["tokens", tokens.toLocaleString("en")],
@@ -87,6 +86,7 @@ class CellView {
     ];
     const from = chooser(Object.keys(FROM).map((name) => [name, `in the ${FROM[name].split(" ")[3].replace(",", "")}`]), this.from, (name) => this.count(name));
     return [
+      ...(kind === "plain" ? [element("p.lead", {}, "Scored at temperature 1 and among all tokens, since a backend knows nothing else.")] : []),
       element("dl.facts", {}, ...facts.map(([name, text]) => element("div", {}, element("dt", {}, visible(name)), element("dd", {}, text)))),
       element(
         "div.cards",
@@ -131,9 +131,12 @@ function clauseTable(clauses) {
 
 function worstTable(tokens) {
   const rows = tokens.map(({ train, infer, sequence, index, id, before, token, after }) => [
-    ...[asNumber(train) - asNumber(infer), asNumber(train), asNumber(infer)].map(shown),
+    shown(asNumber(train) - asNumber(infer)),
+    element("span.context", {}, oneLine(before), element("mark", {}, oneLine(token) || "·"), oneLine(after)),
+    ...[asNumber(train), asNumber(infer)].map(shown),
     ...[sequence + 1, index, id].map(String),
-    element("span.context", {}, visible(before), element("mark", {}, visible(token) || "·"), visible(after)),
   ]);
-  return plainTable(["Δ", "train", "infer", "sequence", "token", "id", "in its text"], rows);
+  return plainTable(["Δ", "in its text", "train", "infer", "sequence", "token", "id"], rows);
 }
+
+const oneLine = (text) => visible(text).replaceAll("\n", "↵");

@@ -28,8 +28,9 @@ async function start() {
   fill("probes", probesView(report));
   fill("about", aboutView(report));
   darkMode.addEventListener("change", () => location.reload());
-  if (report.measured.length) grid.choose(farthest(report.measured));
-  else fill("cell", [element("p.empty", {}, "Nothing was measured.")]);
+  if (!report.measured.length) return fill("cell", [element("p.empty", {}, "Nothing was measured.")]);
+  grid.choose(farthest(report.measured));
+  grid.reveal();
 }
 
 start();

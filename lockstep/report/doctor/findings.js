@@ -5,46 +5,44 @@
 const badge = (word) => element(`span.badge.${word.toLowerCase()}`, {}, word);
 
 const SIDES = { train: "the training side is wrong", infer: "the inference side is wrong" };
+const COUNTED = { FAIL: "fail", INCONCLUSIVE: "are inconclusive", PASS: "pass" };
 
-function verdictLine(report) {
-  return element("div.verdict", {}, badge(report.verdict), element("strong", {}, visible(report.model)), element("span", {}, visible(report.sentence)));
+function verdictLine({ verdict, model, counts, measured }) {
+  const parts = Object.keys(COUNTED).filter((word) => counts[word]).map((word) => `${counts[word]} ${COUNTED[word]}`);
+  const said = measured.length ? `Of ${measured.length} comparisons ${parts.join(", ")}.` : "Nothing was measured.";
+  return element("div.verdict", {}, badge(verdict), element("strong", {}, visible(model)), element("span", {}, said));
 }
 
-function findingsView(report) {
-  const title = element("h2", {}, "Findings");
-  if (report.causes === null) return [title, element("p.empty", {}, "No cause has been looked for yet: lockstep doctor diagnose does.")];
-  if (!report.causes.length) return [title, element("p.empty", {}, report.verdict === "FAIL" ? "No cause was found: unexplained." : "No cause was found.")];
-  return [title, element("ol.causes", {}, ...report.causes.map(causeCard))];
+function findingsView({ diagnosis, notes, strangers }) {
+  const other = strangers.map(({ cell, drawer, backend }) => `${cell}: ${backend} scored other tokens than those that ${drawer} drew.`);
+  const remarks = [...notes, ...other].map((note) => element("p.remark", {}, visible(note)));
+  return [element("h2", {}, "Findings"), ...remarks, ...(diagnosis ? causes(diagnosis) : [element("p.empty", {}, "Causes have not been looked for: lockstep doctor diagnose does.")])];
+}
+
+function causes({ pair, gap, left, floor, causes }) {
+  const from = `${pair[0]} and ${pair[1]} were ${shown(gap)} nats apart (root mean square)`;
+  const to = causes.length ? `; ${shown(left)} are left without these causes, and rounding makes ${shown(floor)}.` : `, where rounding makes ${shown(floor)}. No cause was found.`;
+  return [element("p.lead", {}, visible(from + to)), element("ol.causes", {}, ...causes.map(causeCard))];
 }
 
 function causeCard(cause) {
   const how = [SIDES[cause.side], cause.confidence, `${percent(cause.share)} of the gap`].filter(Boolean).join(" · ");
+  const tried = cause.counter ? [`tried: ${cause.counter}`] : [];
   return element(
     "li",
     {},
-    element("h3", {}, element("code", {}, visible(cause.cause)), element("small", {}, how)),
+    element("h3", {}, element("code", {}, visible(cause.cause)), element("small", {}, visible(how))),
     element("p", {}, visible(cause.what)),
     element("p", {}, element("strong", {}, "Cure: "), visible(cause.cure)),
-    element("ul", {}, ...cause.evidence.map((line) => element("li", {}, visible(line))), element("li", {}, `Tried: ${visible(cause.counter)}`)),
+    element("ul", {}, ...[...cause.evidence, ...tried].map((text) => element("li", {}, visible(text)))),
   );
 }
 
 const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(0)} %` : "an unknown share");
 
-function probesView(report) {
+function probesView({ diagnosis }) {
   const title = element("h2", {}, "Probes");
-  if (!report.probes.length) return [title, element("p.empty", {}, "No probe has been run yet: lockstep doctor diagnose does.")];
-  const rows = report.probes.map((probe) => [
-    visible(probe.name),
-    badge(probe.status),
-    element("span.value.prose", {}, visible(probe.sentence)),
-    shown(probe.share),
-    shown(probe.seconds),
-  ]);
-  return [title, plainTable(["probe", "", "what it saw", "share of the gap", "seconds"], rows)];
-}
-
-function aboutView(report) {
-  const table = (tree) => optionTable(["value"], Object.entries(tree).map(([key, value]) => [visible(key), [JSON.stringify(value)]]));
-  return [element("h2", {}, "Environment"), table(report.environment), element("h2", {}, "Options"), table(report.options)];
+  if (!diagnosis) return [title, element("p.empty", {}, "No probe has been run yet.")];
+  const rows = diagnosis.log.map(({ name, status, said, seconds, gap }) => [visible(name), badge(status), element("span.prose", {}, visible(said)), shown(gap), shown(seconds)]);
+  return [title, plainTable(["probe", "", "what it saw", "gap behind it, nats", "seconds"], rows)];
 }

@@ -16,23 +16,21 @@ class Grid {
 
   line(report, row) {
     const asked = [String(row.length), row.data, row.method, String(row.batch_size)].map((text) => element("td", {}, visible(text)));
-    const note = element("td.none", { colspan: report.pairs.length }, row.note ?? "not measured");
-    const cells = report.pairs.map((pair) => element("td", {}, ...this.button(row.measured[pair], report.measured)));
-    return element("tr", {}, ...asked, ...(Object.keys(row.measured).length ? cells : [note]));
+    const cells = row.state === "measured"
+      ? report.pairs.map((pair) => element("td", {}, this.button(row.measured[pair], report.measured)))
+      : [element("td.none", { colspan: report.pairs.length }, row.state)];
+    return element("tr", {}, ...asked, ...cells);
   }
 
   button(number, measured) {
-    if (number === undefined) return ["–"];
     const { metric, low, high, verdict } = measured[number];
-    return [
-      element(
-        "button",
-        { type: "button", "data-number": number, "aria-pressed": "false" },
-        element("span", {}, nearOne(metric)),
-        element("small", {}, `[${nearOne(low)}, ${nearOne(high)}]`),
-        badge(verdict),
-      ),
-    ];
+    return element(
+      "button",
+      { type: "button", "data-number": number, "aria-pressed": "false" },
+      element("span", {}, nearOne(metric)),
+      element("small", {}, `[${nearOne(low)}, ${nearOne(high)}]`),
+      badge(verdict),
+    );
   }
 
   clicked(event) {
@@ -43,6 +41,12 @@ class Grid {
   choose(number) {
     for (const button of this.place.querySelectorAll("button")) button.setAttribute("aria-pressed", Number(button.dataset.number) === number);
     this.onChoose(number);
+  }
+
+  /** Scrolls the table, and not the page, so that the chosen cell is in sight. */
+  reveal() {
+    const chosen = this.place.querySelector("[aria-pressed=true]");
+    this.place.scrollTop += chosen.getBoundingClientRect().bottom - this.place.getBoundingClientRect().bottom + chosen.offsetHeight;
   }
 }
 

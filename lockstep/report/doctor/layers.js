@@ -3,10 +3,11 @@
 
 const FARTHEST = 5;
 
-function layersView(report) {
+function layersView({ diagnosis }) {
   const title = element("h2", {}, "Layers");
-  if (!report.layers.length) return [title, element("p.empty", {}, "Layers have not been compared: lockstep doctor diagnose does, where both sides show them.")];
-  const nodes = report.layers.map((node, place) => ({ ...node, place, error: asNumber(node.error) }));
+  const layers = Object.entries(diagnosis?.layers ?? {});
+  if (!layers.length) return [title, element("p.empty", {}, "Layers have not been compared: lockstep doctor diagnose does, where both sides show them.")];
+  const nodes = layers.map(([name, error], place) => ({ name, place, error: asNumber(error) }));
   const kinds = [...new Set(nodes.map(kindOf))];
   const traces = () => kinds.map((kind, number) => nodeTrace(kind, nodes.filter((node) => kindOf(node) === kind), number));
   const layout = () => titled("node, in the order of computation", "relative error", "linear", { height: 300, hovermode: "closest" });
