@@ -172,8 +172,10 @@ def algorithm_of(recipe: str) -> Any:
 
 def usage(algorithm: str, recipe: str) -> str:
     """The command that a recipe of this algorithm is for."""
-    trains = issubclass(recipe_classes()[algorithm], Common)
-    return f"lockstep train {recipe}" if trains else f"lockstep {algorithm} MODEL DATA --recipe {recipe}"
+    if issubclass(recipe_classes()[algorithm], Common):
+        return f"lockstep train {recipe}"
+    asked = "doctor table MODEL" if algorithm == "doctor" else f"{algorithm} MODEL DATA"
+    return f"lockstep {asked} --recipe {recipe}"
 
 
 def describe(loaded: Loaded, origins: bool = False) -> str:

@@ -96,7 +96,7 @@ class DoctorFolder:
     @staticmethod
     def there(folder: Path) -> bool:
         """Whether a doctor wrote here."""
-        return (folder / REPORT).is_file()
+        return (folder / REPORT).is_file() and (folder / COLUMNS).is_file()
 
     def columns(self, named: Iterable[Mapping[str, Any]]) -> Iterator[Columns]:
         """Columns by the names that the report has for them, one after the other: never are all of them in memory."""
