@@ -1,7 +1,7 @@
 """How sure a figure is: exact bounds on rates, the bootstrap over clusters, Student's test, several tests at once.
 
-What can be bounded knows its value and, for any level, a bound on either side; and how surely it is on this or that side
-of a limit, as p-values. A p-value is the least level at which the bound still lies on that side.
+What can be bounded knows its value and, for any level, a bound on either side; and how surely it is on this or that
+side of a limit, as p-values. A p-value is the least level at which the bound still lies on that side.
 """
 
 from __future__ import annotations
@@ -231,8 +231,10 @@ def beta_tail(a: float, b: float, x: float) -> float:
     fraction, c, d = 1.0, 1.0, 0.0
     for term in range(1, _MOST_TERMS):
         m = term // 2
-        even, odd = m * (b - m) / (a + 2 * m - 1), -(a + m) * (a + b + m) / (a + 2 * m + 1)
-        step = (odd if term % 2 else even) * x / (a + 2 * m)
+        if term % 2:
+            step = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            step = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         d = 1 / (1 + step * d or _TINY)
         c = 1 + step / c or _TINY
         fraction *= c * d
