@@ -94,7 +94,10 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(command=_export)
     report = commands.add_parser("report", help="write runs, also unfinished ones, as one HTML file to look at")
     report.add_argument(
-        "runs", nargs="+", metavar="RUN", help="folder of a run, several are laid over each other; or of a doctor's result"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run, several are laid over each other; or of a doctor's result",
     )
     report.add_argument("--out", metavar="FILE", help="default: report.html in the run, or here if there are several")
     report.set_defaults(command=_report)

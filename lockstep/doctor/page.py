@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
+from lockstep.report.doctor_curves import Decode
 from lockstep.report.doctor_folder import DoctorFolder
 from lockstep.report.doctor_page import write_doctor_page
 
@@ -23,5 +24,10 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
     """
     model = DoctorFolder(folder).report["model"]["path"]
     path = out or folder / PAGE
-    write_doctor_page(folder, load_tokenizer(model).decode if has_tokenizer(model) else None, path)
+    write_doctor_page(folder, _decoding(model) if has_tokenizer(model) else None, path)
     return path
+
+
+def _decoding(model: str) -> Decode:
+    tokenizer = load_tokenizer(model)
+    return lambda tokens: str(tokenizer.decode(list(tokens)))

@@ -24,8 +24,9 @@ def pack_drawn(columns: Columns, decode: Decode | None) -> bytes:
     """All plots of one set of tokens; `page/data.js` unpacks it.
 
     Returns:
-        `pack`ed: a header with `tokens`, `sequences`, `odd` (tokens whose Δ is not finite), `position`, `index`, `logprob` (bins),
-        `survival` and `floor_survival`, `worst` and `map` (its `rows` and `edges`), and the column `map`, row by row.
+        `pack`ed: a header with `tokens`, `sequences`, `odd` (tokens whose Δ is not finite), bins of `index`, `position`
+        and `logprob`, `survival` and `floor_survival`, `worst`, and `map` (its `rows` and `edges`); and the column
+        `map`, row by row.
     """
     size, floor = columns.size, columns.floor
     rows, edges, cells = _map(columns)
@@ -53,7 +54,7 @@ def worst(columns: Columns, decode: Decode | None) -> list[dict[str, Any]]:
             "infer": float(columns.infer[at]),
             "sequence": int(columns.row[at]),
             "index": int(columns.index[at]),
-            **_in_context(columns.sequence(columns.row[at]).tolist(), int(columns.position[at]) - 1, decode),
+            **_in_context(columns.sequence(int(columns.row[at])).tolist(), int(columns.position[at]) - 1, decode),
         }
         for at in order
     ]
@@ -93,29 +94,23 @@ def _equal_edges(values: Numbers) -> Numbers:
 
 
 def _bins(place: Numbers, edges: Numbers, size: Numbers, floor: Numbers) -> dict[str, list[float]]:
-    """Of each bin that holds a token: the median place, how many, median and 99th percentile of |Δ|."""
-    order = np.argsort(place, kind="stable")
-    cuts = np.searchsorted(place[order], edges)
-    curves: dict[str, list[float]] = {name: [] for name in ("at", "count", "median", "p99", "floor")}
-    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
-        members = order[begin:end]
-        if not members.size:
-            continue
-        values = {
-            "at": _quantile(place[members], 0.5),
-            "count": members.size,
-            "median": _quantile(size[members], 0.5),
-            "p99": _quantile(size[members], 0.99),
-            "floor": _quantile(floor[members], 0.5),
-        }
-        for name, value in values.items():
-            curves[name].append(float(value))
-    return curves
+    """Of each bin that holds a token: the median place, median and 99th percentile of |Δ|, and the floor's median."""
+    inside = np.searchsorted(edges, place, side="right") - 1
+    known = np.flatnonzero((inside >= 0) & (inside < edges.size - 1))  # a log-probability may be no number
+    inside, count = inside[known], np.bincount(inside[known])
+    begin, count = (np.cumsum(count) - count)[count > 0], count[count > 0]
 
+    def quantile(values: Numbers, share: float) -> list[float]:
+        """One of each bin's values, so that infinities stay what they are."""
+        ordered = values[known][np.lexsort((values[known], inside))]
+        return ordered[begin + np.ceil(share * (count - 1)).astype(np.int64)].astype(np.float64).tolist()
 
-def _quantile(values: Numbers, share: float) -> float:
-    """One of the values, so that infinities stay what they are."""
-    return float(np.quantile(values, share, method="higher"))
+    return {
+        "at": quantile(place, 0.5),
+        "median": quantile(size, 0.5),
+        "p99": quantile(size, 0.99),
+        "floor": quantile(floor, 0.5),
+    }
 
 
 def _survival(size: Numbers) -> dict[str, list[float]]:

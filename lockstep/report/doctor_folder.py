@@ -1,4 +1,4 @@
-"""What `lockstep doctor` leaves behind, for whoever only looks at it; `doctor/report.py` writes it and says what is where.
+"""What `lockstep doctor` leaves behind, for whoever only looks at it; `doctor/report.py` writes it and says more.
 
     report.json           what was asked, measured and decided; `diagnosis` is there once causes have been looked for
     columns.safetensors   the tokens, and what each backend says about them

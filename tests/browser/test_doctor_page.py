@@ -141,7 +141,9 @@ def curve(page: Page, plot: str, name: str) -> list[tuple[float, float]]:
     place = f"document.querySelector('[data-plot={plot}] .chart')"
     until(page, f"Boolean({place}.data) && Chart.all.every((chart) => !chart.isSeen || !chart.isStale)")
     page.wait_for_timeout(300)
-    points = f"{place}.data.filter((trace) => trace.name === '{name}').flatMap(({{x, y}}) => x.map((at, i) => [at, y[i]]))"
+    points = (
+        f"{place}.data.filter((trace) => trace.name === '{name}').flatMap(({{x, y}}) => x.map((at, i) => [at, y[i]]))"
+    )
     return [(x, y) for x, y in page.evaluate(points)]
 
 
@@ -155,9 +157,15 @@ def test_the_table_has_all_cells_with_verdicts_in_words_and_says_what_was_not_me
     page = opened(page_of(result), "table")
     rows = [row.locator("td").all_inner_texts() for row in page.locator(".grid tbody tr").all()]
     assert [row[:4] for row in rows] == [[length, "real", "greedy", "8"] for length in ("100", "100", "1000", "10000")]
-    assert [row[4].split() for row in rows[:2]] == [["1.0101", "[1.0000,", "–]", "PASS"], ["1.6487", "[1.0000,", "–]", "FAIL"]]
+    assert [row[4].split() for row in rows[:2]] == [
+        ["1.0101", "[1.0000,", "–]", "PASS"],
+        ["1.6487", "[1.0000,", "–]", "FAIL"],
+    ]
     assert [row[4] for row in rows[2:]] == ["cut by budget", "beyond context"]
-    colours = [page.locator(f".grid .badge.{word}").evaluate("badge => getComputedStyle(badge).color") for word in ("pass", "fail")]
+    colours = [
+        page.locator(f".grid .badge.{word}").evaluate("badge => getComputedStyle(badge).color")
+        for word in ("pass", "fail")
+    ]
     assert colours[0] != colours[1]
     assert "1 fail, 1 pass" in page.locator(".verdict").inner_text()
 
@@ -174,3 +182,165 @@ def test_a_failed_cell_is_open_and_a_click_shows_another_ones_plots(result: Resu
         assert all(y == pytest.approx(0.01, rel=1e-3) for _, y in points), plot
         assert all(y == pytest.approx(0.003, rel=1e-3) for _, y in curve(page, plot, "median of the floor"))
     assert page.locator(".grid button[aria-pressed=true]").get_attribute("data-number") == "0"
+
+
+def test_tokens_of_either_side_are_shown(result: Result, opened: Opened) -> None:
+    page = opened(page_of(result), "cell")
+    page.select_option("#cell select >> nth=0", "1")
+    until(page, "document.querySelector('#cell').dataset.block === '3'")
+    assert all(y == pytest.approx(1.0, rel=1e-3) for _, y in curve(page, "position", "median"))
+
+
+def test_positions_begin_in_the_response_or_in_the_sequence(result: Result, opened: Opened) -> None:
+    page = opened(page_of(result), "cell")
+    in_response = [x for x, _ in curve(page, "position", "median")]
+    page.select_option("[data-plot=position] select", "position")
+    in_sequence = [x for x, _ in curve(page, "position", "median")]
+    assert in_response[0] == 1
+    assert in_sequence[0] == PROMPT + 1
+    assert max(in_response) <= DRAWN < max(in_sequence) <= PROMPT + DRAWN
+
+
+def test_survival_is_the_share_of_tokens_that_far_apart(result: Result, opened: Opened) -> None:
+    sizes = np.arange(1, 2 * DRAWN + 1) / 100
+    result.tensors["1.infer.train"] = result.tensors["1.infer.infer"] + sizes
+    page = opened(page_of(result), "cell")
+    points = curve(page, "survival", "the two sides")
+    assert points[0] == (pytest.approx(sizes[-1], rel=1e-3), pytest.approx(1 / sizes.size))
+    assert all(y == pytest.approx(np.mean(sizes >= x - 1e-4), abs=1e-3) for x, y in points)
+    assert curve(page, "survival", "the floor")[-1] == (pytest.approx(0.003), 1.0)
+    assert curve(page, "survival", "limit of outliers") == [(1.0, 0.001)]
+
+
+def test_what_is_not_finite_is_shown_as_such(result: Result, opened: Opened) -> None:
+    result.tensors["1.infer.train"][7] = -np.inf
+    result.tensors["1.infer.infer"][9] = np.nan
+    page = opened(page_of(result), "cell")
+    assert "2 tokens" in page.locator("#cell .facts").inner_text()
+    assert "k3\n–" in page.locator("#cell .facts").inner_text()
+    worst = [row.locator("td").all_inner_texts() for row in page.locator("#cell .plain").last.locator("tbody tr").all()]
+    assert (worst[0][0], worst[0][2]) == ("−∞", "−∞")
+    assert (worst[1][0], worst[1][3]) == ("–", "–")
+    assert page.locator("[data-plot=map] .odd").count() == 1
+    assert len(curve(page, "position", "median")) > 20
+
+
+def test_the_map_has_a_line_per_sequence_and_a_colour_per_size(result: Result, opened: Opened) -> None:
+    result.tensors["1.infer.train"][DRAWN + 20] += 2.0
+    page = opened(page_of(result), "cell")
+    canvas = page.locator("[data-plot=map] canvas")
+    canvas.scroll_into_view_if_needed()
+    assert canvas.evaluate("canvas => [canvas.width, canvas.height]") == [DRAWN, 2]
+    pixels = canvas.evaluate("canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, 2).data]")
+    colours = [tuple(pixels[at : at + 4]) for at in range(0, len(pixels), 4)]
+    assert [at for at, colour in enumerate(colours) if colour != colours[0]] == [DRAWN + 20]
+    box = canvas.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 20.5 / DRAWN, box["y"] + box["height"] * 0.75)
+    tip = page.locator(".tip").inner_text()
+    assert "sequence 2" in tip
+    assert "token 21" in tip
+    assert "2.5" in tip
+
+
+def test_what_a_model_wrote_stays_text(result: Result, opened: Opened) -> None:
+    evil = "<script>harmed = 1</script><img src=x onerror='harmed = 1'>\u202e\x1b"
+    result.report |= {"notes": [evil], "environment": {evil: evil}}
+    result.report["diagnosis"] = {**DIAGNOSIS, "causes": [{**CAUSE, "evidence": [evil]}], "layers": {evil: 1.0}}
+    result.report["cells"][1]["pairs"][0]["reasons"] = [evil]
+    result.tensors["1.infer.train"][30 - PROMPT] += 3.0
+    texts = {30: evil}
+    page = opened(page_of(result, lambda tokens: "".join(texts.get(token, f" {token}") for token in tokens)), "cell")
+    assert page.locator("#cell mark").first.inner_text() == evil.replace("\u202e", "⟨U+202E⟩").replace("\x1b", "␛")
+    assert page.locator("#cell .context").first.inner_text().startswith(" 14 15 16")
+    curve(page, "layers", "nothing")
+    page.hover("[data-plot=layers] .nsewdrag >> nth=0")
+    assert page.evaluate("typeof harmed") == "undefined"
+    assert page.locator("img, iframe, object").count() == 0
+    assert set(page.evaluate("[...document.querySelectorAll('script')].map((script) => script.type)")) == {
+        "",
+        "application/gzip",
+    }
+
+
+def test_the_worst_tokens_stand_in_their_text_and_without_a_tokenizer_among_ids(result: Result, opened: Opened) -> None:
+    result.tensors["1.infer.train"][DRAWN + 4] -= 4.0
+    page = opened(page_of(result), "cell")
+    assert page.locator("#cell mark").count() == 20
+    first = page.locator("#cell .plain").last.locator("tbody tr").first.locator("td").all_inner_texts()
+    assert first[0] == "−3.5"
+    assert first[1] == " w0 w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13"
+    assert first[4:] == ["2", "5", "7"]
+    assert page.locator("#cell mark").first.inner_text() == " w7"
+    page = opened(page_of(result, None), "cell")
+    assert page.locator("#cell .context").first.inner_text() == "0 1 2 3 4 5 6 7 8 9 10 11 12 13"
+
+
+def test_causes_with_their_cures_probes_and_layers(result: Result, opened: Opened) -> None:
+    page = opened(page_of(result), "findings")
+    assert "have not been looked for" in page.locator("#findings").inner_text()
+    result.report["diagnosis"] = DIAGNOSIS
+    page = opened(page_of(result), "findings")
+    card = page.locator(".causes li").first.inner_text()
+    for said in (
+        "temperature",
+        "the inference side is wrong",
+        "confirmed",
+        "94 %",
+        f"Cure: {CAUSE['cure']}",
+        "Δ grows",
+    ):
+        assert said in card
+    assert page.locator("#probes .badge").all_inner_texts() == ["clean", "skipped"]
+    assert curve(page, "layers", "self_attn:out") == [(1, 0.25)]
+    assert "1 of 4 agree to the bit" in page.locator("#layers").inner_text()
+    assert page.locator("#layers code").all_inner_texts()[:2] == ["logits", "model.layers.1.self_attn:out"]
+
+
+def test_a_result_without_a_measurement_says_so(tmp_path: Path, opened: Opened) -> None:
+    result = Result(tmp_path / "result", verdict="INCONCLUSIVE")
+    result.cell(10000, state="beyond context")
+    page = opened(page_of(result), "cell")
+    assert page.locator("#cell").inner_text() == "Nothing was measured."
+    assert page.locator("#verdict .badge").inner_text() == "INCONCLUSIVE"
+
+
+def test_many_long_cells_make_a_small_page(result: Result, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0)
+    for _ in range(70):
+        result.cell(100, 0.1)
+    for name, column in result.tensors.items():
+        if name.endswith("train"):
+            result.tensors[name] = column + noise.normal(0, 0.1, column.size).astype(np.float32)
+    result.tensors |= {
+        "5.infer.tokens": np.zeros(600_000, np.int32), "5.infer.lengths": np.full(60, 10_000),
+        "5.infer.mask": np.ones(600_000, bool), "5.infer.rounding": np.full(600_000, 1e-3, np.float32),
+        "5.infer.train": noise.normal(-2, 1, 600_000).astype(np.float32),
+        "5.infer.infer": noise.normal(-2, 1, 600_000).astype(np.float32),
+    }  # fmt: skip
+    assert page_of(result).stat().st_size < 8e6
+
+
+def test_the_command_writes_the_page_of_a_doctors_folder(result: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = result.written()
+    assert main(["report", str(folder)]) == 0
+    assert str(folder / "report.html") in capsys.readouterr().out
+    assert "Lockstep doctor" in (folder / "report.html").read_text()
+    assert main(["report", str(folder), str(folder)]) == 2
+    assert "name it alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is no JSON"),
+        ('{"schema": "lockstep.doctor.table/9"}', "table/9"),
+        (None, "columns.safetensors cannot be read"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_refused_in_a_sentence(result: Result, content: str | None, said: str) -> None:
+    folder = result.written()
+    (folder / ("columns.safetensors" if content is None else "report.json")).write_text(content or "no tensors")
+    with pytest.raises(ValueError, match=said):
+        write_doctor_page(folder, None, folder / "page.html")
+    assert not (folder / "page.html").exists()
