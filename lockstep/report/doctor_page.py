@@ -60,7 +60,7 @@ def _about(report: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mapping[str,
             measured.append({**asked, **pair, "clauses": list(pair["clauses"].values()), "drawn": drawn})
         rows.append({**asked, "measured": numbers})
     return {
-        "model": Path(report["model"]["path"]).name,
+        "model": report["model"]["path"],
         "made": datetime.now().isoformat(" ", "minutes"),
         "verdict": report["verdict"],
         "counts": Counter(one["verdict"] for one in measured),
