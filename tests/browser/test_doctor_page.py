@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -318,7 +319,10 @@ def test_many_long_cells_make_a_small_page(result: Result, tmp_path: Path) -> No
         "5.infer.train": noise.normal(-2, 1, 600_000).astype(np.float32),
         "5.infer.infer": noise.normal(-2, 1, 600_000).astype(np.float32),
     }  # fmt: skip
-    assert page_of(result).stat().st_size < 8e6
+    page = page_of(result).read_text()
+    assert len(page) < 8e6
+    (longest,) = re.findall(r'id="drawn-10">(.*?)<', page)
+    assert len(longest) < 40_000
 
 
 def test_the_command_writes_the_page_of_a_doctors_folder(result: Result, capsys: pytest.CaptureFixture[str]) -> None:
