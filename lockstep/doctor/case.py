@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.base import USUAL, Backend, Conditions, Scores, Side
+from lockstep.doctor.base import USUAL, Backend, Conditions, DType, Scores, Side
 from lockstep.doctor.statistics import Compared
-from lockstep.models.heads import PLAIN
 from lockstep.types import Request, SamplingParams
 
+FINEST: tuple[DType, ...] = ("fp32", "fp16", "bf16")
 _CLIP = 3.0
 """Nats: no single token weighs more than one that is off by so much."""
 
@@ -45,6 +47,11 @@ class View:
     def under(self, conditions: Conditions) -> View:
         """The same under further conditions."""
         return replace(self, conditions=self.conditions.but(conditions))
+
+    @property
+    def dtype(self) -> DType:
+        """It computes in."""
+        return self.conditions.dtype or self.backend.settings()["dtype"]
 
     def can(self, *capabilities: str) -> bool:
         """Whether the backend has all of these."""
@@ -104,6 +111,7 @@ class Case:
         requests: What was asked for.
         sampling: How it was drawn.
         left_out: Tokens that are not compared any more, bool [N]; None: none.
+        memo: What was drawn, and its floors, for cases made of this one.
     """
 
     train: View
@@ -112,11 +120,15 @@ class Case:
     requests: Sequence[Request]
     sampling: SamplingParams
     left_out: Tensor | None = None
+    memo: dict[Hashable, Any] = field(default_factory=dict)
 
     @cached_property
     def drawn(self) -> Batch:
         """What the inference side draws, its counter-settings applied."""
-        return self.infer.drawn(self.requests, self.sampling)
+        key = ("drawn", self.infer.conditions, *((name, id(tensor)) for name, tensor in self.infer.tensors.items()))
+        if key not in self.memo:
+            self.memo[key] = self.infer.drawn(self.requests, self.sampling)
+        return self.memo[key]
 
     @cached_property
     def train_N(self) -> Tensor:
@@ -147,9 +159,13 @@ class Case:
 
     @cached_property
     def floor_N(self) -> Tensor:
-        """What rounding in the types of the two sides alone makes, |Δ|, float64 [N]."""
-        both = [rounding(self.witness, self.drawn, view) for view in (self.train, self.infer)]
-        return torch.stack(both).square().sum(0).sqrt()
+        """What rounding alone makes where both sides compute in the finer of their types, |Δ|, float64 [N]."""
+        types: list[DType] = [view.dtype for view in (self.train, self.infer)]
+        finer = min(types, key=FINEST.index)
+        key = ("floor", id(self.drawn), finer)
+        if key not in self.memo:
+            self.memo[key] = math.sqrt(2) * rounding(self.witness, self.drawn, finer)
+        return self.memo[key]
 
     @cached_property
     def floor(self) -> float:
@@ -193,9 +209,8 @@ def size(delta: Tensor) -> float:
     return float(clipped.square().mean().sqrt())
 
 
-def rounding(witness: Backend, batch: Batch, view: View) -> Tensor:
-    """How far the witness moves if it computes in a side's type; in fp32, if it computes in another order. [N]."""
-    dtype = view.conditions.dtype or view.backend.settings()["dtype"]
+def rounding(witness: Backend, batch: Batch, dtype: DType) -> Tensor:
+    """How far the witness moves if it computes in a type; in fp32, if it computes in another order. |Δ| [N]."""
     exact = witness.score(batch, Conditions(layout="alone", kernel="eager")).logprob.double()
     rounded = witness.score(batch, Conditions(dtype=dtype, kernel="sdpa")).logprob.double()
     return (rounded - exact).abs()
@@ -207,16 +222,9 @@ def first_drawn(batch: Batch) -> Tensor:
     return batch.mask & (~before | (batch.position == 0))
 
 
-def own_logits(view: View, batch: Batch, conditions: Conditions = USUAL) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each sequence, from a side's own network alone: logits of its masked tokens [M, V], the tokens [M], and all
-    tokens of the sequence up to its end [T]."""
+def own_logits(view: View, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each sequence, from a side's own network alone: its logits [T, V], and its masked tokens' indices [M]."""
     with view.holding():
-        network = view.backend.network(view.conditions.but(conditions))
+        network = view.backend.network(view.conditions)
         for tokens, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
-            own = mask.nonzero().squeeze(-1)
-            yield network.logits(tokens)[own - 1], tokens[own], tokens
-
-
-def plain(batch: Batch) -> Batch:
-    """The batch under temperature 1 and all tokens."""
-    return replace(batch, sampling=PLAIN)
+            yield network.logits(tokens), mask.nonzero().squeeze(-1)

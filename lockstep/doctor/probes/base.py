@@ -49,7 +49,14 @@ Outcome = Finding | Clean | Skipped
 
 @dataclass(frozen=True)
 class Probe:
-    """A probe: its name, and how it examines a case, given the causes that were refused before."""
+    """A probe.
+
+    Attributes:
+        name: For people.
+        examine: Looks at a case, given the causes that were refused before.
+        facts: Whether it looks at facts, which count even where they make no more than rounding does.
+    """
 
     name: str
     examine: Callable[[Case, Sequence[str]], Outcome]
+    facts: bool = False

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lockstep.doctor.base import Conditions, Part, Side
-from lockstep.doctor.case import Case, Counter, View, first_drawn, size
+from lockstep.doctor.base import Conditions, DType, Part, Side
+from lockstep.doctor.case import FINEST, Case, Counter, View, first_drawn, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
 from lockstep.doctor.probes.tokens import farther
 
@@ -199,63 +199,48 @@ def _decoded_off(case: Case) -> Tensor:
     return (case.infer_N - case.infer.score(batch)) * case.compared
 
 
+def types(case: Case, refused: Sequence[str]) -> Outcome:
+    """Whether both sides compute in the same type, logits included."""
+    declared: dict[Side, DType] = {side: case.side(side).dtype for side in SIDES}
+    if declared["train"] != declared["infer"] and "dtype" not in refused:
+        return _two_types(case, declared)
+    heads = {side: case.side(side).scores(case.scored(side)).effective.get("head") for side in SIDES}
+    low: list[Side] = [side for side in SIDES if heads[side] in ("bfloat16", "float16")]
+    if len(low) != 1 or None in heads.values() or not case.side(low[0]).can("parts") or "head_precision" in refused:
+        return Clean(f"both sides compute in {declared['train']}, and their logits in {heads['train']}")
+    side, conditions = low[0], Conditions(parts=frozenset(("head",)))
+    said = f"logits are {heads['train']} in train, {heads['infer']} in infer"
+    counter: Counter = lambda case: case.with_side(side, case.side(side).under(conditions))  # noqa: E731
+    return Finding("head_precision", side, (said,), f"the head of {side} in fp32", counter)
+
+
+def _two_types(case: Case, declared: dict[Side, DType]) -> Finding:
+    coarse: Side = max(SIDES, key=lambda side: FINEST.index(declared[side]))
+    finer = Conditions(dtype=min(declared.values(), key=FINEST.index))
+    said = f"train computes in {declared['train']}, infer in {declared['infer']}"
+    counter: Counter = lambda case: case.with_side(coarse, case.side(coarse).under(finer))  # noqa: E731
+    able = case.side(coarse).can("dtype")
+    return Finding("dtype", coarse, (said,), f"{coarse} in {finer.dtype}", counter if able else None)
+
+
 def precision(case: Case, refused: Sequence[str]) -> Outcome:
-    """Whether the gap is gone in fp32, and which part of the computation it is that needs it."""
-    types = {side: case.side(side).conditions.dtype or case.side(side).backend.settings()["dtype"] for side in SIDES}
-    if set(types.values()) == {"fp32"}:
-        return _parts(case, refused, case.gap) or Clean("both sides compute in fp32")
-    if not (case.train.can("dtype") and case.infer.can("dtype")):
-        return Skipped("a side cannot compute in another type")
-    exact = _in_fp32(case)
-    took = {side: exact.side(side).scores(exact.scored(side)).effective.get("dtype", "float32") for side in SIDES}
-    if set(took.values()) != {"float32"}:
-        return Skipped(f"fp32 was asked for, but computed was {took}")
-    said = f"the gap is {case.gap:.2g} nats as it is, and {exact.gap:.2g} with both sides in fp32"
-    part = _parts(case, refused, case.gap)
-    if part is not None:
-        return part
-    if exact.gap > 0.5 * case.gap:
-        return Clean(said)
-    if types["train"] != types["infer"] and "dtype" not in refused:
-        side = farther(case)
-        return Finding(
-            "dtype",
-            side,
-            (said, f"train computes in {types['train']}, infer in {types['infer']}"),
-            "both in fp32",
-            _in_fp32,
-        )
-    return Clean(said + "; no part of the computation alone makes it")
-
-
-def _in_fp32(case: Case) -> Case:
-    infer = replace(case.infer.under(Conditions(dtype="fp32")), prefill=case.infer.prefill)
-    return replace(case, train=case.train.under(Conditions(dtype="fp32")), infer=infer)
-
-
-def _parts(case: Case, refused: Sequence[str], gap: float) -> Finding | None:
-    """The part that has to be in fp32 on both sides for most of the gap to go."""
+    """Which part of the computation it is that needs fp32 for the gap to go."""
     if not (case.train.can("parts") and case.infer.can("parts")):
-        return None
+        return Skipped("a side cannot compute parts in fp32")
     left: dict[Part, float] = {}
     for part, cause in _PARTS.items():
         if cause not in refused:
-            conditions = Conditions(parts=frozenset((part,)))
-            both = replace(case, train=case.train.under(conditions), infer=case.infer.under(conditions))
-            left[part] = both.gap
-    if not left:
-        return None
-    part = min(left, key=lambda part: left[part])
-    if left[part] ** 2 > 0.5 * gap**2:
-        return None
+            left[part] = _with_part(part)(case).gap
+    part = min(left, key=lambda part: left[part], default=None)
+    if part is None or left[part] ** 2 > 0.5 * case.gap**2:
+        return Clean("no part of the computation, in fp32 on both sides, takes half of the gap away")
+    said = f"with the {part} in fp32 on both sides the gap goes from {case.gap:.2g} to {left[part]:.2g} nats"
+    return Finding(_PARTS[part], farther(case), (said,), f"the {part} in fp32 on both sides", _with_part(part))
+
+
+def _with_part(part: Part) -> Counter:
     conditions = Conditions(parts=frozenset((part,)))
-    return Finding(
-        _PARTS[part],
-        farther(case),
-        (f"with the {part} in fp32 on both sides the gap goes from {gap:.2g} to {left[part]:.2g} nats",),
-        f"the {part} in fp32 on both sides",
-        lambda case: replace(case, train=case.train.under(conditions), infer=case.infer.under(conditions)),
-    )
+    return lambda case: replace(case, train=case.train.under(conditions), infer=case.infer.under(conditions))
 
 
 def kernel(case: Case, refused: Sequence[str]) -> Outcome:
@@ -274,7 +259,8 @@ def kernel(case: Case, refused: Sequence[str]) -> Outcome:
     return Finding("kernel", "train", (said,), "the eager kernel", counter)
 
 
-REPEATS = Probe("repeats", repeats)
+TYPES = Probe("types", types, facts=True)
+REPEATS = Probe("repeats", repeats, facts=True)
 COMPANY = Probe("batch and padding", company)
 DECODING = Probe("decoding against prefill", decoding)
 PRECISION = Probe("precision", precision)

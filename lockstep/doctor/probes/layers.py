@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.base import Conditions, Network, Side
 from lockstep.doctor.case import Case, View
+from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
 from lockstep.doctor.probes.tokens import farther
 from lockstep.doctor.tracing import Local, Node, Trace, compared, patched, traced
@@ -26,7 +28,7 @@ _PLACES: tuple[tuple[str, str], ...] = (
     (r"embed_tokens:out$", "embedding"),
     (r"\.0\.input_layernorm:in$", "embedding"),
     (r"norm:out$", "norm_eps"),
-    (r"[qkv]_proj:out$", "operator"),
+    (r"[qkv]_proj:out$", "projection"),
     (r"(o_proj|attn\.dense|c_proj):in$", "attention"),
     (r"(act_fn:out|act:out|down_proj:in)$", "activation"),
     (r"(gate|router):out$", "routing"),
@@ -35,79 +37,93 @@ _PLACES: tuple[tuple[str, str], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class Swap:
+    """A correction: what it adds to a side's numbers to give nodes of some kinds the values of the other side.
+
+    Attributes:
+        keeper: The other side.
+        kinds: See `kind`.
+    """
+
+    keeper: View
+    kinds: frozenset[str]
+
+    def __call__(self, view: View, batch: Batch) -> Tensor:
+        column = torch.zeros(batch.tokens.numel(), dtype=torch.float64)
+        parts, sampling = [], batch.sampling or PLAIN
+        with self.keeper.holding(), view.holding():
+            right, own = (one.backend.network(one.conditions.but(_EXACT)) for one in (self.keeper, view))
+            for tokens, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
+                at = mask.nonzero().squeeze(-1)
+                both = (self.mended(traced(right, tokens), own, tokens), own.logits(tokens))
+                now, then = (token_scores(x[at - 1].float(), tokens[at], sampling)[0].double() for x in both)
+                parts.append(now - then)
+        column[batch.mask] = torch.cat(parts)
+        return column
+
+    def mended(self, trace: Trace, own: Network, tokens_T: Tensor) -> Tensor:
+        """Logits [T, V]."""
+        if kind("logits") in self.kinds:
+            return trace.seen["logits"]
+        return patched(trace, own, tokens_T, lambda node: kind(node) in self.kinds)
+
+
 def layers(case: Case, refused: Sequence[str]) -> Outcome:
     """Which part of the network gives something else, in fp32, for the same inputs."""
     if not all(case.side(side).can("modules", "dtype") for side in SIDES):
         return Skipped("a side shows no modules, or cannot compute in fp32")
+    done = {
+        kind for side in SIDES for one in case.side(side).corrections if isinstance(one, Swap) for kind in one.kinds
+    }
+    longest = max(case.drawn.sequences(), key=len)
     with case.train.holding(), case.infer.holding():
         right, own = (case.side(side).backend.network(case.side(side).conditions.but(_EXACT)) for side in SIDES)
-        sequences = [tokens for tokens in case.drawn.sequences() if len(tokens) > 1]
-        longest = max(sequences, key=len)
         trace = traced(right, longest)
         found = [local for local in compared(trace, own, longest) if local.error > _LOOSE]
-    causes = [(local, cause) for local in found if (cause := _cause(local, trace, own, longest)) not in refused]
-    if not causes:
+        found = [local for local in found if kind(local.node) not in done]
+        causes = {local.node: _cause(local, trace, own, longest) for local in found}
+    found = [local for local in found if causes[local.node] not in refused]
+    if not found:
         return Clean(f"every module gives the same for the same inputs, to a part in {1 / _LOOSE:.0f}")
-    return _finding(case, *max(causes, key=lambda one: one[0].error), [local for local, _ in causes])
+    worst = max(found, key=lambda local: local.error)
+    return _finding(case, worst, causes[worst.node], [local for local in found if kind(local.node) == kind(worst.node)])
 
 
-def _finding(case: Case, worst: Local, cause: str, found: Sequence[Local]) -> Finding:
-    pattern = re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(worst.node))
-    alike = [local for local in found if re.fullmatch(pattern, local.node)]
+def _finding(case: Case, worst: Local, cause: str, alike: Sequence[Local]) -> Finding:
     side = _wrong_side(case, worst.node)
-    said = f"{worst.node} differs by {worst.error:.2g} of its size for the same inputs"
-    more = (f"so do {len(alike) - 1} more like it",) if len(alike) > 1 else ()
-    step = (f"from position {worst.first} on",) if worst.first > 1 else ()
+    said = [f"{worst.node} differs by {worst.error:.2g} of its size for the same inputs"]
+    said += [f"so do {len(alike) - 1} more of its kind"] if len(alike) > 1 else []
+    said += [f"from position {worst.first} on"] if worst.first > 1 else []
     wrong: Side = side or "infer"
-    keeper = case.side("train" if wrong == "infer" else "infer")
 
-    def correction(view: View, batch: Batch) -> Tensor:
-        return _swapped(keeper, view, batch, pattern)
+    def counter(case: Case) -> Case:
+        view, keeper = case.side(wrong), case.side("train" if wrong == "infer" else "infer")
+        before = [one for one in view.corrections if isinstance(one, Swap)]
+        kinds = frozenset((kind(worst.node),)).union(*(one.kinds for one in before))
+        others = tuple(one for one in view.corrections if not isinstance(one, Swap))
+        return case.with_side(wrong, replace(view, corrections=(*others, Swap(keeper, kinds))))
 
-    return Finding(
-        cause,
-        side,
-        (said, *more, *step),
-        f"give {pattern.replace(chr(92), '')} the other side's values",
-        lambda case: case.with_side(wrong, case.side(wrong).plus(correction)),
-    )
+    return Finding(cause, side, tuple(said), f"give what {kind(worst.node)} computes the other side's values", counter)
+
+
+def kind(node: Node) -> str:
+    """What sort of thing a node is, whatever its layer."""
+    return next((place for pattern, place in _PLACES if re.search(pattern, node)), re.sub(r"\.\d+\.", ".", node))
 
 
 def _cause(local: Local, trace: Trace, own: Network, tokens_T: Tensor) -> str:
     """What a node that differs stands for."""
-    place = next((cause for pattern, cause in _PLACES if re.search(pattern, local.node)), "operator")
+    place = kind(local.node)
     if place == "rope":
         other = traced(own, tokens_T).positions
         same = trace.positions is None or other is None or torch.equal(trace.positions, other)
         return "rope" if same else "packed_positions"
     if place == "attention" and local.first > 1:
         return "sliding_window"
-    if place == "operator":
+    if place == "projection":
         return "bias" if local.constant else "stale_tensor"
-    return "head_precision" if place == "head" else place
-
-
-def _swapped(keeper: View, view: View, batch: Batch, pattern: str) -> Tensor:
-    """What it adds to a side's numbers to give some nodes the values of the other side, float64 [N]."""
-    column = torch.zeros(batch.tokens.numel(), dtype=torch.float64)
-    parts = []
-    with keeper.holding(), view.holding():
-        right = keeper.backend.network(keeper.conditions.but(_EXACT))
-        own = view.backend.network(view.conditions.but(_EXACT))
-        for tokens, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
-            at = mask.nonzero().squeeze(-1)
-            trace = traced(right, tokens)
-            mended = patched(trace, own, tokens, _matching(pattern)) if pattern != "logits" else trace.seen["logits"]
-            before = own.logits(tokens)
-            sampling = batch.sampling or PLAIN
-            now, then = (token_scores(x[at - 1].float(), tokens[at], sampling)[0].double() for x in (mended, before))
-            parts.append(now - then)
-    column[batch.mask] = torch.cat(parts)
-    return column
-
-
-def _matching(pattern: str) -> Callable[[Node], bool]:
-    return lambda node: re.fullmatch(pattern, node) is not None
+    return {"head": "head_precision"}.get(place, place if place in CAUSES else "stale_tensor")
 
 
 def _wrong_side(case: Case, node: Node) -> Side | None:

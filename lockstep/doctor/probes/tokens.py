@@ -95,6 +95,6 @@ def _correlation(a_N: Tensor, b_N: Tensor, where_N: Tensor) -> float:
     return float(torch.corrcoef(both)[0, 1].nan_to_num())
 
 
-TOKEN_IDS = Probe("token ids", token_ids)
+TOKEN_IDS = Probe("token ids", token_ids, facts=True)
 LAG = Probe("lag", lag)
 FIRST_TOKEN = Probe("first token", first_token)
