@@ -1,10 +1,10 @@
 """The doctor in training: an alarm when sampler and learner drift apart, and what the drift is of.
 
-Each step gives one number, z: the mean over its sequences of (mean of e^min(|Δ|, 3) over the tokens) − 1. It lies within
-[0, e³ − 1], so that no single token decides. `objectives.sequential` says what is tested, and what is guaranteed.
+Each step gives one number, z: the mean over its sequences of (mean of e^min(|Δ|, 3) over the tokens) − 1. It lies
+within [0, e³ − 1], so that no single token decides. `objectives.sequential` says what is tested, and what that proves.
 
-An alarm tells that z has risen. Of what, is measured, at weights that nothing trains meanwhile: the sampler rescores the
-step's own tokens by reading them; it is sent the same weights again, and rescores them once more; and it scores
+An alarm tells that z has risen. Of what, is measured, at weights that nothing trains meanwhile: the sampler rescores
+the step's own tokens by reading them; it is sent the same weights again, and rescores them once more; and it scores
 sequences that were kept from the first steps. Four outcomes, the first that holds:
 
     decode    read, the tokens agree: decoding, or a cache that it uses, is wrong
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -71,7 +71,7 @@ class Kept:
 class WatchState:
     """What a checkpoint holds of a watch."""
 
-    drift: DriftState = DriftState()
+    drift: DriftState = field(default_factory=DriftState)
     kept: Kept | None = None
 
 
@@ -223,14 +223,14 @@ class Watch:
 
 def _alarm(drift: DriftState, now: float, test: DriftTest) -> str:
     return (
-        f"sampler and learner drift apart: mean e^|Δ| is {1 + now:.4f}, in the first {test.baseline_steps} steps it was "
-        f"{1 + drift.mean:.4f} (e-value {drift.e_value:.0f}; at most {test.false_alarm_rate:.1%} of healthy runs see "
-        "this alarm)"
+        f"sampler and learner drift apart: mean e^|Δ| is {1 + now:.4f}, and was {1 + drift.mean:.4f} in the first "
+        f"{test.baseline_steps} steps (e-value {drift.e_value:.0f}; at most {test.false_alarm_rate:.1%} of healthy runs "
+        "see this alarm)"
     )
 
 
 def _mismatch(batch: Batch, learner_N: Tensor, sampler_N: Tensor) -> float | None:
-    """z of a batch; None where the policy chose nothing. What is no number counts as the largest mismatch."""
+    """z of a batch; None where the policy chose nothing. What is no number counts as the largest."""
     chose = batch.per_sample(batch.mask.long()) > 0
     if not chose.any():
         return None
