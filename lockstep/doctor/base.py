@@ -27,7 +27,9 @@ Capability = Literal[
     "kernel",
     "parts",
     "config",
-    "fresh",  # these six: can be changed by the condition of that name
+    "fresh",
+    "unchunked",
+    "evaluation",  # these eight: can be changed by the condition of that name
     "weights",  # shows its weights, every element
     "fingerprints",  # shows fingerprints of what it computes with
     "load",  # takes weights
@@ -47,6 +49,8 @@ class Conditions:
         parts: What is computed in fp32 whatever the dtype.
         config: Fields of the model's configuration, the model being built anew with them.
         fresh: Drop every cache first.
+        unchunked: Read prompts whole.
+        evaluation: Put the model into evaluation mode.
     """
 
     dtype: DType | None = None
@@ -56,6 +60,8 @@ class Conditions:
     parts: frozenset[Part] = frozenset()
     config: tuple[tuple[str, Any], ...] = ()
     fresh: bool = False
+    unchunked: bool = False
+    evaluation: bool = False
 
     def but(self, other: Conditions) -> Conditions:
         """These, and over them what the other ones say."""
@@ -67,6 +73,8 @@ class Conditions:
             self.parts | other.parts,
             tuple((dict(self.config) | dict(other.config)).items()),
             self.fresh or other.fresh,
+            self.unchunked or other.unchunked,
+            self.evaluation or other.evaluation,
         )
 
     def __str__(self) -> str:

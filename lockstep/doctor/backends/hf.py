@@ -21,7 +21,16 @@ from transformers import (
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
-from lockstep.doctor.backends.variants import IN_PROCESS, Alteration, Variants, flat, in_fp32, observed, tensors
+from lockstep.doctor.backends.variants import (
+    IN_PROCESS,
+    Alteration,
+    Variants,
+    evaluating,
+    flat,
+    in_fp32,
+    observed,
+    tensors,
+)
 from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Layout, Network, Scores
 from lockstep.models.heads import PLAIN
 from lockstep.models.weights import fingerprint
@@ -42,7 +51,7 @@ class HFBackend:
     """
 
     name = "hf"
-    capabilities: frozenset[Capability] = IN_PROCESS | {"kernel"}
+    capabilities: frozenset[Capability] = IN_PROCESS | frozenset[Capability](["kernel"])
 
     def __init__(
         self,
@@ -53,7 +62,8 @@ class HFBackend:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self._variants = Variants(folder, alter=alter, config=config)
-        self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout="padded", kernel="sdpa")
+        kernel = "sdpa" if self._variants.sdpa else "eager"
+        self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout="padded", kernel=kernel)
         self.context = int(self._variants.config().get_text_config().max_position_embeddings)
 
     def config(self) -> Mapping[str, Any]:
@@ -76,7 +86,7 @@ class HFBackend:
         sequences = self.received(batch)
         size = 1 if layout == "alone" else asked.batch_size or 1
         columns: list[Tensor] = []
-        with in_fp32(model, asked.parts), observed(model) as seen:
+        with in_fp32(model, asked.parts), evaluating(model, asked.evaluation), observed(model) as seen:
             for start in range(0, len(sequences), size):
                 chunk = sequences[start : start + size]
                 logits = self.passed(model, chunk, layout)

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
-from lockstep.doctor.backends.variants import IN_PROCESS, Alteration, Variants, flat, in_fp32, observed, tensors
+from lockstep.doctor.backends.variants import (
+    IN_PROCESS,
+    Alteration,
+    Variants,
+    evaluating,
+    flat,
+    in_fp32,
+    observed,
+    tensors,
+)
 from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Network, Scores
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, inputs
@@ -33,7 +42,7 @@ class TorchBackend:
     """
 
     name = "torch"
-    capabilities: frozenset[Capability] = IN_PROCESS | {"fresh"}
+    capabilities: frozenset[Capability] = IN_PROCESS | frozenset[Capability](["fresh"])
 
     def __init__(
         self,
@@ -115,6 +124,7 @@ class TorchBackend:
         with (
             torch.autocast("cpu", torch.bfloat16, enabled=conditions.dtype == "bf16"),
             in_fp32(model, conditions.parts),
+            evaluating(model, conditions.evaluation),
         ):
             yield
 

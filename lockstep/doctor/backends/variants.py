@@ -22,10 +22,9 @@ _PART_OF: Mapping[Part, Callable[[str], bool]] = {
     "head": lambda path: path == "lm_head",
 }
 
-IN_PROCESS: frozenset[Capability] = frozenset[Capability]().union(
-    ("generate", "shaped", "dtype", "batch_size", "layout", "parts", "config"),
-    ("weights", "load", "fingerprints", "modules"),
-)
+_CONDITIONS: tuple[Capability, ...] = ("dtype", "batch_size", "layout", "parts", "config", "evaluation")
+_SHOWN: tuple[Capability, ...] = ("generate", "shaped", "weights", "load", "fingerprints", "modules")
+IN_PROCESS: frozenset[Capability] = frozenset[Capability](_CONDITIONS).union(_SHOWN)
 """What can be asked of a model in this process."""
 
 Alteration = Callable[[PreTrainedModel], None]
@@ -49,7 +48,10 @@ class Variants:
         alter: Alteration | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        check_weights(folder, skeleton(read_config(folder), folder))
+        empty = skeleton(read_config(folder), folder)
+        check_weights(folder, empty)
+        self.sdpa = bool(empty._supports_sdpa)
+        """Whether the architecture has fused attention."""
         self._folder, self._weights, self._alter = folder, weights, alter
         self._config = dict(config or {})
         self._built: dict[tuple[Any, ...], PreTrainedModel] = {}
@@ -109,6 +111,17 @@ def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers."""
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         yield name, tensor.detach()
+
+
+@contextmanager
+def evaluating(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """In evaluation mode, where that is wanted; as it was, afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    if wanted:
+        model.eval()
+    yield
+    for module, training in modes:
+        module.training = training
 
 
 @contextmanager

@@ -1,0 +1,62 @@
+"""What a probe is, and what it can say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lockstep.doctor.base import Side
+from lockstep.doctor.case import Case, Counter
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause that a probe suspects.
+
+    Attributes:
+        cause: Its name in `causes.CAUSES`.
+        side: Which side is wrong, as far as the probe can tell.
+        evidence: What was seen, one line each.
+        setting: The counter-setting, for people.
+        counter: The same as a function; None: none can be tried.
+    """
+
+    cause: str
+    side: Side | None
+    evidence: tuple[str, ...]
+    setting: str = ""
+    counter: Counter | None = None
+
+
+@dataclass(frozen=True)
+class Clean:
+    """The probe found nothing; says what it looked at."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """The probe could not look; says why."""
+
+    why: str
+
+
+SIDES: tuple[Side, ...] = ("train", "infer")
+
+Outcome = Finding | Clean | Skipped
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A probe.
+
+    Attributes:
+        name: For people.
+        examine: Looks at a case, given the causes that were refused before.
+        facts: Whether it looks at facts, which count even where they make no more than rounding does.
+    """
+
+    name: str
+    examine: Callable[[Case, Sequence[str]], Outcome]
+    facts: bool = False

@@ -1,0 +1,267 @@
+"""Probes that ask how a backend computes: again, in other company, token by token, in other types, by other kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lockstep.doctor.base import Conditions, DType, Part, Side
+from lockstep.doctor.case import FINEST, Case, Counter, View, first_drawn, size
+from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
+from lockstep.doctor.probes.tokens import farther
+
+_REPEATS = 12
+_DUST = 2e-5
+_NOTABLE = 0.2
+"""Part of the gap that a change has to move to be worth a counter-setting."""
+_PARTS: dict[Part, str] = {
+    "softmax": "softmax_precision",
+    "router": "routing",
+    "head": "head_precision",
+    "norm": "norm_eps",
+    "rope": "rope",
+}
+_ALONE = Conditions(layout="alone", batch_size=1)
+
+
+def repeats(case: Case, refused: Sequence[str]) -> Outcome:
+    """Whether the same request gives the same numbers, bit for bit."""
+    said = []
+    for side in SIDES:
+        view, batch = case.side(side), case.scored(side)
+        noise = size((view.scores(batch).logprob - view.scores(batch).logprob)[case.compared])
+        if noise > _DUST and view.repeats == 1:
+            return _noisy(case, side, noise)
+        said.append(f"{side} {'the same bits' if noise == 0 else f'{noise:.2g} nats apart'}")
+    again = case.infer.drawn(case.requests, case.sampling)
+    same = torch.equal(again["sampler_logprob"], case.drawn["sampler_logprob"])
+    if not same and "nondeterminism" not in refused and not case.infer.prefill:
+        return Finding(
+            "nondeterminism",
+            "infer",
+            ("the same request was decoded to other numbers",),
+            "take its prefill scores instead",
+            lambda case: case.with_side("infer", replace(case.infer, prefill=True)),
+        )
+    return Clean("; ".join(said))
+
+
+def _noisy(case: Case, side: Side, noise: float) -> Finding:
+    view = case.side(side)
+    said = f"two passes over the same tokens differ by {noise:.2g} nats"
+    if view.backend.settings().get("training") and view.can("evaluation"):
+        quiet = Conditions(evaluation=True)
+        counter: Counter = lambda case: case.with_side(side, case.side(side).under(quiet))  # noqa: E731
+        return Finding("dropout", side, (said, "its modules are in training mode"), "evaluation mode", counter)
+    prefill = side == "infer"
+    return Finding(
+        "nondeterminism",
+        side,
+        (said,),
+        f"average {_REPEATS} passes",
+        lambda case: case.with_side(
+            side, replace(case.side(side), repeats=_REPEATS, prefill=case.side(side).prefill or prefill)
+        ),
+    )
+
+
+def company(case: Case, refused: Sequence[str]) -> Outcome:
+    """Whether a sequence gets other numbers alone than beside others."""
+    said = []
+    for side in SIDES:
+        view, batch = case.side(side), case.scored(side)
+        if not view.can("batch_size"):
+            said.append(f"{side} cannot be asked for one sequence at a time")
+            continue
+        usual, alone = view.scores(batch), view.scores(batch, _ALONE)
+        moved = (usual.logprob - alone.logprob).double() * case.compared
+        if alone.effective.get("rows", 1) != 1:
+            said.append(f"{side} computed {alone.effective['rows']} rows where 1 was asked for")
+        elif size(moved[case.compared]) > max(_DUST, _NOTABLE * case.gap):
+            return _in_company(case, side, usual.effective.get("layout", "padded"), moved)
+        else:
+            said.append(f"{side} moves by {size(moved[case.compared]):.2g} nats")
+    return _decoded_in_company(case) or Clean("; ".join(said))
+
+
+def _decoded_in_company(case: Case) -> Finding | None:
+    """The same for what the inference side decodes."""
+    if case.infer.prefill or not case.infer.can("batch_size"):
+        return None
+    alone = case.infer.drawn(case.requests, case.sampling, Conditions(batch_size=1))
+    moved = (case.drawn["sampler_logprob"] - alone["sampler_logprob"]).double()
+    moved = torch.where(_same_so_far(case.drawn.tokens, alone.tokens, case), moved, 0.0)
+    if size(moved[case.compared]) <= max(_DUST, _NOTABLE * case.gap, 2 * case.floor):
+        return None
+    return Finding(
+        "batch_variance",
+        "infer",
+        (f"decoding one sequence at a time moves its numbers by {size(moved[case.compared]):.2g} nats",),
+        "decode one sequence at a time",
+        lambda case: case.with_side("infer", case.infer.under(Conditions(batch_size=1))),
+    )
+
+
+def _same_so_far(a_N: Tensor, b_N: Tensor, case: Case) -> Tensor:
+    """Tokens before which two draws of the same requests do not differ, bool [N]."""
+    differs = (a_N != b_N).long()
+    before = torch.cumsum(differs, 0) - differs
+    start = before[case.drawn.starts][case.drawn.row]
+    return (before == start) & (differs == 0)
+
+
+def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor) -> Finding:
+    """Which way company changes the numbers: by what neighbours say, by where they put a sequence, or by rounding."""
+    view, rows = case.side(side), int(view_rows(case, side))
+    own = [index for index in range(len(case.drawn)) if index % rows == 0]
+    lengths = case.drawn.lengths
+    longest = torch.stack([chunk.max() for chunk in lengths.split(rows)]).repeat_interleave(rows)[: len(lengths)]
+    padded = longest > lengths
+    off_B = case.drawn.per_sample(moved_N.abs()) / case.drawn.per_sample(case.compared.double()).clamp(min=1)
+    first_B = torch.zeros(len(lengths), dtype=torch.bool).index_fill_(0, torch.tensor(own), True)
+    seen = _neighbours_seen(case, view, rows)
+    said = [f"alone, its numbers move by {size(moved_N[case.compared]):.2g} nats"]
+    if layout == "packed" and seen > _DUST:
+        cause, why = "packed_leak", f"other words in the sequence before it move them by {seen:.2g} nats"
+    elif layout == "packed" and float(off_B[first_B].mean()) < 0.1 * float(off_B[~first_B].mean()):
+        cause, why = "packed_positions", "the first sequence of each pack is right, those behind it are not"
+    elif layout == "padded" and bool(padded.any()) and float(off_B[~padded].mean()) < 0.1 * float(off_B[padded].mean()):
+        cause, why = "left_padding", "sequences that need no padding are right, those that are padded are not"
+    else:
+        cause, why = "batch_variance", "sequences move wherever they stand, whatever stands beside them"
+    counter: Counter = lambda case: case.with_side(side, case.side(side).under(_ALONE))  # noqa: E731
+    return Finding(cause, side, (*said, why), "one sequence at a time", counter)
+
+
+def view_rows(case: Case, side: Side) -> int:
+    """Sequences that a side usually puts side by side."""
+    view = case.side(side)
+    return view.conditions.batch_size or int(view.backend.settings().get("batch_size", 1))
+
+
+def _neighbours_seen(case: Case, view: View, rows: int) -> float:
+    """How far numbers move when the first sequence of each pass says something else, nats."""
+    batch = replace(case.drawn, sampling=None)
+    first_N = batch.row % rows == 0
+    changed = replace(batch, tokens=torch.where(first_N, torch.roll(batch.tokens, 7), batch.tokens))
+    moved = view.scores(changed).logprob - view.scores(batch).logprob
+    return size(moved[case.compared & ~first_N])
+
+
+def decoding(case: Case, refused: Sequence[str]) -> Outcome:
+    """Whether the inference side scores what it drew as it drew it."""
+    if case.infer.prefill:
+        return Clean("prefill scores are compared already")
+    if not (case.infer.can("shaped") or case.sampling.unshaped):
+        return Skipped("the inference side scores at temperature 1 only; draw at temperature 1 to see this")
+    off = _decoded_off(case)
+    gap, said = size(off[case.compared]), f"decoding and prefill differ by {size(off[case.compared]):.2g} nats"
+    if gap <= max(_DUST, 1.5 * case.floor):
+        return Clean(said)
+    first = first_drawn(case.drawn)
+    share = float(off[first].square().sum() / off.square().sum())
+    if share > 0.9 and "first_token" not in refused:
+        counter: Counter = lambda case: case.without(first)  # noqa: E731
+        return Finding("first_token", "infer", (said, f"{share:.0%} of it on first tokens"), "leave them out", counter)
+    tried: tuple[tuple[str, str, Conditions], ...] = (
+        ("fresh", "stale_prefix_cache", Conditions(fresh=True)),
+        ("unchunked", "chunked_state", Conditions(unchunked=True)),
+        ("parts", "kv_precision", Conditions(parts=frozenset(("cache",)))),
+    )
+    for capability, cause, conditions in tried:
+        changed = case.with_side("infer", case.infer.under(conditions))
+        if not case.infer.can(capability) or cause in refused:
+            continue
+        left = size(_decoded_off(changed)[changed.compared])
+        if left < 0.5 * gap:
+            return _decoding(cause, conditions, (said, f"{left:.2g} with {conditions}"))
+    return Finding(
+        "decode_kernel",
+        "infer",
+        (said,),
+        "take its prefill scores instead",
+        lambda case: case.with_side("infer", replace(case.infer, prefill=True)),
+    )
+
+
+def _decoding(cause: str, conditions: Conditions, said: tuple[str, ...]) -> Finding:
+    return Finding(
+        cause, "infer", said, str(conditions), lambda case: case.with_side("infer", case.infer.under(conditions))
+    )
+
+
+def _decoded_off(case: Case) -> Tensor:
+    """Decoding minus prefill of the inference side, [N]."""
+    batch = case.scored("infer") if case.infer.can("shaped") else case.drawn
+    return (case.infer_N - case.infer.score(batch)) * case.compared
+
+
+def types(case: Case, refused: Sequence[str]) -> Outcome:
+    """Whether both sides compute in the same type, logits included."""
+    declared: dict[Side, DType] = {side: case.side(side).dtype for side in SIDES}
+    if declared["train"] != declared["infer"] and "dtype" not in refused:
+        return _two_types(case, declared)
+    heads = {side: case.side(side).scores(case.scored(side)).effective.get("head") for side in SIDES}
+    low: list[Side] = [side for side in SIDES if heads[side] in ("bfloat16", "float16")]
+    if len(low) != 1 or None in heads.values() or not case.side(low[0]).can("parts") or "head_precision" in refused:
+        return Clean(f"both sides compute in {declared['train']}, and their logits in {heads['train']}")
+    side, conditions = low[0], Conditions(parts=frozenset(("head",)))
+    said = f"logits are {heads['train']} in train, {heads['infer']} in infer"
+    counter: Counter = lambda case: case.with_side(side, case.side(side).under(conditions))  # noqa: E731
+    return Finding("head_precision", side, (said,), f"the head of {side} in fp32", counter)
+
+
+def _two_types(case: Case, declared: dict[Side, DType]) -> Finding:
+    coarse: Side = max(SIDES, key=lambda side: FINEST.index(declared[side]))
+    finer = Conditions(dtype=min(declared.values(), key=FINEST.index))
+    said = f"train computes in {declared['train']}, infer in {declared['infer']}"
+    counter: Counter = lambda case: case.with_side(coarse, case.side(coarse).under(finer))  # noqa: E731
+    able = case.side(coarse).can("dtype")
+    return Finding("dtype", coarse, (said,), f"{coarse} in {finer.dtype}", counter if able else None)
+
+
+def precision(case: Case, refused: Sequence[str]) -> Outcome:
+    """Which part of the computation it is that needs fp32 for the gap to go."""
+    if not (case.train.can("parts") and case.infer.can("parts")):
+        return Skipped("a side cannot compute parts in fp32")
+    left: dict[Part, float] = {}
+    for part, cause in _PARTS.items():
+        if cause not in refused:
+            left[part] = _with_part(part)(case).gap
+    part = min(left, key=lambda part: left[part], default=None)
+    if part is None or left[part] ** 2 > 0.5 * case.gap**2:
+        return Clean("no part of the computation, in fp32 on both sides, takes half of the gap away")
+    said = f"with the {part} in fp32 on both sides the gap goes from {case.gap:.2g} to {left[part]:.2g} nats"
+    return Finding(_PARTS[part], farther(case), (said,), f"the {part} in fp32 on both sides", _with_part(part))
+
+
+def _with_part(part: Part) -> Counter:
+    conditions = Conditions(parts=frozenset((part,)))
+    return lambda case: replace(case, train=case.train.under(conditions), infer=case.infer.under(conditions))
+
+
+def kernel(case: Case, refused: Sequence[str]) -> Outcome:
+    """Whether another attention kernel on the training side takes the gap away."""
+    if not case.train.can("kernel"):
+        return Skipped("the training side has one attention kernel")
+    conditions = Conditions(kernel="eager")
+    took = case.train.scores(case.scored("train"), conditions).effective.get("kernel")
+    if took != "eager":
+        return Skipped(f"the eager kernel was asked for, but {took} computed")
+    changed = case.with_side("train", case.train.under(conditions))
+    said = f"the gap is {case.gap:.2g} nats as it is, and {changed.gap:.2g} with the eager kernel"
+    if changed.gap**2 > 0.5 * case.gap**2:
+        return Clean(said)
+    counter: Counter = lambda case: case.with_side("train", case.train.under(conditions))  # noqa: E731
+    return Finding("kernel", "train", (said,), "the eager kernel", counter)
+
+
+TYPES = Probe("types", types, facts=True)
+REPEATS = Probe("repeats", repeats, facts=True)
+COMPANY = Probe("batch and padding", company)
+DECODING = Probe("decoding against prefill", decoding)
+PRECISION = Probe("precision", precision)
+KERNEL = Probe("kernel", kernel)

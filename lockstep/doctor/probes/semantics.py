@@ -1,0 +1,276 @@
+"""Probes that ask what is done with the logits: which distribution the numbers of a side are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.distributed.sampling import token_scores
+from lockstep.doctor.base import Conditions, Side
+from lockstep.doctor.case import Case, View, own_logits, size
+from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe
+from lockstep.models.heads import PLAIN
+from lockstep.types import SamplingParams
+
+_ALONE = Conditions(layout="alone")
+_DUST, _FLOORS = 1e-4, 0.5
+_EXPLAINS = 0.3
+"""A guess explains a side's numbers if it leaves less than this share of their difference (of its variance)."""
+
+Guess = Callable[["Row"], Tensor]
+"""The numbers of a row, [M], if the guess were right."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence as a side's own network sees it.
+
+    Attributes:
+        logits: That describe its masked tokens, fp32 [M, V].
+        raw: The same in the type that the network gives.
+        token: The masked tokens [M].
+        tokens: All of its tokens [T].
+        said: What the side says, nats, float64 [M].
+        asked: What it should say, given these logits, float64 [M].
+    """
+
+    logits: Tensor
+    raw: Tensor
+    token: Tensor
+    tokens: Tensor
+    said: Tensor
+    asked: Tensor
+
+    @property
+    def context(self) -> Iterator[Tensor]:
+        """For each masked token, the tokens before it."""
+        start = len(self.tokens) - len(self.token)
+        return (self.tokens[: start + k] for k in range(len(self.token)))
+
+
+def semantics(case: Case, refused: Sequence[str]) -> Outcome:
+    """Whether a side's numbers are those of the distribution that was asked for, given its own logits."""
+    looked = []
+    for side in SIDES:
+        rows = _rows(case, side)
+        off = size(_left(rows, lambda row: row.asked))
+        guess = _best(rows, case.sampling, off) if off > max(_DUST, _FLOORS * case.floor) else None
+        if guess is not None and guess.cause not in refused:
+            return _finding(case, side, rows, guess, off)
+        looked.append(f"{side} is {off:.2g} nats off its own logits under what was asked for")
+    return Clean("; ".join(looked))
+
+
+def _finding(case: Case, side: Side, rows: Sequence[Row], guess: Explained, off: float) -> Finding:
+    sampling = _sampling(case, side)
+
+    def correction(view: View, batch: Batch) -> Tensor:
+        column = torch.zeros(batch.tokens.numel(), dtype=torch.float64)
+        own = rows_of(_network(case, view), batch, sampling)
+        column[batch.mask] = torch.cat([row.asked - guess.numbers(row) for row in own])
+        return column
+
+    return Finding(
+        guess.cause,
+        side,
+        (
+            f"its numbers are {off:.2g} nats off what its own logits give under what was asked for, and "
+            f"{guess.left:.2g} off what they give {guess.said}",
+        ),
+        "score its own logits under the distribution that was asked for",
+        lambda case: case.with_side(side, case.side(side).plus(correction)),
+    )
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A guess that explains what a side says.
+
+    Attributes:
+        cause: That it stands for.
+        said: The same for people.
+        numbers: What it gives.
+        left: What it leaves unexplained, nats.
+    """
+
+    cause: str
+    said: str
+    numbers: Guess
+    left: float
+
+
+def _rows(case: Case, side: Side) -> list[Row]:
+    """Of the compared tokens."""
+    view = case.side(side)
+    said_N = case.numbers(side)
+    if (side == "train" or view.prefill) and view.can("layout"):
+        said_N = view.score(case.scored(side), _ALONE)
+    compared = case.drawn.with_columns({"mask": case.compared})
+    return list(rows_of(_network(case, view), compared, _sampling(case, side), said_N))
+
+
+def rows_of(view: View, batch: Batch, sampling: SamplingParams, said_N: Tensor | None = None) -> Iterator[Row]:
+    """The masked tokens of a batch by a side's own logits; what the side says is 0 where that is not given."""
+    said_N = torch.zeros(batch.tokens.numel(), dtype=torch.float64) if said_N is None else said_N
+    numbers = zip(torch.split(said_N, batch.lengths.tolist()), batch.sequences("mask"), strict=True)
+    for (raw, token, tokens), (said, mask) in zip(own_logits(view, batch), numbers, strict=True):
+        asked = token_scores(raw.float(), token, sampling)[0].double()
+        yield Row(raw.float(), raw, token, tokens, said[mask], asked)
+
+
+def _network(case: Case, view: View) -> View:
+    """A side's own logits, or the witness's where it shows none."""
+    return view if view.can("modules") else View(case.witness)
+
+
+def _sampling(case: Case, side: Side) -> SamplingParams:
+    """The distribution that a side's numbers should be of."""
+    if side == "infer" and not case.infer.prefill:
+        return case.sampling
+    return case.scored(side).sampling or PLAIN
+
+
+def _best(rows: Sequence[Row], asked: SamplingParams, off: float) -> Explained | None:
+    """The guess that leaves least, if it explains enough."""
+    found = [
+        Explained(cause, said, numbers, size(_left(rows, numbers))) for cause, said, numbers in _guesses(rows, asked)
+    ]
+    best = min(found, key=lambda guess: guess.left, default=None)
+    if best is not None and best.left**2 < _EXPLAINS * off**2:
+        return best
+    left = _left(rows, lambda row: row.asked)
+    if bool((left <= 1e-4).all()) and float(left.median()) < 0:
+        said = {tuple(row.tokens.tolist()): row.said for row in rows}
+        more: Guess = lambda row: said.get(tuple(row.tokens.tolist()), row.asked)  # noqa: E731
+        return Explained("padded_vocabulary", "with more in the denominator", more, 0.0)
+    return None
+
+
+def _guesses(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, str, Guess]]:
+    """Causes, what they are called, and what they would give."""
+    for temperature in _temperatures(rows, asked):
+        yield "temperature", f"at temperature {temperature:.3g}", _scored(replace(asked, temperature=temperature))
+    if asked.top_p < 1:
+        yield "top_p", "without top_p", _scored(replace(asked, top_p=1.0))
+    if asked.top_k:
+        yield "top_k", "without top_k", _scored(replace(asked, top_k=0))
+    if not asked.full_support:
+        bare = replace(asked, top_p=1.0, top_k=0, temperature=1.0)
+        cause = "top_p" if asked.top_p < 1 else "top_k"
+        yield cause, "without anything that was asked for", _scored(bare)
+    for top_k in _kept_counts(rows, asked):
+        yield "top_k", f"with top_k = {top_k}", _scored(replace(asked, top_k=top_k))
+    for top_p in _kept_shares(rows, asked):
+        yield "top_p", f"with top_p = {top_p:.3g}", _scored(replace(asked, top_p=top_p))
+    for penalty in (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0):
+        yield "penalty", f"with a repetition penalty of {penalty}", _penalised(asked, penalty)
+    for presence in (0.1, 0.2, 0.5, 1.0, 1.5, 2.0):
+        yield "penalty", f"with a presence penalty of {presence}", _present(asked, presence)
+    for dtype in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        yield "softmax_precision", f"with a log-softmax in {name}", _low(asked, dtype)
+    rows_of_padding = _padding(rows)
+    if rows_of_padding > 0:
+        said = f"with {rows_of_padding:.0f} more logits of 0 in the denominator"
+        yield "padded_vocabulary", said, lambda row: _padded(row, asked, rows_of_padding)
+
+
+def _scored(sampling: SamplingParams) -> Guess:
+    return lambda row: token_scores(row.logits, row.token, sampling)[0].double()
+
+
+def _penalised(asked: SamplingParams, penalty: float) -> Guess:
+    """Logits of tokens that were there before are divided by the penalty, or multiplied where negative."""
+
+    def numbers(row: Row) -> Tensor:
+        seen = _seen(row)
+        changed = torch.where(row.logits > 0, row.logits / penalty, row.logits * penalty)
+        return token_scores(torch.where(seen, changed, row.logits), row.token, asked)[0].double()
+
+    return numbers
+
+
+def _present(asked: SamplingParams, presence: float) -> Guess:
+    """Logits of tokens that were drawn before are lowered."""
+    return lambda row: token_scores(row.logits - presence * _seen(row), row.token, asked)[0].double()
+
+
+def _seen(row: Row) -> Tensor:
+    """Which tokens stand before each masked one, bool [M, V]."""
+    start, count = len(row.tokens) - len(row.token), len(row.token)
+    ones = torch.zeros(count, row.logits.shape[1])
+    prompt = torch.zeros(row.logits.shape[1]).index_fill_(0, row.tokens[:start], 1.0)
+    drawn = torch.zeros_like(ones).scatter_(1, row.token[:, None], 1.0).cumsum(0) - torch.zeros_like(ones).scatter_(
+        1, row.token[:, None], 1.0
+    )
+    return (drawn + prompt) > 0
+
+
+def _low(asked: SamplingParams, dtype: torch.dtype) -> Guess:
+    def numbers(row: Row) -> Tensor:
+        heated = row.raw if asked.greedy else row.raw / asked.temperature
+        return heated.to(dtype).log_softmax(-1).gather(-1, row.token[:, None])[:, 0].double()
+
+    return numbers
+
+
+def _padded(row: Row, asked: SamplingParams, count: float) -> Tensor:
+    heated = row.logits if asked.greedy else row.logits / asked.temperature
+    total = torch.logaddexp(heated.logsumexp(-1), torch.tensor(count).log())
+    return (heated.gather(-1, row.token[:, None])[:, 0] - total).double()
+
+
+def _padding(rows: Sequence[Row]) -> float:
+    """How many logits of 0 would have to be in the denominator besides; the median over tokens, 0 where not many."""
+    each = torch.cat(
+        [((row.asked - row.said).exp() - 1).clamp(min=0) * row.logits.logsumexp(-1).exp().double() for row in rows]
+    )
+    count = float(each.median())
+    return count if count > 0.5 else 0.0
+
+
+def _temperatures(rows: Sequence[Row], asked: SamplingParams) -> Iterator[float]:
+    """Those that a side may have used: none, the inverse, the square, and what fits best."""
+    now = 1.0 if asked.greedy else asked.temperature
+    yield from {one for one in (1.0, 1 / now, now**2) if abs(one - now) > 1e-3}
+    few = rows[:8]
+    low, high = 0.3, 3.0
+    for _ in range(24):  # the difference is unimodal in the logarithm of the temperature
+        a, b = (low**2 * high) ** (1 / 3), (low * high**2) ** (1 / 3)
+        left = [size(_left(few, _scored(replace(asked, temperature=one)))) for one in (a, b)]
+        low, high = (low, b) if left[0] < left[1] else (a, high)
+    if abs((low * high) ** 0.5 - now) > 5e-3:
+        yield (low * high) ** 0.5
+
+
+def _kept_counts(rows: Sequence[Row], asked: SamplingParams) -> list[int]:
+    """The top_k that the numbers imply, if one: how many likeliest tokens have the probability that is missing."""
+    counts = []
+    for row in rows:
+        sure = (row.said - row.asked) > 1e-3
+        if not bool(sure.any()):
+            continue
+        heated = row.logits[sure] / (1.0 if asked.greedy else asked.temperature)
+        mass = heated.softmax(-1).sort(-1, descending=True).values.cumsum(-1).double()
+        kept = (row.asked - row.said)[sure].exp()[:, None]
+        counts.append((mass - kept).abs().argmin(-1) + 1)
+    return [] if not counts else [int(torch.cat(counts).mode().values)]
+
+
+def _kept_shares(rows: Sequence[Row], asked: SamplingParams) -> list[float]:
+    """The top_p that the numbers imply, if one: the least probability that is kept."""
+    kept = torch.cat([(row.asked - row.said).exp() for row in rows])
+    least = float(kept[torch.isfinite(kept)].quantile(0.001)) if bool((kept < 0.9995).any()) else 1.0
+    return [share for share in {round(least, 2), round(least, 1)} if 0 < share < 1 and share != asked.top_p]
+
+
+def _left(rows: Sequence[Row], numbers: Guess) -> Tensor:
+    """What a guess does not explain, [M] of all rows."""
+    return torch.cat([row.said - numbers(row) for row in rows])
+
+
+SEMANTICS = Probe("sampling semantics", semantics)

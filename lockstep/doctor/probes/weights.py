@@ -1,0 +1,179 @@
+"""Probes that ask what the model is: its configuration and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lockstep.doctor.base import Backend, Conditions, Side
+from lockstep.doctor.case import Case, Correction, Counter, View
+from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
+
+_FIELDS = (
+    ("rope", "rope"),
+    ("window", "sliding_window"),
+    ("layer_types", "sliding_window"),
+    ("eps", "norm_eps"),
+    ("softcapping", "softcap"),
+    ("hidden_act", "activation"),
+    ("hidden_activation", "activation"),
+    ("_bias", "bias"),
+    ("tie_word_embeddings", "tied_head"),
+)
+"""Part of a field's name → the cause that another value is."""
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_COARSE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def configuration(case: Case, refused: Sequence[str]) -> Outcome:
+    """Whether a side's configuration is another than the folder's, so that its numbers are."""
+    folder = case.witness.config()
+    for side in SIDES:
+        own, undone = case.side(side).backend.config(), dict(case.side(side).conditions.config)
+        wrong = [name for name in sorted(folder.keys() | own.keys()) if own.get(name) != folder.get(name)]
+        for name in (name for name in wrong if name not in undone):
+            cause = next((cause for part, cause in _FIELDS if part in name), None)
+            if cause is None or cause in refused:
+                continue
+            said = f"{name} is {own.get(name)}; config.json says {folder.get(name)}"
+            fields = tuple((one, folder.get(one)) for one in wrong if any(p in one and c == cause for p, c in _FIELDS))
+            return Finding(
+                cause, side, (said,), f"build it with {name}={folder.get(name)}", _rebuilt(case, side, fields)
+            )
+    return Clean("both sides have the folder's configuration, or differ in nothing that a cause is known for")
+
+
+def _rebuilt(case: Case, side: Side, fields: tuple[tuple[str, object], ...]) -> Counter | None:
+    if not case.side(side).can("config"):
+        return None
+    return lambda case: case.with_side(side, case.side(side).under(Conditions(config=fields)))
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A tensor of a side that is not the witness's.
+
+    Attributes:
+        cause: What it looks like.
+        said: The same for people.
+        right: What it should be.
+    """
+
+    cause: str
+    said: str
+    right: Tensor
+
+
+def weights(case: Case, refused: Sequence[str]) -> Outcome:
+    """Whether a side holds other weights or buffers than the folder."""
+    blind: list[Side] = [side for side in SIDES if not case.side(side).can("weights")]
+    if len(blind) == 2:
+        return Skipped("no side shows its weights")
+    right = dict(case.witness.weights())
+    for side in SIDES:
+        if side in blind:
+            continue
+        view = case.side(side)
+        found = _wrong(view.backend.weights(), right, {name for name, _ in view.conditions.config})
+        found = {name: one for name, one in found.items() if name not in view.tensors and one.cause not in refused}
+        if found:
+            return _finding(case, side, found)
+    return Clean(f"every tensor is the folder's{f'; {blind[0]} shows none' if blind else ''}")
+
+
+def _finding(case: Case, side: Side, found: Mapping[str, Wrong]) -> Finding:
+    """The cause that most of the wrong tensors have; the others are told with the next finding."""
+    causes = [one.cause for one in found.values()]
+    cause = max(sorted(set(causes)), key=causes.count)
+    own = {name: one for name, one in found.items() if one.cause == cause}
+    said = [f"{name} {one.said}" for name, one in own.items()]
+    shown = (*said[:4], f"and {len(said) - 4} more") if len(said) > 4 else tuple(said)
+    right = {name: one.right for name, one in own.items()}
+    held = {name for name, _ in case.side(side).backend.weights()}
+    if not case.side(side).can("load"):
+        return Finding(cause, side, shown)
+    if own.keys() <= held:
+        return Finding(cause, side, shown, "load the folder's tensors", lambda case: _loaded(case, side, right))
+    absent = without(case.witness, right.keys())
+    setting = "take away from plain transformers what is not there"
+    return Finding(cause, side, shown, setting, lambda case: case.with_side(side, case.side(side).plus(absent)))
+
+
+def without(witness: Backend, names: Iterable[str]) -> Correction:
+    """What some tensors do to the witness's numbers: those with them, minus those with zeros in their place."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in witness.weights() if name in set(names)}
+    return lambda view, batch: View(witness).score(batch) - View(witness, tensors=zeros).score(batch)
+
+
+def _loaded(case: Case, side: Side, tensors: Mapping[str, Tensor]) -> Case:
+    view = case.side(side)
+    return case.with_side(side, replace(view, tensors={**view.tensors, **tensors}))
+
+
+def _wrong(own: Iterable[tuple[str, Tensor]], right: Mapping[str, Tensor], rebuilt: set[str]) -> dict[str, Wrong]:
+    """Tensors that are not as they should be, each with what it looks like."""
+    held, found = dict(own), {}
+    for name, tensor in held.items():
+        should = right.get(name)
+        if should is None and name == HEAD:
+            should = right.get(EMBEDDING)
+        if should is None or ("rope" in " ".join(rebuilt) and "inv_freq" in name):
+            continue
+        if not _equal(tensor, should):
+            cause, said = _kind(name, tensor, should, right, tied=HEAD not in right)
+            found[name] = Wrong(cause, said, should)
+    for name in sorted(right.keys() - held.keys() - {HEAD}):
+        cause = "bias" if name.endswith(".bias") else "stale_tensor"
+        found[name] = Wrong(cause, "is not there", right[name])
+    return found
+
+
+def _kind(name: str, tensor: Tensor, right: Tensor, all_right: Mapping[str, Tensor], tied: bool) -> tuple[str, str]:
+    """What a wrong tensor looks like."""
+    if "inv_freq" in name or not name.endswith(("weight", "bias")):
+        return "missed_buffer", f"is a buffer, and differs by up to {_off(tensor, right):.2g}"
+    if name == HEAD and tied:
+        return "tied_head", "is tied to the embedding in the folder, and holds something else here"
+    if name.endswith(".bias") and not tensor.any():
+        return "bias", "is all zeros"
+    if tensor.shape == right.shape:
+        swapped = [n for n, x in all_right.items() if n != name and x.shape == tensor.shape and _equal(tensor, x)]
+        if swapped:
+            return "swapped_tensors", f"holds {swapped[0]}"
+        if _equal(tensor.flatten().sort().values, right.flatten().sort().values):
+            return "permuted_tensor", "has the right numbers in another order"
+        if _quantised(tensor, right):
+            return "quantised_weights", f"takes {tensor.float().unique().numel()} values only"
+    return "stale_tensor", f"differs by up to {_off(tensor, right):.2g}"
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """In the coarser of their types."""
+    if a.shape != b.shape:
+        return False
+    if a.is_floating_point():
+        dtype = max(a.dtype, b.dtype, key=lambda dtype: _COARSE[dtype])
+        a, b = a.to(dtype), b.to(dtype)
+    return torch.equal(a, b)
+
+
+def _quantised(tensor: Tensor, right: Tensor) -> bool:
+    """Whether a tensor is close everywhere, and takes far fewer values than it could."""
+    if tensor.ndim < 2:
+        return False
+    few = max(row.unique().numel() for row in tensor.float()[:8]) < 0.7 * min(tensor.shape[-1], 256)
+    few = few or tensor.float().unique().numel() < 0.1 * right.float().unique().numel()
+    error = (tensor.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
+    return few and bool(error < 0.3)
+
+
+def _off(tensor: Tensor, right: Tensor) -> float:
+    return float((tensor.float() - right.float()).abs().max()) if tensor.shape == right.shape else float("inf")
+
+
+CONFIGURATION = Probe("configuration", configuration)
+WEIGHTS = Probe("weight fingerprints", weights, facts=True)

@@ -1,0 +1,152 @@
+"""Two networks, module by module: what each computes from the other's inputs, so that errors do not add up.
+
+In one pass of the second network every module is given what the same module of the first was given, and what it gives
+is replaced by what the first one's gave. So an output that differs is that module's own doing, and an input that would
+have differed is the doing of the code between modules (attention, residual sums, gates).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.doctor.base import Network
+
+Node = str
+"""`path:in`, `path:out` or `logits`; the input is what other code hands a module."""
+
+Hook = Callable[..., Any]
+
+
+@dataclass
+class Trace:
+    """What modules were given and gave, in order.
+
+    Attributes:
+        seen: By node, the first tensor, fp32.
+        positions: That the rotary embedding was given, if the model has one.
+    """
+
+    seen: dict[Node, Tensor] = field(default_factory=dict)
+    positions: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a node of the second network differs, given the first one's inputs.
+
+    Attributes:
+        node: Its name.
+        error: |difference| over |value|, root mean squares.
+        first: The first position that differs; 0 where all do.
+        constant: Whether the difference is the same at every position.
+    """
+
+    node: Node
+    error: float
+    first: int
+    constant: bool
+
+
+def traced(network: Network, tokens_T: Tensor) -> Trace:
+    """What the modules of a network are given, and give, for one sequence."""
+    trace = Trace()
+
+    def given(path: str, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        if inputs and _is_real(inputs[0]):
+            trace.seen[f"{path}:in"] = inputs[0].detach().float().clone()
+        if path.endswith("rotary_emb"):
+            trace.positions = next((x for x in (*inputs[1:], *named.values()) if isinstance(x, Tensor)), None)
+
+    def gave(path: str, output: Any) -> None:
+        trace.seen[f"{path}:out"] = _tensor(output).detach().float().clone()
+
+    with _hooked(network.modules, given, gave):
+        trace.seen["logits"] = network.logits(tokens_T).float()
+    return trace
+
+
+def compared(reference: Trace, network: Network, tokens_T: Tensor) -> list[Local]:
+    """The nodes of a network in order, each with its own difference from the reference."""
+    found: list[Local] = []
+
+    def given(path: str, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        right = reference.seen.get(f"{path}:in")
+        if right is None or not inputs or not _is_real(inputs[0]) or right.shape != inputs[0].shape:
+            return None
+        found.append(_local(f"{path}:in", right, inputs[0]))
+        return (right.to(inputs[0].dtype), *inputs[1:]), dict(named)
+
+    def gave(path: str, output: Any) -> Any:
+        right = reference.seen.get(f"{path}:out")
+        own = _tensor(output)
+        if right is None or right.shape != own.shape:
+            return None
+        found.append(_local(f"{path}:out", right, own))
+        return _replaced(output, right.to(own.dtype))
+
+    with _hooked(network.modules, given, gave):
+        logits = network.logits(tokens_T)
+    found.append(_local("logits", reference.seen["logits"], logits))
+    return found
+
+
+def patched(reference: Trace, network: Network, tokens_T: Tensor, chosen: Callable[[Node], bool]) -> Tensor:
+    """Logits [T, V] of a network in which some nodes have the reference's values."""
+
+    def given(path: str, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        node = f"{path}:in"
+        if not chosen(node) or node not in reference.seen or not inputs:
+            return None
+        return (reference.seen[node].to(inputs[0].dtype), *inputs[1:]), dict(named)
+
+    def gave(path: str, output: Any) -> Any:
+        node = f"{path}:out"
+        if not chosen(node) or node not in reference.seen:
+            return None
+        return _replaced(output, reference.seen[node].to(_tensor(output).dtype))
+
+    with _hooked(network.modules, given, gave):
+        return network.logits(tokens_T)
+
+
+@contextmanager
+def _hooked(modules: nn.Module, given: Hook, gave: Hook) -> Iterator[None]:
+    """Calls `given` before and `gave` after each module that has none inside."""
+    with ExitStack() as hooks:
+        for path, module in modules.named_modules():
+            if path and not any(module.children()):
+                before = module.register_forward_pre_hook(
+                    lambda _, inputs, named, path=path: given(path, inputs, named), with_kwargs=True
+                )
+                after = module.register_forward_hook(lambda _, inputs, output, path=path: gave(path, output))
+                hooks.callback(before.remove)
+                hooks.callback(after.remove)
+        yield
+
+
+def _local(node: Node, right: Tensor, own: Tensor) -> Local:
+    right = right.reshape(-1, right.shape[-2], right.shape[-1]) if right.ndim > 2 else right[None]
+    off = own.float().reshape(right.shape) - right
+    scale = float(right.square().mean().sqrt()) or 1.0
+    by_position = off.abs().amax((0, 2)) > 1e-3 * scale
+    first = int(by_position.nonzero()[0]) if bool(by_position.any()) else 0
+    constant = bool(torch.allclose(off, off[:, :1].expand_as(off), rtol=1e-2, atol=1e-3 * scale))
+    return Local(node, float(off.square().mean().sqrt()) / scale, first, constant)
+
+
+def _is_real(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _tensor(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _replaced(output: Any, first: Tensor) -> Any:
+    return (first, *output[1:]) if isinstance(output, tuple) else first
