@@ -1,7 +1,7 @@
 """The doctor in training: an alarm when sampler and learner drift apart, and what the drift is of.
 
 Each step gives one number, z: the mean over its sequences of (mean of e^min(|Δ|, 3) over the tokens) − 1. It lies
-within [0, e³ − 1], so that no single token decides. `objectives.sequential` says what is tested, and what that proves.
+within [0, e³ − 1], so that no token decides alone. `objectives.sequential` says what is tested, and what that proves.
 
 An alarm tells that z has risen. Of what, is measured, at weights that nothing trains meanwhile: the sampler rescores
 the step's own tokens by reading them; it is sent the same weights again, and rescores them once more; and it scores
@@ -14,8 +14,8 @@ sequences that were kept from the first steps. Four outcomes, the first that hol
 
 "Agree" means nearer to what was usual than to what raised the alarm, by ratio. For kept sequences |Δ| grows with what
 the policy has come to find unlikely, although nothing is computed worse: where logits are off by independent errors of
-one size, the error of log p grows as 1 − p. So their mismatch is brought to the mean 1 − p that they had when they were
-kept.
+one size, the error of log p grows as 1 − p. So their mismatch is brought to the mean 1 − p that they had when they
+were kept.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ class Watch:
 def _alarm(drift: DriftState, now: float, test: DriftTest) -> str:
     return (
         f"sampler and learner drift apart: mean e^|Δ| is {1 + now:.4f}, and was {1 + drift.mean:.4f} in the first "
-        f"{test.baseline_steps} steps (e-value {drift.e_value:.0f}; at most {test.false_alarm_rate:.1%} of healthy runs "
-        "see this alarm)"
+        f"{test.baseline_steps} steps (e-value {drift.e_value:.0f}; at most {test.false_alarm_rate:.1%} of healthy "
+        "runs see this alarm)"
     )
 
 

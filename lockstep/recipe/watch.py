@@ -17,6 +17,6 @@ class DoctorSection(Section):
         default=0.01, description="bound on the chance that a healthy run ever has an alarm"
     )
     baseline_steps: PositiveInt = Field(default=20, description="first steps, from which the usual mismatch is learned")
-    factor: Annotated[float, Field(ge=1.0)] = Field(
-        default=1.5, description="how many times the usual mismatch is still healthy"
+    factor: Annotated[float, Field(gt=1.0)] = Field(
+        default=1.5, description="how many times the usual mismatch, and three of its standard errors, is still healthy"
     )

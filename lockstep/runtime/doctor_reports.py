@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from lockstep.recipe import PPORecipe
+from lockstep.recipe import Computation, PPORecipe
 from lockstep.runtime.identity import digest
 
 REPORTS = Path("doctor")
@@ -19,13 +19,22 @@ class _Model(BaseModel):
     digest: str
 
 
-class Report(BaseModel):
-    """What is read of a `report.json`; it says more."""
+class _Recipe(BaseModel):
+    learner: Computation
 
-    version: Literal[1] = Field(alias="schema")
+
+class Report(BaseModel):
+    """What is read of a `report.json`; `lockstep.doctor.report` says what else is in it."""
+
+    version: Literal["lockstep.doctor.table/1"] = Field(alias="schema")
     verdict: Literal["PASS", "FAIL", "INCONCLUSIVE"]
     model: _Model
-    backends: tuple[str, ...]
+    recipe: _Recipe
+    backends: dict[str, Any]
+
+    def covers(self, sampler: str, dtype: str) -> bool:
+        """Whether it speaks of what a run with this sampler does: the learner is torch, both compute in `dtype`."""
+        return {"torch", sampler} <= self.backends.keys() and self.recipe.learner.dtype == dtype
 
 
 @dataclass(frozen=True)
@@ -54,31 +63,28 @@ def examination(recipe: PPORecipe) -> Examination | None:
     """
     if recipe.model.path is None:
         return None
-    found = examined(Path(recipe.model.path), recipe.sampler.backend)
+    found = examined(Path(recipe.model.path), recipe.sampler.backend, recipe.learner.dtype)
     if recipe.run.require_doctor and not found.passed:
         raise ValueError(f"run.require_doctor: {found.sentence}")
     return found
 
 
-def examined(folder: Path, sampler: str) -> Examination:
-    """Looks for the newest report on the weights in `folder` that has `sampler` among its backends."""
-    backends = "" if sampler == "torch" else f" 'backends=[torch, {sampler}]'"
-    command = f"`lockstep doctor table {folder}{backends}`"
-    reports = [(path, report) for path in _newest_first() if (report := _read(path)) and sampler in report.backends]
+def examined(folder: Path, sampler: str, dtype: str) -> Examination:
+    """Looks for the newest report on the weights in `folder` that covers a sampler and a type."""
+    about = f"{folder} with sampler {sampler} in {dtype}"
+    backends = "[hf,torch]" if sampler == "torch" else f"[torch,{sampler}]"
+    command = f"`lockstep doctor table {folder} backends={backends} learner.dtype={dtype}`"
+    read = [(path, _read(path)) for path in _newest_first()]
+    reports = [(path, report) for path, report in read if report is not None and report.covers(sampler, dtype)]
     weights = weights_digest(folder) if reports else ""  # reads them all, which takes a while
-    for path, report in reports:
-        if report.model.digest != weights:
-            continue
-        if report.verdict == "PASS":
-            return Examination(True, f"the doctor has passed this model with sampler {sampler}: {path}")
-        return Examination(
-            False,
-            f"the doctor's newest report on {folder} with sampler {sampler}, {path}, says {report.verdict}; mend what "
-            f"it names, and run {command} again",
-        )
-    return Examination(
-        False, f"there is no doctor's report on {folder} with sampler {sampler} in {REPORTS}/; {command} makes one"
-    )
+    newest = next(((path, report.verdict) for path, report in reports if report.model.digest == weights), None)
+    if newest is None:
+        return Examination(False, f"there is no doctor's report on {about} in {REPORTS}/; {command} makes one")
+    path, verdict = newest
+    if verdict == "PASS":
+        return Examination(True, f"the doctor has passed {about}: {path}")
+    told = f"the doctor's newest report on {about} says {verdict}: {path}; mend what it names, and run {command} again"
+    return Examination(False, told)
 
 
 def _newest_first() -> list[Path]:

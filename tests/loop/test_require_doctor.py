@@ -15,7 +15,7 @@ from lockstep.config import RecipeError, load
 from lockstep.runtime.doctor_reports import weights_digest
 
 REQUIRED = ["train", "own.yaml", "run.require_doctor=true"]
-COMMAND = "`lockstep doctor table model` makes one"
+COMMAND = "`lockstep doctor table model backends=[hf,torch] learner.dtype=fp32` makes one"
 
 
 @pytest.fixture
@@ -28,8 +28,14 @@ def report(name: str, seconds: int = 0, **said: Any) -> None:
     """Writes a report on the model as it is now, younger by `seconds`."""
     folder = Path("doctor", name)
     folder.mkdir(parents=True)
-    about = {"folder": "elsewhere", "digest": weights_digest(Path("model"))}
-    tree = {"schema": 1, "verdict": "PASS", "model": about, "backends": ["hf", "torch"], "cells": []}
+    tree: dict[str, Any] = {
+        "schema": "lockstep.doctor.table/1",
+        "verdict": "PASS",
+        "model": {"path": "elsewhere", "digest": weights_digest(Path("model"))},
+        "backends": {"hf": {}, "torch": {}},
+        "recipe": {"learner": {"device": "cpu", "dtype": "fp32"}},
+        "cells": [],
+    }
     (folder / "report.json").write_text(json.dumps(tree | said))
     os.utime(folder / "report.json", (10_000 + seconds, 10_000 + seconds))
 
@@ -45,13 +51,20 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.usefixtures("furnished")
 def test_without_a_report_it_refuses_and_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     told = refusal(capsys)
-    assert f"run.require_doctor: there is no doctor's report on model with sampler torch in doctor/; {COMMAND}" in told
+    missing = "run.require_doctor: there is no doctor's report on model with sampler torch in fp32 in doctor/; "
+    assert missing + COMMAND in told
 
 
 @pytest.mark.usefixtures("furnished")
 @pytest.mark.parametrize(
     "said",
-    [{"backends": ["hf", "vllm"]}, {"model": {"folder": "model", "digest": "0" * 16}}, {"schema": 2}, {"verdict": 1}],
+    [
+        {"backends": {"hf": {}, "vllm": {}}},
+        {"model": {"path": "model", "digest": "0" * 16}},
+        {"recipe": {"learner": {"dtype": "bf16"}}},
+        {"schema": "lockstep.doctor.table/2"},
+        {"verdict": None},
+    ],
 )
 def test_a_report_on_something_else_does_not_count(said: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     report("other", **said)
@@ -62,10 +75,12 @@ def test_a_report_on_something_else_does_not_count(said: dict[str, Any], capsys:
 def test_the_newest_report_counts(capsys: pytest.CaptureFixture[str]) -> None:
     report("old", verdict="PASS")
     report("new", seconds=1, verdict="FAIL")
-    assert "doctor/new/report.json, says FAIL" in refusal(capsys)
+    assert "says FAIL: doctor/new/report.json; mend what it names, and run `lockstep doctor" in refusal(capsys)
     report("newest", seconds=2)
     assert main(REQUIRED) == 0
-    assert "the doctor has passed this model with sampler torch: doctor/newest/report.json" in capsys.readouterr().err
+    assert (
+        "the doctor has passed model with sampler torch in fp32: doctor/newest/report.json" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.usefixtures("furnished")
@@ -90,7 +105,7 @@ def test_a_dry_run_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert COMMAND in capsys.readouterr().err
     report("first")
     assert main([*REQUIRED, "--dry-run"]) == 0
-    assert "the doctor has passed this model" in capsys.readouterr().out
+    assert "the doctor has passed model" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("furnished")
