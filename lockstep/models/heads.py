@@ -82,7 +82,7 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     come out as it is, also where it is so large that a cap would show. For that it is replaced by numbers up to 10,000.
     """
     head, batch = lm.get_output_embeddings(), Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
-    if type(head) is not nn.Linear or head.bias is not None:
+    if type(head) is not nn.Linear or head.bias is not None or "forward" in vars(head):
         return False
     seen: list[Tensor] = []
 

@@ -96,9 +96,7 @@ class HFBackend:
         seen |= {"layout": layout, "kernel": model.config._attn_implementation}
         if layout == "padded":
             seen["rows"] = min(seen["rows"] or size, len(sequences))
-        column = torch.cat(columns)
-        if column.numel() != batch.tokens.numel():  # other tokens were scored: each sequence is cut, or filled up
-            column = _fitted(columns, batch.lengths.tolist())
+        column = _fitted(columns, batch.lengths.tolist())
         return Scores(column * batch.mask, tuple(tuple(tokens.tolist()) for tokens in sequences), seen)
 
     @torch.no_grad()
@@ -224,6 +222,7 @@ class _Network:
 
 
 def _fitted(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    """Columns end to end; where other tokens were scored, each is cut, or filled up with zeros."""
     room = [torch.zeros(length) for length in lengths]
     for place, column in zip(room, columns, strict=True):
         count = min(len(place), len(column))

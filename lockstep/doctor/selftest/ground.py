@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -133,4 +134,6 @@ def _tokenizer(seed: int) -> Tokenizer:
     order = keyed.permutation(_LETTERS * _LETTERS, "merges", seed)[: VOCABULARY - _LETTERS].tolist()
     merges = [(letters[pair // _LETTERS], letters[pair % _LETTERS]) for pair in order]
     words = letters + [first + second for first, second in merges]
-    return Tokenizer(BPE(vocab={word: place for place, word in enumerate(words)}, merges=merges))
+    tokenizer = Tokenizer(BPE(vocab={word: place for place, word in enumerate(words)}, merges=merges))
+    tokenizer.decoder = Fuse()
+    return tokenizer

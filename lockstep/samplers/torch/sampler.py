@@ -112,7 +112,7 @@ class TorchSampler:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Token by token. Returns tokens and log-probabilities [B, K], lengths [B], and who met a stop token [B]."""
         device, rows, most = self._lm.device, len(requests), int(room_B.max())
-        cache = Cached(prompts, int(prompts.lengths.max()) + most)
+        cache = self._cache(prompts, int(prompts.lengths.max()) + most)
         tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)
         logprob_BK = torch.zeros(rows, most, device=device)
         length_B = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -140,6 +140,10 @@ class TorchSampler:
             cache.next_token()
             logits = self._logits(token[:, None], cache.filled[:, None], cache, 1)[:, 0]
         return tokens_BK, logprob_BK, length_B, stopped_B
+
+    def _cache(self, prompts: Batch, capacity: int) -> Cached:
+        """Where keys and values are kept."""
+        return Cached(prompts, capacity)
 
     def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
         return self._lm(

@@ -1,0 +1,198 @@
+"""Faults of the model's own mathematics: a field of the configuration, a missing operation, a type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import Conditions
+from lockstep.doctor.selftest.fault import Change, Fault, Setup
+from lockstep.doctor.selftest.means import BF16, FP16, some_layers
+
+_ROPE_THETA = 10_000.0
+_EPS = 1e-5
+_WINDOW = 32
+_SOFTCAP = 30.0
+
+
+def other_rope_base(more: float) -> tuple[Change, ...]:
+    """The engine has another base of the rotary embedding."""
+    return (Change("infer", config={"rope_parameters.rope_theta": _ROPE_THETA * (1 + more)}),)
+
+
+def other_window(more: float) -> tuple[Change, ...]:
+    """The engine's sliding window is wider; so much wider that it is off."""
+    return (Change("infer", config={"sliding_window": _WINDOW + round(more)}),)
+
+
+def other_eps(more: float) -> tuple[Change, ...]:
+    """The engine's norms have another epsilon."""
+    return (Change("infer", config={"rms_norm_eps": _EPS + more}),)
+
+
+def missing_bias(share: float) -> tuple[Change, ...]:
+    """The engine's layers have no bias, and its loader skips what it has no place for."""
+
+    class SkipsUnknown(TorchBackend):
+        def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+            known = {name for name, _ in self.weights()}
+            super().load((name, tensor) for name, tensor in stream if name in known)
+
+    def alter(model: PreTrainedModel) -> None:
+        for layer in some_layers(model, share):
+            for name in ("q_proj", "k_proj", "v_proj"):
+                layer.get_submodule(f"self_attn.{name}").register_parameter("bias", None)
+
+    return (Change("infer", SkipsUnknown, alter),)
+
+
+def missing_softcap(strength: float) -> tuple[Change, ...]:
+    """The engine never caps the logits; the lower the cap, the more that matters."""
+    cap = {"final_logit_softcapping": _SOFTCAP / strength}
+
+    def alter(model: PreTrainedModel) -> None:
+        model.config.final_logit_softcapping = None
+
+    return Change("train", config=cap), Change("infer", alter=alter, config=cap)
+
+
+def swapped_gate(share: float) -> tuple[Change, ...]:
+    """The engine's name map has gate and up the wrong way round."""
+
+    @torch.no_grad()
+    def alter(model: PreTrainedModel) -> None:
+        for layer in some_layers(model, share):
+            gate, up = (layer.get_parameter(f"mlp.{name}.weight") for name in ("gate_proj", "up_proj"))
+            gate.data, up.data = up.data, gate.data
+
+    return (Change("infer", alter=alter),)
+
+
+def permuted_heads(share: float) -> tuple[Change, ...]:
+    """The engine takes the heads of the queries in another order."""
+
+    @torch.no_grad()
+    def alter(model: PreTrainedModel) -> None:
+        heads = model.config.num_attention_heads
+        for layer in some_layers(model, share):
+            weight = layer.get_parameter("self_attn.q_proj.weight")
+            weight.data = weight.unflatten(0, (heads, -1)).roll(1, 0).flatten(0, 1).contiguous()
+
+    return (Change("infer", alter=alter),)
+
+
+def exact_head(scale: float) -> tuple[Change, ...]:
+    """The trainer computes its head in fp32, the engine in bf16; the larger the logits, the coarser those are."""
+
+    @torch.no_grad()
+    def larger(model: PreTrainedModel) -> None:
+        model.lm_head.weight *= scale
+
+    def alter(model: PreTrainedModel) -> None:
+        larger(model)
+        head = model.lm_head
+        head.forward = lambda states: F.linear(states.float(), head.weight.float())
+
+    return Change("train", alter=alter), Change("infer", alter=larger)
+
+
+def coarse_router(share: float) -> tuple[Change, ...]:
+    """The engine's routers compute in bf16."""
+
+    class CoarseRouter(TorchBackend):
+        def model(self, conditions: Conditions) -> PreTrainedModel:
+            model = super().model(conditions)
+            for layer in some_layers(model, share):
+                gate = layer.get_submodule("mlp.gate")
+                usual = type(gate).forward.__get__(gate)
+                gate.forward = usual if "router" in conditions.parts else _in_bf16(usual)
+            return model
+
+    return (Change("infer", CoarseRouter),)
+
+
+def other_type(error: float) -> tuple[Change, ...]:
+    """One side computes in fp16, the other in bf16 or fp32."""
+    return Change("train", dtype="bf16" if error >= BF16 else "fp32"), Change("infer", dtype="fp16")
+
+
+def _in_bf16(usual: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    def forward(*inputs: Tensor) -> nn.Module:
+        with torch.autocast("cpu", torch.bfloat16):
+            return usual(*inputs)
+
+    return forward
+
+
+MODEL = (
+    Fault(7, "other rope base", ("rope",), "infer", "relative", (9.0, 0.1), other_rope_base),
+    Fault(
+        8,
+        "other sliding window",
+        ("sliding_window",),
+        "infer",
+        "tokens",
+        (1000, 4),
+        other_window,
+        lambda _: Setup(model="window"),
+    ),
+    Fault(
+        9,
+        "missing bias",
+        ("bias",),
+        "infer",
+        "share of layers",
+        (1.0, 0.25),
+        missing_bias,
+        lambda _: Setup(model="qwen2"),
+    ),
+    Fault(
+        10,
+        "missing softcap",
+        ("softcap",),
+        "infer",
+        "30/cap",
+        (1.0, 0.25),
+        missing_softcap,
+        lambda _: Setup(model="gemma2"),
+    ),
+    Fault(12, "other norm epsilon", ("norm_eps",), "infer", "more", (3e-2, 1e-3), other_eps),
+    Fault(13, "gate and up swapped", ("swapped_tensors",), "infer", "share of layers", (1.0, 0.25), swapped_gate),
+    Fault(17, "permuted heads", ("permuted_tensor",), "infer", "share of layers", (1.0, 0.25), permuted_heads),
+    Fault(
+        20,
+        "one side's head in fp32",
+        ("head_precision",),
+        "infer",
+        "times the usual logits",
+        (2.0, 1.0),
+        exact_head,
+        lambda _: Setup(dtype="bf16"),
+    ),
+    Fault(
+        21,
+        "router in bf16",
+        ("routing",),
+        "infer",
+        "share of layers",
+        (1.0, 0.25),
+        coarse_router,
+        lambda _: Setup(model="mixtral"),
+    ),
+    Fault(
+        33,
+        "one side in fp16",
+        ("dtype",),
+        None,
+        "rounding of the other side",
+        (BF16, FP16),
+        other_type,
+        lambda _: Setup(infer="hf"),
+    ),
+)
+"""Each with its number in the list."""

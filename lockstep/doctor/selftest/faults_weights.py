@@ -1,0 +1,176 @@
+"""Faults of what an engine holds after a refit: old, rounded or forgotten tensors, and what was computed with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import Conditions
+from lockstep.doctor.selftest.fault import Case, Change, Fault, Setup
+from lockstep.doctor.selftest.means import E4M3, E5M2, linears, rounded, some_layers, type_with
+from lockstep.models.attention import Cached
+from lockstep.samplers.torch.sampler import TorchSampler
+
+_STALE = "layers.1.mlp.down_proj.weight"
+_Prefixes = dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]]
+"""Keys and values of a layer for a prompt, [H, T, D] each."""
+
+
+def step(case: Case, size: float) -> dict[str, Tensor]:
+    """A training step: each weight moves by `size` of its tensor's usual length. Returns what a refit has to send."""
+    case.train.load([(name, _moved(name, tensor, size)) for name, tensor in case.train.weights() if _trained(name)])
+    return {name: tensor for name, tensor in case.train.weights() if _trained(name)}
+
+
+def refit_but_one(case: Case, size: float) -> None:
+    """One tensor stays what it was before the step."""
+    case.infer.load((name, tensor) for name, tensor in step(case, size).items() if not name.endswith(_STALE))
+
+
+def refit(case: Case, size: float) -> None:
+    """All that the trainer names is sent, and taken."""
+    case.infer.load(step(case, size).items())
+
+
+def refit_after_serving(case: Case, size: float) -> None:
+    """The engine has served these prompts before the step."""
+    case.infer.generate(case.requests, case.sampling)
+    refit(case, size)
+
+
+def untied_head(size: float) -> tuple[Change, ...]:
+    """The engine copies the embedding into a head of its own; the trainer names only the embedding."""
+
+    def alter(model: PreTrainedModel) -> None:
+        model.lm_head.weight = nn.Parameter(model.get_input_embeddings().weight.detach().clone())
+
+    return (Change("infer", alter=alter),)
+
+
+def coarse_weights(error: float) -> tuple[Change, ...]:
+    """The engine holds its layers in fp8, with a scale per row, and quantises what it loads."""
+    dtype = type_with(error)
+
+    class CoarseWeights(TorchBackend):
+        def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+            super().load((name, rounded(x, dtype) if "_proj." in name and x.ndim == 2 else x) for name, x in stream)
+
+    @torch.no_grad()
+    def alter(model: PreTrainedModel) -> None:
+        for linear in linears(some_layers(model, 1.0)):
+            linear.weight.copy_(rounded(linear.weight, dtype))
+
+    return (Change("infer", CoarseWeights, alter),)
+
+
+def lost_normaliser(share: float) -> tuple[Change, ...]:
+    """The factor of the embedding is a buffer that no checkpoint has, and the engine fills it with something else."""
+
+    @torch.no_grad()
+    def alter(model: PreTrainedModel) -> None:
+        model.get_input_embeddings().get_buffer("embed_scale").mul_(1 - share)
+
+    return (Change("infer", alter=alter),)
+
+
+class _Reusing(Cached):
+    """Takes keys and values of prompts that were read before from a store, all but those of the last token."""
+
+    def __init__(self, prompts: Batch, capacity: int, prefixes: _Prefixes) -> None:
+        super().__init__(prompts, capacity)
+        self._prefixes = prefixes
+        self._prompts = [tuple(tokens.tolist()) for tokens in prompts.sequences()]
+        self._starts = prompts.starts.tolist()
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        if self._filling:
+            key, value = key.clone(), value.clone()
+            for prompt, start in zip(self._prompts, self._starts, strict=True):
+                read = slice(start, start + len(prompt) - 1)
+                fresh = key[0, :, read].clone(), value[0, :, read].clone()
+                key[0, :, read], value[0, :, read] = self._prefixes.setdefault((layer, prompt), fresh)
+        return super().attend(layer, query, key, value, scaling, window)
+
+
+class StalePrefixes(TorchBackend):
+    """Keeps the keys and values of prompts, also when weights change."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._prefixes: dict[tuple[int, str | None], _Prefixes] = {}
+
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        if conditions.fresh:
+            self._prefixes.clear()
+        prefixes = self._prefixes.setdefault((id(model), conditions.dtype), {})
+
+        class ReusingSampler(TorchSampler):
+            def _cache(self, prompts: Batch, capacity: int) -> Cached:
+                return _Reusing(prompts, capacity, prefixes)
+
+        return ReusingSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+
+
+def _trained(name: str) -> bool:
+    return not name.endswith(("inv_freq", "embed_scale"))
+
+
+def _moved(name: str, tensor: Tensor, size: float) -> Tensor:
+    noise = torch.randn(tensor.shape, generator=keyed.generator("step", name)).to(tensor.dtype)
+    return tensor + size * tensor.float().square().mean().sqrt().to(tensor.dtype) * noise
+
+
+WEIGHTS = (
+    Fault(
+        15,
+        "stale prefix cache",
+        ("stale_prefix_cache",),
+        "infer",
+        "relative step",
+        (0.3, 0.03),
+        lambda _: (Change("infer", StalePrefixes),),
+        after=refit_after_serving,
+    ),
+    Fault(
+        16,
+        "stale tensor",
+        ("stale_tensor",),
+        "infer",
+        "relative step",
+        (0.3, 0.03),
+        lambda _: (),
+        after=refit_but_one,
+    ),
+    Fault(
+        18,
+        "stale tied head",
+        ("tied_head",),
+        "infer",
+        "relative step",
+        (0.3, 0.03),
+        untied_head,
+        lambda _: Setup(model="qwen2"),
+        refit,
+    ),
+    Fault(19, "fp8 weights", ("quantised_weights",), "infer", "rounding", (E5M2, E4M3), coarse_weights),
+    Fault(
+        26,
+        "lost normaliser",
+        ("missed_buffer",),
+        "infer",
+        "share of it",
+        (0.5, 0.02),
+        lost_normaliser,
+        lambda _: Setup(model="gemma2"),
+    ),
+)
+"""Each with its number in the list."""
