@@ -138,6 +138,14 @@ def test_a_fault_that_attestation_cannot_see_is_named(
     assert all(row["watch/alarm"] for row in rows if row["step"] >= first["step"])
 
 
+def test_factor_and_rate_are_those_of_the_recipe(run: Run, sampled_by: Callable[[type[TorchSampler]], None]) -> None:
+    sampled_by(StaleDecoding)
+    rows = run(*WATCHED, "doctor.factor=3", "doctor.false_alarm_rate=1e-6")
+    first = next(row for row in rows if row.get("watch/alarm"))
+    assert first["watch/bound"] == pytest.approx(1 + 3 * FLOOR)
+    assert first["watch/e_value"] >= 1e6
+
+
 @pytest.mark.parametrize("sampler", [TorchSampler, Separate])
 def test_a_healthy_run_has_no_alarm(
     run: Run,
