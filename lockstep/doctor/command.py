@@ -56,18 +56,32 @@ def _add_analyze(asked: Any) -> None:
     parser = _added(asked, "analyze", "read what a dump of log-probabilities says, without a model", _analyze)
     parser.add_argument("file", metavar="FILE", help="JSONL or Parquet, one sequence per row")
     for column, what in (
-        ("ids", "token ids"),
         ("train", "log-probabilities of the training side"),
         ("infer", "log-probabilities of the inference side"),
-        ("lengths", "tokens of the response, where columns cover the prompt too"),
+        ("ids", "token ids"),
+        ("mask", "which tokens count"),
+        ("prompt-length", "tokens of the prompt"),
+        ("temperature", "the temperature that was drawn with"),
+        ("top-p", "the top_p that was drawn with"),
+        ("version", "the version of the weights"),
+        ("prompt", "the prompt that a sequence answers"),
     ):
-        parser.add_argument(f"--{column}", metavar="COLUMN", help=f"name of the column with the {what}")
-    parser.add_argument("--out", metavar="FOLDER", help="where the results go")
+        parser.add_argument(f"--{column}-column", metavar="NAME", help=f"name of the column with {what}")
+    parser.add_argument("--out", metavar="FILE", help="write all figures as JSON")
 
 
 def _add_selftest(asked: Any) -> None:
     parser = _added(asked, "selftest", "inject faults into real backends, and count which ones are named", _selftest)
-    parser.add_argument("--out", metavar="FOLDER", help="where the results go")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="stands for the small random Llama of the faults")
+    parser.add_argument(
+        "--which",
+        default="all",
+        choices=("tuning", "heldout", "pairs", "controls", "all"),
+        help="part of the benchmark (default: all)",
+    )
+    parser.add_argument("--sweep", action="store_true", help="look for the least magnitude of each fault that is named")
+    parser.add_argument("--seed", type=int, default=0, help="of models and prompts (default: 0)")
+    parser.add_argument("--out", metavar="FOLDER", help="where results go; the same command then goes on where it was")
 
 
 def _loaded(options: argparse.Namespace) -> Loaded:
@@ -106,13 +120,20 @@ def _refit(options: argparse.Namespace) -> int:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    from lockstep.doctor.analyze import Columns, analyze
+    from dataclasses import fields
+    from pathlib import Path
 
-    named = {name: getattr(options, name) for name in ("ids", "train", "infer", "lengths")}
-    return analyze(options.file, Columns(**{name: column for name, column in named.items() if column}), options.out)
+    from lockstep.doctor.analyze import analyze
+    from lockstep.doctor.dump import Columns
+
+    columns = Columns(**{field.name: getattr(options, f"{field.name}_column") for field in fields(Columns)})
+    return analyze(Path(options.file), columns, None if options.out is None else Path(options.out))
 
 
 def _selftest(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
     from lockstep.doctor.selftest.run import selftest
 
-    return selftest(options.out)
+    out = None if options.out is None else Path(options.out)
+    return selftest(options.model, options.which, out, options.sweep, options.seed)

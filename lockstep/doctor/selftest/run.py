@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.doctor.diagnose import examine
+from lockstep.doctor.examine import examine
 from lockstep.doctor.selftest.controls import healthy_runs
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, build
 from lockstep.doctor.selftest.ground import Ground
