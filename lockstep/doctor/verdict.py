@@ -30,6 +30,7 @@ Two orders of summation in fp32 differ by some 1e-6 to 1e-5 nats per token: 1e-4
 floor happens to be bitwise zero. Rounding to bf16 makes a hundred times as much, and as a bias in every token 1e-4 is
 1 % of the importance weight of a response of 100 tokens.
 """
+_RARE = ("outliers", "support")  # a token without probability on one side is an outlier, too
 LEAST_CLUSTERS = 8
 """With fewer independent sequences no bootstrap bound holds what it says, and nothing passes."""
 
@@ -140,9 +141,9 @@ def judge(
     found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
     if tails is not None and tails.verdict == "PASS":
         found |= {
-            name: replace(tails, side=clause.side)
+            name: replace(tails, name=clause.name, side=clause.side)
             for name, clause in found.items()
-            if clause.name == "outliers" and clause.verdict == "INCONCLUSIVE"
+            if clause.name in _RARE and clause.verdict == "INCONCLUSIVE"
         }
     metric, bounds = float(capped(infer_drawn.delta).mean()), found["infer.mult_prob_error"]
     return Judgement(_of_all(found.values()), metric, bounds.low, bounds.high, found)
