@@ -7,8 +7,10 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from lockstep import __version__
+from lockstep.doctor import command as doctor
 from lockstep.runtime.stop import Stopped
 
 
@@ -23,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.traceback:
             raise
         print(f"lockstep: {error}", file=sys.stderr)
-        return 2
+        return options.could_not_start
     except Stopped as stopped:
         print(f"lockstep: {stopped}", file=sys.stderr)
         return stopped.code
@@ -37,19 +39,29 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     options, left = parser.parse_known_args(arguments)
     if left and "overrides" not in options:
+        parser.set_defaults(could_not_start=options.could_not_start)
         parser.error(f"there is no argument {left[0]!r} here")
     if left:
         options.overrides = [*options.overrides, *left]
     return options
 
 
+class _Parser(argparse.ArgumentParser):
+    """Ends wrong usage with the exit code that its command has for what could not start."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(self.get_default("could_not_start") or 2, f"{self.prog}: error: {message}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="lockstep",
         description="Post-trains language models; the policy that is trained and the one that samples stay in step.",
         epilog="Start with: lockstep train ppo_arithmetic",
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
+    parser.set_defaults(could_not_start=2)
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = commands.add_parser("train", help="run a recipe; the same command again continues the run")
@@ -81,9 +93,15 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)")
     export.set_defaults(command=_export)
     report = commands.add_parser("report", help="write runs, also unfinished ones, as one HTML file to look at")
-    report.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run; several are laid over each other")
+    report.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run, several are laid over each other; or of a doctor's result",
+    )
     report.add_argument("--out", metavar="FILE", help="default: report.html in the run, or here if there are several")
     report.set_defaults(command=_report)
+    doctor.add(commands)
     return parser
 
 
@@ -177,10 +195,19 @@ def _check(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from lockstep.report.doctor_folder import DoctorFolder
     from lockstep.report.html import write_report
 
     folders = [Path(run) for run in options.runs]
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
-    write_report(folders, out)
+    doctors = [folder for folder in folders if DoctorFolder.there(folder)]
+    if doctors and len(folders) > 1:
+        raise ValueError(f"{doctors[0]} is a doctor's, and has a page of its own; name it alone")
+    if doctors:
+        from lockstep.doctor.page import write_page
+
+        write_page(doctors[0], out)
+    else:
+        write_report(folders, out)
     print(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
     return 0

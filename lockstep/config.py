@@ -108,7 +108,7 @@ class Loaded:
         """What makes it this run: without what changes no result, with the digest of what is trained first."""
         tree = self.dump()
         tree.pop("trackers", None)
-        for option in ("folder", "max_time_s"):
+        for option in ("folder", "max_time_s", "require_doctor"):
             tree["run"].pop(option, None)
         # What is generated alone is cut into blocks; elsewhere a batch is shared, and bits depend on the shares.
         alone = ("replicas",) if self.recipe.algorithm == "generate" else ()
@@ -172,8 +172,10 @@ def algorithm_of(recipe: str) -> Any:
 
 def usage(algorithm: str, recipe: str) -> str:
     """The command that a recipe of this algorithm is for."""
-    trains = issubclass(recipe_classes()[algorithm], Common)
-    return f"lockstep train {recipe}" if trains else f"lockstep {algorithm} MODEL DATA --recipe {recipe}"
+    if issubclass(recipe_classes()[algorithm], Common):
+        return f"lockstep train {recipe}"
+    asked = "doctor table MODEL" if algorithm == "doctor" else f"{algorithm} MODEL DATA"
+    return f"lockstep {asked} --recipe {recipe}"
 
 
 def describe(loaded: Loaded, origins: bool = False) -> str:

@@ -59,6 +59,11 @@ def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
 
 
+def has_tokenizer(folder: str | Path) -> bool:
+    """Whether a folder holds a tokenizer's files."""
+    return any((Path(folder) / name).is_file() for name in _TOKENIZER_FILES)
+
+
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """Reads the tokenizer of a Hugging Face folder on this machine.
 
@@ -67,7 +72,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """
     folder = require_folder(folder)
     # Asked first, because for a folder with only a config.json transformers returns an empty tokenizer without a word.
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         raise ValueError(
             f"{folder}: has no tokenizer (no tokenizer.json, nor another of {', '.join(_TOKENIZER_FILES)}); "
             "copy the tokenizer's files into it"

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from lockstep.recipe.machinery import Computation, SamplerSection
 from lockstep.recipe.section import Probability, Section
-from lockstep.recipe.sources import ModelFolder, Paths, PromptSection
+from lockstep.recipe.sources import DataSection, ModelFolder, Paths, PromptSection
 
 BackendName = Literal["hf", "torch", "vllm"]
 
@@ -20,6 +20,13 @@ class DoctorData(PromptSection):
         default=None, description="file of rows, or a list of files; null: the few that ship with Lockstep"
     )
 
+    def cut(self, rows: Paths, room: int) -> DataSection:
+        """The same for whoever reads `rows`: in their order, no prompt longer than `room` leaves it."""
+        own = self.model_dump(exclude={"prompts"})
+        if room < self.max_prompt_tokens:
+            own |= {"max_prompt_tokens": room, "overlong_prompts": "truncate"}
+        return DataSection(train=rows, shuffle=False, answer="", **own)
+
 
 class Method(Section):
     """A way to draw."""
@@ -27,6 +34,20 @@ class Method(Section):
     temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
     top_k: NonNegativeInt = Field(default=0, description="0: all")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(default=1.0, description="1: all")
+
+    @property
+    def name(self) -> str:
+        """What it is called in a table."""
+        if self.temperature == 0:
+            return "greedy"
+        cuts = [f"top_k={self.top_k}"] * (self.top_k > 0) + [f"top_p={self.top_p:g}"] * (self.top_p < 1)
+        return " ".join([f"T={self.temperature:g}", *cuts])
+
+    @model_validator(mode="after")
+    def _greedy_takes_the_likeliest(self) -> Method:
+        if self.temperature == 0 and (self.top_k or self.top_p < 1):
+            raise ValueError("temperature 0 takes the likeliest token, so top_k and top_p must be left at 0 and 1")
+        return self
 
 
 class Grid(Section):
@@ -41,6 +62,10 @@ class Grid(Section):
         description="ways to draw",
     )
     batch_sizes: tuple[PositiveInt, ...] = Field(default=(1, 8, 32), description="sequences side by side")
+    sequences: PositiveInt = Field(
+        default=32, description="of a cell of the shortest length, at least; longer ones get as many as they need"
+    )
+    max_sequences: PositiveInt = Field(default=256, description="of any cell, whatever it needs")
     repeats: PositiveInt = Field(default=10, description="how often a cell of the shortest length is asked the same")
     budget_s: PositiveFloat | None = Field(
         default=None,

@@ -50,7 +50,11 @@ def _warmer(magnitude: float) -> Setup:
 
 
 def _nucleus(magnitude: float) -> Setup:
-    return Setup("smollm", "hf", "torch", sampling=replace(AS_IS, temperature=0.8, top_p=1 - magnitude))
+    return Setup("smollm", "hf", "torch", sampling=replace(AS_IS, top_p=1 - magnitude))
+
+
+def _likeliest(magnitude: float) -> Setup:
+    return Setup("phi", "torch", "hf", sampling=replace(WARM, top_k=round(384 * (1 - magnitude))))
 
 
 def _capped(magnitude: float) -> Setup:
@@ -81,8 +85,8 @@ SAMPLING = (
           (0.4, 0.03), _mixed("infer", lambda _: scoring.RawLogprobs), _warmer),
     Fault(2, "logits multiplied by the temperature", ("temperature",), "train", "temperature below 1",
           (0.3, 0.015), _mixed("train", lambda _: scoring.MultipliesTemperature), _cooler),
-    Fault(3, "scored over all tokens after a nucleus", ("top_p",), "train", "probability cut off",
-          (0.15, 0.02), _mixed("train", lambda _: scoring.WholeNucleus), _nucleus),
+    Fault(3, "raw log-probabilities of a nucleus", ("top_p",), "infer", "probability cut off",
+          (0.15, 0.02), _mixed("infer", lambda _: drawing.RawNucleus), _nucleus),
     Fault(4, "log-probabilities reported one late", ("off_by_one",), "infer", "share of requests",
           (1.0, 0.1), _mixed("infer", drawing.reported_late), _around("ernie", "torch", "hf")),
     Fault(5, "first token suppressed", ("first_token",), "infer", "share of the vocabulary",
@@ -90,9 +94,8 @@ SAMPLING = (
           _around("qwen3", "torch", "torch", WARM)),
     Fault(6, "ids of like text", ("retokenised",), "train", "ids with a twin",
           (40, 2), _mixed("train", lambda m: scoring.canonical_ids(round(m))), _around("mixtral", "hf", "torch")),
-    Fault(25, "default top_k of the engine", ("top_k",), "infer", "share of the vocabulary cut off",
-          (0.97, 0.7), _mixed("infer", lambda m: drawing.hidden_top_k(round(384 * (1 - m)))),
-          _around("phi", "torch", "hf", WARM)),
+    Fault(25, "top_k dropped", ("top_k",), "train", "share of the vocabulary cut off",
+          (0.97, 0.7), _mixed("train", lambda _: scoring.DropsTopK), _likeliest),
     Fault(30, "presence penalty", ("penalty",), "infer", "nats",
           (1.0, 0.1), _mixed("infer", drawing.presence_penalty), _around("qwen3 moe", "hf", "torch")),
 )  # fmt: skip
@@ -146,8 +149,8 @@ CACHES = (
 )  # fmt: skip
 
 ROWS = (
-    Fault(22, "mask begins early", ("left_padding",), "train", "pads seen",
-          (64, 1), _mixed("train", lambda m: scoring.pads_seen(round(m))), _around("ernie", "hf", "torch", WARM)),
+    Fault(22, "mask begins early", ("left_padding",), "infer", "pads seen",
+          (64, 1), _mixed("infer", lambda m: drawing.pads_seen(round(m))), _around("ernie", "torch", "hf", NUCLEUS)),
     Fault(23, "another kernel for each batch size", ("batch_variance",), "infer", "relative step",
           (2**-4, 2**-8), _altered("infer", lambda m: layers.summed_by(layers.by_rows(m), "down_proj")),
           _around("qwen3", "torch", "hf")),
@@ -156,8 +159,8 @@ ROWS = (
           _around("phi", "torch", "torch", COOL)),
     Fault(31, "late positions in packed rows", ("packed_positions",), "train", "tokens a row",
           (40, 1), _mixed("train", lambda m: scoring.late_positions(round(m))), _around("gpt2", "hf", "torch")),
-    Fault(32, "a glimpse of the row before", ("packed_leak",), "train", "tokens seen",
-          (64, 1), _mixed("train", lambda m: scoring.leaking(round(m))), _around("granite", "hf", "hf")),
+    Fault(32, "boundaries lost in packed rows", ("packed_leak",), "train", "share of sequences",
+          (1.0, 0.15), _mixed("train", scoring.boundaries_lost), _around("granite", "torch", "hf")),
 )  # fmt: skip
 
 PRECISION = (
@@ -173,3 +176,29 @@ PRECISION = (
 )  # fmt: skip
 
 HELD_OUT = tuple(sorted(SAMPLING + OPERATORS + WEIGHTS + CACHES + ROWS + PRECISION, key=lambda fault: fault.number))
+
+
+def _moved(injected: Injected, setup: Setup) -> Injected:
+    return replace(injected.fault, setup=lambda _: setup).at(injected.magnitude)
+
+
+def _pair(first: int, second: int, setup: Setup) -> tuple[Injected, Injected]:
+    """Two large faults in surroundings that suit both."""
+    numbered = {fault.number: fault for fault in HELD_OUT}
+    return _moved(numbered[first].large, setup), _moved(numbered[second].large, setup)
+
+
+HELD_OUT_PAIRS = (
+    _pair(1, 12, Setup("qwen3", "torch", "hf", sampling=WARM)),
+    _pair(14, 29, Setup("phi", "hf", "hf")),
+    _pair(4, 10, Setup("gemma3", "torch", "hf")),
+    _pair(11, 19, Setup("ernie", "hf", "torch", sampling=NUCLEUS)),
+    _pair(17, 24, Setup("qwen3", "torch", "torch")),
+)
+HELD_OUT_HEALTHY = (
+    Setup("gemma3", "hf", "torch", "fp32", 8, GREEDY),
+    Setup("qwen3", "torch", "hf", "fp32", 32, COOL),
+    Setup("olmo", "hf", "torch", "bf16", 8, WARM),
+    Setup("ernie", "torch", "torch", "bf16", 4, LIKELY),
+    Setup("phi", "hf", "hf", "fp16", 8, NUCLEUS),
+)

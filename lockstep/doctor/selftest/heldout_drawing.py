@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import USUAL, Conditions
+from lockstep.doctor.base import Capability, Conditions
 from lockstep.doctor.selftest.heldout_layers import noise
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -40,19 +40,6 @@ def reported_late(share: float) -> type[HFBackend]:
             return tokens_BK, torch.where(hit[:, None], late_BK, logprob_BK)
 
     return ReportedLate
-
-
-def hidden_top_k(count: int) -> type[HFBackend]:
-    """Draws from the likeliest tokens by a default of its own, where a request sets no top_k."""
-
-    class HiddenTopK(HFBackend):
-        def generate(
-            self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
-        ) -> Batch:
-            real = sampling if sampling.top_k else replace(sampling, top_k=count)
-            return replace(super().generate(requests, real, conditions), sampling=sampling)
-
-    return HiddenTopK
 
 
 def cache_in_integers(step: float) -> type[HFBackend]:
@@ -100,7 +87,7 @@ def stale_prefixes(age: float) -> type[HFBackend]:
         return cache
 
     class StalePrefixes(HFBackend):
-        capabilities = HFBackend.capabilities | {"fresh"}
+        capabilities: frozenset[Capability] = HFBackend.capabilities | frozenset[Capability](("fresh",))
 
         def drawn(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
@@ -133,7 +120,7 @@ def chunks_overwritten(count: int) -> type[HFBackend]:
         return cache
 
     class ChunksOverwritten(HFBackend):
-        capabilities = HFBackend.capabilities | {"unchunked"}
+        capabilities: frozenset[Capability] = HFBackend.capabilities | frozenset[Capability](("unchunked",))
 
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "prefill_chunk": _BLOCK}
@@ -150,10 +137,30 @@ def chunks_overwritten(count: int) -> type[HFBackend]:
 
 
 def _overwritten(cache: DynamicCache, count: int) -> None:
+    layer: Any
     for layer in cache.layers:
-        for kept in (layer.keys, layer.values):
-            assert kept is not None
-            kept[:, :, -count:] = 0
+        layer.keys[:, :, -count:] = 0
+        layer.values[:, :, -count:] = 0
+
+
+def pads_seen(count: int) -> type[HFBackend]:
+    """Pads prompts to the left, and the mask begins some tokens too early."""
+
+    class PadsSeen(HFBackend):
+        def drawn(
+            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+        ) -> Drawn:
+            usual: Any = model.generate
+
+            def generate(padded: Tensor, attention_mask: Tensor, **named: Any) -> Any:
+                begins_B = (padded.shape[1] - attention_mask.sum(1) - count).clamp(min=0)
+                seen = (torch.arange(padded.shape[1]) >= begins_B[:, None]).long()
+                return usual(padded, attention_mask=seen, **named)
+
+            with _generating(model, generate):
+                return super().drawn(model, requests, sampling, conditions)
+
+    return PadsSeen
 
 
 @contextmanager
@@ -165,17 +172,27 @@ def _prompts_by(filled: Filled, model: PreTrainedModel) -> Iterator[None]:
         width, lengths = padded.shape[1], attention_mask.sum(1).tolist()
         rows = [filled(model, row[width - length : -1]) for row, length in zip(padded, lengths, strict=True)]
         cache = DynamicCache(config=model.config)
-        for place in range(len(cache.layers) or int(model.config.num_hidden_layers)):
-            kept = [(row.layers[place].keys, row.layers[place].values) for row in rows]
-            keys, values = (torch.cat([_left_padded(x, width - 1) for x in column]) for column in zip(*kept, strict=True))
+        for place in range(len(rows[0].layers)):
+            kept: list[Any] = [row.layers[place] for row in rows]
+            keys = torch.cat([_left_padded(layer.keys, width - 1) for layer in kept])
+            values = torch.cat([_left_padded(layer.values, width - 1) for layer in kept])
             cache.update(keys, values, place)
         return usual(padded, attention_mask=attention_mask, past_key_values=cache, **named)
 
-    model.generate = generate  # pyright: ignore[reportAttributeAccessIssue]
+    with _generating(model, generate):
+        yield
+
+
+@contextmanager
+def _generating(model: PreTrainedModel, generate: Callable[..., Any]) -> Iterator[None]:
+    """The model draws by another `generate`."""
+    usual = vars(model).get("generate")
+    vars(model)["generate"] = generate
     try:
         yield
     finally:
-        del model.generate
+        del vars(model)["generate"]
+        vars(model).update({} if usual is None else {"generate": usual})
 
 
 def _left_padded(kept: Any, width: int) -> Tensor:
@@ -193,6 +210,16 @@ def suppressed_at_first(count: int) -> type[TorchBackend]:
             return logits.masked_fill(barred, float("-inf"))
 
     return _with(Sampler)
+
+
+class RawNucleus(TorchBackend):
+    """Reports log-probabilities over all tokens, whatever could be drawn."""
+
+    def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+        return super().logprob(model, replace(batch, sampling=None))
+
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16", raw_logprobs=True)
 
 
 def presence_penalty(penalty: float) -> type[TorchBackend]:

@@ -15,6 +15,8 @@ from lockstep import keyed
 from lockstep.doctor.backends.variants import Alteration
 
 Sum = Callable[[Tensor, nn.Linear], Tensor]
+Forward = Any
+"""What stands for a module's `forward`: it takes one tensor."""
 
 
 @dataclass
@@ -26,7 +28,8 @@ class Switch:
 
 def layers(model: PreTrainedModel) -> list[Any]:
     """The decoder's layers."""
-    return list(model.base_model.layers)
+    decoder: Any = model.base_model
+    return list(decoder.layers)
 
 
 def linears(model: PreTrainedModel, *names: str) -> list[nn.Linear]:
@@ -86,8 +89,8 @@ def biases_ignored(count: int) -> Alteration:
     return alter
 
 
-def _unbiased(module: nn.Linear) -> Callable[[Tensor], Tensor]:
-    return lambda x: F.linear(x, module.weight)
+def _unbiased(module: nn.Linear) -> Forward:
+    return lambda input: F.linear(input, module.weight)
 
 
 def head_norm_epsilon(epsilon: float) -> Alteration:
@@ -111,9 +114,9 @@ def padded_head(rows: int) -> Alteration:
     return alter
 
 
-def _padded(head: nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
-        return F.linear(x, torch.cat([head.weight, head.weight[:rows]]))
+def _padded(head: nn.Linear, rows: int) -> Forward:
+    def forward(input: Tensor) -> Tensor:
+        return F.linear(input, torch.cat([head.weight, head.weight[:rows]]))
 
     return forward
 
@@ -153,8 +156,8 @@ def summed_by(sum_of: Sum, *names: str) -> Alteration:
     return alter
 
 
-def _by(sum_of: Sum, module: nn.Linear) -> Callable[[Tensor], Tensor]:
-    return lambda x: sum_of(x, module)
+def _by(sum_of: Sum, module: nn.Linear) -> Forward:
+    return lambda input: sum_of(input, module)
 
 
 def partial_sums(x: Tensor, module: nn.Linear, parts: int) -> Iterator[Tensor]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import TORCH_TYPES
 from lockstep.doctor.base import USUAL, Conditions, DType, Layout, Network
 from lockstep.doctor.selftest.heldout_layers import Switch
+from lockstep.models.attention import Packed
 from lockstep.models.heads import PLAIN, inputs
 from lockstep.types import SamplingParams
 
@@ -40,11 +40,11 @@ class MultipliesTemperature(TorchBackend):
         return super().logprob(model, replace(batch, sampling=inverse))
 
 
-class WholeNucleus(HFBackend):
+class DropsTopK(TorchBackend):
     """Normalises over all tokens, whatever could be drawn."""
 
-    def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
-        return super().logprob(logits_MV, token_M, replace(sampling, top_p=1.0), conditions)
+    def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+        return super().logprob(model, replace(batch, sampling=replace(batch.sampling or PLAIN, top_k=0)))
 
 
 def canonical_ids(count: int) -> type[HFBackend]:
@@ -90,7 +90,8 @@ class _Uncapped:
 
     @torch.no_grad()
     def logits(self, tokens_T: Tensor) -> Tensor:
-        one, head = Batch(tokens_T, torch.tensor([tokens_T.numel()])), self.model.get_output_embeddings()
+        one = Batch(tokens_T, torch.tensor([tokens_T.numel()]))
+        head: Any = self.model.get_output_embeddings()
         with self.backend.computing(self.model, self.conditions):
             return head(self.model.base_model(**inputs(one)).last_hidden_state)[0]
 
@@ -128,75 +129,54 @@ def low_softmax(dtype: DType) -> type[HFBackend]:
     return LowSoftmax
 
 
-def pads_seen(count: int) -> type[HFBackend]:
-    """Pads to the left, and the mask begins some tokens too early."""
+def late_positions(shift: int) -> type[HFBackend]:
+    """Packs into one row, where each sequence begins `shift` positions later than the one before it."""
 
-    class PadsSeen(HFBackend):
+    class LatePositions(HFBackend):
+        def __init__(self, *values: Any, **named: Any) -> None:
+            super().__init__(*values, **named)
+            self._usual = replace(self._usual, layout="packed")
+
         def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            if layout != "padded":
+            if layout != "packed":
                 return super().passed(model, sequences, layout)
             lengths = [len(tokens) for tokens in sequences]
-            width = max(lengths)
-            padded = torch.stack([F.pad(tokens, (width - len(tokens), 0)) for tokens in sequences])
-            begins = torch.tensor([max(width - length - count, 0) for length in lengths])
-            seen = (torch.arange(width) >= begins[:, None]).long()
-            logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits
-            return [logits[width - length :] for logits, length in zip(logits_BTV, lengths, strict=True)]
-
-    return PadsSeen
-
-
-def late_positions(shift: int) -> type[HFBackend]:
-    """In packed rows each sequence begins `shift` positions later than the one before it."""
-
-    class LatePositions(_Packing):
-        def _positions(self, lengths: Sequence[int]) -> list[Tensor]:
             most = self.context - max(lengths) + 1
-            return [torch.arange(length) + row * shift % most for row, length in enumerate(lengths)]
+            positions = [torch.arange(length) + row * shift % most for row, length in enumerate(lengths)]
+            logits_NV = model(
+                input_ids=torch.cat(list(sequences))[None],
+                position_ids=torch.cat(positions)[None],
+                attention_mask=_blocks(lengths, model.dtype),
+                use_cache=False,
+            ).logits[0]
+            return torch.split(logits_NV, lengths)
 
     return LatePositions
 
 
-def leaking(count: int) -> type[HFBackend]:
-    """In packed rows each sequence also sees the last `count` tokens before it."""
-
-    class Leaking(_Packing):
-        def _begins(self, starts: Tensor) -> Tensor:
-            return (starts - count).clamp(min=0)
-
-    return Leaking
+def _blocks(lengths: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Causal attention inside each sequence, to be added to scores, [1, 1, N, N]."""
+    row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    seen = (row[:, None] == row[None, :]).tril()
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[None, None]
 
 
-class _Packing(HFBackend):
-    """Packs sequences into one row, with a mask and positions of its own making."""
+def boundaries_lost(share: float) -> type[TorchBackend]:
+    """In packed rows some sequences have no boundary to the one before."""
 
-    def __init__(self, *values: Any, **named: Any) -> None:
-        super().__init__(*values, **named)
-        self._usual = replace(self._usual, layout="packed")
+    class BoundariesLost(TorchBackend):
+        def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+            own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
+            row = torch.arange(len(batch))
+            begins = ((row * share).long() == ((row - 1) * share).long()) | (row == 0)
+            merged = torch.zeros(int(begins.sum()), dtype=torch.int64)
+            merged.index_add_(0, begins.long().cumsum(0) - 1, batch.lengths)
+            layout = Packed.of(Batch(batch.tokens, merged))
+            logits_MV = model(**inputs(batch) | {"layout": layout}, logits_to_keep=align.state_before(own)).logits[0]
+            logprob_M, _ = token_scores(logits_MV, batch.tokens[own], batch.sampling or PLAIN)
+            return logprob_M.new_zeros(batch.tokens.numel()).index_copy(0, own, logprob_M)
 
-    def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-        if layout != "packed":
-            return super().passed(model, sequences, layout)
-        lengths = [len(tokens) for tokens in sequences]
-        starts = torch.cumsum(torch.tensor([0, *lengths[:-1]]), 0)
-        first_N = torch.repeat_interleave(self._begins(starts), torch.tensor(lengths))
-        place = torch.arange(sum(lengths))
-        seen = (place[None, :] <= place[:, None]) & (place[None, :] >= first_N[:, None])
-        hidden = torch.zeros(seen.shape, dtype=model.dtype).masked_fill(~seen, torch.finfo(model.dtype).min)
-        logits_NV = model(
-            input_ids=torch.cat(list(sequences))[None],
-            position_ids=torch.cat(self._positions(lengths))[None],
-            attention_mask=hidden[None, None],
-            use_cache=False,
-        ).logits[0]
-        return torch.split(logits_NV, lengths)
-
-    def _begins(self, starts: Tensor) -> Tensor:
-        """Of each sequence the first place that it sees."""
-        return starts
-
-    def _positions(self, lengths: Sequence[int]) -> list[Tensor]:
-        return [torch.arange(length) for length in lengths]
+    return BoundariesLost
 
 
 def switched(switch: Switch) -> type[TorchBackend]:

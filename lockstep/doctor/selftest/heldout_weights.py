@@ -65,7 +65,7 @@ def norms_swapped(last: int, count: int) -> tuple[Change, ...]:
 
 
 def channels_rolled(last: int, count: int) -> tuple[Change, ...]:
-    """The conversion of rotary channels takes the norms of the keys along, for `count` channels, the last layer's first."""
+    """The conversion of rotary channels also moves some channels of the keys' norms, the last layer's first."""
 
     def chosen(name: str) -> bool:
         return name.endswith("k_norm.weight") and rolled_of(name) > 0
@@ -121,9 +121,7 @@ def hf_receiving(received: Received) -> type[HFBackend]:
     return ReceivingPlain
 
 
-def _each(
-    changed: Callable[[str, Tensor], Tensor], chosen: Callable[[str], bool]
-) -> Callable[[PreTrainedModel], None]:
+def _each(changed: Callable[[str, Tensor], Tensor], chosen: Callable[[str], bool]) -> Callable[[PreTrainedModel], None]:
     @torch.no_grad()
     def alter(model: PreTrainedModel) -> None:
         for name, tensor in chain(model.named_parameters(), model.named_buffers()):

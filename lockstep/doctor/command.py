@@ -1,0 +1,118 @@
+"""`lockstep doctor …` on the command line. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.config import Loaded
+
+PASS, EXPLAINED, UNEXPLAINED, INCONCLUSIVE, COULD_NOT_START = range(5)
+"""Exit codes: agreement, disagreement with its causes, disagreement without, too little to tell, no measurement."""
+
+_CODES = (
+    "Exit codes: 0 pass, 1 fail and explained, 2 fail and unexplained, 3 inconclusive, 4 could not start (wrong usage "
+    "too)."
+)
+
+Answer = Callable[[argparse.Namespace], int]
+
+
+def add(commands: Any) -> None:
+    """Adds `doctor` and what it can be asked to the commands of a parser."""
+    doctor = commands.add_parser(
+        "doctor", help="do training and inference agree on a model, and if not, why", epilog=_CODES
+    )
+    doctor.set_defaults(could_not_start=COULD_NOT_START)
+    asked = doctor.add_subparsers(required=True, metavar="WHAT")
+    _add_measuring(asked, "table", "measure agreement over a grid of lengths, data, methods and batch sizes", _table)
+    _add_measuring(asked, "quick", "the same over a small grid; where it fails, say why", _quick, "doctor_quick")
+    _add_measuring(asked, "diagnose", "find the causes of a disagreement, one by one", _diagnose)
+    _add_measuring(asked, "refit", "overwrite an engine's weights with noise, refit, and compare every tensor", _refit)
+    _add_analyze(asked)
+    _add_selftest(asked)
+
+
+def _added(asked: Any, name: str, what: str, answer: Answer) -> argparse.ArgumentParser:
+    parser = asked.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES)
+    parser.set_defaults(command=answer, could_not_start=COULD_NOT_START)
+    return parser
+
+
+def _add_measuring(asked: Any, name: str, what: str, answer: Answer, recipe: str = "doctor") -> None:
+    parser = _added(asked, name, what, answer)
+    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as backends=[hf,vllm]")
+    parser.add_argument("--recipe", default=recipe, help=f"options to begin with (default: {recipe})")
+    parser.add_argument("--out", metavar="FOLDER", help="where the results go; without it a folder in doctor/")
+    parser.add_argument(
+        "--budget", metavar="SECONDS", type=float, help="begin no cell of the grid after so long (grid.budget_s)"
+    )
+
+
+def _add_analyze(asked: Any) -> None:
+    parser = _added(asked, "analyze", "read what a dump of log-probabilities says, without a model", _analyze)
+    parser.add_argument("file", metavar="FILE", help="JSONL or Parquet, one sequence per row")
+    for column, what in (
+        ("ids", "token ids"),
+        ("train", "log-probabilities of the training side"),
+        ("infer", "log-probabilities of the inference side"),
+        ("lengths", "tokens of the response, where columns cover the prompt too"),
+    ):
+        parser.add_argument(f"--{column}", metavar="COLUMN", help=f"name of the column with the {what}")
+    parser.add_argument("--out", metavar="FOLDER", help="where the results go")
+
+
+def _add_selftest(asked: Any) -> None:
+    parser = _added(asked, "selftest", "inject faults into real backends, and count which ones are named", _selftest)
+    parser.add_argument("--out", metavar="FOLDER", help="where the results go")
+
+
+def _loaded(options: argparse.Namespace) -> Loaded:
+    from lockstep.doctor.doctor_recipe import doctor_recipe
+
+    return doctor_recipe(options.model, options.overrides, options.recipe, options.out, options.budget)
+
+
+def _table(options: argparse.Namespace) -> int:
+    loaded = _loaded(options)
+    from lockstep.doctor.table import table
+
+    code = table(loaded)
+    if code == UNEXPLAINED:
+        print(f"why: lockstep doctor diagnose {options.model}")
+    return code
+
+
+def _quick(options: argparse.Namespace) -> int:
+    code = _table(options)
+    return _diagnose(options) if code in (EXPLAINED, UNEXPLAINED) else code
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    loaded = _loaded(options)
+    from lockstep.doctor.diagnose import diagnose
+
+    return diagnose(loaded)
+
+
+def _refit(options: argparse.Namespace) -> int:
+    loaded = _loaded(options)
+    from lockstep.doctor.refit_check import refit_check
+
+    return refit_check(loaded)
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    from lockstep.doctor.analyze import Columns, analyze
+
+    named = {name: getattr(options, name) for name in ("ids", "train", "infer", "lengths")}
+    return analyze(options.file, Columns(**{name: column for name, column in named.items() if column}), options.out)
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    from lockstep.doctor.selftest.run import selftest
+
+    return selftest(options.out)

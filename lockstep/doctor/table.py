@@ -1,0 +1,180 @@
+"""`lockstep doctor table`: the guide's grid over every pair of backends, each cell with its interval and a verdict.
+
+report.json           everything, for programs (schema: `doctor.report`)
+columns.safetensors   the tokens and log-probabilities themselves
+table.md, junit.xml   for people, and for machines that run tests
+recipe.yaml, inputs.json, environment.json   every option, digests of model and prompts, versions and machine
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+import orjson
+from safetensors.torch import save
+
+from lockstep.config import Loaded, usage
+from lockstep.doctor.backends.build import backends_of
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.base import Backend
+from lockstep.doctor.judging import Row, judge_row, judged, pairs_of
+from lockstep.doctor.measure import Bench, Repeated, repeated
+from lockstep.doctor.plan import Cell, cells_of, requests_for, sequences_for
+from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.render import junit, markdown
+from lockstep.doctor.report import Found, columns_of, described, tree_of
+from lockstep.doctor.verdict import Clause
+from lockstep.models.folder import read_config
+from lockstep.recipe import DoctorRecipe
+from lockstep.runtime.folder import write_whole
+from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.results import Results, results_of
+from lockstep.runtime.rows import files_of
+
+REPORT, COLUMNS, TABLE, JUNIT = "report.json", "columns.safetensors", "table.md", "junit.xml"
+
+
+def table(loaded: Loaded) -> int:
+    """Measures, prints the table, and leaves the report.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ChangedError: If the folder holds a report on something else.
+        ValueError: If the model or its prompts cannot be used.
+    """
+    recipe = loaded.recipe
+    if not isinstance(recipe, DoctorRecipe):
+        raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    read_config(recipe.model.path)  # says what is wrong with a folder before one for the results is made
+    rows = {"prompts": files_of(PromptSource(recipe).rows)}
+    results = results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
+    with (
+        results.opened() as started,
+        progress(f"{recipe.model.path} → {results.folder}") as shown,
+        ExitStack() as open_,
+    ):
+        with shown.phase("start backends"):
+            backends = open_.enter_context(backends_of(recipe, shown.note))
+        started()
+        found = measured(recipe, backends, shown)
+        with shown.phase("write"):
+            report = tree_of(found, loaded, results.inputs)
+            _write(results, report, found)
+    print(markdown(found), end="")
+    print(f"report: {results.folder / REPORT}")
+    return int(report["exit_code"])
+
+
+def measured(recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress) -> Found:
+    """Measures and judges all cells of a recipe.
+
+    Args:
+        recipe: The grid and its limits, the model and its prompts.
+        backends: What is compared, by name; the earlier of a pair is the training side.
+        shown: Is told how far it is.
+    """
+    return _Measuring(recipe, PromptSource(recipe), backends, shown).found()
+
+
+class _Measuring:
+    """Goes through the cells of a recipe, shortest first."""
+
+    def __init__(
+        self, recipe: DoctorRecipe, source: PromptSource, backends: Mapping[str, Backend], shown: Progress
+    ) -> None:
+        self._recipe, self._source, self._backends, self._shown = recipe, source, backends, shown
+        self._cells, self._pairs = cells_of(recipe.grid), pairs_of(list(backends))
+        self._context = min(backend.context for backend in backends.values())
+        self._bench = Bench(backends, HFBackend(recipe.model.path))
+        self._begun = time.monotonic()
+        self._shorter: dict[tuple[object, ...], list[tuple[Clause, int]]] = {}
+        self._repeats: list[Repeated] = []
+
+    def found(self) -> Found:
+        """Measures and judges all."""
+        inside = [cell for cell in self._cells if cell.length < self._context]
+        self._shown.total(len(inside), self._arithmetic(len(inside)), unit="cells")
+        rows = []
+        for cell in self._cells:
+            rows.append(self._row(cell))
+            if rows[-1].state != "beyond context":
+                tokens = sum(int(drawn.batch.mask.sum()) for drawn in rows[-1].drawn)
+                self._shown.step(sum(row.state != "beyond context" for row in rows), {}, tokens)
+        return Found(
+            rows,
+            judged(rows, self._pairs, self._recipe.limits),
+            self._repeats,
+            {name: described(backend) for name, backend in self._backends.items()},
+            self._notes(),
+            time.monotonic() - self._begun,
+        )
+
+    def _row(self, cell: Cell) -> Row:
+        if cell.length >= self._context:
+            return Row(cell, "beyond context")
+        budget, begun = self._recipe.grid.budget_s, time.monotonic()
+        if budget is not None and begun - self._begun >= budget:
+            return Row(cell, "cut by budget")
+        prompts = self._source.prompts(cell.data, self._context - cell.length)
+        requests = requests_for(cell, prompts, self._sequences(cell), self._recipe.seed)
+        with self._shown.phase(cell.name):
+            row = Row(cell, "measured", tuple(self._bench.drawn(cell, requests)))
+        if cell.length == self._cells[0].length:
+            with self._shown.phase(f"{cell.name}, again"):
+                self._repeats += [
+                    repeated(cell, name, backend, requests, self._recipe.grid.repeats)
+                    for name, backend in self._backends.items()
+                    if "generate" in backend.capabilities
+                ]
+        self._note_spread(row)
+        return replace(row, seconds=time.monotonic() - begun)
+
+    def _sequences(self, cell: Cell) -> int:
+        shorter = self._shorter.get((cell.data, cell.method, cell.batch_size), [])
+        return sequences_for(cell, self._recipe.grid, shorter, self._level)
+
+    def _note_spread(self, row: Row) -> None:
+        """What the same cell at another length needs to know."""
+        cell = row.cell
+        judgements = [judge_row(row, pair, self._recipe.limits, self._judged_together) for pair in self._pairs]
+        self._shorter[cell.data, cell.method, cell.batch_size] = [
+            (clause, int(drawn.batch.mask.sum()))
+            for judgement, (train, infer) in zip(judgements, self._pairs, strict=True)
+            for side, drawer in (("infer", infer), ("train", train))
+            if (drawn := row.by(drawer)) is not None
+            for clause in [judgement.clauses[f"{side}.mismatch"]]
+        ]
+
+    @property
+    def _judged_together(self) -> int:
+        return len(self._cells) * len(self._pairs)
+
+    @property
+    def _level(self) -> float:
+        return (1 - self._recipe.limits.confidence) / self._judged_together
+
+    def _arithmetic(self, inside: int) -> str:
+        beyond = len(self._cells) - inside
+        return f"{inside} cells" + (f", and {beyond} beyond the context of {self._context} tokens" if beyond else "")
+
+    def _notes(self) -> list[str]:
+        if self._source.tokenizer is not None:
+            return []
+        return [f"{self._recipe.model.path} has no tokenizer: all prompts, real and counting, are random tokens."]
+
+
+def _write(results: Results, report: Mapping[str, object], found: Found) -> None:
+    """The numbers first, so that whoever finds the report finds all."""
+    contents = {
+        COLUMNS: save(columns_of(found.rows)),
+        TABLE: markdown(found).encode(),
+        JUNIT: junit(found).encode(),
+        REPORT: orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n",
+    }
+    for name, content in contents.items():
+        write_whole(results.folder / name, [content])

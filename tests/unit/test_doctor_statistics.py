@@ -1,0 +1,274 @@
+"""Figures against plain loops that a reader can check by eye; bounds against binomial sums, tables and simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.doctor.bounds import Bootstrap, Rate, Student, beta_tail, holm
+from lockstep.doctor.statistics import Compared, by_index, by_surprise, effective_share, figures, mean, pooled
+
+INF = math.inf
+logprobs = st.floats(-8, 0)
+sequences = st.lists(st.lists(st.tuples(logprobs, logprobs), min_size=1, max_size=5), min_size=2, max_size=5)
+
+
+def compared(rows: list[list[tuple[float, float]]], cluster: list[int] | None = None) -> Compared:
+    """From (training, inference) log-probabilities of each sequence."""
+    flat = [pair for row in rows for pair in row]
+    return Compared(
+        torch.tensor([train for train, _ in flat], dtype=torch.float64),
+        torch.tensor([infer for _, infer in flat], dtype=torch.float64),
+        torch.tensor([len(row) for row in rows]),
+        torch.tensor([i for row in rows for i in range(len(row))]),
+        None if cluster is None else torch.tensor(cluster),
+    )
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    average = sum(values) / len(values)
+    return average, sum((value - average) ** 2 for value in values)
+
+
+def cluster_error(rows: list[list[float]]) -> float:
+    """Standard error of the mean over all numbers, each row counting as one draw."""
+    tokens = sum(map(len, rows))
+    average = sum(map(sum, rows)) / tokens
+    squares = sum((sum(row) - average * len(row)) ** 2 for row in rows)
+    return math.sqrt(squares * len(rows) / (len(rows) - 1)) / tokens
+
+
+@given(sequences)
+def test_every_figure_is_its_formula(rows: list[list[tuple[float, float]]]) -> None:
+    found = figures(compared(rows))
+    deltas = [[train - infer for train, infer in row] for row in rows]
+    flat, n = [delta for row in deltas for delta in row], sum(map(len, deltas))
+    ordered = sorted(map(abs, flat))
+    kept = ordered[: math.ceil(0.95 * n)]
+    weights = [math.exp(sum(row)) for row in deltas]
+    expected = {
+        "tokens": n,
+        "sequences": len(rows),
+        "token_mult_prob_error": sum(math.exp(abs(delta)) for delta in flat) / n,
+        "capped_mult_prob_error": sum(math.exp(min(abs(delta), 3)) for delta in flat) / n,
+        "k1": -sum(flat) / n,
+        "k1_se": cluster_error(deltas),
+        "k2": sum(delta**2 / 2 for delta in flat) / n,
+        "k3": sum(math.exp(delta) - 1 - delta for delta in flat) / n,
+        "mean_ratio": sum(map(math.exp, flat)) / n,
+        "mean_ratio_se": cluster_error([[math.exp(delta) for delta in row] for row in deltas]),
+        "mean_abs": sum(map(abs, flat)) / n,
+        "rms": math.sqrt(sum(delta**2 for delta in flat) / n),
+        "trimmed_rms": math.sqrt(sum(delta**2 for delta in kept) / len(kept)),
+        "median_abs": ordered[math.ceil(n / 2) - 1],
+        "p99": ordered[math.ceil(0.99 * n) - 1],
+        "p999": ordered[math.ceil(0.999 * n) - 1],
+        "max_abs": ordered[-1],
+        "outlier_rate_0.1": sum(abs(delta) > 0.1 for delta in flat) / n,
+        "outlier_rate_0.5": sum(abs(delta) > 0.5 for delta in flat) / n,
+        "outlier_rate_1": sum(abs(delta) > 1 for delta in flat) / n,
+        "outlier_rate_3": sum(abs(delta) > 3 for delta in flat) / n,
+        "token_ess": sum(map(math.exp, flat)) ** 2 / sum(math.exp(2 * delta) for delta in flat) / n,
+        "sequence_ess": sum(weights) ** 2 / sum(weight**2 for weight in weights) / len(rows),
+        "support_violations_train": 0,
+        "support_violations_infer": 0,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert set(found) - set(expected) == {"slope", "intercept", "correlation"}
+
+
+def test_a_line_is_found() -> None:
+    infer = [-0.1, -0.7, -2.0, -4.5]
+    found = figures(compared([[(0.9 * x - 0.03, x) for x in infer]]))
+    assert found["slope"] == pytest.approx(-0.1)
+    assert found["intercept"] == pytest.approx(-0.03)
+    assert found["correlation"] == pytest.approx(1.0)
+    (_, xx), (_, yy) = spread([1.0, 2.0, 4.0]), spread([1.0, 3.0, 2.0])
+    crossed = sum((x - 7 / 3) * (y - 2) for x, y in zip((1, 2, 4), (1, 3, 2), strict=True))
+    found = figures(compared([[(-1.0, -1.0), (-3.0, -2.0), (-2.0, -4.0)]]))
+    assert found["correlation"] == pytest.approx(crossed / math.sqrt(xx * yy))
+
+
+def test_tokens_without_a_probability_are_counted_and_hide_nothing() -> None:
+    rows = [[(-1.0, -1.1), (-INF, -2.0)], [(-1.0, -1.2), (math.nan, -0.5)], [(-3.0, -INF), (-INF, -INF)]]
+    found = figures(compared(rows))
+    assert (found["support_violations_train"], found["support_violations_infer"]) == (3, 2)
+    assert found["token_mult_prob_error"] == pytest.approx((math.exp(0.1) + math.exp(0.2)) / 2)
+    assert found["capped_mult_prob_error"] == pytest.approx(
+        (math.exp(0.1) + math.exp(0.2) + 3 * math.exp(3) + math.exp(0)) / 6
+    )
+    assert found["outlier_rate_3"] == 3 / 6
+    assert found["mean_ratio"] == pytest.approx((math.exp(0.1) + math.exp(0.2)) / 4), "a weight of 0 is a weight"
+    assert not any(math.isnan(value) for value in found.values())
+
+
+def test_enormous_differences_are_numbers() -> None:
+    found = figures(compared([[(-1.0, -900.0), (-1.0, -1.0)], [(-900.0, -1.0)]]))
+    assert all(math.isfinite(value) for value in found.values())
+    assert found["max_abs"] == 899.0
+
+
+def test_nothing_to_compare_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no token to compare"):
+        figures(compared([[], []]))
+
+
+def test_only_masked_tokens_are_compared() -> None:
+    mask = torch.tensor([False, True, True, False, True])
+    batch = Batch(torch.arange(5), torch.tensor([3, 2]), {"mask": mask})
+    found = Compared.of(batch, -torch.arange(5.0), -torch.arange(5.0) - 1)
+    assert found.train.tolist() == [-1.0, -2.0, -4.0]
+    assert found.delta.tolist() == [1.0, 1.0, 1.0]
+    assert (found.lengths.tolist(), found.position.tolist()) == ([2, 1], [1, 2, 1])
+    assert (found.row.tolist(), found.index.tolist()) == ([0, 0, 1], [1, 2, 1])
+
+
+def test_strata_hold_every_token_once() -> None:
+    long = compared([[(-i / 100, -i / 100 - 0.1) for i in range(700)], [(-1.0, -1.1)] * 9])
+    places = by_index(long)
+    assert {name: part.train.numel() for name, part in places.items()} == {
+        "1": 2, "2–8": 14, "9–64": 57, "65–512": 448, "513–4096": 188,
+    }  # fmt: skip
+    surprise = by_surprise(compared([[(-9.0, -0.05), (-9.0, -0.06), (-9.0, -3.0), (-9.0, -INF)]]))
+    assert {name: part.infer.tolist() for name, part in surprise.items()} == {
+        "0–0.05": [-0.05], "0.05–0.5": [-0.06], "2–5": [-3.0], ">5": [-INF],
+    }  # fmt: skip
+
+
+def test_the_error_of_a_mean_counts_clusters_not_tokens() -> None:
+    rows = [[(-1.0, -1.1)] * 50, [(-1.0, -1.3)] * 50, [(-1.0, -1.1)] * 50, [(-1.0, -1.3)] * 50]
+    alone = compared(rows)
+    assert mean(alone, alone.delta) == pytest.approx((0.2, 0.1 * math.sqrt(4 / 3) / 2))
+    pairs = compared(rows, cluster=[7, 3, 7, 3])
+    assert mean(pairs, pairs.delta) == pytest.approx((0.2, 0.1 * math.sqrt(2 / 1) / math.sqrt(2)))
+    assert math.isnan(mean(compared(rows, [0, 0, 0, 0]), alone.delta)[1])
+
+
+def test_pooled_cells_keep_their_clusters_apart() -> None:
+    one, two = compared([[(-1.0, -1.0)], [(-1.0, -1.0)]], cluster=[5, 5]), compared([[(-2.0, -1.0)] * 2])
+    both = pooled([one, two])
+    assert both.totals(both.delta).tolist() == [[0.0, 2.0], [-2.0, 2.0]]
+    assert both.lengths.tolist() == [1, 1, 2]
+
+
+@given(st.lists(st.floats(-400, 400), min_size=1, max_size=20), st.floats(-500, 500))
+def test_an_effective_share_lies_between_one_and_all_and_knows_no_scale(weights: list[float], shift: float) -> None:
+    share = effective_share(torch.tensor(weights, dtype=torch.float64))
+    assert 1 / len(weights) - 1e-9 <= share <= 1 + 1e-9
+    assert effective_share(torch.tensor(weights, dtype=torch.float64) + shift) == pytest.approx(share, rel=1e-6)
+
+
+def binomial(n: int, k: int, rate: float) -> float:
+    """P(≤ k) of n."""
+    return sum(math.comb(n, i) * rate**i * (1 - rate) ** (n - i) for i in range(k + 1))
+
+
+@pytest.mark.parametrize(("n", "k"), [(10, 0), (10, 10), (500, 3), (40, 17), (900, 1)])
+@pytest.mark.parametrize("level", [0.05, 0.01, 1e-4])
+def test_exact_bounds_are_where_the_binomial_tail_is_the_level(n: int, k: int, level: float) -> None:
+    rate = Rate(k, n)
+    low, high = rate.lower(level), rate.upper(level)
+    assert low == 0 if k == 0 else 1 - binomial(n, k - 1, low) == pytest.approx(level, rel=1e-6)
+    assert high == 1 if k == n else binomial(n, k, high) == pytest.approx(level, rel=1e-6)
+
+
+def test_the_rule_of_three() -> None:
+    assert Rate(0, 3000).upper(0.05) == pytest.approx(3 / 3000, rel=2e-3)
+    assert Rate(0, 30_000).upper(0.05) == pytest.approx(1 - 0.05 ** (1 / 30_000), rel=1e-9)
+
+
+def test_hits_that_come_together_are_worth_less() -> None:
+    scattered = Rate.of(torch.tensor([[1.0, 100.0]] * 32))
+    together = Rate.of(torch.tensor([[32.0, 100.0]] + [[0.0, 100.0]] * 31))
+    assert (scattered.value, together.value) == pytest.approx((0.01, 0.01))
+    assert scattered.trials == 3200
+    assert together.trials < 150
+    assert together.upper(0.01) > 3 * scattered.upper(0.01)
+    assert Rate.of(torch.tensor([[0.0, 100.0]] * 32)) == Rate(0, 3200)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "two_sided", "t"), [(1, 0.05, 12.7062), (7, 0.01, 3.4995), (31, 0.02, 2.4528), (1000, 0.05, 1.9623)]
+)
+def test_students_tail_is_that_of_the_tables(freedom: int, two_sided: float, t: float) -> None:
+    assert Student(t, 1.0, freedom + 1).p_stays(0.0) == pytest.approx(two_sided / 2, rel=1e-3)
+    assert Student(0.0, 2.0, freedom + 1).upper(two_sided / 2) == pytest.approx(2 * t, rel=1e-4)
+
+
+@given(st.floats(0.2, 300), st.floats(0.2, 300), st.floats(0.001, 0.999))
+def test_the_incomplete_beta_function_mirrors(a: float, b: float, x: float) -> None:
+    assert beta_tail(a, b, x) + beta_tail(b, a, 1 - x) == pytest.approx(1, abs=1e-9)
+    assert beta_tail(a, 1, x) == pytest.approx(x**a, rel=1e-9)
+
+
+def test_holm_multiplies_by_how_many_are_left() -> None:
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.9, 0.5]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def noise(clusters: int) -> Tensor:
+    """Healthy rounding: sequences of different spread, tokens of different surprise."""
+    scale = torch.exp(0.3 * torch.randn(clusters, 1, dtype=torch.float64))
+    size = 0.03 * scale * torch.rand(clusters, 100).square() * torch.randn(clusters, 100).abs()
+    return torch.stack([size.exp().sum(1), torch.full((clusters,), 100.0)], 1).double()
+
+
+def spikes(clusters: int) -> Tensor:
+    """With one spike of about a nat in 200 tokens."""
+    size = torch.randn(clusters, 100).abs() * torch.where(torch.rand(clusters, 100) < 5e-3, 1.0, 0.01)
+    return torch.stack([size.clamp(max=3).exp().sum(1), torch.full((clusters,), 100.0)], 1).double()
+
+
+@pytest.mark.parametrize(("draw", "clusters", "most"), [(noise, 8, 0.06), (noise, 32, 0.035), (spikes, 64, 0.07)])
+def test_bounds_of_the_bootstrap_cover(draw: Callable[[int], Tensor], clusters: int, most: float) -> None:
+    """A bound misses the truth in about 1 % of 500 draws; heavy tails cost some."""
+    torch.manual_seed(0)
+    many = draw(200_000).sum(0)
+    truth, runs = float(many[0] / many[1]), 500
+    found = [Bootstrap.of(draw(clusters), 0.01) for _ in range(runs)]
+    above = sum(one.upper(0.01) < truth for one in found) / runs
+    below = sum(one.lower(0.01) > truth for one in found) / runs
+    assert above <= most
+    assert below <= 0.025
+    assert sum(one.p_reaches(truth) <= 0.01 for one in found) / runs == pytest.approx(above, abs=0.004)
+
+
+def test_a_bootstrap_is_the_same_every_time_and_surer_the_more_there_is() -> None:
+    torch.manual_seed(1)
+    few, many = noise(16), noise(1600)
+    one, two = Bootstrap.of(few, 0.01), Bootstrap.of(few, 0.01)
+    assert one.t.equal(two.t)
+    assert one.lower(1e-3) <= one.lower(0.01) < one.value < one.upper(0.01) <= one.upper(1e-3)
+    more = Bootstrap.of(many, 0.01)
+    assert more.upper(0.01) - more.lower(0.01) < 0.2 * (one.upper(0.01) - one.lower(0.01))
+    assert Bootstrap.of(few, 1e-4).t.numel() == 100_000
+    assert one.t.numel() == 2000
+
+
+def test_one_cluster_says_nothing_and_equal_ones_all() -> None:
+    alone = Bootstrap.of(torch.tensor([[101.0, 100.0]], dtype=torch.float64), 0.01)
+    assert (alone.lower(0.01), alone.upper(0.01)) == (-INF, INF)
+    assert alone.p_reaches(50.0) > 0.5
+    equal = Bootstrap.of(torch.tensor([[101.0, 100.0]] * 8, dtype=torch.float64), 0.01)
+    assert (equal.lower(0.01), equal.upper(0.01)) == (1.01, 1.01)
+    assert (equal.p_reaches(1.02), equal.p_stays(1.02)) == (0.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.floats(-3, 3), st.integers(1, 9)), min_size=3, max_size=12), st.floats(0.001, 0.2))
+@settings(max_examples=50, deadline=None)
+def test_a_p_value_is_small_exactly_where_the_bound_is_clear(rows: list[tuple[float, int]], level: float) -> None:
+    totals = torch.tensor(rows, dtype=torch.float64)
+    for bounded in (Bootstrap.of(totals, level), Student.jackknife(totals, lambda sums: sums[:, 0] / sums[:, 1])):
+        for limit in (bounded.value - 0.3, bounded.value + 0.01, bounded.value + 0.5):
+            if abs(bounded.upper(level) - limit) > 1e-9:
+                assert (bounded.p_reaches(limit) <= level) == (bounded.upper(level) < limit)
+            if abs(bounded.lower(level) - limit) > 1e-9:
+                assert (bounded.p_stays(limit) <= level) == (bounded.lower(level) > limit)

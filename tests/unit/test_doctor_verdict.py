@@ -1,0 +1,202 @@
+"""The verdict: which clause says what, and how often it is wrong about agreement and disagreement that are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.doctor.statistics import Compared
+from lockstep.doctor.verdict import Judgement, judge, judge_tails, step_down
+from lockstep.recipe.doctor import Limits
+from lockstep.types import SamplingParams
+
+LIMITS = Limits()
+GREEDY, NUCLEUS = SamplingParams(8, temperature=0.0), SamplingParams(8, top_p=0.9)
+
+
+def drawn(sequences: int, tokens: int, noise: float, shift: float = 0.0) -> Compared:
+    """Rounding noise about as large as a token surprises, larger in some sequences; E[e^Δ] = e^shift."""
+    surprise = -torch.rand(sequences, tokens, dtype=torch.float64).log()
+    scale = noise * (surprise / 2).clamp(max=1.5) * torch.exp(0.3 * torch.randn(sequences, 1))
+    delta = scale * torch.randn(sequences, tokens) - scale.square() / 2 + shift
+    lengths = torch.full((sequences,), tokens)
+    return Compared((delta - surprise).flatten(), -surprise.flatten(), lengths, torch.arange(tokens).repeat(sequences))
+
+
+def floor_of(compared: Compared, noise: float) -> Tensor:
+    """What rounding makes of other runs on the same tokens."""
+    size = (-compared.infer / 2).clamp(max=1.5)
+    return noise * size * torch.randn(size.numel()).abs()
+
+
+def verdict(noise: float = 0.02, shift: float = 0.0, *, sequences: int = 32, sampling: SamplingParams | None = None,
+            alter: Callable[[Compared], Compared] = lambda healthy: healthy) -> Judgement:  # fmt: skip
+    torch.manual_seed(3)
+    compared = drawn(sequences, 400, noise, shift)
+    return judge(alter(compared), None, floor_of(compared, 0.02), LIMITS, sampling=sampling)
+
+
+def failed(judgement: Judgement) -> set[str]:
+    return {name for name, clause in judgement.clauses.items() if clause.verdict == "FAIL"}
+
+
+def test_rounding_alone_passes() -> None:
+    found = verdict()
+    assert found.verdict == "PASS", found.reasons
+    assert found.low < found.metric < found.high < 1.03
+    assert "tokens of the inference side: mean e^|Δ| is 1.0" in " ".join(found.reasons)
+
+
+def test_more_than_the_floor_allows_fails_long_before_the_usual_limit() -> None:
+    found = verdict(noise=0.07)
+    assert found.verdict == "FAIL"
+    assert "infer.mismatch" in failed(found)
+    assert found.metric < 1.05
+    assert "beyond the limit" in found.reasons[0]
+
+
+def test_the_usual_limit_holds_whatever_the_floor() -> None:
+    compared = drawn(32, 400, 0.2)
+    found = judge(compared, None, floor_of(compared, 0.2), LIMITS)
+    assert "infer.mult_prob_error" in failed(found)
+    assert found.clauses["infer.mismatch"].verdict == "PASS"
+    lax = judge(compared, None, floor_of(compared, 0.2), LIMITS.model_copy(update={"max_mult_prob_error": 1.5}))
+    assert "infer.mult_prob_error" not in failed(lax)
+
+
+def test_a_bias_fails_where_tokens_were_sampled() -> None:
+    assert failed(verdict(shift=0.008)) == {"infer.bias", "infer.ratio"}
+    assert verdict(shift=0.008, sampling=GREEDY).verdict == "PASS"
+    patient = LIMITS.model_copy(update={"max_bias_z": 1000.0})
+    torch.manual_seed(3)
+    compared = drawn(32, 400, 0.02, 0.008)
+    assert judge(compared, None, floor_of(compared, 0.02), patient).verdict == "PASS"
+
+
+def with_one(train: float) -> Callable[[Compared], Compared]:
+    return lambda healthy: replace(healthy, train=healthy.train.index_fill(0, torch.tensor([77]), train))
+
+
+@pytest.mark.parametrize("nothing", [-math.inf, math.nan])
+def test_one_impossible_token_fails_unless_the_tail_was_cut(nothing: float) -> None:
+    assert failed(verdict(alter=with_one(nothing))) == {"infer.support"}
+    cut = verdict(alter=with_one(nothing), sampling=NUCLEUS)
+    assert cut.clauses["infer.support"].verdict == "PASS"
+    assert "infer.support" not in failed(cut)
+
+
+def test_too_many_outliers_fail_though_the_mean_is_small() -> None:
+    def alter(healthy: Compared) -> Compared:
+        rare = torch.arange(healthy.train.numel()) % 250 == 0
+        return replace(healthy, train=healthy.train - 1.2 * rare)
+
+    found = verdict(alter=alter)
+    assert "infer.outliers" in failed(found)
+    assert "infer.mult_prob_error" not in failed(found)
+    wide = LIMITS.model_copy(update={"outlier_nats": 2.5})
+    torch.manual_seed(3)
+    compared = drawn(32, 400, 0.02)
+    assert "infer.outliers" not in failed(judge(alter(compared), None, floor_of(compared, 0.02), wide))
+
+
+def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> None:
+    torch.manual_seed(0)
+    compared = drawn(64, 400, 0.02)
+    drift = torch.randn(64, dtype=torch.float64).repeat_interleave(400) * 4 / 400
+    assert "infer.sequence_ess" in failed(
+        judge(replace(compared, train=compared.train + drift), None, floor_of(compared, 0.02), LIMITS)
+    )
+    long = drawn(64, 10_000, 0.02)
+    found = judge(long, None, floor_of(long, 0.02), LIMITS)
+    assert found.clauses["infer.sequence_ess"].value < 0.5
+    assert found.verdict == "PASS", found.reasons
+    none = LIMITS.model_copy(update={"min_sequence_ess": 0.0})
+    assert judge(replace(compared, train=compared.train + drift), None, floor_of(compared, 0.02), none).clauses[
+        "infer.sequence_ess"
+    ].verdict == "PASS"  # fmt: skip
+
+
+def test_few_tokens_certify_no_rate_but_all_cells_together_do() -> None:
+    torch.manual_seed(0)
+    cells = [drawn(32, 50, 0.02) for _ in range(8)]
+    alone = judge(cells[0], None, floor_of(cells[0], 0.02), LIMITS)
+    assert alone.verdict == "INCONCLUSIVE"
+    assert len(alone.reasons) == 1
+    assert "not surely on either side of the limit 0.001" in alone.reasons[0]
+    tails = judge_tails(cells, LIMITS)
+    assert judge(cells[0], None, floor_of(cells[0], 0.02), LIMITS, tails=tails).verdict == "PASS"
+    few = judge_tails(cells[:1], LIMITS)
+    assert judge(cells[0], None, floor_of(cells[0], 0.02), LIMITS, tails=few).verdict == "INCONCLUSIVE"
+
+
+def test_few_sequences_pass_nothing_though_they_may_fail() -> None:
+    few, enough = ((drawn(sequences, 400, 0.0), torch.zeros(400 * sequences)) for sequences in (7, 8))
+    assert judge(few[0], None, few[1], LIMITS).clauses["infer.mismatch"].verdict == "INCONCLUSIVE"
+    assert judge(enough[0], None, enough[1], LIMITS).clauses["infer.mismatch"].verdict == "PASS"
+    assert verdict(noise=0.3, sequences=7).verdict == "FAIL"
+
+
+def test_answers_to_one_prompt_are_one_draw() -> None:
+    def alter(healthy: Compared) -> Compared:
+        return replace(healthy, cluster=torch.arange(32) // 8)
+
+    assert verdict(alter=alter).clauses["infer.mismatch"].verdict == "INCONCLUSIVE"
+
+
+def test_both_directions_are_judged() -> None:
+    torch.manual_seed(0)
+    healthy, broken = drawn(32, 400, 0.02), drawn(32, 400, 0.02)
+    broken = replace(broken, train=broken.train + 0.1)
+    floor = floor_of(healthy, 0.02)
+    found = judge(healthy, broken.swapped(), floor, LIMITS, train_floor_M=floor_of(broken, 0.02))
+    assert failed(found) == {"train.mismatch", "train.bias", "train.ratio", "train.mult_prob_error"}
+    assert "tokens of the training side" in found.reasons[0]
+    noisy = drawn(32, 400, 0.3)
+    mirrored = judge(noisy, noisy.swapped(), 0 * floor, LIMITS, train_floor_M=0 * floor)
+    assert not failed(mirrored) & {"infer.bias", "train.bias", "infer.ratio", "train.ratio"}
+    with pytest.raises(ValueError, match="floor of their own"):
+        judge(healthy, broken, floor, LIMITS)
+    with pytest.raises(ValueError, match=r"one \|Δ\| for each of 12800 tokens"):
+        judge(healthy, None, floor[1:], LIMITS)
+
+
+def test_identical_sides_pass_with_a_floor_of_zero_and_so_does_the_dust_of_fp32() -> None:
+    torch.manual_seed(0)
+    healthy = drawn(32, 400, 1e-5)
+    zero = torch.zeros(healthy.train.numel())
+    assert judge(replace(healthy, train=healthy.infer), None, zero, LIMITS).verdict == "PASS"
+    assert judge(healthy, None, zero, LIMITS).verdict == "PASS"
+    assert failed(judge(drawn(32, 400, 1e-3), None, zero, LIMITS)) == {"infer.mismatch"}
+
+
+def test_more_cells_ask_for_more_and_steps_down_ask_less() -> None:
+    torch.manual_seed(5)
+    compared = drawn(32, 400, 0.0545)
+    one, many = (judge(compared, None, floor_of(compared, 0.02), LIMITS, cells) for cells in (1, 1000))
+    assert many.low < one.low < one.high < many.high
+    torch.manual_seed(0)
+    cells = [drawn(32, 160, 0.02) for _ in range(3)]
+    strict = [judge(cell, None, floor_of(cell, 0.02), LIMITS, 3) for cell in cells]
+    assert {one.verdict for one in strict} == {"INCONCLUSIVE"}, "5,120 clean tokens are not enough for three cells"
+    assert {one.verdict for one in step_down(strict, LIMITS)} == {"INCONCLUSIVE"}
+    easy = [judge(cell, None, floor_of(cell, 0.02), LIMITS, 3) for cell in (drawn(32, 400, 0.02), *cells[:1])]
+    assert step_down(easy, LIMITS)[1].verdict == "PASS", "the second of two cells needs no more than it alone would"
+
+
+@pytest.mark.parametrize(
+    ("noise", "shift", "wrong"),
+    [(0.02, 0.0, "FAIL"), (0.0, 0.0, "FAIL"), (0.055, 0.0, "FAIL"), (0.075, 0.0, "PASS"), (0.02, 0.012, "PASS")],
+)
+def test_verdicts_are_seldom_wrong(noise: float, shift: float, wrong: str) -> None:
+    """Healthy: at most the thrice of a floor of 0.02; sequences are correlated inside."""
+    torch.manual_seed(0)
+    runs, mistakes = 60, 0
+    for _ in range(runs):
+        compared = drawn(32, 150, noise, shift)
+        mistakes += judge(compared, None, floor_of(compared, 0.02), LIMITS).verdict == wrong
+    assert mistakes <= 1
