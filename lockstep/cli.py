@@ -93,7 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)")
     export.set_defaults(command=_export)
     report = commands.add_parser("report", help="write runs, also unfinished ones, as one HTML file to look at")
-    report.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run; several are laid over each other")
+    report.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run, several are laid over each other; or of a doctor's result",
+    )
     report.add_argument("--out", metavar="FILE", help="default: report.html in the run, or here if there are several")
     report.set_defaults(command=_report)
     doctor.add(commands)
@@ -190,10 +195,19 @@ def _check(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from lockstep.report.doctor_folder import DoctorFolder
     from lockstep.report.html import write_report
 
     folders = [Path(run) for run in options.runs]
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
-    write_report(folders, out)
+    doctors = [folder for folder in folders if DoctorFolder.there(folder)]
+    if doctors and len(folders) > 1:
+        raise ValueError(f"{doctors[0]} is a doctor's, and has a page of its own; name it alone")
+    if doctors:
+        from lockstep.doctor.page import write_page
+
+        write_page(doctors[0], out)
+    else:
+        write_report(folders, out)
     print(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
     return 0

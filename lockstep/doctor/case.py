@@ -222,11 +222,9 @@ def first_drawn(batch: Batch) -> Tensor:
     return batch.mask & (~before | (batch.position == 0))
 
 
-def own_logits(view: View, batch: Batch, conditions: Conditions = USUAL) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each sequence, from a side's own network alone: logits of its masked tokens [M, V], the tokens [M], and all
-    tokens of the sequence up to its end [T]."""
+def own_logits(view: View, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each sequence, from a side's own network alone: its logits [T, V], and its masked tokens' indices [M]."""
     with view.holding():
-        network = view.backend.network(view.conditions.but(conditions))
+        network = view.backend.network(view.conditions)
         for tokens, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
-            own = mask.nonzero().squeeze(-1)
-            yield network.logits(tokens)[own - 1], tokens[own], tokens
+            yield network.logits(tokens), mask.nonzero().squeeze(-1)

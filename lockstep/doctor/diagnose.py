@@ -21,7 +21,7 @@ from lockstep.doctor.probes.execution import COMPANY, DECODING, KERNEL, PRECISIO
 from lockstep.doctor.probes.layers import LAYERS
 from lockstep.doctor.probes.semantics import SEMANTICS
 from lockstep.doctor.probes.tokens import FIRST_TOKEN, LAG, TOKEN_IDS
-from lockstep.doctor.probes.weights import CONFIGURATION, WEIGHTS
+from lockstep.doctor.probes.weights import CONFIGURATION, WEIGHTS, equal
 from lockstep.types import Request, SamplingParams
 
 PROBES: tuple[Probe, ...] = (
@@ -117,11 +117,28 @@ def examine(
         sampling: How.
         heard: Is told what each probe said.
     """
-    first = Case(View(train), View(infer), HFBackend(folder), requests, sampling)
+    first = Case(View(train), View(infer), _witness(folder, train, infer), requests, sampling)
     search = _Search(first, heard)
     for probe in PROBES:
         search.ask(probe)
     return search.diagnosis()
+
+
+def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
+    """Plain `transformers` with the weights that should be on both sides.
+
+    Those are the folder's, unless both sides hold others, or the training side has moved most of its own.
+    """
+    witness = HFBackend(folder)
+    if "weights" not in train.capabilities:
+        return witness
+    own, held = dict(witness.weights()), dict(train.weights())
+    trained = [name for name, tensor in held.items() if name in own and not equal(tensor, own[name])]
+    if len(trained) <= len(own) / 2:
+        sampled = dict(infer.weights()) if "weights" in infer.capabilities else {}
+        trained = [name for name in trained if name in sampled and equal(sampled[name], held[name])]
+    witness.load((name, held[name]) for name in trained)
+    return witness
 
 
 class _Search:

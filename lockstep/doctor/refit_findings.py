@@ -66,7 +66,7 @@ def findings(
         engine: Shows what it holds.
     """
     expected = _tied(now.sent, now.held)
-    for name, why in (differing(now.sent, now.held) | _behind_kernels(now, engine)).items():
+    for name, why in (_behind_kernels(now, engine) | differing(now.sent, now.held)).items():
         if name in now.held.kept_caches:
             yield Finding(name, "stale_prefix_cache", why)
         elif name not in now.held.fingerprints or name not in expected:

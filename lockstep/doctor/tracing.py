@@ -7,6 +7,7 @@ have differed is the doing of the code between modules (attention, residual sums
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,14 +26,16 @@ Hook = Callable[..., Any]
 
 @dataclass
 class Trace:
-    """What modules were given and gave, in order.
+    """What modules were given and gave, in order; but for those that were called more than once.
 
     Attributes:
         seen: By node, the first tensor, fp32.
+        given: By path, all that a module gave.
         positions: That the rotary embedding was given, if the model has one.
     """
 
     seen: dict[Node, Tensor] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
     positions: Tensor | None = None
 
 
@@ -56,6 +59,7 @@ class Local:
 def traced(network: Network, tokens_T: Tensor) -> Trace:
     """What the modules of a network are given, and give, for one sequence."""
     trace = Trace()
+    calls: Counter[str] = Counter()
 
     def given(path: str, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if inputs and _is_real(inputs[0]):
@@ -64,10 +68,17 @@ def traced(network: Network, tokens_T: Tensor) -> Trace:
             trace.positions = next((x for x in (*inputs[1:], *named.values()) if isinstance(x, Tensor)), None)
 
     def gave(path: str, output: Any) -> None:
+        calls[path] += 1
         trace.seen[f"{path}:out"] = _tensor(output).detach().float().clone()
+        trace.given[path] = _copied(output)
 
     with _hooked(network.modules, given, gave):
-        trace.seen["logits"] = network.logits(tokens_T).float()
+        logits = network.logits(tokens_T).float()
+    for path in (path for path, count in calls.items() if count > 1):
+        trace.given.pop(path)
+        for end in ("in", "out"):
+            trace.seen.pop(f"{path}:{end}", None)
+    trace.seen["logits"] = logits
     return trace
 
 
@@ -88,7 +99,7 @@ def compared(reference: Trace, network: Network, tokens_T: Tensor) -> list[Local
         if right is None or right.shape != own.shape:
             return None
         found.append(_local(f"{path}:out", right, own))
-        return _replaced(output, right.to(own.dtype))
+        return _like(reference.given[path], output)
 
     with _hooked(network.modules, given, gave):
         logits = network.logits(tokens_T)
@@ -107,9 +118,7 @@ def patched(reference: Trace, network: Network, tokens_T: Tensor, chosen: Callab
 
     def gave(path: str, output: Any) -> Any:
         node = f"{path}:out"
-        if not chosen(node) or node not in reference.seen:
-            return None
-        return _replaced(output, reference.seen[node].to(_tensor(output).dtype))
+        return _like(reference.given[path], output) if chosen(node) and node in reference.seen else None
 
     with _hooked(network.modules, given, gave):
         return network.logits(tokens_T)
@@ -148,5 +157,15 @@ def _tensor(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _replaced(output: Any, first: Tensor) -> Any:
-    return (first, *output[1:]) if isinstance(output, tuple) else first
+def _copied(output: Any) -> Any:
+    """What a module gave, as it is now."""
+    if isinstance(output, tuple):
+        return tuple(_copied(x) for x in output)
+    return output.detach().clone() if isinstance(output, Tensor) else output
+
+
+def _like(right: Any, own: Any) -> Any:
+    """What one module gave, in the types of what another gave."""
+    if isinstance(own, tuple):
+        return tuple(_like(a, b) for a, b in zip(right, own, strict=True))
+    return right.to(own.dtype) if isinstance(own, Tensor) else right

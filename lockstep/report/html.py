@@ -20,8 +20,8 @@ from lockstep.report.overview import overview
 from lockstep.report.samples import pack_samples
 
 _SCRIPTS = (
-    "data.js", "dom.js", "colours.js", "state.js", "curves.js", "time.js", "table.js", "tokens.js", "samples.js",
-    "recipe.js", "main.js",
+    "data.js", "dom.js", "colours.js", "state.js", "chart.js", "curves.js", "time.js", "table.js", "tokens.js",
+    "samples.js", "recipe.js", "main.js",
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def overview(folder: Path) -> dict[str, Any]:
     """
     require_run(folder)
     rows = read_metrics(folder)
-    recipe = dict(_flat(yaml12.parse((folder / "recipe.yaml").read_text(encoding="utf-8"))))
+    recipe = dict(flat(yaml12.parse((folder / "recipe.yaml").read_text(encoding="utf-8"))))
     environment = folder / "environment.json"
     planned = recipe.get("run.max_steps", -1)
     return {
@@ -51,10 +51,10 @@ def _series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[float
     return series
 
 
-def _flat(tree: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat(tree: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
     """Options by their whole key; a list is one value, and so is a section that says nothing."""
     if not isinstance(tree, dict) or not tree:
         yield prefix, tree
         return
     for key, value in tree.items():
-        yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+        yield from flat(value, f"{prefix}.{key}" if prefix else str(key))

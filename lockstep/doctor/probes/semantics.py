@@ -30,26 +30,32 @@ class Row:
     """One sequence as a side's own network sees it.
 
     Attributes:
-        logits: That describe its masked tokens, fp32 [M, V].
-        raw: The same in the type that the network gives.
-        token: The masked tokens [M].
-        tokens: All of its tokens [T].
-        said: What the side says, nats, float64 [M].
+        raw: Logits of every position, in the type that the network gives, [T, V].
+        tokens: Of the sequence [T].
+        own: Indices of its masked tokens [M].
+        said: What the side says of them, nats, float64 [M].
         asked: What it should say, given these logits, float64 [M].
     """
 
-    logits: Tensor
     raw: Tensor
-    token: Tensor
     tokens: Tensor
+    own: Tensor
     said: Tensor
     asked: Tensor
 
     @property
-    def context(self) -> Iterator[Tensor]:
-        """For each masked token, the tokens before it."""
-        start = len(self.tokens) - len(self.token)
-        return (self.tokens[: start + k] for k in range(len(self.token)))
+    def token(self) -> Tensor:
+        """The masked tokens [M]."""
+        return self.tokens[self.own]
+
+    @property
+    def logits(self) -> Tensor:
+        """That describe the masked tokens, fp32 [M, V]."""
+        return self.beside(0)
+
+    def beside(self, step: int) -> Tensor:
+        """Logits so many positions to the right of those, fp32 [M, V]."""
+        return self.raw[(self.own - 1 + step).clamp(0, len(self.tokens) - 1)].float()
 
 
 def semantics(case: Case, refused: Sequence[str]) -> Outcome:
@@ -117,9 +123,9 @@ def rows_of(view: View, batch: Batch, sampling: SamplingParams, said_N: Tensor |
     """The masked tokens of a batch by a side's own logits; what the side says is 0 where that is not given."""
     said_N = torch.zeros(batch.tokens.numel(), dtype=torch.float64) if said_N is None else said_N
     numbers = zip(torch.split(said_N, batch.lengths.tolist()), batch.sequences("mask"), strict=True)
-    for (raw, token, tokens), (said, mask) in zip(own_logits(view, batch), numbers, strict=True):
-        asked = token_scores(raw.float(), token, sampling)[0].double()
-        yield Row(raw.float(), raw, token, tokens, said[mask], asked)
+    for (raw, own), tokens, (said, mask) in zip(own_logits(view, batch), batch.sequences(), numbers, strict=True):
+        asked = token_scores(raw[own - 1].float(), tokens[own], sampling)[0].double()
+        yield Row(raw, tokens, own, said[mask], asked)
 
 
 def _network(case: Case, view: View) -> View:
@@ -173,6 +179,9 @@ def _guesses(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, 
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         yield "softmax_precision", f"with a log-softmax in {name}", _low(asked, dtype)
+    for step in (-1, 1):
+        said = f"one position to the {'left' if step < 0 else 'right'}"
+        yield "off_by_one", said, lambda row, step=step: token_scores(row.beside(step), row.token, asked)[0].double()
     rows_of_padding = _padding(rows)
     if rows_of_padding > 0:
         said = f"with {rows_of_padding:.0f} more logits of 0 in the denominator"
@@ -201,18 +210,14 @@ def _present(asked: SamplingParams, presence: float) -> Guess:
 
 def _seen(row: Row) -> Tensor:
     """Which tokens stand before each masked one, bool [M, V]."""
-    start, count = len(row.tokens) - len(row.token), len(row.token)
-    ones = torch.zeros(count, row.logits.shape[1])
-    prompt = torch.zeros(row.logits.shape[1]).index_fill_(0, row.tokens[:start], 1.0)
-    drawn = torch.zeros_like(ones).scatter_(1, row.token[:, None], 1.0).cumsum(0) - torch.zeros_like(ones).scatter_(
-        1, row.token[:, None], 1.0
-    )
-    return (drawn + prompt) > 0
+    there_TV = torch.zeros(len(row.tokens), row.raw.shape[1]).scatter_(1, row.tokens[:, None], 1.0)
+    return there_TV.cumsum(0)[row.own - 1] > 0
 
 
 def _low(asked: SamplingParams, dtype: torch.dtype) -> Guess:
     def numbers(row: Row) -> Tensor:
-        heated = row.raw if asked.greedy else row.raw / asked.temperature
+        raw = row.raw[row.own - 1]
+        heated = raw if asked.greedy else raw / asked.temperature
         return heated.to(dtype).log_softmax(-1).gather(-1, row.token[:, None])[:, 0].double()
 
     return numbers

@@ -93,20 +93,29 @@ def _finding(case: Case, side: Side, found: Mapping[str, Wrong]) -> Finding:
     said = [f"{name} {one.said}" for name, one in own.items()]
     shown = (*said[:4], f"and {len(said) - 4} more") if len(said) > 4 else tuple(said)
     right = {name: one.right for name, one in own.items()}
-    held = {name for name, _ in case.side(side).backend.weights()}
-    if not case.side(side).can("load"):
-        return Finding(cause, side, shown)
-    if own.keys() <= held:
-        return Finding(cause, side, shown, "load the folder's tensors", lambda case: _loaded(case, side, right))
-    absent = without(case.witness, right.keys())
-    setting = "take away from plain transformers what is not there"
-    return Finding(cause, side, shown, setting, lambda case: case.with_side(side, case.side(side).plus(absent)))
+    if case.side(side).can("load") and _takes(case.side(side), right):
+        return Finding(cause, side, shown, "load the right tensors", lambda case: _loaded(case, side, right))
+    held = dict(case.side(side).backend.weights())
+    wrong = {name: held.get(name, torch.zeros_like(tensor)) for name, tensor in right.items()}
+    doing = instead(
+        case.witness, {name: tensor for name, tensor in wrong.items() if name in dict(case.witness.weights())}
+    )
+    setting = "take away what the same tensors do to plain transformers"
+    return Finding(cause, side, shown, setting, lambda case: case.with_side(side, case.side(side).plus(doing)))
 
 
-def without(witness: Backend, names: Iterable[str]) -> Correction:
-    """What some tensors do to the witness's numbers: those with them, minus those with zeros in their place."""
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in witness.weights() if name in set(names)}
-    return lambda view, batch: View(witness).score(batch) - View(witness, tensors=zeros).score(batch)
+def _takes(view: View, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a side has these tensors after they were loaded."""
+    if not tensors.keys() <= {name for name, _ in view.backend.weights()}:
+        return False
+    with replace(view, tensors=tensors).holding():
+        held = dict(view.backend.weights())
+        return all(equal(held[name], tensor) for name, tensor in tensors.items())
+
+
+def instead(witness: Backend, wrong: Mapping[str, Tensor]) -> Correction:
+    """What wrong tensors do to the witness's numbers: those without them, minus those with them."""
+    return lambda view, batch: View(witness).score(batch) - View(witness, tensors=wrong).score(batch)
 
 
 def _loaded(case: Case, side: Side, tensors: Mapping[str, Tensor]) -> Case:
@@ -123,7 +132,7 @@ def _wrong(own: Iterable[tuple[str, Tensor]], right: Mapping[str, Tensor], rebui
             should = right.get(EMBEDDING)
         if should is None or ("rope" in " ".join(rebuilt) and "inv_freq" in name):
             continue
-        if not _equal(tensor, should):
+        if not equal(tensor, should):
             cause, said = _kind(name, tensor, should, right, tied=HEAD not in right)
             found[name] = Wrong(cause, said, should)
     # A buffer that is not shown says nothing: engines make tables of their own.
@@ -142,18 +151,18 @@ def _kind(name: str, tensor: Tensor, right: Tensor, all_right: Mapping[str, Tens
     if name.endswith(".bias") and not tensor.any():
         return "bias", "is all zeros"
     if tensor.shape == right.shape:
-        swapped = [n for n, x in all_right.items() if n != name and x.shape == tensor.shape and _equal(tensor, x)]
+        swapped = [n for n, x in all_right.items() if n != name and x.shape == tensor.shape and equal(tensor, x)]
         if swapped:
             return "swapped_tensors", f"holds {swapped[0]}"
-        if _equal(tensor.flatten().sort().values, right.flatten().sort().values):
+        if equal(tensor.flatten().sort().values, right.flatten().sort().values):
             return "permuted_tensor", "has the right numbers in another order"
         if _quantised(tensor, right):
             return "quantised_weights", f"takes {tensor.float().unique().numel()} values only"
     return "stale_tensor", f"differs by up to {_off(tensor, right):.2g}"
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """In the coarser of their types."""
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same in the coarser of their types."""
     if a.shape != b.shape:
         return False
     if a.is_floating_point():

@@ -39,82 +39,18 @@ function metricTraces(metric) {
 /** A run's name where a plotting library reads a little HTML of its own: its signs taken out. */
 const hoverName = (run) => (state.runs.length > 1 ? run.name.replace(/[<>&%{}]/g, "") : "");
 
-function chartLayout(more = {}) {
-  const style = getComputedStyle(document.body);
-  const [ink, line] = ["--quiet", "--line"].map((name) => style.getPropertyValue(name).trim());
-  const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickfont: { size: 11 }, exponentformat: "e" };
-  return {
-    margin: { l: 44, r: 10, t: 6, b: 28 },
-    height: 210,
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: style.fontFamily, color: ink, size: 11 },
-    showlegend: false,
-    dragmode: "zoom",
-    hovermode: "x unified",
-    hoverlabel: { bgcolor: style.getPropertyValue("--raised").trim(), bordercolor: line, font: { color: style.color } },
-    ...more,
-    xaxis: { ...axis, showgrid: false, spikecolor: ink, spikethickness: 1, spikedash: "dot", range: state.steps ?? undefined, autorange: state.steps === null, ...more.xaxis },
-    yaxis: { ...axis, automargin: true, type: state.logarithmic ? "log" : "linear", ...more.yaxis },
-  };
-}
-
-/** The plotting library, run when a first chart is to be drawn: samples need not wait for it. */
-const plotting = () => (plotting.ready ??= runLibrary("plotly"));
-
-/** One chart. `traces` is asked anew at each drawing; `layout` says what differs from the common one. */
-class Chart {
-  static all = [];
-  static sight = new IntersectionObserver(
-    (entries) => entries.forEach((entry) => Chart.of(entry.target).seen(entry.isIntersecting)),
-    { rootMargin: "200px" },
-  );
-  static of = (place) => Chart.all.find((chart) => chart.place === place);
-
-  constructor(traces, layout = () => ({})) {
-    this.traces = traces;
-    this.layout = layout;
-    this.place = element("div.chart");
-    this.isStale = true;
-    this.isSeen = false;
-    Chart.all.push(this);
-    Chart.sight.observe(this.place);
-  }
-
-  seen(isSeen) {
-    this.isSeen = isSeen;
-    this.refresh();
-  }
-
-  async refresh() {
-    if (!this.isSeen || !this.isStale) return;
-    this.isStale = false;
-    await plotting();
-    await new Promise((resolve) => setTimeout(resolve)); // so that charts appear one by one
-    const isNew = this.place.data === undefined;
-    Plotly.react(this.place, this.traces(), chartLayout(this.layout()), { displayModeBar: false, responsive: true });
-    if (isNew) this.place.on("plotly_relayout", (change) => zoomed(this, change));
-  }
-
-  static refreshAll() {
-    for (const chart of Chart.all) {
-      chart.isStale = true;
-      chart.refresh();
-    }
-  }
-}
-
 /** Zooms the other charts to the steps that one was zoomed to; a double click shows all steps again. */
-function zoomed(source, change) {
+Chart.zoomed = (source, change) => {
   const range = change["xaxis.autorange"] ? null : change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
   if (range !== null && range[0] === undefined) return;
   state.steps = range;
-  for (const chart of Chart.all) {
-    if (chart === source) continue;
-    chart.isStale = true;
-    chart.refresh();
-  }
-}
+  Chart.all.filter((chart) => chart !== source).forEach((chart) => chart.redraw());
+};
+
+Chart.common = () => ({
+  xaxis: { range: state.steps ?? undefined, autorange: state.steps === null },
+  yaxis: { type: state.logarithmic ? "log" : "linear" },
+});
 
 /** A chart of a metric with its name, and what of it cannot be drawn. */
 function metricCard(metric, note = "") {
@@ -186,18 +122,6 @@ function showMatching(text) {
     group.hidden = cards.every((card) => card.hidden);
     if (text.trim()) group.open = true;
   }
-}
-
-function oncePerFrame(work) {
-  let isAsked = false;
-  return () => {
-    if (isAsked) return;
-    isAsked = true;
-    requestAnimationFrame(() => {
-      isAsked = false;
-      work();
-    });
-  };
 }
 
 const AGREEMENT = {

@@ -1,0 +1,43 @@
+"use strict";
+/* Where inside the model the two sides part: each node's own error, given the same input. */
+
+const FARTHEST = 5;
+
+function layersView({ diagnosis }) {
+  const title = element("h2", {}, "Layers");
+  const layers = Object.entries(diagnosis?.layers ?? {});
+  if (!layers.length) return [title, element("p.empty", {}, "Layers have not been compared: lockstep doctor diagnose does, where both sides show them.")];
+  const nodes = layers.map(([name, error], place) => ({ name, place, error: asNumber(error) }));
+  const kinds = [...new Set(nodes.map(kindOf))];
+  const traces = () => kinds.map((kind, number) => nodeTrace(kind, nodes.filter((node) => kindOf(node) === kind), number));
+  const layout = () => titled("node, in the order of computation", "relative error", "linear", { height: 300, hovermode: "closest" });
+  const exact = nodes.filter((node) => node.error === 0).length;
+  const note = [exact ? `${exact} of ${nodes.length} agree to the bit and lie below the axis` : "", oddNodes(nodes)].filter(Boolean).join(" · ");
+  const farthest = [...nodes].sort((a, b) => sortable(b.error) - sortable(a.error)).slice(0, FARTHEST);
+  return [
+    title,
+    plotCard("layers", "error of each node, given the same input", new Chart(traces, layout).place, element("small", {}, note)),
+    plainTable(["farthest apart", "relative error"], farthest.map((node) => [element("code", {}, visible(node.name)), shown(node.error)])),
+  ];
+}
+
+/** What a node is, by the end of its name: norms with norms, projections with projections. */
+const kindOf = ({ name }) => name.split(".").at(-1);
+
+const sortable = (error) => (Number.isNaN(error) ? Infinity : error);
+
+function oddNodes(nodes) {
+  const odd = nodes.filter((node) => !Number.isFinite(node.error)).length;
+  return odd ? `${odd} not finite` : "";
+}
+
+function nodeTrace(kind, nodes, number) {
+  return {
+    type: "scatter", mode: "markers", marker: { size: 7, color: runColour(number) }, name: plotText(kind),
+    x: nodes.map((node) => node.place), y: positive(nodes.map((node) => node.error)),
+    text: nodes.map((node) => plotText(node.name)), hovertemplate: "%{text}<br>%{y:.3g}<extra></extra>",
+  };
+}
+
+/** A text where the plotting library reads a little HTML of its own: its signs taken out. */
+const plotText = (text) => text.replace(/[<>&%{}]/g, "");

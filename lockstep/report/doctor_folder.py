@@ -1,0 +1,129 @@
+"""What `lockstep doctor` leaves behind, for whoever only looks at it; `doctor/report.py` writes it and says more.
+
+    report.json           what was asked, measured and decided; `diagnosis` is there once causes have been looked for
+    columns.safetensors   the tokens, and what each backend says about them
+
+`diagnosis` holds `pair` (training and inference side), `gap`, `floor` and `left` (nats), `causes` (what
+`doctor.causes.Named` has, with `what` and `cure`), `log` (name, status, said, seconds and gap of each probe), and
+`layers` (the relative error of each node of the network for the same inputs, in the order of computation).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+REPORT, COLUMNS = "report.json", "columns.safetensors"
+SCHEMA = "lockstep.doctor.table/1"
+
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Two sides token by token: N tokens of B sequences, of which M were drawn and scored.
+
+    Attributes:
+        tokens: Ids, prompts included [N].
+        lengths: Tokens of each sequence [B].
+        mask: Which tokens were drawn, bool [N].
+        train: Log-probabilities of the training side, nats [M].
+        infer: Of the inference side [M].
+        floor: |Δ| that rounding alone makes, nats [M].
+    """
+
+    tokens: Numbers
+    lengths: Numbers
+    mask: Numbers
+    train: Numbers
+    infer: Numbers
+    floor: Numbers
+
+    @cached_property
+    def size(self) -> Numbers:
+        """|Δ| of each token, nats; infinite where a side has no finite log-probability [M]."""
+        train, infer = self.train.astype(np.float64), self.infer.astype(np.float64)
+        comparable = np.isfinite(train) & np.isfinite(infer)
+        return np.abs(np.subtract(train, infer, out=np.full(train.shape, np.inf), where=comparable))
+
+    @cached_property
+    def row(self) -> Numbers:
+        """Of each drawn token its sequence [M]."""
+        return np.repeat(np.arange(self.lengths.size), self.lengths)[self.mask]
+
+    @cached_property
+    def position(self) -> Numbers:
+        """Of each drawn token its place in the sequence, from 1 [M]."""
+        return (np.arange(self.tokens.size) - np.repeat(self._starts, self.lengths))[self.mask] + 1
+
+    @cached_property
+    def index(self) -> Numbers:
+        """Of each drawn token its place among those of its sequence, from 1 [M]."""
+        drawn = np.bincount(self.row, minlength=self.lengths.size)
+        return np.arange(self.row.size) - np.repeat(np.cumsum(drawn) - drawn, drawn) + 1
+
+    def sequence(self, row: int) -> Numbers:
+        """The ids of one sequence."""
+        return self.tokens[self._starts[row] :][: self.lengths[row]]
+
+    @property
+    def _starts(self) -> Numbers:
+        return np.cumsum(self.lengths) - self.lengths
+
+
+class DoctorFolder:
+    """What lies in a folder.
+
+    Attributes:
+        report: As it was written.
+
+    Raises:
+        ValueError: If there is no report, or its schema is another.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.report = _read(folder / REPORT)
+
+    @staticmethod
+    def there(folder: Path) -> bool:
+        """Whether a doctor wrote here."""
+        return (folder / REPORT).is_file() and (folder / COLUMNS).is_file()
+
+    def columns(self, named: Iterable[Mapping[str, Any]]) -> Iterator[Columns]:
+        """Columns by the names that the report has for them, one after the other: never are all of them in memory."""
+        path = self._folder / COLUMNS
+        try:
+            with safe_open(path, "numpy") as file:
+                for names in named:
+                    single = {field: file.get_tensor(names[field]) for field in _SINGLE}
+                    yield Columns(**single, floor=np.hypot(*(file.get_tensor(name) for name in names["floor"])))
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{path} cannot be read ({error}); write it anew by `lockstep doctor table`") from None
+
+
+_SINGLE = ("tokens", "lengths", "mask", "train", "infer")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"{path.parent} holds no {path.name} of a doctor; `lockstep doctor table` writes one")
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); write it anew by `lockstep doctor table`") from None
+    schema = report.get("schema") if isinstance(report, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(
+            f"{path} has the schema {schema!r}, and this Lockstep reads {SCHEMA!r}; write it anew by "
+            "`lockstep doctor table`"
+        )
+    return report
