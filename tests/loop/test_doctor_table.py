@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -20,9 +21,11 @@ from transformers import PreTrainedModel
 from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.config import describe, load
+from lockstep.doctor.analyze import Columns
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Backend, Conditions, Scores
+from lockstep.doctor.command import COLUMNS
 from lockstep.doctor.doctor_recipe import doctor_recipe
 from lockstep.doctor.judging import whole
 from lockstep.doctor.render import junit, markdown
@@ -69,6 +72,10 @@ def found(recipe: DoctorRecipe, train: Backend, infer: Backend) -> Found:
 
 def verdicts(what: Found) -> dict[str, str]:
     return {what.rows[one.row].cell.name: one.judgement.verdict for one in what.judged}
+
+
+def test_there_is_a_page(passed: tuple[Path, int]) -> None:
+    assert (passed[0] / "report.html").stat().st_size > 1e6
 
 
 def test_two_backends_that_agree_pass_everywhere(passed: tuple[Path, int]) -> None:
@@ -362,6 +369,17 @@ def test_without_a_model_nothing_is_left_behind(in_tmp: Path, capsys: pytest.Cap
     assert main(["doctor", "quick", "nowhere"]) == 4
     assert "there is no folder nowhere" in capsys.readouterr().err
     assert not Path("doctor").exists()
+
+
+def test_a_dump_is_analysed_by_the_names_of_its_columns(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(COLUMNS) == {column.name for column in dataclasses.fields(Columns)}
+    rows = [{"a": [-1.0, -2.0, -3.0], "b": [-1.0, -2.0, -3.0]} for _ in range(40)]
+    Path("dump.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["doctor", "analyze", "dump.jsonl", "--train", "a", "--infer", "b", "--out", "said.json"]) in (0, 3)
+    assert "`a` − `b`" in capsys.readouterr().out
+    assert Path("said.json").is_file()
+    assert main(["doctor", "analyze", "dump.jsonl", "--train", "c", "--infer", "b"]) == 4
+    assert main(["doctor", "analyze", "nowhere.jsonl"]) == 4
 
 
 def test_other_commands_end_wrong_usage_as_before(capsys: pytest.CaptureFixture[str]) -> None:
