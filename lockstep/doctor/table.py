@@ -2,6 +2,7 @@
 
 report.json           everything, for programs (schema: `doctor.report`)
 columns.safetensors   the tokens and log-probabilities themselves
+report.html           the page of it, with plots
 table.md, junit.xml   for people, and for machines that run tests
 recipe.yaml, inputs.json, environment.json   every option, digests of model and prompts, versions and machine
 """
@@ -22,6 +23,7 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import Backend
 from lockstep.doctor.judging import Row, judge_row, judged, pairs_of
 from lockstep.doctor.measure import Bench, Repeated, repeated
+from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, cells_of, requests_for, sequences_for
 from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.render import junit, markdown
@@ -65,8 +67,9 @@ def table(loaded: Loaded) -> int:
         with shown.phase("write"):
             report = tree_of(found, loaded, results.inputs)
             _write(results, report, found)
+            page = write_page(results.folder)
     print(markdown(found), end="")
-    print(f"report: {results.folder / REPORT}")
+    print(f"report: {page}")
     return int(report["exit_code"])
 
 
@@ -90,6 +93,7 @@ class _Measuring:
         self._recipe, self._source, self._backends, self._shown = recipe, source, backends, shown
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(list(backends))
         self._context = min(backend.context for backend in backends.values())
+        self._inside = [cell for cell in self._cells if cell.length < self._context]
         self._bench = Bench(backends, HFBackend(recipe.model.path))
         self._begun = time.monotonic()
         self._shorter: dict[tuple[object, ...], list[tuple[Clause, int]]] = {}
@@ -97,8 +101,7 @@ class _Measuring:
 
     def found(self) -> Found:
         """Measures and judges all."""
-        inside = [cell for cell in self._cells if cell.length < self._context]
-        self._shown.total(len(inside), self._arithmetic(len(inside)), unit="cells")
+        self._shown.total(len(self._inside), self._arithmetic(), unit="cells")
         rows = []
         for cell in self._cells:
             rows.append(self._row(cell))
@@ -110,12 +113,12 @@ class _Measuring:
             judged(rows, self._pairs, self._recipe.limits),
             self._repeats,
             {name: described(backend) for name, backend in self._backends.items()},
-            self._notes(),
+            self._notes(sum(row.state == "cut by budget" for row in rows)),
             time.monotonic() - self._begun,
         )
 
     def _row(self, cell: Cell) -> Row:
-        if cell.length >= self._context:
+        if cell not in self._inside:
             return Row(cell, "beyond context")
         budget, begun = self._recipe.grid.budget_s, time.monotonic()
         if budget is not None and begun - self._begun >= budget:
@@ -152,20 +155,27 @@ class _Measuring:
 
     @property
     def _judged_together(self) -> int:
-        return len(self._cells) * len(self._pairs)
+        return len(self._inside) * len(self._pairs)
 
     @property
     def _level(self) -> float:
         return (1 - self._recipe.limits.confidence) / self._judged_together
 
-    def _arithmetic(self, inside: int) -> str:
-        beyond = len(self._cells) - inside
-        return f"{inside} cells" + (f", and {beyond} beyond the context of {self._context} tokens" if beyond else "")
+    def _arithmetic(self) -> str:
+        beyond = len(self._cells) - len(self._inside)
+        return f"{len(self._inside)} cells" + (
+            f", and {beyond} beyond the context of {self._context} tokens" if beyond else ""
+        )
 
-    def _notes(self) -> list[str]:
-        if self._source.tokenizer is not None:
-            return []
-        return [f"{self._recipe.model.path} has no tokenizer: all prompts, real and counting, are random tokens."]
+    def _notes(self, cut: int) -> list[str]:
+        notes = []
+        if self._source.tokenizer is None:
+            path = self._recipe.model.path
+            notes.append(f"{path} has no tokenizer: all prompts, real and counting, are random tokens.")
+        if cut:
+            budget = self._recipe.grid.budget_s
+            notes.append(f"{cut} cells were not begun within the budget of {budget:g} s; the verdict is on the others.")
+        return notes
 
 
 def _write(results: Results, report: Mapping[str, object], found: Found) -> None:

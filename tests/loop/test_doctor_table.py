@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -20,9 +21,11 @@ from transformers import PreTrainedModel
 from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.config import describe, load
+from lockstep.doctor.analyze import Columns
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Backend, Conditions, Scores
+from lockstep.doctor.command import COLUMNS
 from lockstep.doctor.doctor_recipe import doctor_recipe
 from lockstep.doctor.judging import whole
 from lockstep.doctor.render import junit, markdown
@@ -69,6 +72,10 @@ def found(recipe: DoctorRecipe, train: Backend, infer: Backend) -> Found:
 
 def verdicts(what: Found) -> dict[str, str]:
     return {what.rows[one.row].cell.name: one.judgement.verdict for one in what.judged}
+
+
+def test_there_is_a_page(passed: tuple[Path, int]) -> None:
+    assert (passed[0] / "report.html").stat().st_size > 1e6
 
 
 def test_two_backends_that_agree_pass_everywhere(passed: tuple[Path, int]) -> None:
@@ -345,6 +352,7 @@ def test_wrong_usage_could_not_start(arguments: list[str], said: str, capsys: py
         (["backends=[hf]"], "backends"),
         (["--recipe", "generate"], "is for another command: lockstep generate MODEL DATA --recipe generate"),
         (["data.prompts=nowhere.jsonl"], "nowhere.jsonl"),
+        (["learner.device=cuda"], "the doctor's hf computes on the CPU; leave learner.device at auto"),
     ],
 )
 def test_what_is_wrong_with_the_recipe_is_one_sentence(
@@ -363,6 +371,17 @@ def test_without_a_model_nothing_is_left_behind(in_tmp: Path, capsys: pytest.Cap
     assert not Path("doctor").exists()
 
 
+def test_a_dump_is_analysed_by_the_names_of_its_columns(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(COLUMNS) == {column.name for column in dataclasses.fields(Columns)}
+    rows = [{"a": [-1.0, -2.0, -3.0], "b": [-1.0, -2.0, -3.0]} for _ in range(40)]
+    Path("dump.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["doctor", "analyze", "dump.jsonl", "--train", "a", "--infer", "b", "--out", "said.json"]) in (0, 3)
+    assert "`a` − `b`" in capsys.readouterr().out
+    assert Path("said.json").is_file()
+    assert main(["doctor", "analyze", "dump.jsonl", "--train", "c", "--infer", "b"]) == 4
+    assert main(["doctor", "analyze", "nowhere.jsonl"]) == 4
+
+
 def test_other_commands_end_wrong_usage_as_before(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["train"])
@@ -379,11 +398,30 @@ def test_a_run_says_how_it_computed(models: Callable[..., Path], in_tmp: Path) -
     shutil.copytree(models("llama"), run / "final")
     Path("tiny.json").write_text(json.dumps(RECIPE))
     Path("tiny.yaml").write_text(Path("tiny.json").read_text())
-    (run / "recipe.yaml").write_text(describe(load("tiny.yaml", ["learner.dtype=bf16", "sampler.max_batch_size=3"])))
+    own = ["learner.dtype=bf16", "sampler=vllm", "sampler.max_batch_size=3"]
+    (run / "recipe.yaml").write_text(describe(load("tiny.yaml", own)))
     loaded = doctor_recipe("run", ["seed=5"], "doctor_quick", "out", 7.0)
     recipe = loaded.recipe
     assert isinstance(recipe, DoctorRecipe)
     assert loaded.name == "run"
     assert recipe.model.path == str(run / "final")
     assert (recipe.learner.dtype, recipe.sampler.max_batch_size) == ("bf16", 3)
+    assert recipe.backends == ("hf", "torch", "vllm"), "the sampler that the run trained with is examined"
     assert (recipe.seed, recipe.run.folder, recipe.grid.budget_s, recipe.grid.lengths) == (5, "out", 7.0, (100,))
+
+
+@pytest.mark.usefixtures("vllm")
+def test_three_backends_make_three_pairs(assets: Path, in_tmp: Path) -> None:
+    """vLLM rescores at temperature 1 only, so what others drew under top-p is compared there."""
+    few = ["grid.lengths=[24]", "grid.methods=[{temperature: 0.7, top_p: 0.9}]", "limits.max_outlier_rate=0.02"]
+    model = str(assets / "models/stories260K/hf")
+    assert main(["doctor", "table", model, "--out", "out", *SMALL, *few, "backends=[hf,torch,vllm]"]) == 0
+    tree = report(Path("out"))
+    pairs = {(pair["train"], pair["infer"]): pair for pair in tree["cells"][0]["pairs"]}
+    assert {names: pair["verdict"] for names, pair in pairs.items()} == dict.fromkeys(
+        [("hf", "torch"), ("hf", "vllm"), ("torch", "vllm")], "PASS"
+    )
+    kinds = {names: (pair["drawn"]["infer"]["kind"], pair["drawn"]["train"]["kind"]) for names, pair in pairs.items()}
+    assert kinds["hf", "torch"] == ("shaped", "shaped")
+    assert kinds["hf", "vllm"] == ("shaped", "plain")
+    assert [repeat["bitwise"] for repeat in tree["repeats"]] == [2, 2, 2]
