@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(self.get_default("could_not_start"), f"{self.prog}: error: {message}\n")
+        self.exit(self.get_default("could_not_start") or 2, f"{self.prog}: error: {message}\n")
 
 
 def _parser() -> argparse.ArgumentParser:

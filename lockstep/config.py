@@ -108,7 +108,7 @@ class Loaded:
         """What makes it this run: without what changes no result, with the digest of what is trained first."""
         tree = self.dump()
         tree.pop("trackers", None)
-        for option in ("folder", "max_time_s"):
+        for option in ("folder", "max_time_s", "require_doctor"):
             tree["run"].pop(option, None)
         # What is generated alone is cut into blocks; elsewhere a batch is shared, and bits depend on the shares.
         alone = ("replicas",) if self.recipe.algorithm == "generate" else ()

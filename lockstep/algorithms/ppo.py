@@ -17,6 +17,7 @@ from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.experience.rollout import Experience, Rollouts
 from lockstep.experience.samples import sample_rows
+from lockstep.experience.watch import Watch
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.metrics import Mean, Metrics, Sum
@@ -31,13 +32,14 @@ from lockstep.types import Phase, SamplingParams
 
 @dataclass(frozen=True)
 class PPOWorkers:
-    """Who does the work: π, V, π_ref (only where a KL is asked for), and the source of rollouts."""
+    """Who does the work: π, V, π_ref (only where a KL is asked for), the source of rollouts, and who watches them."""
 
     policy: Learner
     critic: Learner
     reference: Learner | None
     experience: Experience
     phase: Phase
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ def ppo_step(step: int, position: int, workers: PPOWorkers, rules: Rules) -> Ste
     metrics += agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths).prefixed("agreement")
     age_B = version - batch["version"]
     metrics += refitted + Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
+    if workers.watch is not None:
+        with workers.phase("watch"):
+            metrics += workers.watch(step + 1, version, batch)
     batch, matching = _matched(_judged(batch, rules), rules)
     batch, divergence = _rewarded(batch, workers, rules)
     batch, credit = with_advantages(batch, rules.ppo)

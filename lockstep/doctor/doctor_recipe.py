@@ -52,4 +52,5 @@ def _as_trained(own: Path) -> Layer:
     said: dict[str, Any] = {"learner": {name: tree["learner"][name] for name in Computation.model_fields}}
     if "sampler" in tree:
         said["sampler"] = tree["sampler"]
+        said["backends"] = ["hf", "torch", *(["vllm"] if tree["sampler"]["backend"] == "vllm" else [])]
     return Layer(str(own), said)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from lockstep.doctor.measure import Drawn
 from lockstep.doctor.plan import Cell
+from lockstep.doctor.statistics import Compared
 from lockstep.doctor.verdict import Clause, Judgement, Verdict, judge, judge_tails, step_down
 from lockstep.recipe import Limits
 
@@ -64,9 +65,7 @@ def judged(rows: Sequence[Row], pairs: Sequence[Pair], limits: Limits) -> list[J
     where = [(number, pair) for pair in pairs for number, _ in measured]
     found: list[Judgement] = []
     for pair in pairs:
-        tails = (
-            judge_tails([_infer_drawn(row, pair).compared(*pair) for _, row in measured], limits) if measured else None
-        )
+        tails = judge_tails([part for _, row in measured for part in _parts(row, pair)], limits) if measured else None
         found += [judge_row(row, pair, limits, len(where), tails) for _, row in measured]
     return [Judged(*place, one) for place, one in zip(where, step_down(found, limits), strict=True)]
 
@@ -99,3 +98,8 @@ def _infer_drawn(row: Row, pair: Pair) -> Drawn:
             f"{pair[1]} draws no responses, so it can only be the training side; name it first in backends"
         )
     return drawn
+
+
+def _parts(row: Row, pair: Pair) -> list[Compared]:
+    """What a pair says in a row, of what either side drew."""
+    return [drawn.compared(*pair) for drawn in row.drawn if drawn.drawer in pair]

@@ -118,7 +118,7 @@ class Bench:
             for kind in self._kinds(cell.sampling):
                 if kind == "shaped" and not cell.sampling.unshaped and "shaped" not in backend.capabilities:
                     continue
-                scored = backend.score(_as(kind, batch), beside(backend, cell))
+                scored = backend.score(_asked(backend, kind, batch), beside(backend, cell))
                 scores[kind, name] = scored.logprob[batch.mask]
                 if scored.tokens != tuple(tuple(tokens.tolist()) for tokens in batch.sequences()):
                     strangers.add(name)
@@ -129,7 +129,7 @@ class Bench:
             batch["sampler_logprob"][batch.mask],
             scores,
             {
-                (kind, dtype): self._rounding(_as(kind, batch), dtype, cell)
+                (kind, dtype): self._rounding(_asked(self._witness, kind, batch), dtype, cell)
                 for kind in self._kinds(cell.sampling)
                 for dtype in sorted(set(self.dtypes.values()))
             },
@@ -179,8 +179,7 @@ def repeated(cell: Cell, name: str, backend: Backend, requests: Sequence[Request
     """Asks for one batch of a cell so many times, and scores what came first as often."""
     conditions = beside(backend, cell)
     rounds = [backend.generate(requests[: cell.batch_size], cell.sampling, conditions) for _ in range(times)]
-    shaped = cell.sampling.unshaped or "shaped" in backend.capabilities
-    asked = _as("shaped" if shaped else "plain", rounds[0])
+    asked = _asked(backend, "shaped", rounds[0])
     scores = [backend.score(asked, conditions).logprob for _ in range(times)]
     tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]
     bits = [
@@ -196,5 +195,6 @@ def beside(backend: Backend, cell: Cell) -> Conditions:
     return Conditions(batch_size=cell.batch_size) if "batch_size" in backend.capabilities else USUAL
 
 
-def _as(kind: Kind, batch: Batch) -> Batch:
-    return batch if kind == "shaped" else replace(batch, sampling=None)
+def _asked(backend: Backend, kind: Kind, batch: Batch) -> Batch:
+    """The batch as a backend is asked to score it; one that knows only temperature 1 is not told another."""
+    return batch if kind == "shaped" and "shaped" in backend.capabilities else replace(batch, sampling=None)

@@ -6,7 +6,7 @@
     verdict         PASS, FAIL or INCONCLUSIVE: the worst of all cells and pairs
     exit_code       of the command
     seconds         that it took
-    model           {path, files: {name: digest}}
+    model           {path, digest: of its weights, files: {name: digest}}
     environment     {name: version or description} of machine and libraries
     recipe          every option
     notes           sentences about what was asked otherwise than one would think
@@ -21,7 +21,7 @@
         drawn       by the side that drew: {drawer, kind, columns: {tokens, lengths, mask, cluster, train, infer, floor:
                     [two]}, floor_rms, figures}; columns are names in columns.safetensors, kind is shaped (scored under
                     the distribution that was drawn from) or plain (at temperature 1, among all tokens); figures are of
-                    `doctor.statistics.figures`
+                    `doctor.statistics.figures`, which takes the side that drew for the inference side
     repeats         [{cell, backend, times, same_tokens, bitwise, rms}, …] (`doctor.measure.Repeated`)
     strangers       [{cell, drawer, backend}, …]: who scored other tokens than those it was given
 
@@ -45,6 +45,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ from lockstep.doctor.judging import Judged, Pair, Row, pairs_of, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.statistics import figures
 from lockstep.recipe import DoctorRecipe
-from lockstep.runtime.identity import Identity
+from lockstep.runtime.identity import Identity, digest
 
 SCHEMA = "lockstep.doctor.table/1"
 EXIT_CODES = {"PASS": PASS, "FAIL": UNEXPLAINED, "INCONCLUSIVE": INCONCLUSIVE}
@@ -106,14 +107,14 @@ def described(backend: Backend) -> dict[str, Any]:
 def tree_of(found: Found, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
     """`report.json`."""
     assert isinstance(loaded.recipe, DoctorRecipe)
-    verdict = whole(found.judged)
-    files = {name.removeprefix("model."): digest for name, digest in inputs.items() if name.startswith("model.")}
+    verdict, folder = whole(found.judged), Path(loaded.recipe.model.path)
+    files = {name.removeprefix("model."): its for name, its in inputs.items() if name.startswith("model.")}
     return {
         "schema": SCHEMA,
         "verdict": verdict,
         "exit_code": EXIT_CODES[verdict],
         "seconds": found.seconds,
-        "model": {"path": loaded.recipe.model.path, "files": files},
+        "model": {"path": str(folder), "digest": digest(sorted(folder.glob("*.safetensors"))), "files": files},
         "environment": environment(),
         "recipe": loaded.dump(),
         "notes": list(found.notes),
@@ -191,6 +192,7 @@ def _pair(one: Judged, row: Row) -> dict[str, Any]:
 def _drawn(drawn: Drawn, one: Judged) -> dict[str, Any]:
     kind, prefix = drawn.kind(*one.pair), f"{one.row}.{drawn.drawer}"
     train, infer = drawn.columns(*one.pair)
+    compared = drawn.compared(*one.pair)
     floor = [f"{kind}.rounding.{drawn.dtypes[name]}" for name in one.pair]
     columns = {name: f"{prefix}.{name}" for name in ("tokens", "lengths", "mask", "cluster")}
     columns |= {"train": f"{prefix}.{train}", "infer": f"{prefix}.{infer}"}
@@ -199,5 +201,5 @@ def _drawn(drawn: Drawn, one: Judged) -> dict[str, Any]:
         "kind": kind,
         "columns": {**columns, "floor": [f"{prefix}.{name}" for name in floor]},
         "floor_rms": float(drawn.floor(*one.pair).double().square().mean().sqrt()),
-        "figures": figures(drawn.compared(*one.pair)),
+        "figures": figures(compared if drawn.drawer == one.pair[1] else compared.swapped()),
     }

@@ -27,6 +27,7 @@ from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.render import junit, markdown
 from lockstep.doctor.report import Found, columns_of, described, tree_of
 from lockstep.doctor.verdict import Clause
+from lockstep.models.folder import read_config
 from lockstep.recipe import DoctorRecipe
 from lockstep.runtime.folder import write_whole
 from lockstep.runtime.progress import Progress, progress
@@ -49,8 +50,8 @@ def table(loaded: Loaded) -> int:
     recipe = loaded.recipe
     if not isinstance(recipe, DoctorRecipe):
         raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
-    source = PromptSource(recipe)
-    rows = {"prompts": files_of(source.rows)}
+    read_config(recipe.model.path)  # says what is wrong with a folder before one for the results is made
+    rows = {"prompts": files_of(PromptSource(recipe).rows)}
     results = results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
     with (
         results.opened() as started,
@@ -58,16 +59,26 @@ def table(loaded: Loaded) -> int:
         ExitStack() as open_,
     ):
         with shown.phase("start backends"):
-            backends = open_.enter_context(backends_of(recipe))
-        measuring = _Measuring(recipe, source, backends, shown)
+            backends = open_.enter_context(backends_of(recipe, shown.note))
         started()
-        found = measuring.found()
+        found = measured(recipe, backends, shown)
         with shown.phase("write"):
             report = tree_of(found, loaded, results.inputs)
             _write(results, report, found)
     print(markdown(found), end="")
     print(f"report: {results.folder / REPORT}")
     return int(report["exit_code"])
+
+
+def measured(recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress) -> Found:
+    """Measures and judges all cells of a recipe.
+
+    Args:
+        recipe: The grid and its limits, the model and its prompts.
+        backends: What is compared, by name; the earlier of a pair is the training side.
+        shown: Is told how far it is.
+    """
+    return _Measuring(recipe, PromptSource(recipe), backends, shown).found()
 
 
 class _Measuring:

@@ -30,6 +30,7 @@ Two orders of summation in fp32 differ by some 1e-6 to 1e-5 nats per token: 1e-4
 floor happens to be bitwise zero. Rounding to bf16 makes a hundred times as much, and as a bias in every token 1e-4 is
 1 % of the importance weight of a response of 100 tokens.
 """
+_RARE = ("outliers", "support")  # a token without probability on one side is an outlier, too
 LEAST_CLUSTERS = 8
 """With fewer independent sequences no bootstrap bound holds what it says, and nothing passes."""
 
@@ -110,7 +111,7 @@ class Judgement:
 def judge(
     infer_drawn: Compared,
     train_drawn: Compared | None,
-    floor_M: Tensor,
+    floor_M: Tensor | None,
     limits: Limits,
     cells: int = 1,
     *,
@@ -124,7 +125,7 @@ def judge(
         infer_drawn: Both sides on tokens that the inference side drew.
         train_drawn: On tokens that the training side drew; None: it drew none.
         floor_M: |Δ| that rounding in the declared types alone makes on the tokens of `infer_drawn`, nats [M]: what two
-            legitimate ways to compute them differ by.
+            legitimate ways to compute them differ by. None: it is unknown, and only the limits that need none apply.
         limits: What is allowed.
         cells: How many cells are judged together; bounds are as much surer (Bonferroni). See `step_down`.
         train_floor_M: As `floor_M`, on the tokens of `train_drawn`; it comes with it.
@@ -134,15 +135,15 @@ def judge(
     level = (1 - limits.confidence) / cells
     clauses = _side("infer", infer_drawn, floor_M, limits, level, sampling)
     if train_drawn is not None:
-        if train_floor_M is None:
+        if floor_M is not None and train_floor_M is None:
             raise ValueError("tokens of the training side need a floor of their own; measure it on them")
         clauses += _side("train", train_drawn.swapped(), train_floor_M, limits, level, sampling)
     found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
     if tails is not None and tails.verdict == "PASS":
         found |= {
-            name: replace(tails, side=clause.side)
+            name: replace(tails, name=clause.name, side=clause.side)
             for name, clause in found.items()
-            if clause.name == "outliers" and clause.verdict == "INCONCLUSIVE"
+            if clause.name in _RARE and clause.verdict == "INCONCLUSIVE"
         }
     metric, bounds = float(capped(infer_drawn.delta).mean()), found["infer.mult_prob_error"]
     return Judgement(_of_all(found.values()), metric, bounds.low, bounds.high, found)
@@ -168,10 +169,15 @@ def step_down(judgements: Sequence[Judgement], limits: Limits) -> list[Judgement
 
 
 def _side(
-    side: Side, compared: Compared, floor_M: Tensor, limits: Limits, level: float, sampling: SamplingParams | None
+    side: Side,
+    compared: Compared,
+    floor_M: Tensor | None,
+    limits: Limits,
+    level: float,
+    sampling: SamplingParams | None,
 ) -> list[Clause]:
     """All clauses on tokens that one side drew; `compared` has it in the place of the inference side."""
-    if compared.train.shape != floor_M.shape or not bool((floor_M >= 0).all()):
+    if floor_M is not None and (floor_M.shape != compared.train.shape or not bool((floor_M >= 0).all())):
         raise ValueError(f"the floor needs one |Δ| for each of {compared.train.numel()} tokens; measure it on them")
     clauses = [
         _mismatch(side, compared, floor_M, limits, level),
@@ -180,16 +186,18 @@ def _side(
         _support(side, compared, limits, level, sampling),
         _ess(side, compared, floor_M, limits, level),
     ]
-    if sampling is None or not sampling.greedy:
+    if floor_M is not None and (sampling is None or not sampling.greedy):
         clauses += _biases(side, compared, floor_M, limits)
     return clauses
 
 
-def _mismatch(side: Side, compared: Compared, floor_M: Tensor, limits: Limits, level: float) -> Clause:
+def _mismatch(side: Side, compared: Compared, floor_M: Tensor | None, limits: Limits, level: float) -> Clause:
     """The capped metric against a multiple of the floor's, token by token, so that what moves both moves neither."""
-    own, floor = capped(compared.delta), capped(floor_M.double())
-    limit = 1 + DUST + limits.floor_factor * (float(floor.mean()) - 1)
-    paired = own - limits.floor_factor * (floor - floor.mean())
+    paired, limit = capped(compared.delta), limits.max_mult_prob_error
+    if floor_M is not None:
+        floor = capped(floor_M.double())
+        paired = paired - limits.floor_factor * (floor - floor.mean())
+        limit = 1 + DUST + limits.floor_factor * (float(floor.mean()) - 1)
     what = f"mean e^|Δ| (|Δ| counting at most {CAP:g})"
     clause = _at_most("mismatch", side, Bootstrap.of(compared.totals(paired), level), limit, level, what)
     clause = replace(clause, low=max(0.0, clause.low), high=min(math.exp(CAP), clause.high))
@@ -228,15 +236,15 @@ def _support(side: Side, compared: Compared, limits: Limits, level: float, sampl
     return Clause("support", side, verdict, share, share, share, 0.0, float(share > 0), float(share == 0), what)
 
 
-def _ess(side: Side, compared: Compared, floor_M: Tensor, limits: Limits, level: float) -> Clause:
+def _ess(side: Side, compared: Compared, floor_M: Tensor | None, limits: Limits, level: float) -> Clause:
     """Effective share of sequences, or what the allowed multiple of the floor would leave of long ones, if less.
 
     Independent rounding errors add up in a sequence to a log-weight of variance v = Σ floor², which leaves e^−v.
     """
-    squares = torch.zeros(compared.lengths.numel(), dtype=torch.float64)
-    squares.index_add_(0, compared.row, floor_M.double().clamp(max=CAP).square())
-    spread = float(squares[compared.lengths > 0].mean())
-    limit = min(limits.min_sequence_ess, math.exp(-(limits.floor_factor**2) * spread))
+    limit = limits.min_sequence_ess
+    if floor_M is not None:
+        spread = float(floor_M.double().clamp(max=CAP).square().sum() / (compared.lengths > 0).sum())
+        limit = min(limit, math.exp(-(limits.floor_factor**2) * spread))
     log_weight = sequence_weights(compared)
     top = log_weight.max().clamp(min=-1e6)
     weight = (log_weight - top).exp()  # of the heaviest: 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from torch import Tensor
+
 from lockstep.batch import Batch
 from lockstep.experience.refit import refit
 from lockstep.learners.base import Learner
@@ -48,10 +50,7 @@ class Engine:
         try:
             self._sampler.wake()
             if self._learner is not None and not self._sampler.version == self._attested == version:
-                self._attested = None
-                with self._phase("refit"):
-                    self._record = refit(self._learner, self._sampler, version, self._probe)
-                self._attested = version
+                self._refit(self._learner, version)
             yield self._record
             self._sampler.sleep()  # not after an error, which is the one to tell
         finally:
@@ -63,6 +62,36 @@ class Engine:
         Raises:
             RuntimeError: Outside of the bracket.
         """
-        if not self._open:
-            raise RuntimeError("responses are generated inside of the bracket only: with engine.at(version)")
+        self._require_open()
         return self._sampler.generate(requests, sampling)
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """As `Sampler.logprobs`.
+
+        Raises:
+            RuntimeError: Outside of the bracket.
+        """
+        self._require_open()
+        return self._sampler.logprobs(batch)
+
+    def send_again(self) -> None:
+        """Refits once more, with the weights and the version that the sampler has.
+
+        Raises:
+            RuntimeError: Outside of the bracket, or where no refit came before.
+            RefitError: If the weights did not arrive.
+        """
+        self._require_open()
+        if self._learner is None or self._attested is None:
+            raise RuntimeError("there are no weights to send again; the sampler keeps those that it began with")
+        self._refit(self._learner, self._attested)
+
+    def _refit(self, learner: Learner, version: int) -> None:
+        self._attested = None
+        with self._phase("refit"):
+            self._record = refit(learner, self._sampler, version, self._probe)
+        self._attested = version
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise RuntimeError("a sampler is asked inside of the bracket only: with engine.at(version)")

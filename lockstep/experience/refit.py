@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from lockstep.models.weights import column_fingerprint, fingerprint
 from lockstep.samplers.base import Attestation, Sampler
 
 _SEQUENCES, _LENGTH = 2, 32
-_LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Bounds on mean |Δ log π| of the probe, where not all that an engine computes with could be read back."""
 
 
@@ -32,6 +33,12 @@ class Sent:
     columns: int | None
 
 
+class Weighty(Protocol):
+    """A learner, or whatever else has weights to hand over."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
 class Outgoing:
     """The learner's weights in the sampler's type, on their way; they can be gone through again.
 
@@ -39,7 +46,7 @@ class Outgoing:
         sent: By name, what went out.
     """
 
-    def __init__(self, learner: Learner, dtype: torch.dtype) -> None:
+    def __init__(self, learner: Weighty, dtype: torch.dtype) -> None:
         self.sent: dict[str, Sent] = {}
         self._learner, self._dtype = learner, dtype
 
@@ -115,7 +122,7 @@ def random_probe(vocabulary: int, context: int) -> Batch:
 
 def _rescored(learner: Learner, sampler: Sampler, version: int, probe: Batch) -> Metrics:
     gap = (learner.logprobs(probe) - sampler.logprobs(probe))[probe.mask].abs()
-    bound = _LARGEST_GAP[sampler.dtype]
+    bound = LARGEST_GAP[sampler.dtype]
     if not gap.mean() <= bound:
         raise RefitError(
             f"after refit {version} the weights are equal, but learner and sampler give the same tokens other "

@@ -6,6 +6,7 @@ learner's log-probability minus the sampler's, nats.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,9 +94,19 @@ class EffectiveSampleSize:
         return float((2 * self.log_sum - self.log_sum_squares).exp() / self.count)
 
 
-def sequence_mismatch(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
-    """Mean of e^|Δ| over each sequence's trainable tokens. Returns fp32 [B]; 1, no mismatch, for one that has none."""
-    error_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).abs().exp()
+def sequence_mismatch(
+    learner_logprob_N: Tensor,
+    sampler_logprob_N: Tensor,
+    mask_N: Tensor,
+    lengths: Tensor,
+    cap: float = math.inf,
+) -> Tensor:
+    """Mean of e^min(|Δ|, cap) over each sequence's trainable tokens.
+
+    Returns:
+        fp32 [B]; 1, no mismatch, for a sequence that has none.
+    """
+    error_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).abs().clamp(max=cap).exp()
     count_B = sequence_sum(torch.ones_like(error_N), mask_N, lengths)
     return torch.where(count_B > 0, sequence_sum(error_N, mask_N, lengths) / count_B, 1.0)
 

@@ -40,6 +40,7 @@ from lockstep.recipe.sources import (
     Scratch,
 )
 from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
+from lockstep.recipe.watch import DoctorSection
 
 Recipe = Annotated[SFTRecipe | PPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe, Field(discriminator="algorithm")]
 
@@ -58,6 +59,7 @@ __all__ = [
     "DoctorData",
     "DoctorRecipe",
     "DoctorRun",
+    "DoctorSection",
     "DynamicSampling",
     "EvalData",
     "EvalRecipe",

@@ -10,6 +10,7 @@ from lockstep.recipe.machinery import EngineSection, Optimizer, RepeatedSampling
 from lockstep.recipe.run import Bound, Common
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sources import RewardSection
+from lockstep.recipe.watch import DoctorSection
 
 
 class KL(Section):
@@ -135,6 +136,7 @@ class PPORecipe(Common):
     sampling: Sampling
     validation_sampling: RepeatedSampling
     sampler: EngineSection = SamplerSection()
+    doctor: DoctorSection = DoctorSection()
     policy: Optimizer
     critic: Optimizer
     acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")

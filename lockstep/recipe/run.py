@@ -36,6 +36,9 @@ class Run(Section):
     folder: str | None = Field(
         default=None, description="run folder; null: runs/<recipe>-<hash of the resolved recipe>"
     )
+    require_doctor: bool = Field(
+        default=False, description="start only with a model that `lockstep doctor table` has passed with this sampler"
+    )
 
     @model_validator(mode="after")
     def _best_is_known_when_saving(self) -> Run:
@@ -75,5 +78,13 @@ class Common(Section):
         if not rows and (self.run.validate_every or self.data.max_validation_samples is not None):
             raise ValueError(
                 "run.validate_every and data.max_validation_samples need rows to validate on; set data.validation"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_doctor_can_have_seen_it(self) -> Common:
+        if self.run.require_doctor and self.model.path is None:
+            raise ValueError(
+                "run.require_doctor asks for a report on a model that is made only now; give a folder by model.path"
             )
         return self

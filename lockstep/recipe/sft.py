@@ -33,3 +33,11 @@ class SFTRecipe(Common):
                 "whole, so say error or skip"
             )
         return self
+
+    @model_validator(mode="after")
+    def _nothing_samples(self) -> SFTRecipe:
+        if self.run.require_doctor:
+            raise ValueError(
+                "run.require_doctor is about training and sampling, but nothing samples here; leave it out"
+            )
+        return self

@@ -25,6 +25,7 @@ from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
 from lockstep.recipe import Common, LearnerSection, PPORecipe, SFTRecipe
 from lockstep.runtime import memory
+from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.findings import Findings
 from lockstep.runtime.folder import FRAME, changed_options, require_writable, standing
 from lockstep.runtime.jobs import batch_arithmetic, extent_of, require_context
@@ -73,6 +74,8 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     if isinstance(recipe, PPORecipe):
         with found.problem():
             require_sampler(recipe.sampler, recipe.learner)
+        with found.problem():
+            _examined(recipe, found)
     with found.problem():
         _run_folder(loaded, allow_changes, found)
     with found.problem():
@@ -91,6 +94,13 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
         with found.problem():
             _disk(loaded, model.sizes, found)
     return model
+
+
+def _examined(recipe: PPORecipe, found: Findings) -> None:
+    """What the doctor has said of the model; `run.require_doctor` makes a problem of what is missing."""
+    known = examination(recipe)
+    if known is not None:
+        found.say("doctor", known.sentence)
 
 
 def _device(learner: LearnerSection, found: Findings) -> None:

@@ -85,7 +85,8 @@ class Hooks:
 
     def state(self, position: int) -> dict[str, Any]:
         """What a checkpoint holds besides the learners' states."""
-        return {"position": position, "identity": self.identity}
+        watch = self.job.watch
+        return {"position": position, "identity": self.identity, "watch": None if watch is None else watch.dump()}
 
     def _log(self, turn: Turn) -> None:
         self.tracker.metrics(turn.step, turn.values)

@@ -16,11 +16,13 @@ from lockstep.experience.evaluation import answered, grading
 from lockstep.experience.refit import random_probe
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
+from lockstep.experience.watch import FLOOR, Watch
 from lockstep.learners.base import Learner
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
-from lockstep.recipe import Common, PPORecipe, SFTRecipe
+from lockstep.objectives.sequential import DriftTest
+from lockstep.recipe import Common, DoctorSection, PPORecipe, SFTRecipe
 from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
@@ -42,6 +44,7 @@ class Job:
         learners: What a checkpoint holds, by name; the policy among them.
         validate: Scores the policy, as it is after so many steps, on held-out rows; None where there are none.
         arithmetic: How rows become optimizer steps, for people.
+        watch: Looks at each step; checkpoints hold what it knows. None where nothing samples, or nobody asks for it.
     """
 
     step: Step
@@ -49,6 +52,7 @@ class Job:
     learners: dict[str, Learner]
     validate: Callable[[int], Metrics] | None
     arithmetic: str
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,8 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
         source.decode,
         recipe.seed,
     )
-    workers = PPOWorkers(policy, critic, reference, experience, place.shown.phase)
+    watch = _watch(policy, experience.engine, recipe.doctor, place)
+    workers = PPOWorkers(policy, critic, reference, experience, place.shown.phase, watch)
     rows = experience.prompts
     return Job(
         step=lambda step, position: ppo_step(step, position, workers, options),
@@ -143,6 +148,7 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
         learners={"policy": policy, "critic": critic},
         validate=_validation(recipe, experience, files.validation, source),
         arithmetic=batch_arithmetic(recipe, rows),
+        watch=watch,
     )
 
 
@@ -159,6 +165,13 @@ def _sampler(policy: Learner, source: Source, recipe: PPORecipe, place: Place) -
     if alone and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
         return TorchSampler(policy.model.lm, section.max_batch_size, recipe.learner.dtype == "bf16")
     return nearest(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)
+
+
+def _watch(policy: Learner, engine: Engine, section: DoctorSection, place: Place) -> Watch | None:
+    if not section.watch:
+        return None
+    test = DriftTest(section.false_alarm_rate, section.baseline_steps, section.factor, FLOOR)
+    return Watch(policy, engine, test, place.shown.note)
 
 
 def _validation(

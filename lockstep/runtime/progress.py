@@ -139,7 +139,7 @@ class Progress:
             total=self._total,
             phase=None if self._phase is None else (self._phase, self._clock() - self._phase_since),
             metrics=self._metrics,
-            tokens_per_s=tokens / seconds if seconds else None,
+            tokens_per_s=tokens / seconds if seconds and tokens else None,
             left_s=left_s,
         )
 

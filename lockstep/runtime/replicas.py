@@ -158,6 +158,10 @@ class Replicas:
         """By the first worker."""
         return self._insist(lambda: self.remotes[0].call("logprobs", batch), self.remotes[:1])
 
+    def show(self, name: str) -> Tensor:
+        """A tensor as the first worker computes with it."""
+        return self._insist(lambda: self.remotes[0].call("show", name), self.remotes[:1])
+
     @property
     def version(self) -> int | None:
         return None if self._loaded is None else self._loaded.version

@@ -91,5 +91,8 @@ class Session:
             self.shown.note(f"goes on although {line}")
         for name, learner in self.job.learners.items():
             learner.load(newest.folder / name)
+        watched = newest.state.get("watch")  # None where it was off
+        if self.job.watch is not None and watched is not None:
+            self.job.watch.restore(watched)
         self.shown.note(f"continues after step {newest.step}, the newest whole checkpoint")
         return Start(newest.step, int(newest.state["position"]))

@@ -11,6 +11,7 @@ from lockstep.config import Loaded
 from lockstep.models.export import copy_frame
 from lockstep.recipe import PPORecipe
 from lockstep.report.summary import summary
+from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.export import export
 from lockstep.runtime.folder import FRAME, adopt, changed_options, locked, noted_folder, require_writable
 from lockstep.runtime.footprint import Footprint
@@ -54,6 +55,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         _track_finished(loaded, folder)
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
+    health = examination(recipe) if isinstance(recipe, PPORecipe) else None
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), before.restored_on_failure() as started, ExitStack() as workers:
         noted_folder(loaded, folder)
@@ -62,6 +64,8 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
         shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
+        if health is not None:
+            shown.note(health.sentence)
         tracker = workers.enter_context(tracked(Logs(folder), views, shown.note))
         job = job_of(recipe, Place(files, source, shown, workers))
         started()

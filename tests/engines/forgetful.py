@@ -18,9 +18,9 @@ class ForgetfulSampler(VLLMSampler):
         self.forgets = what
         self._on_worker("forget_one", what)
 
-    def _drop_caches(self) -> None:
+    def forget_old_weights(self) -> None:
         if self.forgets != "prefix cache":
-            super()._drop_caches()
+            super().forget_old_weights()
 
 
 @dataclass(frozen=True)

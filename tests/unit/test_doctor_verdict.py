@@ -135,7 +135,9 @@ def test_few_tokens_certify_no_rate_but_all_cells_together_do() -> None:
 
 
 def test_few_sequences_pass_nothing_though_they_may_fail() -> None:
-    assert verdict(sequences=7).clauses["infer.mismatch"].verdict == "INCONCLUSIVE"
+    few, enough = ((drawn(sequences, 400, 0.0), torch.zeros(400 * sequences)) for sequences in (7, 8))
+    assert judge(few[0], None, few[1], LIMITS).clauses["infer.mismatch"].verdict == "INCONCLUSIVE"
+    assert judge(enough[0], None, enough[1], LIMITS).clauses["infer.mismatch"].verdict == "PASS"
     assert verdict(noise=0.3, sequences=7).verdict == "FAIL"
 
 
@@ -154,6 +156,9 @@ def test_both_directions_are_judged() -> None:
     found = judge(healthy, broken.swapped(), floor, LIMITS, train_floor_M=floor_of(broken, 0.02))
     assert failed(found) == {"train.mismatch", "train.bias", "train.ratio", "train.mult_prob_error"}
     assert "tokens of the training side" in found.reasons[0]
+    noisy = drawn(32, 400, 0.3)
+    mirrored = judge(noisy, noisy.swapped(), 0 * floor, LIMITS, train_floor_M=0 * floor)
+    assert not failed(mirrored) & {"infer.bias", "train.bias", "infer.ratio", "train.ratio"}
     with pytest.raises(ValueError, match="floor of their own"):
         judge(healthy, broken, floor, LIMITS)
     with pytest.raises(ValueError, match=r"one \|Δ\| for each of 12800 tokens"):

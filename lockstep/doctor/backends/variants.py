@@ -95,7 +95,11 @@ class Variants:
 
 def flat(config: PreTrainedConfig) -> dict[str, Any]:
     """A configuration as one mapping; what lies in a mapping gets both names, `a.b`."""
-    fields = config.get_text_config().to_dict()
+    return flat_fields(config.get_text_config().to_dict())
+
+
+def flat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, of a configuration's fields."""
     inner = {
         f"{name}.{key}": v for name, value in fields.items() if isinstance(value, dict) for key, v in value.items()
     }

@@ -51,6 +51,8 @@ class Setup:
         dtype: Both sides compute in it.
         batch_size: Sequences side by side.
         sampling: What responses are drawn with.
+        config: Fields of both sides' configuration.
+        alter: Done to the model of both sides.
     """
 
     model: str | None = None
@@ -59,6 +61,8 @@ class Setup:
     dtype: DType | None = None
     batch_size: int | None = None
     sampling: SamplingParams | None = None
+    config: tuple[tuple[str, Any], ...] | None = None
+    alter: Alteration | None = None
 
     def joined(self, other: Setup) -> Setup:
         """Both needs at once; raises ValueError where they contradict each other."""
@@ -191,8 +195,8 @@ def _side(folder: str, kind: Kind, setup: Setup, changes: Sequence[Change]) -> B
     mixins = [change.mixin for change in changes if change.mixin is not None]
     made: Any = new_class("".join(m.__name__ for m in mixins), tuple(mixins)) if mixins else _CLASSES[kind]
     dtype = next((change.dtype for change in changes if change.dtype is not None), setup.dtype or "fp32")
-    config = {name: value for change in changes for name, value in change.config.items()}
-    alter = _chained([change.alter for change in changes if change.alter is not None])
+    config = dict(setup.config or ()) | {name: value for change in changes for name, value in change.config.items()}
+    alter = _chained([one for one in (setup.alter, *(change.alter for change in changes)) if one is not None])
     return made(folder, dtype, setup.batch_size or 8, alter, config)
 
 

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from lockstep import keyed
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions
 from lockstep.doctor.selftest.fault import Change, Fault, Setup
-from lockstep.doctor.selftest.means import BF16, FP16, some_layers
+from lockstep.doctor.selftest.means import BF16, FP16, embedding_of, head_of, some_layers
 
 _ROPE_THETA = 10_000.0
 _EPS = 1e-5
@@ -53,12 +54,16 @@ def missing_bias(share: float) -> tuple[Change, ...]:
 
 def missing_softcap(strength: float) -> tuple[Change, ...]:
     """The engine never caps the logits; the lower the cap, the more that matters."""
-    cap = {"final_logit_softcapping": _SOFTCAP / strength}
 
     def alter(model: PreTrainedModel) -> None:
         model.config.final_logit_softcapping = None
 
-    return Change("train", config=cap), Change("infer", alter=alter, config=cap)
+    return (Change("infer", alter=alter),)
+
+
+def capped(strength: float) -> Setup:
+    """Logits with a cap."""
+    return Setup(model="gemma2", config=(("final_logit_softcapping", _SOFTCAP / strength),))
 
 
 def swapped_gate(share: float) -> tuple[Change, ...]:
@@ -86,19 +91,27 @@ def permuted_heads(share: float) -> tuple[Change, ...]:
     return (Change("infer", alter=alter),)
 
 
-def exact_head(scale: float) -> tuple[Change, ...]:
-    """The trainer computes its head in fp32, the engine in bf16; the larger the logits, the coarser those are."""
-
-    @torch.no_grad()
-    def larger(model: PreTrainedModel) -> None:
-        model.lm_head.weight *= scale
+def exact_head(offset: float) -> tuple[Change, ...]:
+    """The trainer computes its head in fp32, the engine in bf16."""
 
     def alter(model: PreTrainedModel) -> None:
-        larger(model)
-        head = model.lm_head
+        head = head_of(model)
         head.forward = lambda states: F.linear(states.float(), head.weight.float())
 
-    return Change("train", alter=alter), Change("infer", alter=larger)
+    return (Change("train", alter=alter),)
+
+
+def far_from_zero(offset: float) -> Setup:
+    """Logits of a token lie all on one side of zero, as those of large models do: bf16 has fewer steps there."""
+
+    @torch.no_grad()
+    def alter(model: PreTrainedModel) -> None:
+        common = torch.randn(model.config.hidden_size, generator=keyed.generator("common direction"))
+        embedding, head = embedding_of(model).weight, head_of(model).weight
+        embedding += (2 * embedding.float().std() * common).to(embedding.dtype)
+        head += (offset / len(common) * common).to(head.dtype)
+
+    return Setup(dtype="bf16", alter=alter)
 
 
 def coarse_router(share: float) -> tuple[Change, ...]:
@@ -159,7 +172,7 @@ MODEL = (
         "30/cap",
         (1.0, 0.25),
         missing_softcap,
-        lambda _: Setup(model="gemma2"),
+        capped,
     ),
     Fault(12, "other norm epsilon", ("norm_eps",), "infer", "more", (3e-2, 1e-3), other_eps),
     Fault(13, "gate and up swapped", ("swapped_tensors",), "infer", "share of layers", (1.0, 0.25), swapped_gate),
@@ -169,10 +182,10 @@ MODEL = (
         "one side's head in fp32",
         ("head_precision",),
         "infer",
-        "times the usual logits",
-        (2.0, 1.0),
+        "offset of the logits",
+        (60.0, 15.0),
         exact_head,
-        lambda _: Setup(dtype="bf16"),
+        far_from_zero,
     ),
     Fault(
         21,

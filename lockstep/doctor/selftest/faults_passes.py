@@ -16,13 +16,15 @@ from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Conditions, Layout
+from lockstep.doctor.base import Capability, Conditions, Layout
 from lockstep.doctor.selftest.fault import Change, Fault, Setup
 from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
 from lockstep.doctor.selftest.means import E4M3, E5M2, rounded, some_layers, summed, type_with
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
+
+_Forward = Callable[..., Tensor]
 
 
 def coarse_cache(error: float) -> tuple[Change, ...]:
@@ -56,7 +58,7 @@ def coarse_cache(error: float) -> tuple[Change, ...]:
 def batch_variant(share: float) -> tuple[Change, ...]:
     """Where several rows are in a pass, the trainer's kernels cut the inner dimension and add up in bf16."""
 
-    def forward(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+    def forward(linear: nn.Linear) -> _Forward:
         usual = linear.forward
         return lambda x: summed(x, linear, range(8), torch.bfloat16) if x.shape[0] > 1 else usual(x)
 
@@ -66,7 +68,7 @@ def batch_variant(share: float) -> tuple[Change, ...]:
 def random_order(share: float) -> tuple[Change, ...]:
     """The engine's kernels add up parts in bf16, in the order that they are ready in."""
 
-    def forward(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+    def forward(linear: nn.Linear) -> _Forward:
         return lambda x: summed(x, linear, torch.randperm(8).tolist(), torch.bfloat16)
 
     return (Change("infer", alter=_with_linears(share, forward)),)
@@ -83,7 +85,7 @@ def two_ranks(share: float) -> tuple[Change, ...]:
         def settings(self) -> dict[str, Any]:
             return {**super().settings(), "tensor_parallel": 2}
 
-    def forward(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+    def forward(linear: nn.Linear) -> _Forward:
         return lambda x: summed(x, linear, range(2), torch.bfloat16)
 
     return (Change("infer", TwoRanks, _with_linears(share, forward, ("o_proj", "down_proj"))),)
@@ -94,7 +96,7 @@ def lost_state(inverse: float) -> tuple[Change, ...]:
     chunk = round(1 / inverse)
 
     class LosesState(HFBackend):
-        capabilities = HFBackend.capabilities | {"unchunked"}
+        capabilities = HFBackend.capabilities | frozenset[Capability](("unchunked",))
 
         def drawn(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
@@ -110,14 +112,13 @@ def lost_state(inverse: float) -> tuple[Change, ...]:
         ) -> tuple[Tensor, Tensor]:
             uniform_K = keyed.uniforms(torch.tensor([request.key]), torch.arange(sampling.max_tokens))[0]
             tokens, logprobs, cache = [], [], DynamicCache(config=model.config)
-            for part in torch.tensor(request.tokens).split(chunk):
-                cache = DynamicCache(config=model.config)
-                logits_1V = model(input_ids=part[None], cache_params=cache, use_cache=True).logits[:, -1]
+            # Each chunk begins with a cache of its own, so what those before the last one left does not matter.
+            part = torch.tensor(request.tokens).split(chunk)[-1]
             for uniform in uniform_K:
-                token, _ = draw(logits_1V, uniform[None], sampling)
-                tokens.append(token)
-                logprobs.append(self.logprob(logits_1V, token, sampling, conditions))
-                logits_1V = model(input_ids=token[None], cache_params=cache, use_cache=True).logits[:, -1]
+                logits_1V = model(input_ids=part[None], cache_params=cache, use_cache=True).logits[:, -1]
+                part, _ = draw(logits_1V, uniform[None], sampling)
+                tokens.append(part)
+                logprobs.append(self.logprob(logits_1V, part, sampling, conditions))
             return torch.cat(tokens), torch.cat(logprobs)
 
     return (Change("infer", LosesState),)
@@ -142,12 +143,16 @@ def attended_padding(block: float) -> tuple[Change, ...]:
 
 def dropping_out(probability: float) -> tuple[Change, ...]:
     """The trainer never leaves its training mode."""
-    both = {"attention_dropout": probability}
 
     def alter(model: PreTrainedModel) -> None:
         model.train()
 
-    return Change("train", alter=alter, config=both), Change("infer", config=both)
+    return (Change("train", alter=alter),)
+
+
+def with_dropout(probability: float) -> Setup:
+    """A model whose configuration asks for dropout in training."""
+    return Setup(config=(("attention_dropout", probability),))
 
 
 class Packs(KnowsPrompts):
@@ -209,7 +214,7 @@ def _visible(sequences: Sequences, too_many: int) -> Tensor:
 
 def _with_linears(
     share: float,
-    forward: Callable[[nn.Linear], Callable[[Tensor], Tensor]],
+    forward: Callable[[nn.Linear], _Forward],
     names: tuple[str, ...] = ("_proj",),
 ) -> Callable[[PreTrainedModel], None]:
     def alter(model: PreTrainedModel) -> None:
@@ -237,7 +242,7 @@ PASSES = (
         lambda _: Setup(model="mamba2", infer="hf"),
     ),
     Fault(28, "sum over two ranks", ("parallel_reduction",), "infer", "share of layers", (1.0, 0.25), two_ranks),
-    Fault(29, "dropout left on", ("dropout",), "train", "probability", (0.1, 0.01), dropping_out),
+    Fault(29, "dropout left on", ("dropout",), "train", "probability", (0.1, 0.01), dropping_out, with_dropout),
     Fault(31, "gap before the response", ("packed_positions",), "train", "most tokens", (1000, 1), gap_before_response),
     Fault(32, "leaking pack", ("packed_leak",), "train", "tokens seen", (1000, 1), leaking_pack),
 )

@@ -235,7 +235,7 @@ SCORING = (
     Fault(4, "shifted twice", ("off_by_one",), "train", "share of sequences", (1.0, 0.1), shifted_twice),
     Fault(5, "first token late", ("first_token",), "train", "share of sequences", (1.0, 0.25), first_token_late),
     Fault(6, "through text", ("retokenised",), "train", "share of sequences", (1.0, 0.1), through_text),
-    Fault(11, "padded head", ("padded_vocabulary",), "train", "rows too many", (512, 64), padded_rows),
+    Fault(11, "padded head", ("padded_vocabulary",), "train", "rows too many", (1024, 128), padded_rows),
     Fault(25, "hidden top-k", ("top_k",), "infer", "1/k", (0.1, 0.01), hidden_top_k),
     Fault(30, "hidden repetition penalty", ("penalty",), "infer", "penalty − 1", (0.3, 0.03), hidden_penalty),
     Fault(34, "softmax in low precision", ("softmax_precision",), "train", "rounding", (BF16, FP16), coarse_softmax),

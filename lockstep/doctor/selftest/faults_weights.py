@@ -14,11 +14,11 @@ from lockstep.batch import Batch
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions
 from lockstep.doctor.selftest.fault import Case, Change, Fault, Setup
-from lockstep.doctor.selftest.means import E4M3, E5M2, linears, rounded, some_layers, type_with
+from lockstep.doctor.selftest.means import E4M3, E5M2, embedding_of, head_of, linears, rounded, some_layers, type_with
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.sampler import TorchSampler
 
-_STALE = "layers.1.mlp.down_proj.weight"
+_STALE = ("layers.1.mlp.down_proj.weight", "layers.1.mlp.experts.down_proj", "layers.1.mixer.out_proj.weight")
 _Prefixes = dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]]
 """Keys and values of a layer for a prompt, [H, T, D] each."""
 
@@ -49,7 +49,7 @@ def untied_head(size: float) -> tuple[Change, ...]:
     """The engine copies the embedding into a head of its own; the trainer names only the embedding."""
 
     def alter(model: PreTrainedModel) -> None:
-        model.lm_head.weight = nn.Parameter(model.get_input_embeddings().weight.detach().clone())
+        head_of(model).weight = nn.Parameter(embedding_of(model).weight.detach().clone())
 
     return (Change("infer", alter=alter),)
 
@@ -75,7 +75,7 @@ def lost_normaliser(share: float) -> tuple[Change, ...]:
 
     @torch.no_grad()
     def alter(model: PreTrainedModel) -> None:
-        model.get_input_embeddings().get_buffer("embed_scale").mul_(1 - share)
+        embedding_of(model).get_buffer("embed_scale").mul_(1 - share)
 
     return (Change("infer", alter=alter),)
 

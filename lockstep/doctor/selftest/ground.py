@@ -49,6 +49,7 @@ _MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96},
     "mamba2": {
         "model_type": "mamba2",
+        "num_hidden_layers": 2,
         "num_heads": 12,
         "head_dim": 16,
         "state_size": 16,

@@ -69,6 +69,20 @@ def linears(modules: Iterable[nn.Module]) -> Iterable[nn.Linear]:
     return [inner for module in modules for inner in module.modules() if isinstance(inner, nn.Linear)]
 
 
+def head_of(model: PreTrainedModel) -> nn.Linear:
+    """Its output layer."""
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Linear)
+    return head
+
+
+def embedding_of(model: PreTrainedModel) -> nn.Embedding:
+    """Its input layer."""
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    return embedding
+
+
 def is_chosen(tokens_T: Tensor, share: float) -> bool:
     """Whether a sequence is among a share of all, by its first tokens; so it is wherever it lies."""
     key = keyed.key("chosen", *tokens_T[:8].tolist())

@@ -6,7 +6,7 @@ Such a matrix is read through its kernel: a product with a column of the identit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.platforms import current_platform
 
 from lockstep.models.weights import fingerprint, sampled_columns
+
+_COLUMNS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,26 @@ class Readable:
 
     def column_fingerprint(self) -> int:
         """Of the columns that the layer's kernel computes with; see `models.weights.column_fingerprint`."""
+        return fingerprint(self._columns(sampled_columns(self._width)))
+
+    def tensor(self) -> Tensor:
+        """All of it, as the layer computes with it."""
+        if not self.packed:
+            return self.parameter.detach()[self.rows]
+        starts = range(0, self._width, _COLUMNS_AT_ONCE)
+        return torch.cat([self._columns(range(self._width)[start : start + _COLUMNS_AT_ONCE]) for start in starts], 1)
+
+    @property
+    def _width(self) -> int:
         layer: Any = self.layer
-        width = layer.embedding_dim if isinstance(layer, ParallelLMHead) else layer.input_size_per_partition
-        units = torch.zeros(len(sampled_columns(width)), width, dtype=self.parameter.dtype)
-        units.scatter_(1, torch.tensor(sampled_columns(width))[:, None], 1.0)
-        columns: Tensor = layer.quant_method.apply(layer, units).T
-        return fingerprint(columns[self.rows] + 0.0)
+        return layer.embedding_dim if isinstance(layer, ParallelLMHead) else layer.input_size_per_partition
+
+    def _columns(self, columns: Sequence[int]) -> Tensor:
+        """Columns that the layer's kernel computes with; 0 and −0 are the same there."""
+        layer: Any = self.layer
+        units = torch.zeros(len(columns), self._width, dtype=self.parameter.dtype)
+        units.scatter_(1, torch.tensor(columns)[:, None], 1.0)
+        return layer.quant_method.apply(layer, units).T[self.rows] + 0.0
 
 
 def readable(model: nn.Module) -> Iterator[Readable]:

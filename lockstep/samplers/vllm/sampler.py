@@ -6,11 +6,12 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any, TypeVar
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -41,12 +42,18 @@ class VLLMSampler:
         section: Sizes, and options of vLLM's.
         computation: vLLM computes in the learner's type.
         raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, whatever is drawn from.
+        options: More of vLLM's options, by its words; they go before those that are made of the section.
     """
 
     worker = "lockstep.samplers.vllm.worker.WeightReceiver"
 
     def __init__(
-        self, model: str, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
+        self,
+        model: str,
+        section: SamplerSection,
+        computation: Computation,
+        raw_logprobs: bool = False,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         prepare(threads=max(1, (os.cpu_count() or 1) // section.replicas))
         try:
@@ -62,13 +69,14 @@ class VLLMSampler:
         self._context = int(read_config(model).get_text_config().max_position_embeddings)
         self._version = 0
         self._requests = 0
+        self._cached: dict[int, int] = {}
         self._loop = asyncio.new_event_loop()
-        options = _options(section, computation, self._context)
-        options |= {"model": model, "worker_extension_cls": self.worker}
-        options["logprobs_mode"] = "raw_logprobs" if raw_logprobs else "processed_logprobs"
+        chosen = _options(section, computation, self._context)
+        chosen |= {"model": model, "worker_extension_cls": self.worker}
+        chosen |= {"logprobs_mode": "raw_logprobs" if raw_logprobs else "processed_logprobs", **(options or {})}
 
         async def start() -> AsyncLLM:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**chosen))
 
         try:
             self._engine = self._loop.run_until_complete(start())
@@ -106,10 +114,60 @@ class VLLMSampler:
     def attest(self, version: int) -> Attestation:
         """Ends a refit: drops caches, and says what is held."""
         found = json.loads(self._on_worker("attest_weights"))
-        self._drop_caches()
+        self.forget_old_weights()
         self._version = version
         found["received"] = frozenset(found["received"])
         return Attestation(version, **found, kept_caches=self._kept_caches())
+
+    def forget_old_weights(self) -> None:
+        """What a refit has to drop."""
+        self.drop_caches()
+
+    def drop_caches(self) -> None:
+        """Drops all that was computed for earlier requests."""
+        self._run(self._engine.reset_prefix_cache())
+        self._run(self._engine.reset_mm_cache())
+
+    def tensor_names(self) -> list[str]:
+        """Of the tensors that `show` knows: those of the checkpoint, and a head that is tied."""
+        return json.loads(self._on_worker("tensor_names"))
+
+    def show(self, name: str) -> Tensor:
+        """A tensor as it is computed with now; where a kernel keeps it, 0 and −0 are the same."""
+        return safetensors.torch.load(self._on_worker("show_tensor", name))[name]
+
+    def observed(self) -> dict[str, Any]:
+        """What was seen since this was last asked.
+
+        Returns:
+            `cached`, of each request in turn how many tokens of its prompt came out of the prefix cache; and what
+            `WeightReceiver.observe_passes` tells.
+        """
+        cached, self._cached = self._cached, {}
+        return {"cached": [cached[number] for number in sorted(cached)]} | json.loads(self._on_worker("observe_passes"))
+
+    def config(self) -> dict[str, Any]:
+        """The model's configuration as vLLM has it, as plain values."""
+        return self._engine.vllm_config.model_config.hf_text_config.to_dict()
+
+    def settings(self) -> dict[str, Any]:
+        """How vLLM has set itself up, as far as that shapes its numbers."""
+        import vllm
+
+        config = self._engine.vllm_config
+        return {
+            "version": vllm.__version__,
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "quantization": config.model_config.quantization,
+            "logprobs_mode": config.model_config.logprobs_mode,
+            "enforce_eager": config.model_config.enforce_eager,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "enable_chunked_prefill": config.scheduler_config.enable_chunked_prefill,
+            "enable_prefix_caching": config.cache_config.enable_prefix_caching,
+            "kv_cache_dtype": config.cache_config.cache_dtype,
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        } | json.loads(self._on_worker("attention_of_layers"))
 
     def wake(self) -> None:
         if self._sleeps:
@@ -162,9 +220,11 @@ class VLLMSampler:
         from vllm.sampling_params import RequestOutputKind
 
         self._requests += 1
+        number = self._requests
         chosen = Options(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **options)
         prompt = TokensPrompt(prompt_token_ids=list(tokens))
-        outputs = [output async for output in self._engine.generate(prompt, chosen, str(self._requests))]
+        outputs = [output async for output in self._engine.generate(prompt, chosen, str(number))]
+        self._cached[number] = outputs[-1].num_cached_tokens or 0
         return outputs[-1]
 
     async def _outputs(self, sequences: Sequence[Sequence[int]], options: dict[str, Any]) -> list[Any]:
@@ -189,10 +249,6 @@ class VLLMSampler:
             },
             sampling,
         )
-
-    def _drop_caches(self) -> None:
-        self._run(self._engine.reset_prefix_cache())
-        self._run(self._engine.reset_mm_cache())
 
     def _probe(self) -> Any:
         """One token behind a prompt that is the same every time and fills two blocks of the prefix cache."""

@@ -8,9 +8,10 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -62,6 +63,7 @@ class WeightReceiver:
     vllm_config: Any
     device: torch.device
     _group: dist.ProcessGroup | None = None
+    _rows: int | None = None
 
     def join_carrier(self, meeting: str) -> None:
         """Joins the process group by which buckets come."""
@@ -100,6 +102,37 @@ class WeightReceiver:
             }
         )
 
+    def tensor_names(self) -> str:
+        """Of the tensors that `show_tensor` knows, as JSON."""
+        return json.dumps([tensor.name for tensor in readable(self._model)])
+
+    @torch.no_grad()
+    def show_tensor(self, name: str) -> bytes:
+        """A tensor as it is computed with, as safetensors."""
+        (found,) = [tensor for tensor in readable(self._model) if tensor.name == name]
+        with set_current_vllm_config(self.vllm_config):
+            return safetensors.torch.save({name: found.tensor().contiguous().cpu()})
+
+    def observe_passes(self) -> str:
+        """Begins to watch. Returns as JSON what was seen since it last began: `rows` of the largest pass, `dtype`."""
+        if self._rows is None:
+            self.model_runner.execute_model = self._watched(self.model_runner.execute_model)
+        rows, self._rows = self._rows, 0
+        return json.dumps({"rows": rows, "dtype": _type_of(next(self._model.parameters()))})
+
+    def attention_of_layers(self) -> str:
+        """The kernel of the attention, and the type that keys and values are kept in, as JSON."""
+        kernels = {group.backend.get_name() for groups in self.model_runner.attn_groups for group in groups}
+        cached = {_type_of(cache) for cache in self.model_runner.kv_caches}
+        return json.dumps({"kernel": ", ".join(sorted(kernels)), "cache": ", ".join(sorted(cached))})
+
+    def _watched(self, execute: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(scheduled: Any, *args: Any, **keywords: Any) -> Any:
+            self._rows = max(self._rows or 0, len(scheduled.num_scheduled_tokens))
+            return execute(scheduled, *args, **keywords)
+
+        return noted
+
     @property
     def _model(self) -> Any:
         return self.model_runner.get_model()
@@ -123,3 +156,7 @@ class WeightReceiver:
         for layer in self._model.modules():
             if isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)
+
+
+def _type_of(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

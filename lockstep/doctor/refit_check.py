@@ -1,0 +1,306 @@
+"""`lockstep doctor refit`: do an engine's weights really come from the learner, all of them, every time?
+
+noise    the engine is sent random tensors, so that nothing of the first weights is left, and proves that it has
+         them: by fingerprints, and by log-probabilities that are no longer the learner's
+refit    it gets the learner's weights: every tensor, every cache, the log-probabilities of a probe are compared
+step     the learner takes one large optimizer step, and the engine's weights must now be told from the learner's:
+         the comparison would have noticed
+again    as refit
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.config import Loaded, usage
+from lockstep.doctor.refit_findings import Finding, Refitted, findings, holds
+from lockstep.experience.refit import LARGEST_GAP, Outgoing, Sent, Weighty, random_probe
+from lockstep.learners.base import train
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.models.folder import read_config
+from lockstep.models.heads import canonical
+from lockstep.recipe import LearnerSection, Optimizer
+from lockstep.recipe.doctor import DoctorRecipe
+from lockstep.report.terminal import summary_table
+from lockstep.runtime.folder import write_whole
+from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.replicas import Replicas, processes
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.samplers.base import Attestation
+
+REPORT = "refit.json"
+STAGES = ("noise", "refit", "step", "again")
+PASS, EXPLAINED, UNEXPLAINED = range(3)
+_STEP = Optimizer(lr=1e-3)
+"""AdamW's first step moves every weight by about the learning rate, so this one shows in any type."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the check.
+
+    Attributes:
+        tensors: That were sent, or compared.
+        read_whole: Of these, those that were read back from where they lie.
+        read_by_kernel: Those that only the kernel that computes with them could show; whole as well.
+        received_only: Those that arrived, and that the engine makes something of its own of.
+        gap: Mean |Δ log π| between learner and engine over the probe, nats.
+        largest_gap: Largest of the same.
+        nbytes: That were sent.
+        seconds: That the refit took, or the step.
+        findings: What is wrong.
+    """
+
+    name: str
+    tensors: int
+    read_whole: int
+    read_by_kernel: int
+    received_only: int
+    gap: float
+    largest_gap: float
+    nbytes: int
+    seconds: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> str:
+        return "FAIL" if self.findings else "PASS"
+
+
+def refit_check(loaded: Loaded) -> int:
+    """Checks each backend but the first that takes weights, and prints what was found.
+
+    Returns:
+        0: all is well; 1: something is wrong, and is named; 2: something is wrong, and nothing says what.
+
+    Raises:
+        ValueError: If there is nothing to check, or it cannot start.
+    """
+    recipe = loaded.recipe
+    if not isinstance(recipe, DoctorRecipe):
+        raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    checked = [backend for backend in recipe.backends[1:] if backend != "hf"]
+    if not checked:
+        raise ValueError(
+            f"backends is {list(recipe.backends)}: the first trains, and none of the others is an engine that takes "
+            "weights; name torch or vllm behind it, as in backends=[hf,vllm]"
+        )
+    results: dict[str, list[Stage]] = {}
+    for backend in checked:
+        spec = _spec(recipe, backend)
+        with progress(f"refit: {recipe.model.path} → {backend}") as shown, ExitStack() as workers:
+            learner = learner_of(recipe)
+            engine = processes(spec, shown, workers)
+            results[backend] = list(checked_refits(learner, engine, probe_of(recipe.model.path), shown))
+    print(told(results))
+    if recipe.run.folder is not None:
+        _write(Path(recipe.run.folder), recipe, results)
+    return _code([finding for stages in results.values() for stage in stages for finding in stage.findings])
+
+
+def checked_refits(learner: TorchLearner, engine: Replicas, probe: Batch, shown: Progress) -> Iterator[Stage]:
+    """Runs the stages.
+
+    Args:
+        learner: With an optimizer; its weights are other ones afterwards.
+        engine: Takes its weights.
+        probe: Sequences that both score, and that the step learns.
+        shown: Told what happens.
+    """
+    check = _Check(learner, engine, probe)
+    actions = (check.noise, check.refit, check.step, check.refit)
+    for name, action in zip(STAGES, actions, strict=True):
+        with shown.phase(name):
+            stage = action(name)
+        shown.note(f"{name}: {stage.verdict}")
+        yield stage
+
+
+class _Check:
+    """A learner, an engine, and what the engine was sent so far."""
+
+    def __init__(self, learner: TorchLearner, engine: Replicas, probe: Batch) -> None:
+        self._learner, self._engine, self._probe = learner, engine, probe
+        self._buffers = {canonical(name) for name, _ in learner.model.named_buffers()}
+        self._before = {"the model's folder": _sent(learner, engine.dtype)}
+        self._answers = engine.logprobs(probe)
+        self._now: Refitted | None = None
+
+    def noise(self, name: str) -> Stage:
+        """Sends noise, behind which no old weight can hide."""
+        return self._refitted(name, Noise(self._learner), equal=False)
+
+    def refit(self, name: str) -> Stage:
+        """Sends the learner's weights."""
+        return self._refitted(name, self._learner, equal=True)
+
+    def step(self, name: str) -> Stage:
+        """One optimizer step, of the learner alone."""
+        assert self._now is not None, "a step is told from the refit before it"
+        start = time.perf_counter()
+        train(self._learner, self._probe, CrossEntropy())
+        seconds = time.perf_counter() - start
+        new, old, held = _sent(self._learner, self._engine.dtype), self._now.sent, self._now.held
+        moved = [tensor for tensor in new if new[tensor] != old[tensor]]
+        found = [
+            Finding(tensor, None, "moved in the step, and what the engine holds passes for the new one")
+            for tensor in moved
+            if tensor in held.fingerprints and holds(held, tensor, new[tensor])
+        ]
+        if not moved:
+            found.append(Finding("the learner", None, "took a step that changed none of its tensors"))
+        return self._stage(name, held, moved, 0, seconds, found, equal=False)
+
+    def _refitted(self, name: str, source: Weighty, equal: bool) -> Stage:
+        outgoing, start = Outgoing(source, self._engine.dtype), time.perf_counter()
+        held = self._engine.load_weights(outgoing, version=len(self._before))[0]
+        seconds = time.perf_counter() - start
+        self._now = Refitted(source, outgoing.sent, held)
+        found = list(findings(self._now, self._before, self._buffers, self._engine))
+        self._before = {name: outgoing.sent, **self._before}
+        answers, before = self._engine.logprobs(self._probe), self._answers
+        self._answers = answers
+        if torch.equal(answers, before):
+            found.append(
+                Finding("the engine", "stale_prefix_cache", "answers with the very numbers of before the refit")
+            )
+        nbytes = sum(_nbytes(tensor, self._engine.dtype) for _, tensor in source.weights())
+        return self._stage(name, held, held.fingerprints, nbytes, seconds, found, equal)
+
+    def _stage(
+        self,
+        name: str,
+        held: Attestation,
+        tensors: Collection[str],
+        nbytes: int,
+        seconds: float,
+        found: list[Finding],
+        equal: bool,
+    ) -> Stage:
+        """Compares log-probabilities too: they must be equal, or must not; what is found already excuses both."""
+        mask = self._probe.mask
+        gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[mask].abs()
+        agree, bound = bool(gap.mean() <= LARGEST_GAP[self._engine.dtype]), LARGEST_GAP[self._engine.dtype]
+        if agree != equal and not found:
+            what = f"(mean |Δ| {gap.mean():.2g} nats, the limit is {bound:g})"
+            unequal = (
+                f"gives other log-probabilities with equal weights {what}: positions, masks or its own tables differ"
+            )
+            found.append(
+                Finding("the engine", None, unequal if equal else f"has other weights, and it does not show {what}")
+            )
+        kernel, received = held.columns.keys() & tensors, held.received & set(tensors)
+        return Stage(
+            name,
+            len(tensors),
+            len(tensors) - len(kernel) - len(received),
+            len(kernel),
+            len(received),
+            float(gap.mean()),
+            float(gap.max()),
+            nbytes,
+            seconds,
+            tuple(found),
+        )
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Random tensors of the sizes, types and spreads of a learner's; those that are no floats as they are."""
+
+    like: Weighty
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.like.weights():
+            yield name, _noise(name, tensor) if tensor.is_floating_point() else tensor
+
+
+def _noise(name: str, like: Tensor) -> Tensor:
+    draws = torch.randn(like.shape, generator=keyed.generator("noise", name))
+    centre, spread = like.float().mean().cpu(), like.float().std(correction=0).cpu()
+    return (centre + draws * (spread if spread > 0 else 1.0)).to(like)
+
+
+def _sent(source: Weighty, dtype: torch.dtype) -> dict[str, Sent]:
+    """Fingerprints of what would go out."""
+    outgoing = Outgoing(source, dtype)
+    for _ in outgoing:
+        pass
+    return outgoing.sent
+
+
+def _nbytes(tensor: Tensor, dtype: torch.dtype) -> int:
+    return tensor.numel() * (dtype.itemsize if tensor.is_floating_point() else tensor.element_size())
+
+
+def probe_of(folder: str) -> Batch:
+    """Random tokens of a model's vocabulary."""
+    config = read_config(folder).get_text_config()
+    return random_probe(int(config.vocab_size), int(config.max_position_embeddings))
+
+
+def learner_of(recipe: DoctorRecipe) -> TorchLearner:
+    """Who trains, in the recipe's type."""
+    section = LearnerSection(**recipe.learner.model_dump())
+    return LearnerSpec(recipe.model.path, "logits", section, _STEP, recipe.seed).build()
+
+
+def _spec(recipe: DoctorRecipe, backend: str) -> SamplerSpec:
+    """The engine, always in a process of its own."""
+    return SamplerSpec(recipe.model.path, recipe.sampler.model_copy(update={"backend": backend}), recipe.learner)
+
+
+def told(results: Mapping[str, Sequence[Stage]]) -> str:
+    """A table, and below it what was found."""
+    rows = [_HEADINGS, *(_row(backend, stage) for backend, stages in results.items() for stage in stages)]
+    found = [
+        f"{backend}, {stage.name}: {finding.sentence}"
+        for backend, stages in results.items()
+        for stage in stages
+        for finding in stage.findings
+    ]
+    return "\n".join([summary_table(rows), *found])
+
+
+_HEADINGS = (
+    "engine",
+    "stage",
+    "tensors",
+    "read whole",
+    "by kernel",
+    "received only",
+    "mean |Δ|",
+    "MB",
+    "seconds",
+    "verdict",
+)
+
+
+def _row(backend: str, stage: Stage) -> tuple[str, ...]:
+    counts = (stage.tensors, stage.read_whole, stage.read_by_kernel, stage.received_only)
+    figures = (f"{stage.gap:.2g}", f"{stage.nbytes / 1e6:.1f}", f"{stage.seconds:.2f}")
+    return (backend, stage.name, *map(str, counts), *figures, stage.verdict)
+
+
+def _code(found: Sequence[Finding]) -> int:
+    if not found:
+        return PASS
+    return UNEXPLAINED if any(finding.cause is None for finding in found) else EXPLAINED
+
+
+def _write(folder: Path, recipe: DoctorRecipe, results: Mapping[str, Sequence[Stage]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    engines = {backend: [asdict(stage) for stage in stages] for backend, stages in results.items()}
+    report = {"version": 1, "model": recipe.model.path, "learner": recipe.learner.model_dump(), "engines": engines}
+    write_whole(folder / REPORT, [json.dumps(report, indent=1).encode(), b"\n"])

@@ -1,0 +1,140 @@
+"""Why what an engine holds is not what it was sent: names of causes, from fingerprints now and before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.doctor.causes import CAUSES
+from lockstep.experience.refit import Sent, Weighty, differing
+from lockstep.runtime.replicas import Replicas
+from lockstep.samplers.base import Attestation
+
+_FEWER_BITS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong after a refit.
+
+    Attributes:
+        what: A tensor by its name, a cache, or what else was compared.
+        cause: Its name in `CAUSES`; None where it cannot be told.
+        why: What was seen.
+    """
+
+    what: str
+    cause: str | None
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        if self.cause is None:
+            return f"{self.what} {self.why} (unexplained)"
+        return f"{self.what} {self.why} ({self.cause}: {CAUSES[self.cause].cure})"
+
+
+@dataclass(frozen=True)
+class Refitted:
+    """What went out in one refit, and what the engine then said.
+
+    Attributes:
+        source: Whose weights went out.
+        sent: Their fingerprints.
+        held: The engine's attestation.
+    """
+
+    source: Weighty
+    sent: Mapping[str, Sent]
+    held: Attestation
+
+
+def findings(
+    now: Refitted, before: Mapping[str, Mapping[str, Sent]], buffers: set[str], engine: Replicas
+) -> Iterator[Finding]:
+    """Names what differs.
+
+    Args:
+        now: A refit, whose source still has the weights that it sent.
+        before: By the names of earlier states of the engine, what was sent for them.
+        buffers: Names of the tensors that are no parameters.
+        engine: Shows what it holds.
+    """
+    expected = _tied(now.sent, now.held)
+    for name, why in (_behind_kernels(now, engine) | differing(now.sent, now.held)).items():
+        if name in now.held.kept_caches:
+            yield Finding(name, "stale_prefix_cache", why)
+        elif name not in now.held.fingerprints or name not in expected:
+            yield Finding(name, "missed_buffer" if name in buffers else "stale_tensor", why)
+        else:
+            yield _of_tensor(name, why, now, before, buffers, engine)
+
+
+def _behind_kernels(now: Refitted, engine: Replicas) -> dict[str, str]:
+    """The tensors that an attestation knows by some columns, and that differ when they are read whole."""
+    sent = {name: now.held.tied.get(name, name) for name in now.held.columns}
+    differ: dict[str, str] = {}
+    for source, tensor in now.source.weights():
+        for name in (name for name, own in sent.items() if own == source):
+            held = engine.show(name).cpu()
+            if not torch.equal(held, tensor.cpu().to(held.dtype)):
+                differ[name] = "arrived, but is not what is computed with"
+    return differ
+
+
+def _of_tensor(
+    name: str,
+    why: str,
+    now: Refitted,
+    before: Mapping[str, Mapping[str, Sent]],
+    buffers: set[str],
+    engine: Replicas,
+) -> Finding:
+    """A tensor that the engine has, with other bits."""
+    for state, sent in before.items():
+        if holds(now.held, name, _tied(sent, now.held)[name]):
+            cause = "missed_buffer" if name in buffers else "tied_head" if name in now.held.tied else "stale_tensor"
+            return Finding(name, cause, f"is still that of {state}")
+    others = (other for other, sent in now.sent.items() if other != name and holds(now.held, name, sent))
+    if (other := next(others, None)) is not None:
+        return Finding(name, "swapped_tensors", f"holds {other}")
+    sent, held = _tensor(now, name, engine.dtype), engine.show(name).cpu()
+    if sent.numel() == held.numel() and torch.equal(_sorted_bits(sent), _sorted_bits(held)):
+        return Finding(name, "permuted_tensor", "has the numbers that were sent in another order")
+    if sent.shape != held.shape:
+        return Finding(name, "stale_tensor", f"has the shape {tuple(held.shape)} instead of {tuple(sent.shape)}")
+    if any(torch.equal(sent.to(low).to(held.dtype), held) for low in _FEWER_BITS if sent.is_floating_point()):
+        return Finding(name, "quantised_weights", "has what was sent, rounded to fewer bits")
+    gap = (sent.double() - held.double()).abs()
+    return Finding(
+        name, "stale_tensor", f"{why}: {int((gap > 0).sum())} of {gap.numel()} numbers, by up to {gap.max():.2g}"
+    )
+
+
+def _tied(sent: Mapping[str, Sent], held: Attestation) -> Mapping[str, Sent]:
+    """What was sent, under second names too."""
+    return {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
+
+
+def holds(held: Attestation, name: str, sent: Sent) -> bool:
+    """Whether an engine computes with a tensor that was sent then, as far as it shows."""
+    if name in held.columns:
+        return held.columns[name] == sent.columns
+    return held.fingerprints[name] == sent.whole
+
+
+def _tensor(now: Refitted, name: str, dtype: torch.dtype) -> Tensor:
+    source = now.held.tied.get(name, name)
+    tensor = next(tensor for other, tensor in now.source.weights() if other == source).cpu()
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _sorted_bits(tensor: Tensor) -> Tensor:
+    """The numbers as integers, in order; 0 and −0 are the same."""
+    flat = (tensor + 0.0 if tensor.is_floating_point() else tensor).contiguous().reshape(-1)
+    return flat.view(_BITS[flat.element_size()]).sort().values

@@ -1,0 +1,99 @@
+"""What the doctor has said of a model: its reports in `doctor/` of the working directory, found by the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from lockstep.recipe import Computation, PPORecipe
+from lockstep.runtime.identity import digest
+
+REPORTS = Path("doctor")
+"""Each examination has a folder of its own in here, with a `report.json`."""
+
+
+class _Model(BaseModel):
+    digest: str
+
+
+class _Recipe(BaseModel):
+    learner: Computation
+
+
+class Report(BaseModel):
+    """What is read of a `report.json`; `lockstep.doctor.report` says what else is in it."""
+
+    version: Literal["lockstep.doctor.table/1"] = Field(alias="schema")
+    verdict: Literal["PASS", "FAIL", "INCONCLUSIVE"]
+    model: _Model
+    recipe: _Recipe
+    backends: dict[str, Any]
+
+    def covers(self, sampler: str, dtype: str) -> bool:
+        """Whether it speaks of what a run with this sampler does: the learner is torch, both compute in `dtype`."""
+        return {"torch", sampler} <= self.backends.keys() and self.recipe.learner.dtype == dtype
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What is known of a model and a sampler.
+
+    Attributes:
+        passed: Whether the newest report that speaks of both says so.
+        sentence: For people.
+    """
+
+    passed: bool
+    sentence: str
+
+
+def weights_digest(folder: Path) -> str:
+    """Names a model by its weights: sixteen hexadecimal digits of the SHA-256 of its safetensors files."""
+    return digest(sorted(folder.glob("*.safetensors")))
+
+
+def examination(recipe: PPORecipe) -> Examination | None:
+    """The newest report on the model that a run begins with; None where the model is made by the run itself.
+
+    Raises:
+        ValueError: If `run.require_doctor` asks for a report that passed, and there is none.
+    """
+    if recipe.model.path is None:
+        return None
+    found = examined(Path(recipe.model.path), recipe.sampler.backend, recipe.learner.dtype)
+    if recipe.run.require_doctor and not found.passed:
+        raise ValueError(f"run.require_doctor: {found.sentence}")
+    return found
+
+
+def examined(folder: Path, sampler: str, dtype: str) -> Examination:
+    """Looks for the newest report on the weights in `folder` that covers a sampler and a type."""
+    about = f"{folder} with sampler {sampler} in {dtype}"
+    backends = "[hf,torch]" if sampler == "torch" else f"[torch,{sampler}]"
+    command = f"`lockstep doctor table {folder} backends={backends} learner.dtype={dtype}`"
+    read = [(path, _read(path)) for path in _newest_first()]
+    reports = [(path, report) for path, report in read if report is not None and report.covers(sampler, dtype)]
+    weights = weights_digest(folder) if reports else ""  # reads them all, which takes a while
+    newest = next(((path, report.verdict) for path, report in reports if report.model.digest == weights), None)
+    if newest is None:
+        return Examination(False, f"there is no doctor's report on {about} in {REPORTS}/; {command} makes one")
+    path, verdict = newest
+    if verdict == "PASS":
+        return Examination(True, f"the doctor has passed {about}: {path}")
+    told = f"the doctor's newest report on {about} says {verdict}: {path}; mend what it names, and run {command} again"
+    return Examination(False, told)
+
+
+def _newest_first() -> list[Path]:
+    return sorted(REPORTS.glob("*/report.json"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True)
+
+
+def _read(path: Path) -> Report | None:
+    """A report; None for one that is being written, or that another version wrote."""
+    try:
+        return Report.model_validate_json(path.read_bytes())
+    except ValidationError:
+        return None

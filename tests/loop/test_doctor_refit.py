@@ -1,0 +1,127 @@
+"""`lockstep doctor refit`: a healthy engine passes, and each way to lose a weight is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from forgetful_torch import WrongTakerSpec
+from tiny_models import CONTEXT, OPTIMIZER, SECTION, VOCABULARY
+
+from lockstep.config import load
+from lockstep.doctor.causes import CAUSES
+from lockstep.doctor.refit_check import STAGES, Stage, checked_refits, refit_check, told
+from lockstep.experience.refit import random_probe
+from lockstep.recipe import SamplerSection
+from lockstep.runtime.progress import progress
+from lockstep.runtime.replicas import Replicas
+from lockstep.runtime.workers import LearnerSpec
+
+MATRIX = "model.layers.1.self_attn.q_proj.weight"
+NORM = "model.layers.0.input_layernorm.weight"
+BUFFER = "model.rotary_emb.inv_freq"
+PAIR = {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"}
+
+Checked = Callable[..., dict[str, Stage]]
+
+
+@pytest.fixture(scope="module")
+def engine(models: Callable[..., Path]) -> Iterator[Replicas]:
+    replicas = Replicas(WrongTakerSpec(str(models("llama")), SamplerSection(), SECTION), print)
+    yield replicas
+    replicas.close()
+
+
+@pytest.fixture
+def checked(engine: Replicas, models: Callable[..., Path]) -> Checked:
+    """Checks an engine that goes wrong in some way; returns its stages by name."""
+    section = OPTIMIZER.model_copy(update={"lr": 1e-2})
+
+    def go(fault: str = "", victim: str = "") -> dict[str, Stage]:
+        learner = LearnerSpec(str(models("llama")), "logits", SECTION, section, 0).build()
+        engine.remotes[0].call("go_wrong", "", "")
+        engine.load_weights(list(learner.weights()), 0)  # as if it had just started
+        engine.remotes[0].call("go_wrong", fault, victim)
+        with progress("refit") as shown:
+            stages = list(checked_refits(learner, engine, random_probe(VOCABULARY, CONTEXT), shown))
+        return dict(zip(STAGES, stages, strict=True))
+
+    return go
+
+
+def found(stage: Stage) -> dict[str, str | None]:
+    return {finding.what: finding.cause for finding in stage.findings}
+
+
+def test_a_whole_refit_passes_and_would_have_failed_on_old_weights(checked: Checked) -> None:
+    stages = checked()
+    assert {name: stage.findings for name, stage in stages.items()} == dict.fromkeys(STAGES, ())
+    assert min(stages["noise"].gap, stages["step"].gap) > 0.1
+    assert max(stages["refit"].largest_gap, stages["again"].largest_gap) < 1e-5
+    assert stages["again"].read_whole == stages["again"].tensors > stages["step"].tensors > 0
+
+
+LOADS = ("noise", "refit", "again")
+
+
+@pytest.mark.parametrize(
+    ("fault", "victim", "cause", "stages", "why"),
+    [
+        ("drops", MATRIX, "stale_tensor", ("noise", "again"), "is still that of refit"),
+        ("drops", NORM, "stale_tensor", ("noise", "again"), "is still that of refit"),
+        ("drops", BUFFER, "missed_buffer", ("noise",), "is still that of the model's folder"),
+        ("permutes", MATRIX, "permuted_tensor", LOADS, "in another order"),
+        ("rounds", MATRIX, "quantised_weights", LOADS, "rounded to fewer bits"),
+        ("scales", NORM, "stale_tensor", LOADS, "has other bits: 32 of 32 numbers, by up to"),
+    ],
+)
+def test_a_lost_tensor_is_named_with_its_cause(
+    checked: Checked, fault: str, victim: str, cause: str, stages: tuple[str, ...], why: str
+) -> None:
+    seen = checked(fault, victim)
+    assert {name: found(seen[name]) for name in LOADS} == {
+        name: {victim: cause} if name in stages else {} for name in LOADS
+    }
+    assert why in seen[stages[-1]].findings[0].why
+
+
+def test_tensors_that_change_places_are_named_with_each_other(checked: Checked) -> None:
+    stages = checked("swaps", "layers.0.mlp")
+    gate, up = sorted(PAIR)
+    assert {finding.what: finding.why for finding in stages["again"].findings} == {
+        gate: f"holds {up}",
+        up: f"holds {gate}",
+    }
+    assert set(found(stages["refit"]).values()) == {"swapped_tensors"}
+
+
+def test_an_engine_that_answers_from_memory_is_found_out(checked: Checked) -> None:
+    stages = checked("remembers")
+    for name in LOADS:
+        assert found(stages[name]) == {"the engine": "stale_prefix_cache"}
+
+
+def test_the_report_says_what_is_wrong_and_what_to_do(checked: Checked) -> None:
+    lines = told({"torch": list(checked("drops", NORM).values())}).splitlines()
+    assert [line.split()[-1] for line in lines[1:5]] == ["FAIL", "PASS", "PASS", "FAIL"]
+    assert lines[5].startswith(f"torch, noise: {NORM} is still that of the model's folder (stale_tensor: ")
+    assert CAUSES["stale_tensor"].cure in lines[5]
+
+
+def test_the_command_checks_a_real_model(assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = assets / "models" / "stories260K" / "hf"
+    loaded = load("doctor", [f"model.path={model}", "learner.device=cpu", f"run={tmp_path}"])
+    assert refit_check(loaded) == 0
+    written = json.loads((tmp_path / "refit.json").read_text())["engines"]["torch"]
+    assert [(stage["name"], stage["tensors"], stage["findings"]) for stage in written] == [
+        ("noise", 49, []), ("refit", 49, []), ("step", 47, []), ("again", 49, [])
+    ]  # fmt: skip
+    assert capsys.readouterr().out.count("PASS") == 4
+
+
+def test_there_must_be_an_engine_that_takes_weights(assets: Path) -> None:
+    model = assets / "models" / "stories260K" / "hf"
+    with pytest.raises(ValueError, match="name torch or vllm behind it"):
+        refit_check(load("doctor", [f"model.path={model}", "backends=[torch,hf]"]))

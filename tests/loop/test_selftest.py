@@ -1,0 +1,174 @@
+"""The benchmark of the doctor: every fault really changes numbers, healthy sides agree, and the score counts right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from lockstep.doctor.causes import CAUSES
+from lockstep.doctor.selftest.controls import CONTROLS, healthy_runs
+from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, healthy
+from lockstep.doctor.selftest.ground import Ground
+from lockstep.doctor.selftest.pairs import PAIRS
+from lockstep.doctor.selftest.run import Bench, Trial
+from lockstep.doctor.selftest.score import Outcome, Row, markdown
+from lockstep.doctor.selftest.tuning import TUNING
+from lockstep.runtime.progress import Progress, progress
+
+FEW = 8
+HEAD_IN_FP32 = 20
+"""It makes the gap smaller: both heads in bf16 are farther apart than one."""
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return Ground(tmp_path_factory.mktemp("ground"))
+
+
+@pytest.fixture(scope="module")
+def floor(ground: Ground) -> Callable[[Injected], float]:
+    """How far the two sides are apart without the fault."""
+
+    @cache
+    def of(setup: Setup) -> float:
+        return apart(healthy(ground, replace(TUNING[0], setup=lambda _: setup).large))
+
+    return lambda injected: of(injected.setup)
+
+
+def apart(case: Case, tokens: int = 32) -> float:
+    """Mean |Δ| of decoding against the trainer's scores, nats."""
+    drawn = case.infer.generate(case.requests[:FEW], replace(case.sampling, max_tokens=tokens))
+    off = case.train.score(drawn).logprob - drawn["sampler_logprob"]
+    case.close()
+    return float(off[drawn.mask].abs().mean())
+
+
+@pytest.mark.parametrize("fault", [f for f in TUNING if f.number != HEAD_IN_FP32], ids=lambda fault: fault.name)
+def test_a_large_fault_moves_numbers_far_beyond_the_floor(
+    fault: Fault, ground: Ground, floor: Callable[[Injected], float]
+) -> None:
+    usual = floor(fault.large)
+    assert usual < 1e-4
+    assert apart(build(ground, fault.large)) > max(10 * usual, 1e-3)
+
+
+@pytest.mark.parametrize("number", (1, 7, 11, 12, 14, 19, 26, 29, 30, 34))
+def test_a_small_fault_moves_numbers_less(number: int, ground: Ground, floor: Callable[[Injected], float]) -> None:
+    (fault,) = (fault for fault in TUNING if fault.number == number)
+    small = apart(build(ground, fault.small))
+    assert 3 * floor(fault.small) < small < apart(build(ground, fault.large))
+
+
+def test_one_head_in_fp32_is_nearer_than_both_in_bf16(ground: Ground, floor: Callable[[Injected], float]) -> None:
+    (fault,) = (fault for fault in TUNING if fault.number == HEAD_IN_FP32)
+    assert 0.01 < apart(build(ground, fault.large)) != pytest.approx(floor(fault.large), rel=1e-3)
+
+
+def test_the_list_is_whole() -> None:
+    assert [fault.number for fault in TUNING] == list(range(1, 35))
+    assert {cause for fault in TUNING for cause in fault.causes} <= CAUSES.keys()
+    assert len(PAIRS) == 10
+    for first, second in PAIRS:
+        assert not set(first.fault.causes) & set(second.fault.causes)
+        first.setup.joined(second.setup)
+
+
+def test_faults_that_need_different_surroundings_cannot_be_put_together(ground: Ground) -> None:
+    by_number = {fault.number: fault for fault in TUNING}
+    with pytest.raises(ValueError, match="model cannot be .*mamba2"):
+        build(ground, by_number[27].large, by_number[10].large)
+
+
+def test_both_faults_of_a_pair_act(ground: Ground) -> None:
+    first, second = PAIRS[0]
+    both = apart(build(ground, first, second))
+    assert both != apart(build(ground, first))
+    assert both != apart(build(ground, second))
+
+
+@pytest.mark.parametrize(
+    "control", [c for c in CONTROLS if c.setup.batch_size is None], ids=lambda control: control.name
+)
+def test_healthy_sides_agree(control: object, ground: Ground) -> None:
+    (known,) = (one for one in CONTROLS if one is control)
+    exact = known.setup.dtype is None
+    assert apart(known.build(ground), tokens=16) < (1e-4 if exact else 0.1)
+
+
+def test_fifty_healthy_runs_take_every_configuration_in_turn() -> None:
+    runs = [(control.name, seed) for control, seed in healthy_runs(50)]
+    assert len(set(runs)) == 50
+    assert {name for name, _ in runs} == {control.name for control in CONTROLS}
+
+
+@pytest.mark.parametrize(
+    ("expected", "named", "disagrees", "outcome"),
+    [
+        ((("rope",),), ("rope", "rounding"), True, "right"),
+        ((("rope", "norm_eps"),), ("norm_eps",), True, "right"),
+        ((("rope",),), ("rope", "dtype"), True, "wrong"),
+        ((("rope",),), (), True, "unexplained"),
+        ((("rope",),), (), False, "missed"),
+        ((("rope",), ("top_k",)), ("top_k", "rope"), True, "right"),
+        ((("rope",), ("top_k",)), ("top_k",), True, "half"),
+        ((), ("rounding",), True, "quiet"),
+        ((), (), False, "quiet"),
+        ((), (), True, "false alarm"),
+        ((), ("rope",), False, "false alarm"),
+    ],
+)
+def test_outcome(
+    expected: tuple[tuple[str, ...], ...], named: tuple[str, ...], disagrees: bool, outcome: Outcome
+) -> None:
+    assert row(expected=expected, named=tuple((name, None) for name in named), disagrees=disagrees).outcome == outcome
+
+
+def test_the_score_stands_next_to_what_single_numbers_see() -> None:
+    rows = [
+        row("loud", (("rope",),), (("rope", "infer"),), mult_prob_error=1.2, prob_difference=0.3),
+        row("faint", (("bias",),), (("rope", None),), mult_prob_error=1.01, prob_difference=0.001),
+        row("well", (), (), disagrees=False, mult_prob_error=1.02, prob_difference=0.01),
+    ]
+    text = markdown(rows)
+    assert "| loud | rope | rope (infer) | right | 1.2 | 0.3 |" in text
+    assert "2 cases with faults: 1 right, 0 half, 1 wrong, 0 unexplained, 0 missed" in text
+    assert "mean e^|Δ| > 1.05 sees 1 of them" in text
+    assert "1 healthy cases: 0 false alarms" in text
+    assert "mean |p − p'| > 0.01, the largest of a healthy case, sees 1 of those with faults" in text
+
+
+def test_a_case_that_is_done_is_not_done_again(ground: Ground, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, (fault, *_) = tmp_path / "cases.jsonl", TUNING
+
+    def few() -> Case:
+        case = build(ground, fault.large)
+        return replace(case, requests=case.requests[:FEW], sampling=replace(case.sampling, max_tokens=16))
+
+    def never() -> Case:
+        raise AssertionError("built again")
+
+    def rows(make: Callable[[], Case], shown: Progress) -> Row:
+        return Bench(file, shown).row(Trial("one", (fault.causes,), make))
+
+    with progress("test") as shown:
+        first = rows(few, shown)
+        assert first.mult_prob_error > 1.1
+        assert rows(never, shown) == first
+        file.write_text(file.read_text() + '{"name": "cut of')
+        assert rows(never, shown) == first
+    assert capsys.readouterr().err.count("one: ") == 3
+
+
+def row(
+    name: str = "one",
+    expected: tuple[tuple[str, ...], ...] = (),
+    named: tuple[tuple[str, str | None], ...] = (),
+    disagrees: bool = True,
+    mult_prob_error: float = 1.0,
+    prob_difference: float = 0.0,
+) -> Row:
+    return Row(name, expected, named, disagrees, mult_prob_error, prob_difference, 1.0)

@@ -1,0 +1,363 @@
+"""Rollout dumps of several frameworks' shapes; faults made with real distributions, and what is read from them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.data.rows import DataError
+from lockstep.doctor.analyze import analyze
+from lockstep.doctor.causes import CAUSES
+from lockstep.doctor.dump import Columns, read_dump
+
+SEQUENCES, TOKENS, VOCABULARY, PROMPT = 24, 160, 150, 12
+
+
+@dataclass(frozen=True)
+class World:
+    """What a model says, and what was drawn from it.
+
+    Attributes:
+        logits: Exact, [B, T, V].
+        tokens: Drawn, [B, T].
+    """
+
+    logits: Tensor
+    tokens: Tensor
+
+    @classmethod
+    def draw(cls, seed: int = 0, **sampling: float) -> World:
+        """From logits of every entropy, as text has them; `sampling` as in `scores`."""
+        torch.manual_seed(seed)
+        sharp = torch.empty(SEQUENCES, TOKENS, 1, dtype=torch.float64).uniform_(0.5, 6.0)
+        logits = sharp * torch.randn(SEQUENCES, TOKENS, VOCABULARY, dtype=torch.float64)
+        probability = scores(logits, **sampling).exp()
+        tokens = torch.multinomial(probability.flatten(0, 1), 1).view(SEQUENCES, TOKENS)
+        return cls(logits, tokens)
+
+    def of(self, logits: Tensor, **sampling: float) -> Tensor:
+        """Log-probabilities of the drawn tokens, [B, T]."""
+        return scores(logits, **sampling).gather(2, self.tokens[..., None])[..., 0]
+
+    def rounded(self, size: float = 0.01) -> Tensor:
+        """The logits as a pass in a low precision has them."""
+        return self.logits + size * torch.randn_like(self.logits)
+
+
+def scores(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0, padding: int = 0) -> Tensor:
+    """Log-probabilities under a temperature and a nucleus; `padding` more tokens with a logit of 2."""
+    logits = logits / temperature
+    if padding:
+        wide = torch.cat([logits, torch.full((*logits.shape[:2], padding), 2.0, dtype=logits.dtype)], 2)
+        return wide.log_softmax(2)[..., : logits.shape[2]]
+    probability = logits.softmax(2)
+    ordered, order = probability.sort(dim=2, descending=True)
+    before = torch.zeros_like(ordered)
+    before[..., 1:] = ordered.cumsum(2)[..., :-1]
+    outside = torch.zeros_like(before, dtype=torch.bool).scatter(2, order, before >= top_p)
+    return logits.masked_fill(outside, -math.inf).log_softmax(2)
+
+
+def write(path: Path, train: Tensor, infer: Tensor, **columns: Any) -> Path:
+    """A dump with one row per sequence; a column is a list with an entry for each, or the same for all."""
+    rows = [
+        {"train_logprobs": a, "infer_logprobs": b} | {
+            name: value[i] if isinstance(value, list) else value for name, value in columns.items()
+        }
+        for i, (a, b) in enumerate(zip(train.tolist(), infer.tolist(), strict=True))
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def report(path: Path, columns: Columns | None = None) -> tuple[int, dict[str, Any]]:
+    code = analyze(path, columns or Columns(), path.with_suffix(".report.json"))
+    return code, json.loads(path.with_suffix(".report.json").read_text())
+
+
+def causes(found: dict[str, Any]) -> list[str]:
+    return [name for reading in found["readings"] for name in reading["causes"][:1] or [reading["what"]]]
+
+
+Sides = tuple[Tensor, Tensor]  # training, inference
+
+
+def healthy(world: World) -> Sides:
+    return world.of(world.rounded()), world.of(world.rounded())
+
+
+def identical(world: World) -> Sides:
+    return world.of(world.logits), world.of(world.logits)
+
+
+def in_fp32(world: World) -> Sides:
+    return world.of(world.logits), world.of(world.rounded(1e-6))
+
+
+def shifted(world: World) -> Sides:
+    train, infer = healthy(world)
+    return train.roll(1, 1), infer
+
+
+def first_only(world: World) -> Sides:
+    train, infer = healthy(world)
+    other = world.of(world.logits + 2 * torch.randn_like(world.logits))
+    return torch.cat([other[:, :1], train[:, 1:]], 1), infer
+
+
+def raw_temperature(world: World) -> Sides:
+    return world.of(world.rounded(), temperature=0.7), world.of(world.rounded())
+
+
+def unscaled_training(world: World) -> Sides:
+    return world.of(world.rounded()), world.of(world.rounded(), temperature=0.7)
+
+
+def renormalised(world: World) -> Sides:
+    return world.of(world.rounded()), world.of(world.logits, top_p=0.9)
+
+
+def padded(world: World) -> Sides:
+    flat = world.logits / world.logits.std(2, keepdim=True)
+    return world.of(flat + 0.002 * torch.randn_like(flat), padding=40), world.of(flat)
+
+
+def retokenised(world: World) -> Sides:
+    train, infer = healthy(world)
+    train = train.clone()
+    for row in range(0, SEQUENCES, 3):
+        at = 20 + 5 * row
+        train[row, at] -= 4.0
+        behind = torch.arange(TOKENS - at - 1)
+        train[row, at + 1 :] += torch.randn(len(behind)) * torch.exp(-behind / 12)
+    return train.clamp(max=0), infer
+
+
+def heads_in_bf16(world: World) -> Sides:
+    return world.of(world.rounded().bfloat16().double()), world.of(world.rounded().bfloat16().double())
+
+
+def both_in_bf16(world: World) -> Sides:
+    train, infer = healthy(world)
+    return train.bfloat16().double(), infer.bfloat16().double()
+
+
+def softmax_in_bf16(world: World) -> Sides:
+    train, infer = healthy(world)
+    return train, infer.bfloat16().double()
+
+
+def growing(world: World) -> Sides:
+    far = torch.arange(TOKENS, dtype=torch.float64)[None, :, None] / TOKENS
+    return world.of(world.logits + far * 0.5 * torch.randn_like(world.logits)), world.of(world.rounded(0.002))
+
+
+def windowed(world: World) -> Sides:
+    beyond = (torch.arange(TOKENS) >= 100)[None, :, None]
+    return world.of(world.rounded() + beyond * 0.5 * torch.randn_like(world.logits)), world.of(world.rounded())
+
+
+def flipping(world: World) -> Sides:
+    train, infer = healthy(world)
+    rare = torch.rand(train.shape) < 0.01
+    return torch.where(rare, train + 2 * torch.randn_like(train), train).clamp(max=0), infer
+
+
+def anything(world: World) -> Sides:
+    return world.of(world.rounded(0.5)), world.of(world.rounded())
+
+
+FAULTS: tuple[tuple[Callable[[World], Sides], list[str], dict[str, float]], ...] = (
+    (healthy, [], {}),
+    (identical, [], {}),
+    (in_fp32, [], {}),
+    (healthy, [], {"temperature": 0.7}),
+    (anything, [], {}),
+    (shifted, ["off_by_one"], {}),
+    (first_only, ["first_token"], {}),
+    (raw_temperature, ["temperature"], {"temperature": 0.7}),
+    (unscaled_training, ["temperature"], {"temperature": 0.7}),
+    (renormalised, ["top_p"], {"top_p": 0.9}),
+    (padded, ["padded_vocabulary"], {}),
+    (retokenised, ["retokenised"], {}),
+    (heads_in_bf16, [], {}),
+    (both_in_bf16, ["softmax_precision"], {}),
+    (softmax_in_bf16, ["softmax_precision"], {}),
+    (growing, ["rope"], {}),
+    (windowed, ["sliding_window"], {}),
+    (flipping, ["routing"], {}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "expected", "sampling"), FAULTS)
+def test_what_is_read_is_what_was_done(
+    fault: Callable[[World], Sides], expected: list[str], sampling: dict[str, float], tmp_path: Path
+) -> None:
+    train, infer = fault(World.draw(**sampling))
+    code, found = report(write(tmp_path / "dump.jsonl", train, infer, prompt_length=0))
+    assert causes(found) == expected
+    assert set(causes(found)) <= set(CAUSES)
+    assert (code == 0) == (found["verdict"] == "PASS")
+    if fault in (anything, raw_temperature, shifted):
+        assert code == (1 if expected else 2)
+
+
+def test_a_side_is_named_where_its_numbers_show_it(tmp_path: Path) -> None:
+    world = World.draw(0)
+    _, found = report(write(tmp_path / "dump.jsonl", *softmax_in_bf16(world), prompt_length=0))
+    assert [reading["side"] for reading in found["readings"]] == ["infer"]
+    _, found = report(write(tmp_path / "swapped.jsonl", *softmax_in_bf16(world)[::-1], prompt_length=0))
+    assert [reading["side"] for reading in found["readings"]] == ["train"]
+
+
+def test_older_weights_are_told_from_faults(tmp_path: Path) -> None:
+    world = World.draw(0)
+    age = torch.arange(SEQUENCES) % 4
+    train = world.of(world.logits + (0.01 + 0.1 * age)[:, None, None] * torch.randn_like(world.logits))
+    path = write(tmp_path / "dump.jsonl", train, world.of(world.rounded()), version=(9 - age).tolist(), prompt_length=0)
+    _, found = report(path)
+    assert causes(found) == ["grows with the age of the weights"]
+
+
+NAMES = {
+    "NeMo RL": ("prev_logprobs", "generation_logprobs", "token_loss_mask"),
+    "verl": ("old_log_probs", "rollout_log_probs", "response_mask"),
+    "TRL": ("old_per_token_logps", "sampling_per_token_logps", "completion_mask"),
+    "slime": ("log_probs", "rollout_log_probs", "loss_mask"),
+    "prime-rl": ("trainer_logprobs", "inference_logprobs", "loss_mask"),
+}
+
+
+def rows(train: str = "old_log_probs", infer: str = "rollout_log_probs", **more: Any) -> list[dict[str, Any]]:
+    first = {train: [-9.0, -1.0, -2.0, 0.0], infer: [-8.0, -1.5, -2.5, 0.0]}
+    return [
+        first | more,
+        {train: [-3.0], infer: [-3.25]} | {k: v[-1:] if isinstance(v, list) else v for k, v in more.items()},
+    ]
+
+
+def written(path: Path, content: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in content))
+    return path
+
+
+@pytest.mark.parametrize("framework", NAMES)
+def test_columns_of_frameworks_are_known(framework: str, tmp_path: Path) -> None:
+    train, infer, mask = NAMES[framework]
+    dump = read_dump(written(tmp_path / "d.jsonl", rows(train, infer, **{mask: [0, 1, 1, 1]})), Columns())
+    assert (dump.columns.train, dump.columns.infer, dump.columns.mask) == (train, infer, mask)
+    assert dump.compared.delta.tolist() == [0.5, 0.5, 0.0, 0.25]
+    assert dump.compared.lengths.tolist() == [3, 1]
+    assert dump.compared.position.tolist() == [1, 2, 3, 0]
+    assert dump.notes == ()
+
+
+def test_columns_may_have_any_name(tmp_path: Path) -> None:
+    content = rows("a", "b", c=[5, 6, 7, 8, 9, 10], d=1, t=0.7, p=0.9, v=3, q="x")
+    content[1]["q"] = "y"
+    columns = Columns("a", "b", ids="c", prompt_length="d", temperature="t", top_p="p", version="v", prompt="q")
+    content[1]["d"] = 0
+    dump = read_dump(written(tmp_path / "d.jsonl", content), columns)
+    assert dump.ids is not None
+    assert dump.ids.tolist() == [8, 9, 10, 10]
+    assert dump.compared.position.tolist() == [3, 4, 5, 0]
+    assert dump.compared.cluster is not None
+    assert dump.compared.cluster.tolist() == [0, 1]
+    for column, expected in ((dump.temperature, 0.7), (dump.top_p, 0.9), (dump.version, 3.0)):
+        assert column is not None
+        assert column.tolist() == [expected] * 2
+
+
+def test_padding_shows_as_zeros_where_there_is_no_mask(tmp_path: Path) -> None:
+    dump = read_dump(written(tmp_path / "d.jsonl", rows()), Columns())
+    assert dump.compared.lengths.tolist() == [3, 1]
+    assert dump.notes == (
+        "The dump has no mask: 1 entries at ends of rows, where the inference side says 0, are left out.",
+    )
+
+
+def test_minus_infinity_is_a_probability_and_is_counted(tmp_path: Path) -> None:
+    content = rows(response_mask=[1, 1, 1, 1])
+    content[0]["old_log_probs"][1] = -math.inf
+    code, found = report(written(tmp_path / "d.jsonl", content))
+    assert found["figures"]["support_violations_train"] == 1
+    assert (code, found["verdict"]) == (2, "FAIL")
+
+
+def test_parquet_says_the_same(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    path = tmp_path / "d.parquet"
+    datasets.Dataset.from_list(rows(response_mask=[0, 1, 1, 1])).to_parquet(str(path))
+    assert read_dump(path, Columns()).compared.delta.tolist() == [0.5, 0.5, 0.0, 0.25]
+
+
+def broken(place: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda row: row.update({place: value})
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (broken("old_log_probs", [-1.0]), r"line 2: old_log_probs has 1 entries, but rollout_log_probs 4"),
+        (
+            broken("old_log_probs", [-1.0, math.nan, -1.0, -1.0]),
+            r"line 2: old_log_probs has nan at entry 1, which is no",
+        ),
+        (
+            broken("old_log_probs", [-1.0, 0.7, -1.0, -1.0]),
+            r"line 2: old_log_probs has 0.7 at entry 1, which is no log-",
+        ),
+        (
+            broken("old_log_probs", [-1.0, None, -1.0, -1.0]),
+            r"line 2: old_log_probs has None at entry 1, which is no nu",
+        ),
+        (broken("old_log_probs", [[-1.0]]), r"line 2: old_log_probs has \[-1.0\] at entry 0, which is no number"),
+        (broken("old_log_probs", "-1.0"), r"line 2: old_log_probs is no list of numbers"),
+        (lambda row: row.pop("rollout_log_probs"), r"line 2: rollout_log_probs is no list of numbers"),
+        (broken("response_mask", [1]), r"line 2: response_mask has 1 entries for 4 log-probabilities"),
+        (broken("temperature", "warm"), r"line 2: temperature is 'warm', which is no number"),
+    ],
+)
+def test_a_bad_row_gets_one_sentence(damage: Callable[[dict[str, Any]], None], sentence: str, tmp_path: Path) -> None:
+    whole = rows(response_mask=[1, 1, 1, 1], temperature=1.0)[0]
+    bad = dict(whole)
+    damage(bad)
+    with pytest.raises(DataError, match=sentence):
+        read_dump(written(tmp_path / "d.jsonl", [whole, bad]), Columns())
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "sentence"),
+    [
+        (rows("a", "b"), Columns(), "the training side? there are a, b; say --train-column"),
+        (rows("a"), Columns(train="x"), "has no column 'x', which --train-column names; there are a, roll"),
+        (rows(log_probs=[-1.0] * 4), Columns(), "old_log_probs and log_probs could both be meant; say --train-column"),
+        (rows(mask=[0, 0, 0, 0]), Columns(), "no token is left to compare; is mask right?"),
+    ],
+)
+def test_a_dump_that_cannot_be_meant_gets_one_sentence(
+    content: list[dict[str, Any]], columns: Columns, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError) as raised:
+        read_dump(written(tmp_path / "d.jsonl", content), columns)
+    assert sentence in str(raised.value)
+
+
+def test_the_report_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World.draw(0)
+    path = write(tmp_path / "dump.jsonl", *shifted(world), prompt_length=0)
+    assert analyze(path, Columns(), None) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("# dump.jsonl: FAIL\n\n3,840 tokens of 24 sequences; Δ is `train_logprobs` − `infer_log")
+    assert "**shifted**: training's log-probability of each token is inference's of the token -1 from it" in said
+    assert f"- consistent with `off_by_one`: {CAUSES['off_by_one'].what}" in said
+    assert "What rounding alone would make is unknown here" in said
+    assert not path.with_suffix(".report.json").exists()

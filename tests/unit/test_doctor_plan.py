@@ -1,0 +1,155 @@
+"""What the doctor's table measures: cells, sequences, requests, prompts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from statistics import NormalDist
+
+import pytest
+import torch
+
+from lockstep.doctor.plan import Cell, cells_of, clusters_of, requests_for, sequences_for
+from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.verdict import Clause
+from lockstep.recipe import DoctorData, DoctorRecipe, Grid, Method, ModelFolder
+from lockstep.types import Prompt, Request
+
+SAMPLED, GREEDY = Cell(100, "real", Method(), 8), Cell(100, "real", Method(temperature=0.0), 8)
+PROMPTS = [Prompt(f"p:{i}", "", (i, i + 1), {}) for i in (3, 5, 3, 7)]
+SMALL = Grid(lengths=(50, 10), data=("real",), methods=(Method(), Method(temperature=0.0)), batch_sizes=(1, 4))
+
+
+def recipe(folder: Path, grid: Grid = SMALL, **data: object) -> DoctorRecipe:
+    section = DoctorData(max_prompt_tokens=12, overlong_prompts="truncate", **data)  # pyright: ignore[reportArgumentType]
+    return DoctorRecipe(algorithm="doctor", model=ModelFolder(path=str(folder)), data=section, grid=grid)
+
+
+def clause(value: float, high: float, limit: float) -> Clause:
+    return Clause("mismatch", "infer", "PASS", value, 2 * value - high, high, limit, 0.0, 1.0, "")
+
+
+def test_cells_are_every_combination_shortest_first() -> None:
+    cells = cells_of(SMALL)
+    assert [cell.name for cell in cells[:4]] == [
+        "10 real, T=1, batch 1",
+        "10 real, T=1, batch 4",
+        "10 real, greedy, batch 1",
+        "10 real, greedy, batch 4",
+    ]
+    assert [cell.length for cell in cells] == [10] * 4 + [50] * 4
+    assert Cell(10, "real", Method(temperature=0.5, top_k=3, top_p=0.9), 1).sampling.top_k == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        (Method(temperature=0.0), "greedy"),
+        (Method(temperature=0.7), "T=0.7"),
+        (Method(top_k=5, top_p=0.9), "T=1 top_k=5 top_p=0.9"),
+    ],
+)
+def test_methods_have_names(method: Method, name: str) -> None:
+    assert method.name == name
+
+
+def test_a_greedy_method_that_cuts_the_distribution_is_refused() -> None:
+    with pytest.raises(ValueError, match="temperature 0 takes the likeliest token"):
+        Method(temperature=0.0, top_p=0.9)
+
+
+def test_the_shortest_cells_get_what_the_grid_says() -> None:
+    assert sequences_for(SAMPLED, Grid(sequences=40), [], 0.01) == 40
+    assert sequences_for(Cell(100, "real", Method(), 64), Grid(sequences=40), [], 0.01) == 64
+
+
+def test_longer_cells_get_what_the_power_rule_wants() -> None:
+    cell, level = Cell(1000, "real", Method(), 1), 0.01
+    # 3,200 tokens have bounds of 0.02 around 1.02; at a limit of 1.03, these must shrink to half, and a little more.
+    z = NormalDist().inv_cdf(1 - level)
+    tokens = 3200 * (2 * (z + NormalDist().inv_cdf(0.9)) / z) ** 2
+    assert sequences_for(cell, Grid(), [(clause(1.02, 1.04, 1.03), 3200)], level) == math.ceil(tokens / 1000)
+    assert sequences_for(cell, Grid(), [(clause(1.02, 1.04, 1.5), 3200)], level) == 8
+    far, near = (clause(1.02, 1.04, 1.5), 3200), (clause(1.02, 1.04, 1.0201), 3200)
+    assert sequences_for(cell, Grid(max_sequences=77), [far, near], level) == 77
+    assert sequences_for(cell, Grid(max_sequences=77), [(clause(1.02, 1.04, 1.02), 3200)], level) == 77
+    assert sequences_for(Cell(1000, "real", Method(), 32), Grid(), [far], level) == 32
+
+
+def test_every_prompt_is_asked_before_one_is_asked_again() -> None:
+    requests = requests_for(SAMPLED, PROMPTS, 7, seed=0)
+    assert [request.tokens[0] for request in requests] == [3, 5, 7, 3, 5, 7, 3]
+    assert len({request.key for request in requests}) == 7
+    assert clusters_of(requests).tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_greedily_no_prompt_is_asked_twice() -> None:
+    assert [request.tokens[0] for request in requests_for(GREEDY, PROMPTS, 7, seed=0)] == [3, 5, 7]
+
+
+def test_draws_depend_on_seed_and_cell() -> None:
+    def keys(requests: list[Request]) -> list[int]:
+        return [request.key for request in requests]
+
+    first = keys(requests_for(SAMPLED, PROMPTS, 3, seed=0))
+    assert first == keys(requests_for(SAMPLED, PROMPTS, 3, seed=0))
+    assert not set(first) & set(keys(requests_for(SAMPLED, PROMPTS, 3, seed=1)))
+    assert not set(first) & set(keys(requests_for(GREEDY, PROMPTS, 3, seed=0)))
+
+
+def test_the_shipped_prompts_are_many_and_ragged(assets: Path) -> None:
+    source = PromptSource(recipe(assets / "models/stories260K/hf"))
+    prompts = source.prompts("real", 400)
+    assert len({prompt.tokens for prompt in prompts}) >= 60
+    assert len({len(prompt.tokens) for prompt in prompts}) > 5
+    assert max(len(prompt.tokens) for prompt in prompts) == 12
+    assert all(prompt.tokens[0] == 1 for prompt in prompts), "the tokenizer puts a first token in front"
+
+
+def test_counting_goes_on_where_the_prompt_ends(assets: Path) -> None:
+    source = PromptSource(recipe(assets / "models/stories260K/hf"))
+    assert source.tokenizer is not None
+    prompts = source.prompts("counting", 400)
+    assert prompts[0].text == "1 2 3 4"
+    assert prompts[0].tokens == tuple(source.tokenizer(prompts[0].text)["input_ids"][:12])
+    assert len({prompt.tokens for prompt in prompts}) >= 32
+
+
+@pytest.mark.parametrize("data", ["real", "counting"])
+def test_prompts_are_cut_to_the_room_there_is(assets: Path, data: str) -> None:
+    prompts = PromptSource(recipe(assets / "models/stories260K/hf")).prompts(data, 5)
+    assert max(len(prompt.tokens) for prompt in prompts) == 5
+
+
+def test_a_file_of_prompts_is_read_as_the_recipe_says(assets: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("A dog", "A cat", "A cow")))
+    own = recipe(assets / "models/stories260K/hf", prompts=str(file), prompt="Say: {text}")
+    assert [prompt.text for prompt in PromptSource(own).prompts("real", 400)] == [
+        "Say: A dog",
+        "Say: A cat",
+        "Say: A cow",
+    ]
+    few = recipe(assets / "models/stories260K/hf", Grid(max_sequences=2), prompts=str(file), prompt="{text}")
+    assert len(PromptSource(few).prompts("real", 400)) == 2
+
+
+def test_a_model_without_tokenizer_gets_random_tokens(models: Callable[..., Path]) -> None:
+    source = PromptSource(recipe(models("llama")))
+    assert source.tokenizer is None
+    real, counting = source.prompts("real", 9), source.prompts("counting", 9)
+    assert real != counting
+    assert {len(prompt.tokens) for prompt in real} == set(range(1, 10))
+    tokens = torch.tensor([token for prompt in real for token in prompt.tokens])
+    assert 0 <= int(tokens.min()) < 4
+    assert 60 <= int(tokens.max()) < 64
+    assert PromptSource(source.recipe.model_copy(update={"seed": 1})).prompts("real", 9) != real
+
+
+def test_an_empty_file_of_prompts_is_refused(assets: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").write_text("")
+    own = recipe(assets / "models/stories260K/hf", prompts=str(tmp_path / "none.jsonl"))
+    with pytest.raises(ValueError, match=r"none\.jsonl"):
+        PromptSource(own).prompts("real", 400)
