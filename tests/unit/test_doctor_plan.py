@@ -71,7 +71,7 @@ def test_longer_cells_get_what_the_power_rule_wants() -> None:
     z = NormalDist().inv_cdf(1 - level)
     tokens = 3200 * (2 * (z + NormalDist().inv_cdf(0.9)) / z) ** 2
     assert sequences_for(cell, Grid(), [(clause(1.02, 1.04, 1.03), 3200)], level) == math.ceil(tokens / 1000)
-    assert sequences_for(cell, Grid(), [(clause(1.02, 1.04, 1.5), 3200)], level) == 8
+    assert sequences_for(cell, Grid(), [(clause(1.02, 1.04, 1.5), 3200)], level) == 16
     far, near = (clause(1.02, 1.04, 1.5), 3200), (clause(1.02, 1.04, 1.0201), 3200)
     assert sequences_for(cell, Grid(max_sequences=77), [far, near], level) == 77
     assert sequences_for(cell, Grid(max_sequences=77), [(clause(1.02, 1.04, 1.02), 3200)], level) == 77
