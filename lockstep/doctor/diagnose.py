@@ -1,223 +1,158 @@
-"""`lockstep doctor diagnose`: from a disagreement to its causes.
+"""`lockstep doctor diagnose`: looks for a disagreement of each pair of backends, and for its causes.
 
-Probes look in order. A probe that suspects a cause brings a counter-setting: what would have to be otherwise for the
-cause not to act. It is applied and the gap measured again; so a second cause shows behind the first. In the end each
-cause has to hold its own: without its counter-setting, all others applied, the gap must come back.
+diagnosis.json   what each probe said, and the causes, by pair; also in `report.json`, where a table lies there
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import reduce
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
 
-from lockstep.doctor.backends.hf import HFBackend
+from lockstep.config import Loaded, usage
+from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.base import Backend
-from lockstep.doctor.case import Case, View
-from lockstep.doctor.causes import Named
-from lockstep.doctor.probes.base import Clean, Finding, Probe, Skipped
-from lockstep.doctor.probes.execution import COMPANY, DECODING, KERNEL, PRECISION, REPEATS, TYPES
-from lockstep.doctor.probes.layers import LAYERS
-from lockstep.doctor.probes.semantics import SEMANTICS
-from lockstep.doctor.probes.tokens import FIRST_TOKEN, LAG, TOKEN_IDS
-from lockstep.doctor.probes.weights import CONFIGURATION, WEIGHTS, equal
-from lockstep.types import Request, SamplingParams
+from lockstep.doctor.causes import CAUSES
+from lockstep.doctor.command import EXPLAINED, PASS, UNEXPLAINED
+from lockstep.doctor.examine import Diagnosis, Looked, examine
+from lockstep.doctor.page import write_page
+from lockstep.doctor.plan import Cell, requests_for
+from lockstep.doctor.probes.layers import divergence
+from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.table import REPORT
+from lockstep.recipe import DoctorRecipe
+from lockstep.runtime.folder import write_whole
+from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.results import results_of
+from lockstep.runtime.rows import files_of
 
-PROBES: tuple[Probe, ...] = (
-    TOKEN_IDS,
-    CONFIGURATION,
-    TYPES,
-    REPEATS,
-    LAG,
-    WEIGHTS,
-    FIRST_TOKEN,
-    SEMANTICS,
-    COMPANY,
-    DECODING,
-    LAYERS,
-    PRECISION,
-    KERNEL,
-)
-"""In order: what is cheap comes first, weights before numerics, what the logits become before how they are made."""
-
-AT_FLOOR = 1.5
-"""A gap of up to so many times the floor is what rounding makes."""
-
-_LEAST, _CONTRIBUTES, _CONFIRMED = 0.1, 0.2, 0.7
-"""Share of the gap that a counter-setting takes away: for its cause to be kept at first, to be named, to be sure."""
-_MOST_CAUSES = 5
+DIAGNOSIS = "diagnosis.json"
+_LONGEST, _SEQUENCES = 100, 32
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What a probe said.
+class Examined:
+    """One pair, and what was found about it.
 
     Attributes:
-        name: Of the probe.
-        status: Whether it found something.
-        said: In a sentence.
-        seconds: It took.
-        gap: Before it looked, nats.
+        train: Name of the training side.
+        infer: Of the inference side.
+        method: By which responses were drawn.
+        diagnosis: What was found.
     """
 
-    name: str
-    status: str
-    said: str
-    seconds: float
-    gap: float
+    train: str
+    infer: str
+    method: str
+    diagnosis: Diagnosis
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What was found.
+def diagnose(loaded: Loaded) -> int:
+    """Examines every pair, prints what was found, and leaves it in the folder of the results.
 
-    Attributes:
-        causes: By name, the largest share first.
-        gap: Size of the disagreement at the beginning, nats.
-        left: Of what no cause explains.
-        floor: Of what rounding alone makes.
-        log: What each probe said, in order.
-        case: The disagreement as it was.
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: If the model or its prompts cannot be used.
     """
-
-    causes: tuple[Named, ...]
-    gap: float
-    left: float
-    floor: float
-    log: tuple[Looked, ...]
-    case: Case
-
-    @property
-    def disagrees(self) -> bool:
-        """Whether there is anything to explain."""
-        return self.gap > AT_FLOOR * self.floor
-
-    @property
-    def explained(self) -> bool:
-        """Whether the causes leave no more than rounding makes, or than a tenth."""
-        return bool(self.causes) and self.left <= max(AT_FLOOR * self.floor, 0.3 * self.gap)
+    recipe = loaded.recipe
+    if not isinstance(recipe, DoctorRecipe):
+        raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    source = PromptSource(recipe)
+    results = results_of(loaded, recipe.model.path, {"prompts": files_of(source.rows)}, "doctor", "a report on others")
+    with results.opened() as started, progress(f"{recipe.model.path} → {results.folder}") as shown:
+        with shown.phase("start backends"), backends_of(recipe, shown.note) as backends:
+            started()
+            found = [_examined(recipe, source, pair, shown) for pair in combinations(backends.items(), 2)]
+        trees = [_tree(one) for one in found]
+        write_whole(results.folder / DIAGNOSIS, [json.dumps(trees, indent=1).encode(), b"\n"])
+        _into_report(results.folder, trees)
+    print("\n\n".join(_said(one) for one in found))
+    print(f"\ndiagnosis: {results.folder / DIAGNOSIS}")
+    return max(_code(one.diagnosis) for one in found)
 
 
-def examine(
-    train: Backend,
-    infer: Backend,
-    folder: str,
-    requests: Sequence[Request],
-    sampling: SamplingParams,
-    heard: Callable[[Looked], None] = lambda looked: None,
-) -> Diagnosis:
-    """Finds out why two backends disagree about what one of them drew.
+def _examined(
+    recipe: DoctorRecipe, source: PromptSource, pair: tuple[tuple[str, Backend], tuple[str, Backend]], shown: Progress
+) -> Examined:
+    """By the first method under which the pair disagrees; where it never does, by the last."""
+    (train_name, train), (infer_name, infer) = pair
+    found = None
+    for cell in _cells(recipe, min(train.context, infer.context)):
+        requests = requests_for(cell, source.prompts(cell.data, infer.context - cell.length), _SEQUENCES, recipe.seed)
 
-    Args:
-        train: The side that trains.
-        infer: The side that draws.
-        folder: Of the model; plain `transformers` on it, in fp32, is the witness.
-        requests: What to draw.
-        sampling: How.
-        heard: Is told what each probe said.
-    """
-    first = Case(View(train), View(infer), _witness(folder, train, infer), requests, sampling)
-    search = _Search(first, heard)
-    for probe in PROBES:
-        search.ask(probe)
-    return search.diagnosis()
+        def heard(looked: Looked, cell: Cell = cell) -> None:
+            shown.note(f"{train_name} vs {infer_name}, {cell.method.name}: {looked.name}: {looked.said}")
+
+        with shown.phase(f"{train_name} vs {infer_name}, {cell.method.name}"):
+            diagnosis = examine(train, infer, recipe.model.path, requests, cell.sampling, heard)
+        found = Examined(train_name, infer_name, cell.method.name, diagnosis)
+        if diagnosis.disagrees or diagnosis.causes:
+            break
+    assert found is not None, "a grid has a method"
+    return found
 
 
-def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
-    """Plain `transformers` with the weights that should be on both sides.
-
-    Those are the folder's, unless both sides hold others, or the training side has moved most of its own.
-    """
-    witness = HFBackend(folder)
-    if "weights" not in train.capabilities:
-        return witness
-    own, held = dict(witness.weights()), dict(train.weights())
-    trained = [name for name, tensor in held.items() if name in own and not equal(tensor, own[name])]
-    if len(trained) <= len(own) / 2:
-        sampled = dict(infer.weights()) if "weights" in infer.capabilities else {}
-        trained = [name for name in trained if name in sampled and equal(sampled[name], held[name])]
-    witness.load((name, held[name]) for name in trained)
-    return witness
+def _cells(recipe: DoctorRecipe, context: int) -> Iterator[Cell]:
+    """The methods of the grid; those that leave the distribution as it is come first."""
+    length = min(*recipe.grid.lengths, _LONGEST, context // 2)
+    cells = [Cell(length, recipe.grid.data[0], method, max(recipe.grid.batch_sizes)) for method in recipe.grid.methods]
+    return iter(sorted(cells, key=lambda cell: (cell.greedy, not cell.sampling.unshaped)))
 
 
-class _Search:
-    """The state of an examination: the case as it is now, and what was found on the way."""
+def _code(diagnosis: Diagnosis) -> int:
+    if not diagnosis.disagrees and not diagnosis.causes:
+        return PASS
+    return EXPLAINED if diagnosis.explained else UNEXPLAINED
 
-    def __init__(self, first: Case, heard: Callable[[Looked], None]) -> None:
-        self._first, self._now, self._heard = first, first, heard
-        self._suspects: list[Finding] = []
-        self._refused: list[str] = []
-        self._log: list[Looked] = []
 
-    def ask(self, probe: Probe) -> None:
-        """Lets a probe look, and look again behind what it found."""
-        for _ in range(_MOST_CAUSES):
-            if not self._asked(probe):
-                return
+def _tree(one: Examined) -> dict[str, Any]:
+    """As JSON; `report.doctor_folder` says what it holds."""
+    found = one.diagnosis
+    return {
+        "pair": [one.train, one.infer],
+        "method": one.method,
+        "gap": found.gap,
+        "floor": found.floor,
+        "left": found.left,
+        "explained": found.explained,
+        "causes": [{**asdict(named), "what": CAUSES[named.cause].what, "cure": named.cure} for named in found.causes],
+        "log": [asdict(looked) for looked in found.log],
+        "layers": {local.node: local.error for local in divergence(found.case)},
+    }
 
-    def _asked(self, probe: Probe) -> bool:
-        """Whether the probe found something, so that it may find more."""
-        start, gap = time.monotonic(), self._now.gap
-        if gap <= AT_FLOOR * self._now.floor and not probe.facts:
-            self._note(probe, "skipped", "nothing is left to explain", start)
-            return False
-        outcome = probe.examine(self._now, self._refused)
-        if isinstance(outcome, Clean | Skipped):
-            self._note(probe, "clean" if isinstance(outcome, Clean) else "skipped", outcome.why, start)
-            return False
-        said = f"{outcome.cause}: {'; '.join(outcome.evidence)}"
-        if outcome.counter is None:
-            self._suspects.append(outcome)
-            self._refused.append(outcome.cause)
-            self._note(probe, "found", f"{said}; no counter-setting can be tried", start)
-            return True
-        changed = outcome.counter(self._now)
-        share = 1 - changed.gap**2 / gap**2
-        if share < _LEAST:
-            self._refused.append(outcome.cause)
-            self._note(probe, "refused", f"{said}; but with {outcome.setting} {1 - share:.0%} of the gap stay", start)
-            return True
-        self._suspects.append(outcome)
-        self._now = changed
-        self._note(probe, "found", f"{said}; {outcome.setting} takes {share:.0%} of the gap away", start)
-        return True
 
-    def _note(self, probe: Probe, status: str, said: str, start: float) -> None:
-        looked = Looked(probe.name, status, said, time.monotonic() - start, self._now.gap)
-        self._log.append(looked)
-        self._heard(looked)
+def _into_report(folder: Path, trees: list[dict[str, Any]]) -> None:
+    """Adds the worst of the pairs to the table's report, where there is one, and draws its page anew."""
+    path = folder / REPORT
+    if not path.is_file():
+        return
+    report = json.loads(path.read_text(encoding="utf-8"))
+    report["diagnosis"] = max(trees, key=lambda tree: tree["gap"] / max(tree["floor"], 1e-12))
+    write_whole(path, [json.dumps(report, indent=1).encode(), b"\n"])
+    write_page(folder)
 
-    def diagnosis(self) -> Diagnosis:
-        """What was found, each cause with the share that it holds when all others are countered."""
-        held = self._held()
-        causes = [self._named(suspect, share) for suspect, share in held]
-        causes.sort(key=lambda named: -named.share)
-        return Diagnosis(tuple(causes), self._first.gap, self._now.gap, self._now.floor, tuple(self._log), self._first)
 
-    def _held(self) -> list[tuple[Finding, float]]:
-        """Suspects that the gap comes back without, and by how much of it."""
-        countered = [suspect for suspect in self._suspects if suspect.counter is not None]
-        if len(countered) == 1:
-            return [(suspect, self._share(suspect)) for suspect in self._suspects]
-        kept = []
-        for suspect in self._suspects:
-            if suspect.counter is None:
-                kept.append((suspect, 0.0))
-                continue
-            rest = reduce(
-                lambda case, one: one.counter(case) if one.counter else case,
-                [one for one in countered if one is not suspect],
-                self._first,
-            )
-            share = 1 - self._now.gap**2 / rest.gap**2 if rest.gap else 0.0
-            if share > _CONTRIBUTES:
-                kept.append((suspect, share))
-        return kept
-
-    def _share(self, suspect: Finding) -> float:
-        return 1 - self._now.gap**2 / self._first.gap**2 if suspect.counter else 0.0
-
-    def _named(self, suspect: Finding, share: float) -> Named:
-        confidence = "confirmed" if share >= _CONFIRMED else "consistent"
-        return Named(suspect.cause, suspect.side, confidence, share, suspect.evidence, suspect.setting)
+def _said(one: Examined) -> str:
+    """What was found about a pair, for people."""
+    found = one.diagnosis
+    head = (
+        f"{one.train} vs {one.infer} ({one.method}): the two sides differ by {found.gap:.2g} nats (root mean square); "
+        f"rounding alone makes {found.floor:.2g}"
+    )
+    if not found.disagrees and not found.causes:
+        return f"{head}. They agree."
+    lines = [head + "."]
+    for named in found.causes:
+        where = f" in {named.side}" if named.side else ""
+        lines += [f"  {named.cause}{where} ({named.confidence}, {named.share:.0%} of it): {CAUSES[named.cause].what}"]
+        lines += [f"    {evidence}" for evidence in named.evidence]
+        lines += [f"    tried: {named.counter}"] if named.counter else []
+        lines += [f"    do: {named.cure}"]
+    if not found.explained:
+        lines += [f"  unexplained: {found.left:.2g} nats are left"]
+    return "\n".join(lines)

@@ -184,8 +184,9 @@ def _side(
         _usual(side, compared, limits, level),
         _outliers(side, compared, limits, level),
         _support(side, compared, limits, level, sampling),
-        _ess(side, compared, floor_M, limits, level),
     ]
+    if floor_M is not None:
+        clauses.append(_ess(side, compared, floor_M, limits, level))
     if floor_M is not None and (sampling is None or not sampling.greedy):
         clauses += _biases(side, compared, floor_M, limits)
     return clauses
@@ -236,15 +237,13 @@ def _support(side: Side, compared: Compared, limits: Limits, level: float, sampl
     return Clause("support", side, verdict, share, share, share, 0.0, float(share > 0), float(share == 0), what)
 
 
-def _ess(side: Side, compared: Compared, floor_M: Tensor | None, limits: Limits, level: float) -> Clause:
+def _ess(side: Side, compared: Compared, floor_M: Tensor, limits: Limits, level: float) -> Clause:
     """Effective share of sequences, or what the allowed multiple of the floor would leave of long ones, if less.
 
     Independent rounding errors add up in a sequence to a log-weight of variance v = Σ floor², which leaves e^−v.
     """
-    limit = limits.min_sequence_ess
-    if floor_M is not None:
-        spread = float(floor_M.double().clamp(max=CAP).square().sum() / (compared.lengths > 0).sum())
-        limit = min(limit, math.exp(-(limits.floor_factor**2) * spread))
+    spread = float(floor_M.double().clamp(max=CAP).square().sum() / (compared.lengths > 0).sum())
+    limit = min(limits.min_sequence_ess, math.exp(-(limits.floor_factor**2) * spread))
     log_weight = sequence_weights(compared)
     top = log_weight.max().clamp(min=-1e6)
     weight = (log_weight - top).exp()  # of the heaviest: 1

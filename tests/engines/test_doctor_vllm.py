@@ -17,7 +17,7 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.vllm import VLLMBackend
 from lockstep.doctor.base import Conditions
-from lockstep.doctor.diagnose import examine
+from lockstep.doctor.examine import examine
 from lockstep.doctor.refit_check import STAGES, checked_refits, probe_of
 from lockstep.recipe import VLLM, Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.runtime.progress import progress

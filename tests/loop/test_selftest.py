@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from lockstep.doctor.causes import CAUSES
-from lockstep.doctor.selftest.controls import CONTROLS, healthy_runs
+from lockstep.doctor.selftest.controls import CONTROLS, Control, healthy_runs
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, healthy
 from lockstep.doctor.selftest.ground import Ground
 from lockstep.doctor.selftest.pairs import PAIRS
@@ -39,7 +40,7 @@ def floor(ground: Ground) -> Callable[[Injected], float]:
     return lambda injected: of(injected.setup)
 
 
-def apart(case: Case, tokens: int = 32) -> float:
+def apart(case: Case, tokens: int = 24) -> float:
     """Mean |Δ| of decoding against the trainer's scores, nats."""
     drawn = case.infer.generate(case.requests[:FEW], replace(case.sampling, max_tokens=tokens))
     off = case.train.score(drawn).logprob - drawn["sampler_logprob"]
@@ -56,7 +57,7 @@ def test_a_large_fault_moves_numbers_far_beyond_the_floor(
     assert apart(build(ground, fault.large)) > max(10 * usual, 1e-3)
 
 
-@pytest.mark.parametrize("number", (1, 7, 11, 12, 14, 19, 26, 29, 30, 34))
+@pytest.mark.parametrize("number", [7, 11, 14, 30, 34])
 def test_a_small_fault_moves_numbers_less(number: int, ground: Ground, floor: Callable[[Injected], float]) -> None:
     (fault,) = (fault for fault in TUNING if fault.number == number)
     small = apart(build(ground, fault.small))
@@ -79,7 +80,7 @@ def test_the_list_is_whole() -> None:
 
 def test_faults_that_need_different_surroundings_cannot_be_put_together(ground: Ground) -> None:
     by_number = {fault.number: fault for fault in TUNING}
-    with pytest.raises(ValueError, match="model cannot be .*mamba2"):
+    with pytest.raises(ValueError, match="model cannot be"):
         build(ground, by_number[27].large, by_number[10].large)
 
 
@@ -90,13 +91,10 @@ def test_both_faults_of_a_pair_act(ground: Ground) -> None:
     assert both != apart(build(ground, second))
 
 
-@pytest.mark.parametrize(
-    "control", [c for c in CONTROLS if c.setup.batch_size is None], ids=lambda control: control.name
-)
-def test_healthy_sides_agree(control: object, ground: Ground) -> None:
-    (known,) = (one for one in CONTROLS if one is control)
-    exact = known.setup.dtype is None
-    assert apart(known.build(ground), tokens=16) < (1e-4 if exact else 0.1)
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
+def test_healthy_sides_agree(control: Control, ground: Ground) -> None:
+    limit = 1e-4 if control.setup.dtype is None else 0.1
+    assert apart(control.build(ground), tokens=8) < limit
 
 
 def test_fifty_healthy_runs_take_every_configuration_in_turn() -> None:
@@ -141,7 +139,9 @@ def test_the_score_stands_next_to_what_single_numbers_see() -> None:
     assert "mean |p − p'| > 0.01, the largest of a healthy case, sees 1 of those with faults" in text
 
 
-def test_a_case_that_is_done_is_not_done_again(ground: Ground, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_that_is_done_is_not_done_again(
+    ground: Ground, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, (fault, *_) = tmp_path / "cases.jsonl", TUNING
 
     def few() -> Case:
@@ -151,14 +151,16 @@ def test_a_case_that_is_done_is_not_done_again(ground: Ground, tmp_path, capsys:
     def never() -> Case:
         raise AssertionError("built again")
 
-    def rows(make: Callable[[], Case], shown: Progress) -> Row:
-        return Bench(file, shown).row(Trial("one", (fault.causes,), make))
+    def rows(make: Callable[[], Case], shown: Progress, name: str = "one") -> Row:
+        return Bench(file, shown).row(Trial(name, (fault.causes,), make))
 
     with progress("test") as shown:
         first = rows(few, shown)
         assert first.mult_prob_error > 1.1
         assert rows(never, shown) == first
         file.write_text(file.read_text() + '{"name": "cut of')
+        second = rows(few, shown, "two")
+        assert rows(never, shown, "two") == second
         assert rows(never, shown) == first
     assert capsys.readouterr().err.count("one: ") == 3
 

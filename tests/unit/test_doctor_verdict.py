@@ -115,6 +115,7 @@ def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> 
     found = judge(long, None, floor_of(long, 0.02), LIMITS)
     assert found.clauses["infer.sequence_ess"].value < 0.5
     assert found.verdict == "PASS", found.reasons
+    assert judge(long, None, None, LIMITS).verdict == "PASS", "without a floor nobody knows what length alone does"
     none = LIMITS.model_copy(update={"min_sequence_ess": 0.0})
     assert judge(replace(compared, train=compared.train + drift), None, floor_of(compared, 0.02), none).clauses[
         "infer.sequence_ess"

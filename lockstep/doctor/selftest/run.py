@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.doctor.diagnose import examine
+from lockstep.doctor.examine import examine
 from lockstep.doctor.selftest.controls import healthy_runs
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, build
 from lockstep.doctor.selftest.ground import Ground
@@ -166,15 +166,16 @@ def _examined(trial: Trial) -> Row:
 
 
 def _read(file: Path | None) -> Iterator[Row]:
-    """Rows that were remembered; a last line that was cut off is done again."""
+    """Rows that were remembered; a last line that was cut off is taken out, and its case done again."""
     if file is None or not file.exists():
         return
-    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            fields = json.loads(line)
-            expected = tuple(tuple(right) for right in fields.pop("expected"))
-            named = tuple((name, side) for name, side in fields.pop("named"))
-            yield Row(expected=expected, named=named, **fields)
+    whole, newline, _ = file.read_text(encoding="utf-8").rpartition("\n")
+    file.write_text(whole + newline, encoding="utf-8")
+    for line in whole.splitlines():
+        fields = json.loads(line)
+        expected = tuple(tuple(right) for right in fields.pop("expected"))
+        named = tuple((name, side) for name, side in fields.pop("named"))
+        yield Row(expected=expected, named=named, **fields)
 
 
 def _as_json(done: Row) -> dict[str, object]:

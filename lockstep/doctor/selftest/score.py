@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.doctor.diagnose import Diagnosis
+from lockstep.doctor.examine import Diagnosis
 
 Outcome = Literal["right", "wrong", "half", "unexplained", "missed", "quiet", "false alarm"]
 """All causes named and no other · a cause named that is none · one of two named · a disagreement without a name ·
