@@ -17,19 +17,6 @@ _CODES = (
     "too)."
 )
 
-COLUMNS = {
-    "train": "log-probabilities of the training side",
-    "infer": "log-probabilities of the inference side",
-    "ids": "token ids",
-    "mask": "1 for generated tokens, 0 for others",
-    "prompt_length": "how many entries are prompt",
-    "temperature": "the temperature that a row was drawn at",
-    "top_p": "the top_p that it was drawn with",
-    "version": "the version of the weights that drew it",
-    "prompt": "what is the same for rows that answer the same prompt",
-}
-"""What a dump may have, as in `doctor.analyze.Columns`."""
-
 Answer = Callable[[argparse.Namespace], int]
 
 
@@ -67,23 +54,34 @@ def _add_measuring(asked: Any, name: str, what: str, answer: Answer, recipe: str
 
 def _add_analyze(asked: Any) -> None:
     parser = _added(asked, "analyze", "read what a dump of log-probabilities says, without a model", _analyze)
-    parser.add_argument(
-        "file", metavar="FILE", help="JSONL or Parquet, one sequence per row; columns with usual names are found"
-    )
-    for column, what in COLUMNS.items():
-        name = f"--{column.replace('_', '-')}-column"
-        parser.add_argument(name, metavar="NAME", help=f"of {what}")
-    parser.add_argument("--out", metavar="FILE", help="write the analysis there, as JSON")
+    parser.add_argument("file", metavar="FILE", help="JSONL or Parquet, one sequence per row; usual names are found")
+    for column, what in (
+        ("train", "log-probabilities of the training side"),
+        ("infer", "log-probabilities of the inference side"),
+        ("ids", "token ids"),
+        ("mask", "which tokens count"),
+        ("prompt-length", "tokens of the prompt"),
+        ("temperature", "the temperature that was drawn with"),
+        ("top-p", "the top_p that was drawn with"),
+        ("version", "the version of the weights"),
+        ("prompt", "the prompt that a sequence answers"),
+    ):
+        parser.add_argument(f"--{column}-column", metavar="NAME", help=f"name of the column with {what}")
+    parser.add_argument("--out", metavar="FILE", help="write all figures as JSON")
 
 
 def _add_selftest(asked: Any) -> None:
     parser = _added(asked, "selftest", "inject faults into real backends, and count which ones are named", _selftest)
-    parser.add_argument("--model", metavar="FOLDER", help="inject them into this model, not into a small random one")
-    parts = ("tuning", "heldout", "pairs", "controls", "all")
-    parser.add_argument("--part", default="all", choices=parts, help="of the benchmark (default: all)")
-    parser.add_argument("--sweep", action="store_true", help="look for the smallest magnitude of each that is named")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="stands for the small random Llama of the faults")
+    parser.add_argument(
+        "--which",
+        default="all",
+        choices=("tuning", "heldout", "pairs", "controls", "all"),
+        help="part of the benchmark (default: all)",
+    )
+    parser.add_argument("--sweep", action="store_true", help="look for the least magnitude of each fault that is named")
     parser.add_argument("--seed", type=int, default=0, help="of models and prompts (default: 0)")
-    parser.add_argument("--out", metavar="FOLDER", help="where the results go; what is there already is not done again")
+    parser.add_argument("--out", metavar="FOLDER", help="where results go; the same command then goes on where it was")
 
 
 def _loaded(options: argparse.Namespace) -> Loaded:
@@ -122,11 +120,13 @@ def _refit(options: argparse.Namespace) -> int:
 
 
 def _analyze(options: argparse.Namespace) -> int:
+    from dataclasses import fields
     from pathlib import Path
 
-    from lockstep.doctor.analyze import Columns, analyze
+    from lockstep.doctor.analyze import analyze
+    from lockstep.doctor.dump import Columns
 
-    columns = Columns(**{column: getattr(options, f"{column}_column") for column in COLUMNS})
+    columns = Columns(**{field.name: getattr(options, f"{field.name}_column") for field in fields(Columns)})
     return analyze(Path(options.file), columns, None if options.out is None else Path(options.out))
 
 
@@ -136,4 +136,4 @@ def _selftest(options: argparse.Namespace) -> int:
     from lockstep.doctor.selftest.run import selftest
 
     out = None if options.out is None else Path(options.out)
-    return selftest(options.model, options.part, out, options.sweep, options.seed)
+    return selftest(options.model, options.which, out, options.sweep, options.seed)

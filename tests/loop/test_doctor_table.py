@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import re
@@ -21,11 +20,9 @@ from transformers import PreTrainedModel
 from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.config import describe, load
-from lockstep.doctor.analyze import Columns
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Backend, Conditions, Scores
-from lockstep.doctor.command import COLUMNS
 from lockstep.doctor.doctor_recipe import doctor_recipe
 from lockstep.doctor.judging import whole
 from lockstep.doctor.render import junit, markdown
@@ -372,13 +369,14 @@ def test_without_a_model_nothing_is_left_behind(in_tmp: Path, capsys: pytest.Cap
 
 
 def test_a_dump_is_analysed_by_the_names_of_its_columns(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(COLUMNS) == {column.name for column in dataclasses.fields(Columns)}
     rows = [{"a": [-1.0, -2.0, -3.0], "b": [-1.0, -2.0, -3.0]} for _ in range(40)]
     Path("dump.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["doctor", "analyze", "dump.jsonl", "--train", "a", "--infer", "b", "--out", "said.json"]) in (0, 3)
+    assert main(
+        ["doctor", "analyze", "dump.jsonl", "--train-column", "a", "--infer-column", "b", "--out", "said.json"]
+    ) in (0, 3)
     assert "`a` − `b`" in capsys.readouterr().out
     assert Path("said.json").is_file()
-    assert main(["doctor", "analyze", "dump.jsonl", "--train", "c", "--infer", "b"]) == 4
+    assert main(["doctor", "analyze", "dump.jsonl", "--train-column", "c", "--infer-column", "b"]) == 4
     assert main(["doctor", "analyze", "nowhere.jsonl"]) == 4
 
 
