@@ -125,11 +125,13 @@ def examine(
 
 
 def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
-    """Plain `transformers` with the weights that should be on both sides.
+    """Plain `transformers` with the configuration and the weights that should be on both sides.
 
-    Those are the folder's, unless both sides hold others, or the training side has moved most of its own.
+    Those are the folder's, unless both sides have others, or the training side has moved most of its weights.
     """
-    witness = HFBackend(folder)
+    agreed = {name: value for name, value in train.config().items() if infer.config().get(name) == value}
+    own_config = HFBackend(folder).config()
+    witness = HFBackend(folder, config={n: value for n, value in agreed.items() if own_config.get(n) != value})
     if "weights" not in train.capabilities:
         return witness
     own, held = dict(witness.weights()), dict(train.weights())
@@ -147,7 +149,7 @@ class _Search:
     def __init__(self, first: Case, heard: Callable[[Looked], None]) -> None:
         self._first, self._now, self._heard = first, first, heard
         self._suspects: list[Finding] = []
-        self._refused: list[str] = []
+        self._refused: dict[str, list[str]] = {}
         self._log: list[Looked] = []
 
     def ask(self, probe: Probe) -> None:
@@ -162,20 +164,21 @@ class _Search:
         if gap <= AT_FLOOR * self._now.floor and not probe.facts:
             self._note(probe, "skipped", "nothing is left to explain", start)
             return False
-        outcome = probe.examine(self._now, self._refused)
+        refused = self._refused.setdefault(probe.name, [])
+        outcome = probe.examine(self._now, refused)
         if isinstance(outcome, Clean | Skipped):
             self._note(probe, "clean" if isinstance(outcome, Clean) else "skipped", outcome.why, start)
             return False
         said = f"{outcome.cause}: {'; '.join(outcome.evidence)}"
         if outcome.counter is None:
             self._suspects.append(outcome)
-            self._refused.append(outcome.cause)
+            refused.append(outcome.cause)
             self._note(probe, "found", f"{said}; no counter-setting can be tried", start)
             return True
         changed = outcome.counter(self._now)
         share = 1 - changed.gap**2 / gap**2
         if share < _LEAST:
-            self._refused.append(outcome.cause)
+            refused.append(outcome.cause)
             self._note(probe, "refused", f"{said}; but with {outcome.setting} {1 - share:.0%} of the gap stay", start)
             return True
         self._suspects.append(outcome)
