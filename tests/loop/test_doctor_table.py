@@ -188,6 +188,17 @@ def scaled(model: PreTrainedModel) -> None:
         model.get_output_embeddings().weight.mul_(1.1)
 
 
+def test_where_quick_fails_it_goes_on_to_the_causes(
+    models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["doctor", "quick", str(models("llama")), *SMALL, "grid.lengths=[12]", "grid.repeats=1"]
+    assert main([*command, "--out", "well"]) == 0
+    assert not Path("well/diagnosis.json").exists()
+    assert main([*command, "--out", "ill", "limits.max_mult_prob_error=1.0"]) == 2
+    assert Path("ill/diagnosis.json").is_file()
+    assert "**FAIL**" in capsys.readouterr().out
+
+
 def test_a_disagreement_fails(models: Callable[..., Path]) -> None:
     folder, dumb = models("llama"), TorchBackend(str(models("llama")), alter=scaled)
     what = found(asked(folder), HFBackend(str(folder)), dumb)
@@ -331,7 +342,7 @@ def test_options_are_heeded(
         (["nonsense"], "invalid choice: 'nonsense'"),
         (["table"], "required: MODEL"),
         (["table", "MODEL", "--budget", "soon"], "invalid float value: 'soon'"),
-        (["selftest", "extra"], "there is no argument 'extra' here"),
+        (["analyze", "dump.jsonl", "extra"], "there is no argument 'extra' here"),
     ],
 )
 def test_wrong_usage_could_not_start(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
