@@ -143,9 +143,9 @@ def _local(node: Node, right: Tensor, own: Tensor) -> Local:
     right = right.reshape(-1, right.shape[-2], right.shape[-1]) if right.ndim > 2 else right[None]
     off = own.float().reshape(right.shape) - right
     scale = float(right.square().mean().sqrt()) or 1.0
-    by_position = off.abs().amax((0, 2)) > 1e-3 * scale
+    by_position = off.abs().amax((0, 2)) > 0.02 * off.abs().max()
     first = int(by_position.nonzero()[0]) if bool(by_position.any()) else 0
-    constant = bool(torch.allclose(off, off[:, :1].expand_as(off), rtol=1e-2, atol=1e-3 * scale))
+    constant = bool(torch.allclose(off, off[:, :1].expand_as(off), rtol=1e-2, atol=0.01 * float(off.abs().max())))
     return Local(node, float(off.square().mean().sqrt()) / scale, first, constant)
 
 

@@ -321,7 +321,7 @@ def test_many_long_cells_make_a_small_page(result: Result, tmp_path: Path) -> No
     }  # fmt: skip
     page = page_of(result).read_text()
     assert len(page) < 8e6
-    (longest,) = re.findall(r'id="drawn-10">(.*?)<', page)
+    (longest,) = re.findall(r'id="drawn-6">(.*?)<', page)
     assert len(longest) < 40_000
 
 

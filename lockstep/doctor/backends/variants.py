@@ -81,7 +81,7 @@ class Variants:
             model.eval()
             if self._alter is not None:
                 self._alter(model)
-            _copy(self._loaded, model)
+            _copy(self._loaded, model, not conditions.config)
             self._built[key] = model
         return self._built[key]
 
@@ -89,8 +89,8 @@ class Variants:
         """Puts tensors into all variants, and into those that are built later."""
         fresh = {name: tensor.clone() for name, tensor in stream}
         self._loaded |= fresh
-        for model in self._built.values():
-            _copy(fresh, model)
+        for key, model in self._built.items():
+            _copy(fresh, model, key[-1] == repr(()))
 
 
 def flat(config: PreTrainedConfig) -> dict[str, Any]:
@@ -202,7 +202,8 @@ def _cast(output: Any, dtype: torch.dtype) -> Any:
 
 
 @torch.no_grad()
-def _copy(stream: Mapping[str, Tensor], model: nn.Module) -> None:
-    own = dict(chain(model.named_parameters(), model.named_buffers()))
-    for name, tensor in stream.items():
-        own[name].copy_(tensor)
+def _copy(stream: Mapping[str, Tensor], model: nn.Module, buffers: bool) -> None:
+    """Puts tensors into a model; not into buffers that its own configuration made otherwise."""
+    own = dict(chain(model.named_parameters(), model.named_buffers() if buffers else ()))
+    for name in stream if buffers else stream.keys() & own.keys():
+        own[name].copy_(stream[name])

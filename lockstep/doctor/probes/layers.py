@@ -20,7 +20,7 @@ from lockstep.doctor.tracing import Local, Node, Trace, compared, patched, trace
 from lockstep.models.heads import PLAIN
 
 _EXACT = Conditions(dtype="fp32", layout="alone")
-_LOOSE = 1e-3
+_LOOSE = 5e-5
 """Relative error of a node in fp32, from which on it does another thing, and does not only round otherwise."""
 
 _PLACES: tuple[tuple[str, str], ...] = (

@@ -58,26 +58,36 @@ class Row:
         return self.raw[(self.own - 1 + step).clamp(0, len(self.tokens) - 1)].float()
 
 
+def _undone(row: Row, guessed: Tensor) -> Tensor:
+    """From what was guessed to what was asked for, where a sequence is nearer to the former, [M]."""
+    nearer = size(row.said - guessed) < size(row.said - row.asked)
+    return row.asked - guessed if nearer else torch.zeros_like(guessed)
+
+
 def semantics(case: Case, refused: Sequence[str]) -> Outcome:
     """Whether a side's numbers are those of the distribution that was asked for, given its own logits."""
     looked = []
     for side in SIDES:
         rows = _rows(case, side)
         off = size(_left(rows, lambda row: row.asked))
-        guess = _best(rows, case.sampling, off) if off > max(_DUST, _FLOORS * case.floor) else None
+        least = max(_DUST, _FLOORS * case.floor)
+        hit = [row for row in rows if size(row.said - row.asked) > least]
+        guess = _best(hit, case.sampling, size(_left(hit, lambda row: row.asked))) if hit else None
         if guess is not None and guess.cause not in refused:
-            return _finding(case, side, rows, guess, off)
+            return _finding(case, side, guess, off)
         looked.append(f"{side} is {off:.2g} nats off its own logits under what was asked for")
     return Clean("; ".join(looked))
 
 
-def _finding(case: Case, side: Side, rows: Sequence[Row], guess: Explained, off: float) -> Finding:
+def _finding(case: Case, side: Side, guess: Explained, off: float) -> Finding:
     sampling = _sampling(case, side)
 
     def correction(view: View, batch: Batch) -> Tensor:
+        decoded = side == "infer" and not view.prefill
+        said_N = batch["sampler_logprob"].double() if decoded else view.score(batch)
         column = torch.zeros(batch.tokens.numel(), dtype=torch.float64)
-        own = rows_of(_network(case, view), batch, sampling)
-        column[batch.mask] = torch.cat([row.asked - guess.numbers(row) for row in own])
+        own = rows_of(_network(case, view), batch, sampling, said_N)
+        column[batch.mask] = torch.cat([_undone(row, guess.numbers(row)) for row in own])
         return column
 
     return Finding(
@@ -150,9 +160,7 @@ def _best(rows: Sequence[Row], asked: SamplingParams, off: float) -> Explained |
         return best
     left = _left(rows, lambda row: row.asked)
     if bool((left <= 1e-4).all()) and float(left.median()) < 0:
-        said = {tuple(row.tokens.tolist()): row.said for row in rows}
-        more: Guess = lambda row: said.get(tuple(row.tokens.tolist()), row.asked)  # noqa: E731
-        return Explained("padded_vocabulary", "with more in the denominator", more, 0.0)
+        return Explained("padded_vocabulary", "with more in the denominator", lambda row: row.said, 0.0)
     return None
 
 
