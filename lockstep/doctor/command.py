@@ -90,19 +90,25 @@ def _loaded(options: argparse.Namespace) -> Loaded:
     return doctor_recipe(options.model, options.overrides, options.recipe, options.out, options.budget)
 
 
-def _table(options: argparse.Namespace) -> int:
+def _measured(options: argparse.Namespace) -> int:
     loaded = _loaded(options)
     from lockstep.doctor.table import table
 
-    code = table(loaded)
+    return table(loaded)
+
+
+def _table(options: argparse.Namespace) -> int:
+    code = _measured(options)
     if code == UNEXPLAINED:
         print(f"why: lockstep doctor diagnose {options.model}")
     return code
 
 
 def _quick(options: argparse.Namespace) -> int:
-    code = _table(options)
-    return _diagnose(options) if code in (EXPLAINED, UNEXPLAINED) else code
+    code = _measured(options)
+    if code != UNEXPLAINED:
+        return code
+    return EXPLAINED if _diagnose(options) == EXPLAINED else UNEXPLAINED  # what failed stays so
 
 
 def _diagnose(options: argparse.Namespace) -> int:

@@ -114,8 +114,9 @@ def test_the_columns_make_the_figures(passed: tuple[Path, int]) -> None:
         for side, other in (("infer", "train"), ("train", "infer")):
             drawn = cell["pairs"][0]["drawn"][side]
             names = drawn["columns"]
-            delta = (tensors[names[side]].double() - tensors[names[other]].double()).abs()
-            assert drawn["figures"]["mean_abs"] == pytest.approx(float(delta.mean()), rel=1e-6, abs=1e-12)
+            delta = tensors[names[side]].double() - tensors[names[other]].double()
+            assert drawn["figures"]["k1"] == pytest.approx(float(delta.mean()), rel=1e-6, abs=1e-12), "of who drew"
+            assert drawn["figures"]["mean_abs"] == pytest.approx(float(delta.abs().mean()), rel=1e-6, abs=1e-12)
             floor = torch.stack([tensors[name] for name in names["floor"]]).double().square().sum(0)
             assert drawn["floor_rms"] == pytest.approx(float(floor.mean().sqrt()), rel=1e-4)
             mask, lengths = tensors[names["mask"]], tensors[names["lengths"]]
@@ -182,10 +183,31 @@ def test_a_budget_leaves_cells_out(models: Callable[..., Path], in_tmp: Path) ->
     assert report(folder)["verdict"] == "INCONCLUSIVE"
 
 
+def test_too_few_tokens_tell_nothing(models: Callable[..., Path]) -> None:
+    """1,536 tokens without an outlier do not show that fewer than 1 in 1,000 are."""
+    folder = str(models("llama"))
+    recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", "limits.max_outlier_rate=1e-3")
+    what = found(recipe, HFBackend(folder), TorchBackend(folder))
+    assert whole(what.judged) == "INCONCLUSIVE"
+    assert "not surely on either side of the limit 0.001" in markdown(what)
+    assert ElementTree.fromstring(junit(what)).get("errors") == "2"
+
+
 def scaled(model: PreTrainedModel) -> None:
     """Another model than the folder's."""
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(1.1)
+
+
+def test_where_quick_fails_it_goes_on_to_the_causes(
+    models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["doctor", "quick", str(models("llama")), *SMALL, "grid.lengths=[12]", "grid.repeats=1"]
+    assert main([*command, "--out", "well"]) == 0
+    assert not Path("well/diagnosis.json").exists()
+    assert main([*command, "--out", "ill", "limits.max_mult_prob_error=1.0"]) == 2
+    assert Path("ill/diagnosis.json").is_file()
+    assert "**FAIL**" in capsys.readouterr().out
 
 
 def test_a_disagreement_fails(models: Callable[..., Path]) -> None:
@@ -331,7 +353,7 @@ def test_options_are_heeded(
         (["nonsense"], "invalid choice: 'nonsense'"),
         (["table"], "required: MODEL"),
         (["table", "MODEL", "--budget", "soon"], "invalid float value: 'soon'"),
-        (["selftest", "extra"], "there is no argument 'extra' here"),
+        (["analyze", "dump.jsonl", "extra"], "there is no argument 'extra' here"),
     ],
 )
 def test_wrong_usage_could_not_start(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
