@@ -31,6 +31,7 @@ class View:
         conditions: It computes under.
         tensors: It is given before it computes, and which are taken back afterwards.
         repeats: Passes that are averaged.
+        noise: Size of the difference of two of them, nats.
         lag: Positions by which its numbers are moved to the right.
         prefill: Take the prefill scores of what it drew itself, too, not what its decoding said.
         corrections: Added to its numbers.
@@ -40,6 +41,7 @@ class View:
     conditions: Conditions = USUAL
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     repeats: int = 1
+    noise: float = 0.0
     lag: int = 0
     prefill: bool = False
     corrections: tuple[Correction, ...] = ()
@@ -169,8 +171,9 @@ class Case:
 
     @cached_property
     def floor(self) -> float:
-        """Its size, nats."""
-        return size(self.floor_N[self.compared])
+        """Its size, nats, with what averaging leaves of noise."""
+        noise = [view.noise / math.sqrt(view.repeats) for view in (self.train, self.infer)]
+        return math.hypot(size(self.floor_N[self.compared]), *noise)
 
     def side(self, side: Side) -> View:
         """One of the two."""

@@ -77,6 +77,7 @@ class Diagnosis:
         gap: Size of the disagreement at the beginning, nats.
         left: Of what no cause explains.
         floor: Of what rounding alone makes.
+        floor_left: The same with all counter-settings, and with what is left of noise.
         log: What each probe said, in order.
         case: The disagreement as it was.
     """
@@ -85,6 +86,7 @@ class Diagnosis:
     gap: float
     left: float
     floor: float
+    floor_left: float
     log: tuple[Looked, ...]
     case: Case
 
@@ -95,8 +97,8 @@ class Diagnosis:
 
     @property
     def explained(self) -> bool:
-        """Whether the causes leave no more than rounding makes, or than a tenth."""
-        return bool(self.causes) and self.left <= max(AT_FLOOR * self.floor, 0.3 * self.gap)
+        """Whether the causes leave no more than rounding makes, or than a tenth of the squares."""
+        return bool(self.causes) and self.left <= max(AT_FLOOR * self.floor_left, 0.3 * self.gap)
 
 
 def examine(
@@ -196,7 +198,8 @@ class _Search:
         held = self._held()
         causes = [self._named(suspect, share) for suspect, share in held]
         causes.sort(key=lambda named: -named.share)
-        return Diagnosis(tuple(causes), self._first.gap, self._now.gap, self._now.floor, tuple(self._log), self._first)
+        first, now = self._first, self._now
+        return Diagnosis(tuple(causes), first.gap, now.gap, first.floor, now.floor, tuple(self._log), first)
 
     def _held(self) -> list[tuple[Finding, float]]:
         """Suspects that the gap comes back without, and by how much of it."""

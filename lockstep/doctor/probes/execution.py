@@ -56,16 +56,12 @@ def _noisy(case: Case, side: Side, noise: float) -> Finding:
         quiet = Conditions(evaluation=True)
         counter: Counter = lambda case: case.with_side(side, case.side(side).under(quiet))  # noqa: E731
         return Finding("dropout", side, (said, "its modules are in training mode"), "evaluation mode", counter)
-    prefill = side == "infer"
-    return Finding(
-        "nondeterminism",
-        side,
-        (said,),
-        f"average {_REPEATS} passes",
-        lambda case: case.with_side(
-            side, replace(case.side(side), repeats=_REPEATS, prefill=case.side(side).prefill or prefill)
-        ),
-    )
+
+    def counter(case: Case) -> Case:
+        prefill = case.side(side).prefill or side == "infer"
+        return case.with_side(side, replace(case.side(side), repeats=_REPEATS, noise=noise, prefill=prefill))
+
+    return Finding("nondeterminism", side, (said,), f"average {_REPEATS} passes", counter)
 
 
 def company(case: Case, refused: Sequence[str]) -> Outcome:
