@@ -93,10 +93,6 @@ CAUSES: dict[str, Cause] = {
         "compute the head in fp32 on both sides, or on neither",
     ),
     "dtype": Cause("the two sides compute in different types", "let both compute in the same type"),
-    "rounding": Cause(
-        "both sides compute in a low precision, and that alone is the difference",
-        "nothing is wrong; for less, compute in fp32 or fp16, or correct by importance weights",
-    ),
     "rope": Cause("the rotary embedding differs", "compare rope_theta, rope scaling and how halves are interleaved"),
     "sliding_window": Cause(
         "one side attends through a sliding window, the other does not, or through another",

@@ -106,14 +106,12 @@ def test_fifty_healthy_runs_take_every_configuration_in_turn() -> None:
 @pytest.mark.parametrize(
     ("expected", "named", "disagrees", "outcome"),
     [
-        ((("rope",),), ("rope", "rounding"), True, "right"),
         ((("rope", "norm_eps"),), ("norm_eps",), True, "right"),
         ((("rope",),), ("rope", "dtype"), True, "wrong"),
         ((("rope",),), (), True, "unexplained"),
         ((("rope",),), (), False, "missed"),
         ((("rope",), ("top_k",)), ("top_k", "rope"), True, "right"),
         ((("rope",), ("top_k",)), ("top_k",), True, "half"),
-        ((), ("rounding",), True, "quiet"),
         ((), (), False, "quiet"),
         ((), (), True, "false alarm"),
         ((), ("rope",), False, "false alarm"),

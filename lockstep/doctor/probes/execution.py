@@ -54,14 +54,18 @@ def _noisy(case: Case, side: Side, noise: float) -> Finding:
     said = f"two passes over the same tokens differ by {noise:.2g} nats"
     if view.backend.settings().get("training") and view.can("evaluation"):
         quiet = Conditions(evaluation=True)
-        counter: Counter = lambda case: case.with_side(side, case.side(side).under(quiet))  # noqa: E731
-        return Finding("dropout", side, (said, "its modules are in training mode"), "evaluation mode", counter)
+        return Finding("dropout", side, (said, "its modules are in training mode"), str(quiet), _under(side, quiet))
 
-    def counter(case: Case) -> Case:
+    def averaged(case: Case) -> Case:
         prefill = case.side(side).prefill or side == "infer"
         return case.with_side(side, replace(case.side(side), repeats=_REPEATS, noise=noise, prefill=prefill))
 
-    return Finding("nondeterminism", side, (said,), f"average {_REPEATS} passes", counter)
+    return Finding("nondeterminism", side, (said,), f"average {_REPEATS} passes", averaged)
+
+
+def _under(side: Side, conditions: Conditions) -> Counter:
+    """One side under some conditions."""
+    return lambda case: case.with_side(side, case.side(side).under(conditions))
 
 
 def company(case: Case, refused: Sequence[str]) -> Outcome:
@@ -97,7 +101,7 @@ def _decoded_in_company(case: Case) -> Finding | None:
         "infer",
         (f"decoding one sequence at a time moves its numbers by {size(moved[case.compared]):.2g} nats",),
         "decode one sequence at a time",
-        lambda case: case.with_side("infer", case.infer.under(Conditions(batch_size=1))),
+        _under("infer", Conditions(batch_size=1)),
     )
 
 
@@ -128,8 +132,7 @@ def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor) -> Finding
         cause, why = "left_padding", "sequences that need no padding are right, those that are padded are not"
     else:
         cause, why = "batch_variance", "sequences move wherever they stand, whatever stands beside them"
-    counter: Counter = lambda case: case.with_side(side, case.side(side).under(_ALONE))  # noqa: E731
-    return Finding(cause, side, (*said, why), "one sequence at a time", counter)
+    return Finding(cause, side, (*said, why), "one sequence at a time", _under(side, _ALONE))
 
 
 def view_rows(case: Case, side: Side) -> int:
@@ -184,9 +187,7 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
 
 
 def _decoding(cause: str, conditions: Conditions, said: tuple[str, ...]) -> Finding:
-    return Finding(
-        cause, "infer", said, str(conditions), lambda case: case.with_side("infer", case.infer.under(conditions))
-    )
+    return Finding(cause, "infer", said, str(conditions), _under("infer", conditions))
 
 
 def _decoded_off(case: Case) -> Tensor:
@@ -206,17 +207,15 @@ def types(case: Case, refused: Sequence[str]) -> Outcome:
         return Clean(f"both sides compute in {declared['train']}, and their logits in {heads['train']}")
     side, conditions = low[0], Conditions(parts=frozenset(("head",)))
     said = f"logits are {heads['train']} in train, {heads['infer']} in infer"
-    counter: Counter = lambda case: case.with_side(side, case.side(side).under(conditions))  # noqa: E731
-    return Finding("head_precision", side, (said,), f"the head of {side} in fp32", counter)
+    return Finding("head_precision", side, (said,), f"the head of {side} in fp32", _under(side, conditions))
 
 
 def _two_types(case: Case, declared: dict[Side, DType]) -> Finding:
     coarse: Side = max(SIDES, key=lambda side: FINEST.index(declared[side]))
     finer = Conditions(dtype=min(declared.values(), key=FINEST.index))
     said = f"train computes in {declared['train']}, infer in {declared['infer']}"
-    counter: Counter = lambda case: case.with_side(coarse, case.side(coarse).under(finer))  # noqa: E731
-    able = case.side(coarse).can("dtype")
-    return Finding("dtype", coarse, (said,), f"{coarse} in {finer.dtype}", counter if able else None)
+    counter = _under(coarse, finer) if case.side(coarse).can("dtype") else None
+    return Finding("dtype", coarse, (said,), f"{coarse} in {finer.dtype}", counter)
 
 
 def precision(case: Case, refused: Sequence[str]) -> Outcome:
@@ -251,8 +250,7 @@ def kernel(case: Case, refused: Sequence[str]) -> Outcome:
     said = f"the gap is {case.gap:.2g} nats as it is, and {changed.gap:.2g} with the eager kernel"
     if changed.gap**2 > 0.5 * case.gap**2:
         return Clean(said)
-    counter: Counter = lambda case: case.with_side("train", case.train.under(conditions))  # noqa: E731
-    return Finding("kernel", "train", (said,), "the eager kernel", counter)
+    return Finding("kernel", "train", (said,), "the eager kernel", _under("train", conditions))
 
 
 TYPES = Probe("types", types, facts=True)

@@ -29,10 +29,12 @@ _PLACES: tuple[tuple[str, str], ...] = (
     (r"\.0\.input_layernorm:in$", "embedding"),
     (r"norm:out$", "norm_eps"),
     (r"[qkv]_proj:out$", "projection"),
-    (r"(o_proj|attn\.dense|c_proj):in$", "attention"),
+    (r"(o_proj|attn\.dense|attn\.c_proj):in$", "attention"),
+    (r"(o_proj|down_proj|out_proj|c_proj):out$", "sum over ranks"),
+    (r"(gate_proj|up_proj|gate_up_proj|c_fc|c_attn|qkv_proj|in_proj):out$", "projection"),
     (r"(act_fn:out|act:out|down_proj:in)$", "activation"),
     (r"(gate|router):out$", "routing"),
-    (r"lm_head:out$", "head"),
+    (r"lm_head:out$", "head_precision"),
     (r"^logits$", "softcap"),
 )
 
@@ -69,25 +71,70 @@ class Swap:
         return patched(trace, own, tokens_T, lambda node: kind(node) in self.kinds)
 
 
+@dataclass(frozen=True)
+class Inside:
+    """Both networks on one sequence, the training side's first.
+
+    Attributes:
+        right: Whose inputs the other one is given.
+        own: The other one.
+        tokens: The sequence [T].
+        trace: What the first one's modules were given and gave.
+        ranks: Whether a side's layers lie on several ranks.
+    """
+
+    right: Network
+    own: Network
+    tokens: Tensor
+    trace: Trace
+    ranks: bool
+
+    def cause(self, local: Local) -> str | None:
+        """What a node that differs stands for; None where that is not known."""
+        place = kind(local.node)
+        match place:
+            case "rope":
+                return "rope" if self._same_positions() else "packed_positions"
+            case "attention":
+                return "sliding_window" if local.first > 1 else "attention"
+            case "projection" | "sum over ranks":
+                return self._of_product(local, place)
+        return place if place in CAUSES else None
+
+    def _of_product(self, local: Local, place: str) -> str | None:
+        """Of a matrix product that comes out otherwise."""
+        if local.constant:
+            return "bias"
+        if self.ranks and place == "sum over ranks":
+            return "parallel_reduction"
+        name = local.node.removesuffix(":out") + ".weight"
+        held = [dict(network.modules.named_parameters()).get(name) for network in (self.right, self.own)]
+        return None if any(w is None for w in held) or torch.equal(*held) else "stale_tensor"  # type: ignore[arg-type]
+
+    def _same_positions(self) -> bool:
+        other = traced(self.own, self.tokens).positions
+        return self.trace.positions is None or other is None or torch.equal(self.trace.positions, other)
+
+
 def layers(case: Case, refused: Sequence[str]) -> Outcome:
     """Which part of the network gives something else, in fp32, for the same inputs."""
     if not all(case.side(side).can("modules", "dtype") for side in SIDES):
         return Skipped("a side shows no modules, or cannot compute in fp32")
-    done = {
-        kind for side in SIDES for one in case.side(side).corrections if isinstance(one, Swap) for kind in one.kinds
-    }
+    swaps = [one for side in SIDES for one in case.side(side).corrections if isinstance(one, Swap)]
     longest = max(case.drawn.sequences(), key=len)
+    ranks = any(int(case.side(side).backend.settings().get("tensor_parallel", 1)) > 1 for side in SIDES)
     with case.train.holding(), case.infer.holding():
         right, own = (case.side(side).backend.network(case.side(side).conditions.but(_EXACT)) for side in SIDES)
-        trace = traced(right, longest)
-        found = [local for local in compared(trace, own, longest) if local.error > _LOOSE]
-        found = [local for local in found if kind(local.node) not in done]
-        causes = {local.node: _cause(local, trace, own, longest) for local in found}
-    found = [local for local in found if causes[local.node] not in refused]
-    if not found:
-        return Clean(f"every module gives the same for the same inputs, to a part in {1 / _LOOSE:.0f}")
-    worst = max(found, key=lambda local: local.error)
-    return _finding(case, worst, causes[worst.node], [local for local in found if kind(local.node) == kind(worst.node)])
+        inside = Inside(right, own, longest, traced(right, longest), ranks)
+        found = [local for local in compared(inside.trace, own, longest) if local.error > _LOOSE]
+        found = [local for local in found if not any(kind(local.node) in swap.kinds for swap in swaps)]
+        causes = {local.node: cause for local in found if (cause := inside.cause(local)) not in (None, *refused)}
+    named = [local for local in found if local.node in causes]
+    if not named:
+        unknown = f"; {found[0].node} does, and no cause is known for that" if found else ""
+        return Clean(f"every module gives the same for the same inputs, to a part in {1 / _LOOSE:.0f}{unknown}")
+    worst = max(named, key=lambda local: local.error)
+    return _finding(case, worst, causes[worst.node], [local for local in named if kind(local.node) == kind(worst.node)])
 
 
 def _finding(case: Case, worst: Local, cause: str, alike: Sequence[Local]) -> Finding:
@@ -110,20 +157,6 @@ def _finding(case: Case, worst: Local, cause: str, alike: Sequence[Local]) -> Fi
 def kind(node: Node) -> str:
     """What sort of thing a node is, whatever its layer."""
     return next((place for pattern, place in _PLACES if re.search(pattern, node)), re.sub(r"\.\d+\.", ".", node))
-
-
-def _cause(local: Local, trace: Trace, own: Network, tokens_T: Tensor) -> str:
-    """What a node that differs stands for."""
-    place = kind(local.node)
-    if place == "rope":
-        other = traced(own, tokens_T).positions
-        same = trace.positions is None or other is None or torch.equal(trace.positions, other)
-        return "rope" if same else "packed_positions"
-    if place == "attention" and local.first > 1:
-        return "sliding_window"
-    if place == "projection":
-        return "bias" if local.constant else "stale_tensor"
-    return {"head": "head_precision"}.get(place, place if place in CAUSES else "stale_tensor")
 
 
 def _wrong_side(case: Case, node: Node) -> Side | None:

@@ -77,8 +77,8 @@ def random_order(share: float) -> tuple[Change, ...]:
 def two_ranks(share: float) -> tuple[Change, ...]:
     """The engine's row-parallel layers lie on two ranks, and their sum is made in bf16.
 
-    The ranks are two halves of the product in one process. With tensor parallelism (issue 8) and Megatron (issue 9)
-    the same fault can be made with a real all-reduce, and from then on that one counts.
+    The ranks are two halves of the product in one process; there is no learner with layers on several ranks yet, where
+    the same fault can be made with a real all-reduce.
     """
 
     class TwoRanks(TorchBackend):

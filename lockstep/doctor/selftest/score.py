@@ -14,8 +14,6 @@ Outcome = Literal["right", "wrong", "half", "unexplained", "missed", "quiet", "f
 no disagreement seen · healthy, and found so · healthy, and something said."""
 
 BARE_LIMIT = 1.05
-_HARMLESS = ("rounding",)
-"""Names that say that nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Row:
     @property
     def outcome(self) -> Outcome:
         """How the doctor did."""
-        names = {name for name, _ in self.named if name not in _HARMLESS}
+        names = {name for name, _ in self.named}
         if not self.expected:
             return "false alarm" if names or (self.disagrees and not self.named) else "quiet"
         if names - {name for right in self.expected for name in right}:
