@@ -215,7 +215,7 @@ def size(delta: Tensor) -> float:
 def rounding(witness: Backend, batch: Batch, dtype: DType) -> Tensor:
     """How far the witness moves if it computes in a type; in fp32, if it computes in another order. |Δ| [N]."""
     exact = witness.score(batch, Conditions(layout="alone", kernel="eager")).logprob.double()
-    rounded = witness.score(batch, Conditions(dtype=dtype, kernel="sdpa")).logprob.double()
+    rounded = witness.score(batch, Conditions(dtype=dtype)).logprob.double()
     return (rounded - exact).abs()
 
 
