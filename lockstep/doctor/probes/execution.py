@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lockstep.batch import Batch
 from lockstep.doctor.base import Conditions, DType, Part, Side
 from lockstep.doctor.case import FINEST, Case, Counter, View, first_drawn, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
 from lockstep.doctor.probes.tokens import farther
 
 _REPEATS = 12
+_FEW = 8
 _DUST = 2e-5
 _NOTABLE = 0.2
 """Part of the gap that a change has to move to be worth a counter-setting."""
@@ -91,26 +93,27 @@ def _decoded_in_company(case: Case) -> Finding | None:
     """The same for what the inference side decodes."""
     if case.infer.prefill or not case.infer.can("batch_size"):
         return None
-    alone = case.infer.drawn(case.requests, case.sampling, Conditions(batch_size=1))
-    moved = (case.drawn["sampler_logprob"] - alone["sampler_logprob"]).double()
-    moved = torch.where(_same_so_far(case.drawn.tokens, alone.tokens, case), moved, 0.0)
-    if size(moved[case.compared]) <= max(_DUST, _NOTABLE * case.gap, 2 * case.floor):
+    some = range(min(_FEW, len(case.drawn)))
+    usual = case.drawn.with_columns({"compared": case.compared}).select(some)
+    alone = case.infer.drawn(case.requests[: len(some)], case.sampling, Conditions(batch_size=1))
+    moved = (usual["sampler_logprob"] - alone["sampler_logprob"]).double()
+    moved = moved[usual["compared"] & _same_so_far(usual, alone.tokens)]
+    if size(moved) <= max(_DUST, _NOTABLE * case.gap, 2 * case.floor):
         return None
     return Finding(
         "batch_variance",
         "infer",
-        (f"decoding one sequence at a time moves its numbers by {size(moved[case.compared]):.2g} nats",),
+        (f"decoding one sequence at a time moves its numbers by {size(moved):.2g} nats",),
         "decode one sequence at a time",
         _under("infer", Conditions(batch_size=1)),
     )
 
 
-def _same_so_far(a_N: Tensor, b_N: Tensor, case: Case) -> Tensor:
-    """Tokens before which two draws of the same requests do not differ, bool [N]."""
-    differs = (a_N != b_N).long()
+def _same_so_far(batch: Batch, tokens_N: Tensor) -> Tensor:
+    """Tokens up to which another draw of the same requests is the same, bool [N]."""
+    differs = (batch.tokens != tokens_N).long()
     before = torch.cumsum(differs, 0) - differs
-    start = before[case.drawn.starts][case.drawn.row]
-    return (before == start) & (differs == 0)
+    return (before == before[batch.starts][batch.row]) & (differs == 0)
 
 
 def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor) -> Finding:
