@@ -35,11 +35,13 @@ PROBES: tuple[Probe, ...] = (
     SEMANTICS,
     COMPANY,
     DECODING,
+    REPEATS,
     LAYERS,
     PRECISION,
     KERNEL,
 )
-"""In order: what is cheap comes first, weights before numerics, what the logits become before how they are made."""
+"""In order: what is cheap comes first, weights before numerics, what the logits become before how they are made. Noise
+is looked for a second time, behind what hid it."""
 
 AT_FLOOR = 1.5
 """A gap of up to so many times the floor is what rounding makes."""
@@ -172,13 +174,16 @@ class _Search:
             self._note(probe, "clean" if isinstance(outcome, Clean) else "skipped", outcome.why, start)
             return False
         said = f"{outcome.cause}: {'; '.join(outcome.evidence)}"
+        if outcome.cause in refused:
+            self._note(probe, "clean", f"nothing but what was refused, {said}", start)
+            return False
         if outcome.counter is None:
             self._suspects.append(outcome)
             refused.append(outcome.cause)
             self._note(probe, "found", f"{said}; no counter-setting can be tried", start)
             return True
         changed = outcome.counter(self._now)
-        share = 1 - changed.gap**2 / gap**2
+        share = 1 - changed.gap**2 / gap**2 if gap else 0.0
         if share < _LEAST:
             refused.append(outcome.cause)
             self._note(probe, "refused", f"{said}; but with {outcome.setting} {1 - share:.0%} of the gap stay", start)

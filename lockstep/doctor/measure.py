@@ -144,7 +144,7 @@ class Bench:
 
     def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
         """|what the witness says in a type − what it says in fp32|; in fp32, by its two kernels and layouts."""
-        beside_others = Conditions(dtype="fp32", batch_size=cell.batch_size, layout="padded", kernel="sdpa")
+        beside_others = Conditions(dtype="fp32", batch_size=cell.batch_size, layout="padded")
         other = (
             Conditions(dtype="fp32", layout="alone", kernel="eager")
             if dtype == "fp32"

@@ -106,7 +106,7 @@ class HFBackend:
         asked = self._usual.but(conditions)
         model, size = self._model(asked), asked.batch_size or 1
         rows: list[tuple[Request, Tensor, Tensor]] = []
-        with in_fp32(model, asked.parts):
+        with in_fp32(model, asked.parts), evaluating(model, asked.evaluation):
             for start in range(0, len(requests), size):
                 chunk = requests[start : start + size]
                 tokens_BK, logprob_BK = self.drawn(model, chunk, sampling, asked)
@@ -123,7 +123,7 @@ class HFBackend:
         return {name: fingerprint(tensor) for name, tensor in self.weights()}
 
     def network(self, conditions: Conditions = USUAL) -> Network:
-        return _Network(self._model(self._usual.but(conditions)))
+        return _Network(self._model(conditions), conditions.evaluation)
 
     def close(self) -> None:
         """It has no processes of its own."""
@@ -211,6 +211,7 @@ class _Network:
     """Implements `doctor.base.Network`."""
 
     model: PreTrainedModel
+    evaluation: bool
 
     @property
     def modules(self) -> nn.Module:
@@ -218,7 +219,8 @@ class _Network:
 
     @torch.no_grad()
     def logits(self, tokens_T: Tensor) -> Tensor:
-        return self.model(input_ids=tokens_T[None], use_cache=False).logits[0]
+        with evaluating(self.model, self.evaluation):
+            return self.model(input_ids=tokens_T[None], use_cache=False).logits[0]
 
 
 def _fitted(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:

@@ -85,7 +85,7 @@ class TorchBackend:
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
         asked = self._usual.but(conditions)
         model = self.model(asked)
-        with in_fp32(model, asked.parts):
+        with in_fp32(model, asked.parts), evaluating(model, asked.evaluation):
             return self.sampler(model, asked).generate(requests, sampling)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -123,9 +123,11 @@ def evaluating(model: nn.Module, wanted: bool) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     if wanted:
         model.eval()
-    yield
-    for module, training in modes:
-        module.training = training
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager

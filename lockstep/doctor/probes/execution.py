@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.base import Conditions, DType, Part, Side
+from lockstep.doctor.base import USUAL, Conditions, DType, Part, Side
 from lockstep.doctor.case import FINEST, Case, Counter, View, first_drawn, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
 from lockstep.doctor.probes.tokens import farther
@@ -35,20 +35,37 @@ def repeats(case: Case, refused: Sequence[str]) -> Outcome:
     for side in SIDES:
         view, batch = case.side(side), case.scored(side)
         noise = size((view.scores(batch).logprob - view.scores(batch).logprob)[case.compared])
-        if noise > _DUST and view.repeats == 1:
+        if noise > _DUST and view.repeats == 1 and (side == "train" or _decodes_alike(case, noise)):
             return _noisy(case, side, noise)
         said.append(f"{side} {'the same bits' if noise == 0 else f'{noise:.2g} nats apart'}")
-    again = case.infer.drawn(case.requests, case.sampling)
-    same = torch.equal(again["sampler_logprob"], case.drawn["sampler_logprob"])
-    if not same and "nondeterminism" not in refused and not case.infer.prefill:
-        return Finding(
-            "nondeterminism",
-            "infer",
-            ("the same request was decoded to other numbers",),
-            "take its prefill scores instead",
-            lambda case: case.with_side("infer", replace(case.infer, prefill=True)),
-        )
-    return Clean("; ".join(said))
+    if case.infer.prefill:
+        return Clean("; ".join(said))
+    again = _redrawn(case, USUAL)
+    if again <= max(_DUST, _NOTABLE * case.gap):
+        return Clean("; ".join((*said, f"decoding {again:.2g} nats apart")))
+    return Finding(
+        "nondeterminism",
+        "infer",
+        (f"the same request was decoded to numbers {again:.2g} nats apart",),
+        "take its prefill scores instead",
+        lambda case: case.with_side("infer", replace(case.infer, prefill=True)),
+    )
+
+
+def _decodes_alike(case: Case, noise: float) -> bool:
+    """Whether decoding is as near to prefill as two passes are; else more than noise is between them."""
+    if case.infer.prefill or not (case.infer.can("shaped") or case.sampling.unshaped):
+        return True
+    return size(_decoded_off(case)[case.compared]) <= 2 * noise
+
+
+def _redrawn(case: Case, conditions: Conditions) -> float:
+    """How far decoding moves if some of it is done once more, under some conditions, nats."""
+    some = range(min(_FEW, len(case.drawn)))
+    usual = case.drawn.with_columns({"compared": case.compared}).select(some)
+    again = case.infer.drawn(case.requests[: len(some)], case.sampling, conditions)
+    moved = (usual["sampler_logprob"] - again["sampler_logprob"]).double()
+    return size(moved[usual["compared"] & _same_so_far(usual, again.tokens)])
 
 
 def _noisy(case: Case, side: Side, noise: float) -> Finding:
@@ -82,10 +99,15 @@ def company(case: Case, refused: Sequence[str]) -> Outcome:
         moved = (usual.logprob - alone.logprob).double() * case.compared
         if alone.effective.get("rows", 1) != 1:
             said.append(f"{side} computed {alone.effective['rows']} rows where 1 was asked for")
-        elif size(moved[case.compared]) > max(_DUST, _NOTABLE * case.gap):
-            return _in_company(case, side, usual.effective.get("layout", "padded"), moved)
-        else:
-            said.append(f"{side} moves by {size(moved[case.compared]):.2g} nats")
+            continue
+        said.append(f"{side} moves by {size(moved[case.compared]):.2g} nats")
+        if size(moved[case.compared]) <= max(_DUST, _NOTABLE * case.gap):
+            continue
+        noise = size((view.scores(batch).logprob - usual.logprob)[case.compared])
+        if size(moved[case.compared]) > 2 * noise:
+            found = _in_company(case, side, usual.effective.get("layout", "padded"), moved, noise)
+            if found.cause not in refused:
+                return found
     return _decoded_in_company(case) or Clean("; ".join(said))
 
 
@@ -93,17 +115,13 @@ def _decoded_in_company(case: Case) -> Finding | None:
     """The same for what the inference side decodes."""
     if case.infer.prefill or not case.infer.can("batch_size"):
         return None
-    some = range(min(_FEW, len(case.drawn)))
-    usual = case.drawn.with_columns({"compared": case.compared}).select(some)
-    alone = case.infer.drawn(case.requests[: len(some)], case.sampling, Conditions(batch_size=1))
-    moved = (usual["sampler_logprob"] - alone["sampler_logprob"]).double()
-    moved = moved[usual["compared"] & _same_so_far(usual, alone.tokens)]
-    if size(moved) <= max(_DUST, _NOTABLE * case.gap, 2 * case.floor):
+    moved = _redrawn(case, Conditions(batch_size=1))
+    if moved <= max(_DUST, _NOTABLE * case.gap, 2 * case.floor):
         return None
     return Finding(
         "batch_variance",
         "infer",
-        (f"decoding one sequence at a time moves its numbers by {size(moved):.2g} nats",),
+        (f"decoding one sequence at a time moves its numbers by {moved:.2g} nats",),
         "decode one sequence at a time",
         _under("infer", Conditions(batch_size=1)),
     )
@@ -116,8 +134,14 @@ def _same_so_far(batch: Batch, tokens_N: Tensor) -> Tensor:
     return (before == before[batch.starts][batch.row]) & (differs == 0)
 
 
-def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor) -> Finding:
-    """Which way company changes the numbers: by what neighbours say, by where they put a sequence, or by rounding."""
+def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor, noise: float) -> Finding:
+    """Which way company changes the numbers: by what neighbours say, by where they put a sequence, or by rounding.
+
+    Args:
+        layout: Of the passes in which they do.
+        moved_N: How far the numbers are from those of a sequence alone, nats.
+        noise: Size of the difference of two such passes, nats.
+    """
     view, rows = case.side(side), int(view_rows(case, side))
     own = [index for index in range(len(case.drawn)) if index % rows == 0]
     lengths = case.drawn.lengths
@@ -127,15 +151,24 @@ def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor) -> Finding
     first_B = torch.zeros(len(lengths), dtype=torch.bool).index_fill_(0, torch.tensor(own), True)
     seen = _neighbours_seen(case, view, rows)
     said = [f"alone, its numbers move by {size(moved_N[case.compared]):.2g} nats"]
-    if layout == "packed" and seen > _DUST:
+    if layout == "packed" and seen > max(_DUST, 2 * noise):
         cause, why = "packed_leak", f"other words in the sequence before it move them by {seen:.2g} nats"
     elif layout == "packed" and float(off_B[first_B].mean()) < 0.1 * float(off_B[~first_B].mean()):
         cause, why = "packed_positions", "the first sequence of each pack is right, those behind it are not"
     elif layout == "padded" and bool(padded.any()) and float(off_B[~padded].mean()) < 0.1 * float(off_B[padded].mean()):
         cause, why = "left_padding", "sequences that need no padding are right, those that are padded are not"
+    elif layout == "packed" and _still_moves(case, view, 2 * noise):
+        cause, why = "packed_positions", "a pack of one sequence gives other numbers than the sequence without a pack"
     else:
         cause, why = "batch_variance", "sequences move wherever they stand, whatever stands beside them"
     return Finding(cause, side, (*said, why), "one sequence at a time", _under(side, _ALONE))
+
+
+def _still_moves(case: Case, view: View, noise: float) -> bool:
+    """Whether a pack that holds nothing else gives other numbers than no pack."""
+    batch = case.drawn if view.can("shaped") else replace(case.drawn, sampling=None)
+    packed = view.scores(batch, Conditions(layout="packed", batch_size=1)).logprob
+    return size((packed - view.scores(batch, _ALONE).logprob)[case.compared]) > max(_DUST, noise)
 
 
 def view_rows(case: Case, side: Side) -> int:

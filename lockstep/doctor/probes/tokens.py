@@ -15,6 +15,8 @@ from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe
 _LAGS = (-2, -1, 1, 2)
 _BELOW, _ABOVE = 0.6, 0.9
 _FIRST_SHARE = 0.9
+_FEW = 16
+"""Tokens; so many have to be there for numbers to correlate."""
 
 
 def token_ids(case: Case, refused: Sequence[str]) -> Outcome:
@@ -64,7 +66,7 @@ def first_token(case: Case, refused: Sequence[str]) -> Outcome:
     first = first_drawn(case.drawn) & case.compared
     share = _squares(case, first) / (_squares(case, case.compared) or 1.0)
     said = f"{share:.0%} of the gap lies on first tokens"
-    if share < _FIRST_SHARE or "first_token" in refused:
+    if share < _FIRST_SHARE or torch.equal(first, case.compared):
         return Clean(said)
     return Finding(
         "first_token", farther(case, first), (said,), "leave first tokens out", lambda case: case.without(first)
@@ -91,6 +93,8 @@ def _within(case: Case, step: int) -> Tensor:
 
 
 def _correlation(a_N: Tensor, b_N: Tensor, where_N: Tensor) -> float:
+    if int(where_N.sum()) < _FEW:
+        return 0.0
     both = torch.nan_to_num(torch.stack([a_N[where_N], b_N[where_N]]), neginf=-50.0)
     return float(torch.corrcoef(both)[0, 1].nan_to_num())
 

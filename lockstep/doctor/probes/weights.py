@@ -26,7 +26,6 @@ _FIELDS = (
 """Part of a field's name → the cause that another value is."""
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-_COARSE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def configuration(case: Case, refused: Sequence[str]) -> Outcome:
@@ -154,7 +153,7 @@ def _kind(name: str, tensor: Tensor, right: Tensor, all_right: Mapping[str, Tens
         swapped = [n for n, x in all_right.items() if n != name and x.shape == tensor.shape and equal(tensor, x)]
         if swapped:
             return "swapped_tensors", f"holds {swapped[0]}"
-        if equal(tensor.flatten().sort().values, right.flatten().sort().values):
+        if equal(_sorted(tensor), _sorted(right)):
             return "permuted_tensor", "has the right numbers in another order"
         if _quantised(tensor, right):
             return "quantised_weights", f"takes {tensor.float().unique().numel()} values only"
@@ -166,9 +165,13 @@ def equal(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
     if a.is_floating_point():
-        dtype = max(a.dtype, b.dtype, key=lambda dtype: _COARSE[dtype])
+        dtype = max(a.dtype, b.dtype, key=lambda dtype: torch.finfo(dtype).eps)
         a, b = a.to(dtype), b.to(dtype)
     return torch.equal(a, b)
+
+
+def _sorted(tensor: Tensor) -> Tensor:
+    return tensor.float().flatten().sort().values.to(tensor.dtype)
 
 
 def _quantised(tensor: Tensor, right: Tensor) -> bool:
