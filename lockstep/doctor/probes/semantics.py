@@ -259,7 +259,7 @@ def _temperatures(rows: Sequence[Row], asked: SamplingParams) -> Iterator[float]
 
 def _fitted(low: float, high: float, left: Callable[[float], float]) -> float:
     """Where what is left is least, by thirds on a logarithmic scale; it has one minimum."""
-    for _ in range(24):
+    for _ in range(40):
         a, b = (low**2 * high) ** (1 / 3), (low * high**2) ** (1 / 3)
         low, high = (low, b) if left(a) < left(b) else (a, high)
     return (low * high) ** 0.5
