@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lockstep.doctor.base import USUAL, Conditions, DType, Part, Side
-from lockstep.doctor.case import FINEST, Case, Counter, View, first_drawn, size
+from lockstep.batch import Batch
+from lockstep.doctor.base import USUAL, Conditions, DType, Part, Scores, Side
+from lockstep.doctor.case import FINEST, Case, Counter, View, apart, first_drawn, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
 from lockstep.doctor.probes.tokens import farther
 
@@ -32,14 +33,14 @@ def repeats(case: Case, refused: Sequence[str]) -> Outcome:
     said = []
     for side in SIDES:
         view, batch = case.side(side), case.scored(side)
-        noise = size((view.scores(batch).logprob - view.scores(batch).logprob)[case.compared])
+        noise = size(apart(view.scores(batch).logprob, view.scores(batch).logprob)[case.compared])
         if noise > _DUST and view.repeats == 1 and (side == "train" or _decodes_alike(case, noise)):
             return _noisy(case, side, noise)
         said.append(f"{side} {'the same bits' if noise == 0 else f'{noise:.2g} nats apart'}")
     if case.infer.prefill:
         return Clean("; ".join(said))
     again = size(_redrawn(case, USUAL)[case.compared])
-    if again <= max(_DUST, _NOTABLE * case.gap):
+    if again <= max(_DUST, _NOTABLE * case.gap) or not _decodes_alike(case, again):
         return Clean("; ".join((*said, f"decoding {again:.2g} nats apart")))
     return Finding(
         "nondeterminism",
@@ -60,7 +61,7 @@ def _decodes_alike(case: Case, noise: float) -> bool:
 def _redrawn(case: Case, conditions: Conditions) -> Tensor:
     """How far decoding moves if it is done once more, under some conditions, [N]."""
     again = case.infer.drawn(case.requests, case.sampling, conditions)
-    moved = (case.drawn["sampler_logprob"] - again["sampler_logprob"]).double()
+    moved = apart(case.drawn["sampler_logprob"], again["sampler_logprob"])
     return torch.where(_same_so_far(case.drawn.tokens, again.tokens, case), moved, 0.0)
 
 
@@ -92,16 +93,16 @@ def company(case: Case, refused: Sequence[str]) -> Outcome:
             said.append(f"{side} cannot be asked for one sequence at a time")
             continue
         usual, alone = view.scores(batch), view.scores(batch, _ALONE)
-        moved = (usual.logprob - alone.logprob).double() * case.compared
+        moved = apart(usual.logprob, alone.logprob) * case.compared
         if alone.effective.get("rows", 1) != 1:
             said.append(f"{side} computed {alone.effective['rows']} rows where 1 was asked for")
             continue
         said.append(f"{side} moves by {size(moved[case.compared]):.2g} nats")
         if size(moved[case.compared]) <= max(_DUST, _NOTABLE * case.gap):
             continue
-        noise = size((view.scores(batch).logprob - usual.logprob)[case.compared])
+        noise = size(apart(view.scores(batch).logprob, usual.logprob)[case.compared])
         if size(moved[case.compared]) > 2 * noise:
-            found = _in_company(case, side, usual.effective.get("layout", "padded"), moved, noise)
+            found = _in_company(case, side, usual, moved, noise)
             if found.cause not in refused:
                 return found
     return _decoded_in_company(case) or Clean("; ".join(said))
@@ -131,15 +132,15 @@ def _same_so_far(a_N: Tensor, b_N: Tensor, case: Case) -> Tensor:
     return (before == start) & (differs == 0)
 
 
-def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor, noise: float) -> Finding:
+def _in_company(case: Case, side: Side, usual: Scores, moved_N: Tensor, noise: float) -> Finding:
     """Which way company changes the numbers: by what neighbours say, by where they put a sequence, or by rounding.
 
     Args:
-        layout: Of the passes in which they do.
+        usual: What the side says in company.
         moved_N: How far the numbers are from those of a sequence alone, nats.
         noise: Size of the difference of two such passes, nats.
     """
-    view, rows = case.side(side), int(view_rows(case, side))
+    view, rows, layout = case.side(side), view_rows(case, side), usual.effective.get("layout", "padded")
     own = [index for index in range(len(case.drawn)) if index % rows == 0]
     lengths = case.drawn.lengths
     longest = torch.stack([chunk.max() for chunk in lengths.split(rows)]).repeat_interleave(rows)[: len(lengths)]
@@ -150,6 +151,8 @@ def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor, noise: flo
     said = [f"alone, its numbers move by {size(moved_N[case.compared]):.2g} nats"]
     if layout == "packed" and seen > max(_DUST, 2 * noise):
         cause, why = "packed_leak", f"other words in the sequence before it move them by {seen:.2g} nats"
+    elif layout == "packed" and _misplaced(usual, case.drawn):
+        cause, why = "packed_positions", "its layers are given positions that do not count from 0 in each sequence"
     elif layout == "packed" and float(off_B[first_B].mean()) < 0.1 * float(off_B[~first_B].mean()):
         cause, why = "packed_positions", "the first sequence of each pack is right, those behind it are not"
     elif layout == "padded" and bool(padded.any()) and float(off_B[~padded].mean()) < 0.1 * float(off_B[padded].mean()):
@@ -157,6 +160,12 @@ def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor, noise: flo
     else:
         cause, why = "batch_variance", "sequences move wherever they stand, whatever stands beside them"
     return Finding(cause, side, (*said, why), "one sequence at a time", _under(side, _ALONE))
+
+
+def _misplaced(usual: Scores, batch: Batch) -> bool:
+    """Whether it was seen that layers are given other positions than those within each packed sequence."""
+    given = [positions.flatten() for positions in usual.effective.get("positions", ())]
+    return sum(map(len, given)) == len(batch.tokens) and not torch.equal(torch.cat(given), batch.position)
 
 
 def view_rows(case: Case, side: Side) -> int:
@@ -170,7 +179,7 @@ def _neighbours_seen(case: Case, view: View, rows: int) -> float:
     batch = replace(case.drawn, sampling=None)
     first_N = batch.row % rows == 0
     changed = replace(batch, tokens=torch.where(first_N, torch.roll(batch.tokens, 7), batch.tokens))
-    moved = view.scores(changed).logprob - view.scores(batch).logprob
+    moved = apart(view.scores(changed).logprob, view.scores(batch).logprob)
     return size(moved[case.compared & ~first_N])
 
 
@@ -217,7 +226,7 @@ def _decoding(cause: str, conditions: Conditions, said: tuple[str, ...]) -> Find
 def _decoded_off(case: Case) -> Tensor:
     """Decoding minus prefill of the inference side, [N]."""
     batch = case.scored("infer") if case.infer.can("shaped") else case.drawn
-    return (case.infer_N - case.infer.score(batch)) * case.compared
+    return torch.where(case.compared, apart(case.infer_N, replace(case.infer, prefill=True).score(batch)), 0.0)
 
 
 def types(case: Case, refused: Sequence[str]) -> Outcome:
