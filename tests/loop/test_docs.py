@@ -25,6 +25,10 @@ FEW = [
     "learner.device=cpu",
 ]  # fmt: skip
 
+EXAMINED = [
+    "backends=[hf,torch]", "grid.lengths=[16]", "grid.methods=[{temperature: 1.0}]", "grid.batch_sizes=[8]",
+    "grid.repeats=2",
+]  # fmt: skip
 ANSWERED = ["data.max_prompts=2", "data.overlong_prompts=skip", "sampling.max_tokens=8", "learner.device=cpu"]
 
 
@@ -90,4 +94,7 @@ def test_command_runs(
         arguments += FEW
     if arguments[0] == "generate":
         arguments += ANSWERED + (["data.max_prompt_tokens=400"] if "MODEL" in command else [])
-    assert main(arguments) == 0, capsys.readouterr().err
+    if arguments[0] == "doctor":
+        arguments += EXAMINED
+    least = {0, 3} if arguments[0] == "doctor" else {0}  # a few tokens may be too few to tell
+    assert main(arguments) in least, capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -14,7 +16,7 @@ from lockstep.doctor.selftest.controls import CONTROLS, Control, healthy_runs
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, healthy
 from lockstep.doctor.selftest.ground import Ground
 from lockstep.doctor.selftest.pairs import PAIRS
-from lockstep.doctor.selftest.run import Bench, Trial
+from lockstep.doctor.selftest.run import Bench, Trial, Which, selftest
 from lockstep.doctor.selftest.score import Outcome, Row, markdown
 from lockstep.doctor.selftest.tuning import TUNING
 from lockstep.runtime.progress import Progress, progress
@@ -172,3 +174,14 @@ def row(
     prob_difference: float = 0.0,
 ) -> Row:
     return Row(name, expected, named, disagrees, mult_prob_error, prob_difference, 1.0)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(10_800)
+@pytest.mark.parametrize(("which", "least"), [("tuning", 60), ("heldout", 58), ("pairs", 7), ("controls", 50)])
+def test_the_whole_benchmark(which: Which, least: int, tmp_path: Path) -> None:
+    selftest(None, which, tmp_path)
+    rows = json.loads((tmp_path / f"{which}.json").read_text())
+    outcomes = Counter(row["outcome"] for row in rows)
+    assert outcomes["right"] + outcomes["quiet"] >= least
+    assert outcomes["wrong"] + outcomes["false alarm"] <= (0 if which == "controls" else 2)

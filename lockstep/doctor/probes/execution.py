@@ -15,6 +15,7 @@ from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, S
 from lockstep.doctor.probes.tokens import farther
 
 _REPEATS = 12
+_FEW = 8
 _DUST = 2e-5
 _NOTABLE = 0.2
 """Part of the gap that a change has to move to be worth a counter-setting."""
@@ -39,7 +40,7 @@ def repeats(case: Case, refused: Sequence[str]) -> Outcome:
         said.append(f"{side} {'the same bits' if noise == 0 else f'{noise:.2g} nats apart'}")
     if case.infer.prefill:
         return Clean("; ".join(said))
-    again = size(_redrawn(case, USUAL)[case.compared])
+    again = size(_redrawn(case, USUAL, len(case.drawn)))
     if again <= max(_DUST, _NOTABLE * case.gap) or not _decodes_alike(case, again):
         return Clean("; ".join((*said, f"decoding {again:.2g} nats apart")))
     return Finding(
@@ -58,11 +59,12 @@ def _decodes_alike(case: Case, noise: float) -> bool:
     return size(_decoded_off(case)[case.compared]) <= 2 * noise
 
 
-def _redrawn(case: Case, conditions: Conditions) -> Tensor:
-    """How far decoding moves if it is done once more, under some conditions, [N]."""
-    again = case.infer.drawn(case.requests, case.sampling, conditions)
-    moved = apart(case.drawn["sampler_logprob"], again["sampler_logprob"])
-    return torch.where(_same_so_far(case.drawn.tokens, again.tokens, case), moved, 0.0)
+def _redrawn(case: Case, conditions: Conditions, count: int) -> Tensor:
+    """How far decoding of the first so many requests moves if it is done once more, under some conditions."""
+    usual = case.drawn.with_columns({"compared": case.compared}).select(range(count))
+    again = case.infer.drawn(case.requests[:count], case.sampling, conditions)
+    moved = apart(usual["sampler_logprob"], again["sampler_logprob"])
+    return moved[usual["compared"] & _same_so_far(usual, again.tokens)]
 
 
 def _noisy(case: Case, side: Side, noise: float) -> Finding:
@@ -112,7 +114,7 @@ def _decoded_in_company(case: Case) -> Finding | None:
     """The same for what the inference side decodes."""
     if case.infer.prefill or not case.infer.can("batch_size"):
         return None
-    moved = size(_redrawn(case, Conditions(batch_size=1))[case.compared])
+    moved = size(_redrawn(case, Conditions(batch_size=1), min(_FEW, len(case.drawn))))
     if moved <= max(_DUST, _NOTABLE * case.gap, 2 * case.floor):
         return None
     return Finding(
@@ -124,12 +126,11 @@ def _decoded_in_company(case: Case) -> Finding | None:
     )
 
 
-def _same_so_far(a_N: Tensor, b_N: Tensor, case: Case) -> Tensor:
-    """Tokens before which two draws of the same requests do not differ, bool [N]."""
-    differs = (a_N != b_N).long()
+def _same_so_far(batch: Batch, tokens_N: Tensor) -> Tensor:
+    """Tokens up to which another draw of the same requests is the same, bool [N]."""
+    differs = (batch.tokens != tokens_N).long()
     before = torch.cumsum(differs, 0) - differs
-    start = before[case.drawn.starts][case.drawn.row]
-    return (before == start) & (differs == 0)
+    return (before == before[batch.starts][batch.row]) & (differs == 0)
 
 
 def _in_company(case: Case, side: Side, usual: Scores, moved_N: Tensor, noise: float) -> Finding:
