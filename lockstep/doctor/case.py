@@ -152,7 +152,7 @@ class Case:
     @cached_property
     def delta(self) -> Tensor:
         """Δ, training side minus inference side, float64 [N]; 0 where nothing is compared."""
-        return torch.where(self.compared, self.train_N - self.infer_N, 0.0)
+        return torch.where(self.compared, apart(self.train_N, self.infer_N), 0.0)
 
     @cached_property
     def gap(self) -> float:
@@ -202,6 +202,11 @@ class Case:
 
 Counter = Callable[[Case], Case]
 """A counter-setting: what would have to be otherwise for a cause not to act."""
+
+
+def apart(a: Tensor, b: Tensor) -> Tensor:
+    """a − b, and 0 where both are the same infinity."""
+    return torch.where(a == b, 0.0, a.double() - b.double())
 
 
 def size(delta: Tensor) -> float:

@@ -82,7 +82,7 @@ def _examined(
     """By the first method under which the pair disagrees; where it never does, by the last."""
     (train_name, train), (infer_name, infer) = pair
     found = None
-    for cell in _cells(recipe, min(train.context, infer.context)):
+    for cell in _cells(recipe, min(train.context, infer.context), "shaped" in train.capabilities):
         requests = requests_for(cell, source.prompts(cell.data, infer.context - cell.length), _SEQUENCES, recipe.seed)
 
         def heard(looked: Looked, cell: Cell = cell) -> None:
@@ -93,15 +93,20 @@ def _examined(
         found = Examined(train_name, infer_name, cell.method.name, diagnosis)
         if diagnosis.disagrees or diagnosis.causes:
             break
-    assert found is not None, "a grid has a method"
+    if found is None:
+        raise ValueError(f"{train_name} scores at temperature 1 only; add the methods greedy or T=1 to grid.methods")
     return found
 
 
-def _cells(recipe: DoctorRecipe, context: int) -> Iterator[Cell]:
-    """The methods of the grid; those that leave the distribution as it is come first."""
+def _cells(recipe: DoctorRecipe, context: int, shaped: bool) -> Iterator[Cell]:
+    """The methods of the grid; those that leave the distribution as it is come first.
+
+    Where the training side cannot score under another distribution, there are no more than those.
+    """
     length = min(*recipe.grid.lengths, _LONGEST, context // 2)
     cells = [Cell(length, recipe.grid.data[0], method, max(recipe.grid.batch_sizes)) for method in recipe.grid.methods]
-    return iter(sorted(cells, key=lambda cell: (cell.greedy, not cell.sampling.unshaped)))
+    told = [cell for cell in cells if shaped or cell.sampling.unshaped]
+    return iter(sorted(told, key=lambda cell: (cell.greedy, not cell.sampling.unshaped)))
 
 
 def _code(diagnosis: Diagnosis) -> int:

@@ -149,8 +149,8 @@ def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[None]:
 
 @contextmanager
 def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """What really happens while a model computes: the types of its layers and logits, the rows of its passes."""
-    seen: dict[str, Any] = {"rows": 0}
+    """What really happens while a model computes: types of layers and logits, rows and positions of its passes."""
+    seen: dict[str, Any] = {"rows": 0, "positions": []}
 
     def linear(name: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -159,11 +159,17 @@ def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
 
         return note
 
+    def rotary(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        seen["positions"] += [x for x in (*inputs[1:], *named.values()) if isinstance(x, Tensor)][:1]
+
     linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     inner = next((module for path, module in linears if path != "lm_head"), None)
     hooks = [module.register_forward_hook(linear("head")) for path, module in linears if path == "lm_head"]
     if inner is not None:
         hooks.append(inner.register_forward_hook(linear("dtype")))
+    turning = next((module for path, module in model.named_modules() if path.endswith("rotary_emb")), None)
+    if turning is not None:
+        hooks.append(turning.register_forward_pre_hook(rotary, with_kwargs=True))
     try:
         yield seen
     finally:

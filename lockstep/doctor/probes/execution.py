@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.base import USUAL, Conditions, DType, Part, Side
-from lockstep.doctor.case import FINEST, Case, Counter, View, first_drawn, size
+from lockstep.doctor.base import USUAL, Conditions, DType, Part, Scores, Side
+from lockstep.doctor.case import FINEST, Case, Counter, View, apart, first_drawn, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
 from lockstep.doctor.probes.tokens import farther
 
@@ -34,14 +34,14 @@ def repeats(case: Case, refused: Sequence[str]) -> Outcome:
     said = []
     for side in SIDES:
         view, batch = case.side(side), case.scored(side)
-        noise = size((view.scores(batch).logprob - view.scores(batch).logprob)[case.compared])
+        noise = size(apart(view.scores(batch).logprob, view.scores(batch).logprob)[case.compared])
         if noise > _DUST and view.repeats == 1 and (side == "train" or _decodes_alike(case, noise)):
             return _noisy(case, side, noise)
         said.append(f"{side} {'the same bits' if noise == 0 else f'{noise:.2g} nats apart'}")
     if case.infer.prefill:
         return Clean("; ".join(said))
-    again = _redrawn(case, USUAL)
-    if again <= max(_DUST, _NOTABLE * case.gap):
+    again = size(_redrawn(case, USUAL, len(case.drawn)))
+    if again <= max(_DUST, _NOTABLE * case.gap) or not _decodes_alike(case, again):
         return Clean("; ".join((*said, f"decoding {again:.2g} nats apart")))
     return Finding(
         "nondeterminism",
@@ -59,13 +59,12 @@ def _decodes_alike(case: Case, noise: float) -> bool:
     return size(_decoded_off(case)[case.compared]) <= 2 * noise
 
 
-def _redrawn(case: Case, conditions: Conditions) -> float:
-    """How far decoding moves if some of it is done once more, under some conditions, nats."""
-    some = range(min(_FEW, len(case.drawn)))
-    usual = case.drawn.with_columns({"compared": case.compared}).select(some)
-    again = case.infer.drawn(case.requests[: len(some)], case.sampling, conditions)
-    moved = (usual["sampler_logprob"] - again["sampler_logprob"]).double()
-    return size(moved[usual["compared"] & _same_so_far(usual, again.tokens)])
+def _redrawn(case: Case, conditions: Conditions, count: int) -> Tensor:
+    """How far decoding of the first so many requests moves if it is done once more, under some conditions."""
+    usual = case.drawn.with_columns({"compared": case.compared}).select(range(count))
+    again = case.infer.drawn(case.requests[:count], case.sampling, conditions)
+    moved = apart(usual["sampler_logprob"], again["sampler_logprob"])
+    return moved[usual["compared"] & _same_so_far(usual, again.tokens)]
 
 
 def _noisy(case: Case, side: Side, noise: float) -> Finding:
@@ -96,16 +95,16 @@ def company(case: Case, refused: Sequence[str]) -> Outcome:
             said.append(f"{side} cannot be asked for one sequence at a time")
             continue
         usual, alone = view.scores(batch), view.scores(batch, _ALONE)
-        moved = (usual.logprob - alone.logprob).double() * case.compared
+        moved = apart(usual.logprob, alone.logprob) * case.compared
         if alone.effective.get("rows", 1) != 1:
             said.append(f"{side} computed {alone.effective['rows']} rows where 1 was asked for")
             continue
         said.append(f"{side} moves by {size(moved[case.compared]):.2g} nats")
         if size(moved[case.compared]) <= max(_DUST, _NOTABLE * case.gap):
             continue
-        noise = size((view.scores(batch).logprob - usual.logprob)[case.compared])
+        noise = size(apart(view.scores(batch).logprob, usual.logprob)[case.compared])
         if size(moved[case.compared]) > 2 * noise:
-            found = _in_company(case, side, usual.effective.get("layout", "padded"), moved, noise)
+            found = _in_company(case, side, usual, moved, noise)
             if found.cause not in refused:
                 return found
     return _decoded_in_company(case) or Clean("; ".join(said))
@@ -115,7 +114,7 @@ def _decoded_in_company(case: Case) -> Finding | None:
     """The same for what the inference side decodes."""
     if case.infer.prefill or not case.infer.can("batch_size"):
         return None
-    moved = _redrawn(case, Conditions(batch_size=1))
+    moved = size(_redrawn(case, Conditions(batch_size=1), min(_FEW, len(case.drawn))))
     if moved <= max(_DUST, _NOTABLE * case.gap, 2 * case.floor):
         return None
     return Finding(
@@ -134,15 +133,15 @@ def _same_so_far(batch: Batch, tokens_N: Tensor) -> Tensor:
     return (before == before[batch.starts][batch.row]) & (differs == 0)
 
 
-def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor, noise: float) -> Finding:
+def _in_company(case: Case, side: Side, usual: Scores, moved_N: Tensor, noise: float) -> Finding:
     """Which way company changes the numbers: by what neighbours say, by where they put a sequence, or by rounding.
 
     Args:
-        layout: Of the passes in which they do.
+        usual: What the side says in company.
         moved_N: How far the numbers are from those of a sequence alone, nats.
         noise: Size of the difference of two such passes, nats.
     """
-    view, rows = case.side(side), int(view_rows(case, side))
+    view, rows, layout = case.side(side), view_rows(case, side), usual.effective.get("layout", "padded")
     lengths = case.drawn.lengths
     longest = torch.stack([chunk.max() for chunk in lengths.split(rows)]).repeat_interleave(rows)[: len(lengths)]
     padded = longest > lengths
@@ -151,22 +150,21 @@ def _in_company(case: Case, side: Side, layout: str, moved_N: Tensor, noise: flo
     said = [f"alone, its numbers move by {size(moved_N[case.compared]):.2g} nats"]
     if layout == "packed" and seen > max(_DUST, 2 * noise):
         cause, why = "packed_leak", f"other words in the sequence before it move them by {seen:.2g} nats"
+    elif layout == "packed" and _misplaced(usual, case.drawn):
+        cause, why = "packed_positions", "its layers are given positions that do not count from 0 in each sequence"
     elif layout == "packed" and all(bool(right.any()) for right in (off_B < 0.02 * off_B.max()).split(rows)):
         cause, why = "packed_positions", "in each pack some sequences are right, and others are far off"
     elif layout == "padded" and bool(padded.any()) and float(off_B[~padded].mean()) < 0.1 * float(off_B[padded].mean()):
         cause, why = "left_padding", "sequences that need no padding are right, those that are padded are not"
-    elif layout == "packed" and _still_moves(case, view, 2 * noise):
-        cause, why = "packed_positions", "a pack of one sequence gives other numbers than the sequence without a pack"
     else:
         cause, why = "batch_variance", "sequences move wherever they stand, whatever stands beside them"
     return Finding(cause, side, (*said, why), "one sequence at a time", _under(side, _ALONE))
 
 
-def _still_moves(case: Case, view: View, noise: float) -> bool:
-    """Whether a pack that holds nothing else gives other numbers than no pack."""
-    batch = case.drawn if view.can("shaped") else replace(case.drawn, sampling=None)
-    packed = view.scores(batch, Conditions(layout="packed", batch_size=1)).logprob
-    return size((packed - view.scores(batch, _ALONE).logprob)[case.compared]) > max(_DUST, noise)
+def _misplaced(usual: Scores, batch: Batch) -> bool:
+    """Whether it was seen that layers are given other positions than those within each packed sequence."""
+    given = [positions.flatten() for positions in usual.effective.get("positions", ())]
+    return sum(map(len, given)) == len(batch.tokens) and not torch.equal(torch.cat(given), batch.position)
 
 
 def view_rows(case: Case, side: Side) -> int:
@@ -180,7 +178,7 @@ def _neighbours_seen(case: Case, view: View, rows: int) -> float:
     batch = replace(case.drawn, sampling=None)
     first_N = batch.row % rows == 0
     changed = replace(batch, tokens=torch.where(first_N, torch.roll(batch.tokens, 7), batch.tokens))
-    moved = view.scores(changed).logprob - view.scores(batch).logprob
+    moved = apart(view.scores(changed).logprob, view.scores(batch).logprob)
     return size(moved[case.compared & ~first_N])
 
 
@@ -226,7 +224,8 @@ def _decoding(cause: str, conditions: Conditions, said: tuple[str, ...]) -> Find
 
 def _decoded_off(case: Case) -> Tensor:
     """Decoding minus prefill of the inference side, [N]."""
-    return (case.infer_N - replace(case.infer, prefill=True).score(case.scored("infer"))) * case.compared
+    batch = case.scored("infer") if case.infer.can("shaped") else case.drawn
+    return torch.where(case.compared, apart(case.infer_N, replace(case.infer, prefill=True).score(batch)), 0.0)
 
 
 def types(case: Case, refused: Sequence[str]) -> Outcome:

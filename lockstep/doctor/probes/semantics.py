@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.base import Conditions, Side
-from lockstep.doctor.case import Case, View, own_logits, size
+from lockstep.doctor.case import Case, View, apart, own_logits, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe
 from lockstep.models.heads import PLAIN
 from lockstep.types import SamplingParams
@@ -20,6 +20,8 @@ _ALONE = Conditions(layout="alone")
 _DUST, _FLOORS = 1e-4, 0.5
 _EXPLAINS = 0.3
 """A guess explains a side's numbers if it leaves less than this share of their difference (of its variance)."""
+_FEW, _MANY = 8, 32
+"""Tokens that a guess has to explain; that have to lie on one side for there to be more in the denominator."""
 
 Guess = Callable[["Row"], Tensor]
 """The numbers of a row, [M], if the guess were right."""
@@ -30,7 +32,7 @@ class Row:
     """One sequence as a side's own network sees it.
 
     Attributes:
-        raw: Logits of every position, in the type that the network gives, [T, V].
+        raw: Logits from two positions before the first masked token on, in the type that the network gives, [R, V].
         tokens: Of the sequence [T].
         own: Indices of its masked tokens [M].
         said: What the side says of them, nats, float64 [M].
@@ -49,18 +51,23 @@ class Row:
         return self.tokens[self.own]
 
     @property
+    def described(self) -> Tensor:
+        """Which of the logits describe the masked tokens [M]."""
+        return self.own - 1 - (len(self.tokens) - len(self.raw))
+
+    @property
     def logits(self) -> Tensor:
         """That describe the masked tokens, fp32 [M, V]."""
         return self.beside(0)
 
     def beside(self, step: int) -> Tensor:
         """Logits so many positions to the right of those, fp32 [M, V]."""
-        return self.raw[(self.own - 1 + step).clamp(0, len(self.tokens) - 1)].float()
+        return self.raw[(self.described + step).clamp(0, len(self.raw) - 1)].float()
 
 
 def _undone(row: Row, guessed: Tensor) -> Tensor:
     """From what was guessed to what was asked for, where a sequence is nearer to the former, [M]."""
-    nearer = size(row.said - guessed) < size(row.said - row.asked)
+    nearer = size(apart(row.said, guessed)) < size(apart(row.said, row.asked))
     return row.asked - guessed if nearer else torch.zeros_like(guessed)
 
 
@@ -71,8 +78,9 @@ def semantics(case: Case, refused: Sequence[str]) -> Outcome:
         rows = _rows(case, side)
         off = size(_left(rows, lambda row: row.asked))
         least = max(_DUST, _FLOORS * case.floor)
-        hit = [row for row in rows if size(row.said - row.asked) > least]
-        guess = _best(hit, case.sampling, size(_left(hit, lambda row: row.asked))) if hit else None
+        hit = [row for row in rows if size(apart(row.said, row.asked)) > least]
+        enough = sum(len(row.said) for row in hit) >= _FEW
+        guess = _best(hit, case.sampling, size(_left(hit, lambda row: row.asked))) if enough else None
         if guess is not None and guess.cause not in refused:
             return _finding(case, side, guess, off)
         looked.append(f"{side} is {off:.2g} nats off its own logits under what was asked for")
@@ -135,7 +143,8 @@ def rows_of(view: View, batch: Batch, sampling: SamplingParams, said_N: Tensor |
     numbers = zip(torch.split(said_N, batch.lengths.tolist()), batch.sequences("mask"), strict=True)
     for (raw, own), tokens, (said, mask) in zip(own_logits(view, batch), batch.sequences(), numbers, strict=True):
         asked = token_scores(raw[own - 1].float(), tokens[own], sampling)[0].double()
-        yield Row(raw, tokens, own, said[mask], asked)
+        first = max(int(own[0]) - 2, 0) if len(own) else len(raw)
+        yield Row(raw[first:].clone(), tokens, own, said[mask], asked)  # prompts can be long, and vocabularies large
 
 
 def _network(case: Case, view: View) -> View:
@@ -159,7 +168,7 @@ def _best(rows: Sequence[Row], asked: SamplingParams, off: float) -> Explained |
     if best is not None and best.left**2 < _EXPLAINS * off**2:
         return best
     left = _left(rows, lambda row: row.asked)
-    if bool((left <= 1e-4).all()) and float(left.median()) < 0:
+    if len(left) >= _MANY and bool((left <= 1e-4).all()) and float(left.median()) < 0:
         return Explained("padded_vocabulary", "with more in the denominator", lambda row: row.said, 0.0)
     return None
 
@@ -225,7 +234,7 @@ def _seen(row: Row) -> Tensor:
 
 def _low(asked: SamplingParams, dtype: torch.dtype) -> Guess:
     def numbers(row: Row) -> Tensor:
-        raw = row.raw[row.own - 1]
+        raw = row.raw[row.described]
         heated = raw if asked.greedy else raw / asked.temperature
         return heated.to(dtype).log_softmax(-1).gather(-1, row.token[:, None])[:, 0].double()
 
@@ -288,7 +297,7 @@ def _kept_shares(rows: Sequence[Row], asked: SamplingParams) -> list[float]:
 
 def _left(rows: Sequence[Row], numbers: Guess) -> Tensor:
     """What a guess does not explain, [M] of all rows."""
-    return torch.cat([row.said - numbers(row) for row in rows])
+    return torch.cat([apart(row.said, numbers(row)) for row in rows])
 
 
 SEMANTICS = Probe("sampling semantics", semantics)
