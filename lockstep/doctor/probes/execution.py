@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Conditions, DType, Part, Scores, Side
 from lockstep.doctor.case import FINEST, Case, Counter, View, apart, first_drawn, size
-from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
+from lockstep.doctor.probes.base import FOR_WANT_OF_A_BETTER, SIDES, Clean, Finding, Outcome, Probe, Skipped
 from lockstep.doctor.probes.tokens import farther
 
 _REPEATS = 12
@@ -123,6 +123,7 @@ def _decoded_in_company(case: Case) -> Finding | None:
         (f"decoding one sequence at a time moves its numbers by {moved:.2g} nats",),
         "decode one sequence at a time",
         _under("infer", Conditions(batch_size=1)),
+        FOR_WANT_OF_A_BETTER,
     )
 
 
@@ -158,7 +159,8 @@ def _in_company(case: Case, side: Side, usual: Scores, moved_N: Tensor, noise: f
         cause, why = "left_padding", "sequences that need no padding are right, those that are padded are not"
     else:
         cause, why = "batch_variance", "sequences move wherever they stand, whatever stands beside them"
-    return Finding(cause, side, (*said, why), "one sequence at a time", _under(side, _ALONE))
+    least = FOR_WANT_OF_A_BETTER if cause == "batch_variance" else 0.1
+    return Finding(cause, side, (*said, why), "one sequence at a time", _under(side, _ALONE), least)
 
 
 def _misplaced(usual: Scores, batch: Batch) -> bool:
@@ -207,7 +209,7 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
         if not case.infer.can(capability) or cause in refused:
             continue
         left = size(_decoded_off(changed)[changed.compared])
-        if left < 0.5 * gap:
+        if left < 0.15 * gap:
             return _decoding(cause, conditions, (said, f"{left:.2g} with {conditions}"))
     return Finding(
         "decode_kernel",
@@ -215,6 +217,7 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
         (said,),
         "take its prefill scores instead",
         lambda case: case.with_side("infer", replace(case.infer, prefill=True)),
+        FOR_WANT_OF_A_BETTER,
     )
 
 

@@ -200,10 +200,21 @@ def _guesses(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, 
     for step in (-1, 1):
         said = f"one position to the {'left' if step < 0 else 'right'}"
         yield "off_by_one", said, lambda row, step=step: token_scores(row.beside(step), row.token, asked)[0].double()
+        yield (
+            "off_by_one",
+            f"of the token {'after' if step < 0 else 'before'} it",
+            lambda row, step=step: _moved(row, step),
+        )
     rows_of_padding = _padding(rows)
     if rows_of_padding > 0:
         said = f"with {rows_of_padding:.0f} more logits of 0 in the denominator"
         yield "padded_vocabulary", said, lambda row: _padded(row, asked, rows_of_padding)
+
+
+def _moved(row: Row, step: int) -> Tensor:
+    """What it should say of the next or the last masked token; of the one at the end, of itself."""
+    index = torch.arange(len(row.asked)) - step
+    return row.asked[index.clamp(0, len(row.asked) - 1)]
 
 
 def _scored(sampling: SamplingParams) -> Guess:
