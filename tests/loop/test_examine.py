@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
@@ -141,9 +142,9 @@ def test_a_kernel_is_named_where_layers_cannot_be_seen(ground: Ground) -> None:
 
     def alter(model: PreTrainedModel) -> None:
         if model.config._attn_implementation == "sdpa":
-            for layer in model.base_model.get_submodule("layers").children():
-                attention = layer.get_submodule("self_attn")
-                attention.scaling = 1.2 * float(attention.scaling)
+            for module in model.modules():
+                if isinstance(module, LlamaAttention):
+                    module.scaling *= 1.2
 
     diagnosis = examined(built(ground, Setup(), [Change("train", Closed, alter)]))
     assert named(diagnosis) == {"kernel": "train"}
