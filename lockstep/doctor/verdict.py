@@ -213,7 +213,8 @@ def _usual(side: Side, compared: Compared, limits: Limits, level: float) -> Clau
     value, limit = mult_prob_error(compared.delta), limits.max_mult_prob_error
     p_within, p_beyond = float(value >= limit), capped_one.p_stays(limit)
     verdict = _verdict(p_within, p_beyond, level)
-    return Clause("mult_prob_error", side, verdict, value, low, high, limit, p_within, p_beyond, "mean e^|Δ|")
+    said = "mean e^|Δ|" if value <= high else f"mean e^|Δ|, bounded as if no |Δ| were above {CAP:g},"
+    return Clause("mult_prob_error", side, verdict, value, low, high, limit, p_within, p_beyond, said)
 
 
 def _outliers(side: Side, compared: Compared, limits: Limits, level: float) -> Clause:

@@ -139,13 +139,18 @@ def write_whole(path: Path, contents: Iterable[bytes]) -> None:
     """Writes a file aside; when it has its name, all its bytes are on the disk. One process at a time may do so.
 
     Raises:
-        ValueError: If the name is that of something that is no file, such as a device.
+        ValueError: If it cannot be written, or the name is that of something that is no file, such as a device.
     """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is there and is no file, so it is not replaced; choose another name")
     aside = path.with_name(f".{path.name}-aside")
-    with aside.open("wb") as file:
-        file.writelines(contents)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
+    try:
+        with aside.open("wb") as file:
+            file.writelines(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        why = error.strerror or str(error)
+        raise ValueError(f"{path} cannot be written ({why}); make room, or choose another place") from error
