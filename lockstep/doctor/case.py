@@ -18,6 +18,8 @@ from lockstep.doctor.statistics import Compared
 from lockstep.types import Request, SamplingParams
 
 FINEST: tuple[DType, ...] = ("fp32", "fp16", "bf16")
+_DUST = 1.5e-5
+"""Nats: what fp32 makes where the same sums are made in quite another order, as a recurrence does in place of a scan."""
 _CLIP = 3.0
 """Nats: no single token weighs more than one that is off by so much."""
 
@@ -173,7 +175,7 @@ class Case:
     def floor(self) -> float:
         """Its size, nats, with what averaging leaves of noise."""
         noise = [view.noise / math.sqrt(view.repeats) for view in (self.train, self.infer)]
-        return math.hypot(size(self.floor_N[self.compared]), *noise)
+        return math.hypot(max(size(self.floor_N[self.compared]), _DUST), *noise)
 
     def side(self, side: Side) -> View:
         """One of the two."""

@@ -31,12 +31,10 @@ class Trace:
     Attributes:
         seen: By node, the first tensor, fp32.
         given: By path, all that a module gave.
-        positions: That the rotary embedding was given, if the model has one.
     """
 
     seen: dict[Node, Tensor] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)
-    positions: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,6 @@ def traced(network: Network, tokens_T: Tensor) -> Trace:
     def given(path: str, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if inputs and _is_real(inputs[0]):
             trace.seen[f"{path}:in"] = inputs[0].detach().float().clone()
-        if path.endswith("rotary_emb"):
-            trace.positions = next((x for x in (*inputs[1:], *named.values()) if isinstance(x, Tensor)), None)
 
     def gave(path: str, output: Any) -> None:
         calls[path] += 1

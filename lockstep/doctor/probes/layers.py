@@ -78,14 +78,12 @@ class Inside:
     Attributes:
         right: Whose inputs the other one is given.
         own: The other one.
-        tokens: The sequence [T].
         trace: What the first one's modules were given and gave.
         ranks: Whether a side's layers lie on several ranks.
     """
 
     right: Network
     own: Network
-    tokens: Tensor
     trace: Trace
     ranks: bool
 
@@ -95,8 +93,6 @@ class Inside:
         if local.error == float("inf"):  # as many numbers as the other side has tokens in its vocabulary
             return "padded_vocabulary"
         match place:
-            case "rope":
-                return "rope" if self._same_positions() else "packed_positions"
             case "attention":
                 return "sliding_window" if local.first > 1 else "attention"
             case "projection" | "sum over ranks":
@@ -113,11 +109,6 @@ class Inside:
         held = [dict(network.modules.named_parameters()).get(name) for network in (self.right, self.own)]
         return None if any(w is None for w in held) or torch.equal(*held) else "stale_tensor"  # type: ignore[arg-type]
 
-    def _same_positions(self) -> bool:
-        """Whether both count positions evenly; stretched ones are a way to scale the rotary embedding."""
-        given = [self.trace.positions, traced(self.own, self.tokens).positions]
-        return all(x is None or x.numel() < 2 or len(x.flatten().float().diff().unique()) == 1 for x in given)
-
 
 def layers(case: Case, refused: Sequence[str]) -> Outcome:
     """Which part of the network gives something else, in fp32, for the same inputs."""
@@ -128,7 +119,7 @@ def layers(case: Case, refused: Sequence[str]) -> Outcome:
     ranks = any(int(case.side(side).backend.settings().get("tensor_parallel", 1)) > 1 for side in SIDES)
     with case.train.holding(), case.infer.holding():
         right, own = (case.side(side).backend.network(case.side(side).conditions.but(_EXACT)) for side in SIDES)
-        inside = Inside(right, own, longest, traced(right, longest), ranks)
+        inside = Inside(right, own, traced(right, longest), ranks)
         found = [local for local in compared(inside.trace, own, longest) if local.error > _LOOSE]
         found = [local for local in found if not any(kind(local.node) in swap.kinds for swap in swaps)]
         causes = {local.node: cause for local in found if (cause := inside.cause(local)) not in (None, *refused)}
