@@ -19,7 +19,7 @@ from lockstep.types import Request, SamplingParams
 
 FINEST: tuple[DType, ...] = ("fp32", "fp16", "bf16")
 _DUST = 1.5e-5
-"""Nats: what fp32 makes where the same sums are made in quite another order, as a recurrence does in place of a scan."""
+"""Nats: what fp32 makes where sums are made in quite another order, as a recurrence does in place of a scan."""
 _CLIP = 3.0
 """Nats: no single token weighs more than one that is off by so much."""
 
