@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ def _measured(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     code = _measured(options)
     if code == UNEXPLAINED:
-        print(f"why: lockstep doctor diagnose {options.model}")
+        print(f"why: lockstep doctor diagnose {shlex.join([options.model, *options.overrides])}")
     return code
 
 

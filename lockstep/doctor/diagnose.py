@@ -150,7 +150,7 @@ def _said(one: Examined) -> str:
         f"rounding alone makes {found.floor:.2g}"
     )
     if not found.disagrees and not found.causes:
-        return f"{head}. They agree."
+        return f"{head}. They differ by no more than rounding in these types makes."
     lines = [head + "."]
     for named in found.causes:
         where = f" in {named.side}" if named.side else ""

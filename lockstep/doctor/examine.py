@@ -46,8 +46,10 @@ is looked for a second time, behind what hid it."""
 AT_FLOOR = 1.5
 """A gap of up to so many times the floor is what rounding makes."""
 
-_LEAST, _CONTRIBUTES, _CONFIRMED = 0.1, 0.2, 0.7
-"""Share of the gap that a counter-setting takes away: for its cause to be kept at first, to be named, to be sure."""
+_CONTRIBUTES, _CONFIRMED = 0.2, 0.7
+"""Share of the gap that a counter-setting takes away: for its cause to be named in the end, and to be sure."""
+_EXACT = 5e-4
+"""What a fitted counter-setting may leave, of the gap at the beginning."""
 _MOST_CAUSES = 5
 
 
@@ -165,7 +167,8 @@ class _Search:
     def _asked(self, probe: Probe) -> bool:
         """Whether the probe found something, so that it may find more."""
         start, gap = time.monotonic(), self._now.gap
-        if gap <= AT_FLOOR * self._now.floor and not probe.facts:
+        nothing = max(AT_FLOOR * self._now.floor, _EXACT * self._first.gap)
+        if gap <= nothing and not probe.facts:
             self._note(probe, "skipped", "nothing is left to explain", start)
             return False
         refused = self._refused.setdefault(probe.name, [])
@@ -184,7 +187,7 @@ class _Search:
             return True
         changed = outcome.counter(self._now)
         share = 1 - changed.gap**2 / gap**2 if gap else 0.0
-        if share < _LEAST:
+        if share < outcome.least:
             refused.append(outcome.cause)
             self._note(probe, "refused", f"{said}; but with {outcome.setting} {1 - share:.0%} of the gap stay", start)
             return True

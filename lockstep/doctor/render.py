@@ -19,7 +19,17 @@ def markdown(found: Found) -> str:
         named = [f"{cell.length:,}", cell.data, cell.method.name, str(cell.batch_size)]
         lines.append(_line([*named, *(shown or [row.state] * len(found.pairs))]))
     said = [*found.notes, *_strangers(found), *_determinism(found), *_reasons(found)]
-    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in said), "", f"**{whole(found.judged)}**", ""])
+    return "\n".join(
+        [*lines, "", *(f"- {sentence}" for sentence in said), "", f"**{whole(found.judged)}**{_of_how_many(found)}", ""]
+    )
+
+
+def _of_how_many(found: Found) -> str:
+    """How many rows the verdict is about, where not about all."""
+    measured = sum(row.state == "measured" for row in found.rows)
+    return (
+        "" if measured == len(found.rows) else f" of {measured} of {len(found.rows)} rows; the others were not measured"
+    )
 
 
 def junit(found: Found) -> str:

@@ -140,6 +140,8 @@ def _hooked(modules: nn.Module, given: Hook, gave: Hook) -> Iterator[None]:
 
 
 def _local(node: Node, right: Tensor, own: Tensor) -> Local:
+    if own.shape[-1] != right.shape[-1]:
+        return Local(node, float("inf"), 0, False)
     right = right.reshape(-1, right.shape[-2], right.shape[-1]) if right.ndim > 2 else right[None]
     off = own.float().reshape(right.shape) - right
     scale = float(right.square().mean().sqrt()) or 1.0

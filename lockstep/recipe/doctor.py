@@ -104,7 +104,7 @@ class DoctorRecipe(Section):
     seed: int = Field(default=0, description="key of every random number")
     model: ModelFolder
     data: DoctorData
-    backends: Annotated[tuple[BackendName, ...], Field(min_length=2)] = Field(
+    backends: tuple[BackendName, ...] = Field(
         default=("hf", "torch"), description="what is compared, each with each; the earlier of a pair is the trainer"
     )
     grid: Grid = Grid()
@@ -115,6 +115,8 @@ class DoctorRecipe(Section):
 
     @model_validator(mode="after")
     def _each_backend_once(self) -> DoctorRecipe:
+        if len(self.backends) < 2:
+            raise ValueError("backends names whom to compare: two or more of hf, torch and vllm")
         if len(set(self.backends)) < len(self.backends):
             raise ValueError("backends names one twice; its repeats are measured anyway")
         return self

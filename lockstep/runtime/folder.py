@@ -136,7 +136,13 @@ def write_once(path: Path, text: str) -> None:
 
 
 def write_whole(path: Path, contents: Iterable[bytes]) -> None:
-    """Writes a file aside; when it has its name, all its bytes are on the disk. One process at a time may do so."""
+    """Writes a file aside; when it has its name, all its bytes are on the disk. One process at a time may do so.
+
+    Raises:
+        ValueError: If the name is that of something that is no file, such as a device.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is there and is no file, so it is not replaced; choose another name")
     aside = path.with_name(f".{path.name}-aside")
     with aside.open("wb") as file:
         file.writelines(contents)

@@ -71,7 +71,7 @@ def said(diagnosis: Diagnosis, probe: str) -> dict[str, str]:
         (15, "decoding against prefill"),
         (10, "layer by layer"),
         (28, "layer by layer"),
-        (21, "precision"),
+        (21, "layer by layer"),
     ],
 )
 def test_a_fault_gets_its_name_from_its_probe_and_no_other(number: int, probe: str, ground: Ground) -> None:

@@ -19,6 +19,8 @@ class Finding:
         evidence: What was seen, one line each.
         setting: The counter-setting, for people.
         counter: The same as a function; None: none can be tried.
+        least: Share of the gap that the counter-setting has to take away, for the suspicion to stand at all. More for a
+            cause that is named for want of a better one.
     """
 
     cause: str
@@ -26,6 +28,7 @@ class Finding:
     evidence: tuple[str, ...]
     setting: str = ""
     counter: Counter | None = None
+    least: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Skipped:
 
     why: str
 
+
+FOR_WANT_OF_A_BETTER = 0.7
 
 SIDES: tuple[Side, ...] = ("train", "infer")
 

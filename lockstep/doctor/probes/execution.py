@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Conditions, DType, Part, Scores, Side
 from lockstep.doctor.case import FINEST, Case, Counter, View, apart, first_drawn, size
-from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
+from lockstep.doctor.probes.base import FOR_WANT_OF_A_BETTER, SIDES, Clean, Finding, Outcome, Probe, Skipped
 from lockstep.doctor.probes.tokens import farther
 
 _REPEATS = 12
@@ -123,6 +123,7 @@ def _decoded_in_company(case: Case) -> Finding | None:
         (f"decoding one sequence at a time moves its numbers by {moved:.2g} nats",),
         "decode one sequence at a time",
         _under("infer", Conditions(batch_size=1)),
+        FOR_WANT_OF_A_BETTER,
     )
 
 
@@ -142,25 +143,24 @@ def _in_company(case: Case, side: Side, usual: Scores, moved_N: Tensor, noise: f
         noise: Size of the difference of two such passes, nats.
     """
     view, rows, layout = case.side(side), view_rows(case, side), usual.effective.get("layout", "padded")
-    own = [index for index in range(len(case.drawn)) if index % rows == 0]
     lengths = case.drawn.lengths
     longest = torch.stack([chunk.max() for chunk in lengths.split(rows)]).repeat_interleave(rows)[: len(lengths)]
     padded = longest > lengths
     off_B = case.drawn.per_sample(moved_N.abs()) / case.drawn.per_sample(case.compared.double()).clamp(min=1)
-    first_B = torch.zeros(len(lengths), dtype=torch.bool).index_fill_(0, torch.tensor(own), True)
     seen = _neighbours_seen(case, view, rows)
     said = [f"alone, its numbers move by {size(moved_N[case.compared]):.2g} nats"]
     if layout == "packed" and seen > max(_DUST, 2 * noise):
         cause, why = "packed_leak", f"other words in the sequence before it move them by {seen:.2g} nats"
     elif layout == "packed" and _misplaced(usual, case.drawn):
         cause, why = "packed_positions", "its layers are given positions that do not count from 0 in each sequence"
-    elif layout == "packed" and float(off_B[first_B].mean()) < 0.1 * float(off_B[~first_B].mean()):
-        cause, why = "packed_positions", "the first sequence of each pack is right, those behind it are not"
+    elif layout == "packed" and all(bool(right.any()) for right in (off_B < 0.02 * off_B.max()).split(rows)):
+        cause, why = "packed_positions", "in each pack some sequences are right, and others are far off"
     elif layout == "padded" and bool(padded.any()) and float(off_B[~padded].mean()) < 0.1 * float(off_B[padded].mean()):
         cause, why = "left_padding", "sequences that need no padding are right, those that are padded are not"
     else:
         cause, why = "batch_variance", "sequences move wherever they stand, whatever stands beside them"
-    return Finding(cause, side, (*said, why), "one sequence at a time", _under(side, _ALONE))
+    least = FOR_WANT_OF_A_BETTER if cause == "batch_variance" else 0.1
+    return Finding(cause, side, (*said, why), "one sequence at a time", _under(side, _ALONE), least)
 
 
 def _misplaced(usual: Scores, batch: Batch) -> bool:
@@ -209,7 +209,7 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
         if not case.infer.can(capability) or cause in refused:
             continue
         left = size(_decoded_off(changed)[changed.compared])
-        if left < 0.5 * gap:
+        if left < 0.15 * gap:
             return _decoding(cause, conditions, (said, f"{left:.2g} with {conditions}"))
     return Finding(
         "decode_kernel",
@@ -217,6 +217,7 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
         (said,),
         "take its prefill scores instead",
         lambda case: case.with_side("infer", replace(case.infer, prefill=True)),
+        FOR_WANT_OF_A_BETTER,
     )
 
 

@@ -189,20 +189,32 @@ def _guesses(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, 
         yield "top_k", f"with top_k = {top_k}", _scored(replace(asked, top_k=top_k))
     for top_p in _kept_shares(rows, asked):
         yield "top_p", f"with top_p = {top_p:.3g}", _scored(replace(asked, top_p=top_p))
-    for penalty in (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0):
-        yield "penalty", f"with a repetition penalty of {penalty}", _penalised(asked, penalty)
-    for presence in (0.1, 0.2, 0.5, 1.0, 1.5, 2.0):
-        yield "penalty", f"with a presence penalty of {presence}", _present(asked, presence)
+    few = rows[:8]
+    penalty = _fitted(0.5, 3.0, lambda one: size(_left(few, _penalised(asked, one))))
+    yield "penalty", f"with a repetition penalty of {penalty:.3g}", _penalised(asked, penalty)
+    presence = _fitted(0.01, 4.0, lambda one: size(_left(few, _present(asked, one))))
+    yield "penalty", f"with a presence penalty of {presence:.3g}", _present(asked, presence)
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         yield "softmax_precision", f"with a log-softmax in {name}", _low(asked, dtype)
     for step in (-1, 1):
         said = f"one position to the {'left' if step < 0 else 'right'}"
         yield "off_by_one", said, lambda row, step=step: token_scores(row.beside(step), row.token, asked)[0].double()
+        yield (
+            "off_by_one",
+            f"of the token {'after' if step < 0 else 'before'} it",
+            lambda row, step=step: _moved(row, step),
+        )
     rows_of_padding = _padding(rows)
     if rows_of_padding > 0:
         said = f"with {rows_of_padding:.0f} more logits of 0 in the denominator"
         yield "padded_vocabulary", said, lambda row: _padded(row, asked, rows_of_padding)
+
+
+def _moved(row: Row, step: int) -> Tensor:
+    """What it should say of the next or the last masked token; of the one at the end, of itself."""
+    index = torch.arange(len(row.asked)) - step
+    return row.asked[index.clamp(0, len(row.asked) - 1)]
 
 
 def _scored(sampling: SamplingParams) -> Guess:
@@ -260,13 +272,17 @@ def _temperatures(rows: Sequence[Row], asked: SamplingParams) -> Iterator[float]
     now = 1.0 if asked.greedy else asked.temperature
     yield from {one for one in (1.0, 1 / now, now**2) if abs(one - now) > 1e-3}
     few = rows[:8]
-    low, high = 0.3, 3.0
-    for _ in range(24):  # the difference is unimodal in the logarithm of the temperature
+    best = _fitted(0.3, 3.0, lambda one: size(_left(few, _scored(replace(asked, temperature=one)))))
+    if abs(best - now) > 5e-3:
+        yield best
+
+
+def _fitted(low: float, high: float, left: Callable[[float], float]) -> float:
+    """Where what is left is least, by thirds on a logarithmic scale; it has one minimum."""
+    for _ in range(40):
         a, b = (low**2 * high) ** (1 / 3), (low * high**2) ** (1 / 3)
-        left = [size(_left(few, _scored(replace(asked, temperature=one)))) for one in (a, b)]
-        low, high = (low, b) if left[0] < left[1] else (a, high)
-    if abs((low * high) ** 0.5 - now) > 5e-3:
-        yield (low * high) ** 0.5
+        low, high = (low, b) if left(a) < left(b) else (a, high)
+    return (low * high) ** 0.5
 
 
 def _kept_counts(rows: Sequence[Row], asked: SamplingParams) -> list[int]:

@@ -53,6 +53,19 @@ def _rebuilt(case: Case, side: Side, fields: tuple[tuple[str, object], ...]) -> 
 
 
 @dataclass(frozen=True)
+class Right:
+    """What a side should hold.
+
+    Attributes:
+        tensors: By name.
+        buffers: Which of them are no parameters.
+    """
+
+    tensors: Mapping[str, Tensor]
+    buffers: set[str]
+
+
+@dataclass(frozen=True)
 class Wrong:
     """A tensor of a side that is not the witness's.
 
@@ -72,7 +85,7 @@ def weights(case: Case, refused: Sequence[str]) -> Outcome:
     blind: list[Side] = [side for side in SIDES if not case.side(side).can("weights")]
     if len(blind) == 2:
         return Skipped("no side shows its weights")
-    right = dict(case.witness.weights())
+    right = Right(dict(case.witness.weights()), {name for name, _ in case.witness.network().modules.named_buffers()})
     for side in SIDES:
         if side in blind:
             continue
@@ -122,35 +135,37 @@ def _loaded(case: Case, side: Side, tensors: Mapping[str, Tensor]) -> Case:
     return case.with_side(side, replace(view, tensors={**view.tensors, **tensors}))
 
 
-def _wrong(own: Iterable[tuple[str, Tensor]], right: Mapping[str, Tensor], rebuilt: set[str]) -> dict[str, Wrong]:
+def _wrong(own: Iterable[tuple[str, Tensor]], right: Right, rebuilt: set[str]) -> dict[str, Wrong]:
     """Tensors that are not as they should be, each with what it looks like."""
     held, found = dict(own), {}
     for name, tensor in held.items():
-        should = right.get(name)
+        should = right.tensors.get(name)
         if should is None and name == HEAD:
-            should = right.get(EMBEDDING)
+            should = right.tensors.get(EMBEDDING)
         if should is None or ("rope" in " ".join(rebuilt) and "inv_freq" in name):
             continue
         if not equal(tensor, should):
-            cause, said = _kind(name, tensor, should, right, tied=HEAD not in right)
+            cause, said = _kind(name, tensor, should, right)
             found[name] = Wrong(cause, said, should)
     # A buffer that is not shown says nothing: engines make tables of their own.
-    for name in sorted(name for name in right.keys() - held.keys() - {HEAD} if name.endswith(("weight", "bias"))):
+    for name in sorted(right.tensors.keys() - held.keys() - {HEAD} - right.buffers):
         cause = "bias" if name.endswith(".bias") else "stale_tensor"
-        found[name] = Wrong(cause, "is not there", right[name])
+        found[name] = Wrong(cause, "is not there", right.tensors[name])
     return found
 
 
-def _kind(name: str, tensor: Tensor, right: Tensor, all_right: Mapping[str, Tensor], tied: bool) -> tuple[str, str]:
+def _kind(name: str, tensor: Tensor, right: Tensor, all_right: Right) -> tuple[str, str]:
     """What a wrong tensor looks like."""
-    if "inv_freq" in name or not name.endswith(("weight", "bias")):
+    if name in all_right.buffers:
         return "missed_buffer", f"is a buffer, and differs by up to {_off(tensor, right):.2g}"
-    if name == HEAD and tied:
+    if name == HEAD and HEAD not in all_right.tensors:
         return "tied_head", "is tied to the embedding in the folder, and holds something else here"
     if name.endswith(".bias") and not tensor.any():
         return "bias", "is all zeros"
     if tensor.shape == right.shape:
-        swapped = [n for n, x in all_right.items() if n != name and x.shape == tensor.shape and equal(tensor, x)]
+        swapped = [
+            n for n, x in all_right.tensors.items() if n != name and x.shape == tensor.shape and equal(tensor, x)
+        ]
         if swapped:
             return "swapped_tensors", f"holds {swapped[0]}"
         if equal(_sorted(tensor), _sorted(right)):
@@ -175,13 +190,25 @@ def _sorted(tensor: Tensor) -> Tensor:
 
 
 def _quantised(tensor: Tensor, right: Tensor) -> bool:
-    """Whether a tensor is close everywhere, and takes far fewer values than it could."""
+    """Whether a tensor is close everywhere, and takes far fewer values than it could, or lies on a grid."""
     if tensor.ndim < 2:
         return False
-    few = max(row.unique().numel() for row in tensor.float()[:8]) < 0.7 * min(tensor.shape[-1], 256)
+    rows = tensor.float().flatten(0, -2)[:8]
+    few = max(row.unique().numel() for row in rows) < 0.7 * min(tensor.shape[-1], 256)
     few = few or tensor.float().unique().numel() < 0.1 * right.float().unique().numel()
+    few = few or all(_on_a_grid(row) for row in rows)
     error = (tensor.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
     return few and bool(error < 0.3)
+
+
+def _on_a_grid(row: Tensor) -> bool:
+    """Whether all values are whole multiples of one step, of which the largest has not many."""
+    steps = row.unique().diff()
+    steps = steps[steps > 1e-4 * row.abs().max()]
+    if not steps.numel() or float(row.abs().max() / steps.min()) > 300:
+        return False
+    counts = row / steps.min()
+    return bool((counts - counts.round()).abs().max() < 0.05)
 
 
 def _off(tensor: Tensor, right: Tensor) -> float:
