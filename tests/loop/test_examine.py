@@ -35,7 +35,10 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 
 def examined(case: Case, requests: int = 10, tokens: int = 24) -> Diagnosis:
     sampling = replace(case.sampling, max_tokens=tokens)
-    return examine(case.train, case.infer, case.folder, case.requests[:requests], sampling)
+    diagnosis = examine(case.train, case.infer, case.folder, case.requests[:requests], sampling)
+    refused = [(one.name, one.said.split(":")[0]) for one in diagnosis.log if one.status == "refused"]
+    assert len(refused) == len(set(refused)), "what was refused is asked again"
+    return diagnosis
 
 
 def named(diagnosis: Diagnosis) -> dict[str, str | None]:
@@ -67,6 +70,7 @@ def said(diagnosis: Diagnosis, probe: str) -> dict[str, str]:
         (14, "decoding against prefill"),
         (15, "decoding against prefill"),
         (10, "layer by layer"),
+        (28, "layer by layer"),
         (21, "layer by layer"),
     ],
 )
@@ -81,6 +85,8 @@ def test_a_fault_gets_its_name_from_its_probe_and_no_other(number: int, probe: s
     assert found.cause in said(diagnosis, probe)["found"]
     assert diagnosis.disagrees
     assert diagnosis.explained
+    # Nodes are given the other side's values in fp32 alone, not token by token, so that takes most of a gap away.
+    assert diagnosis.left <= AT_FLOOR * diagnosis.floor_left or probe == "layer by layer"
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -134,6 +140,7 @@ def test_numbers_one_place_late_are_off_by_one(ground: Ground) -> None:
     diagnosis = examined(built(ground, Setup(), [Change("train", Misaligned)]))
     assert named(diagnosis) == {"off_by_one": "train"}
     assert "off_by_one" in said(diagnosis, "lag")["found"]
+    assert diagnosis.left < AT_FLOOR * diagnosis.floor_left
 
 
 def test_a_kernel_is_named_where_layers_cannot_be_seen(ground: Ground) -> None:
