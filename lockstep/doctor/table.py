@@ -31,12 +31,13 @@ from lockstep.doctor.report import Found, columns_of, described, tree_of
 from lockstep.doctor.verdict import Clause
 from lockstep.models.folder import read_config
 from lockstep.recipe import DoctorRecipe
+from lockstep.report.doctor_folder import COLUMNS, REPORT
 from lockstep.runtime.folder import write_whole
 from lockstep.runtime.progress import Progress, progress
 from lockstep.runtime.results import Results, results_of
 from lockstep.runtime.rows import files_of
 
-REPORT, COLUMNS, TABLE, JUNIT = "report.json", "columns.safetensors", "table.md", "junit.xml"
+TABLE, JUNIT = "table.md", "junit.xml"
 
 
 def table(loaded: Loaded) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,68 +21,32 @@ from transformers import (
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
-from lockstep.doctor.backends.variants import (
-    IN_PROCESS,
-    Alteration,
-    Variants,
-    evaluating,
-    flat,
-    in_fp32,
-    observed,
-    tensors,
-)
-from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Layout, Network, Scores
+from lockstep.doctor.backends.in_process import CAPABILITIES, InProcess
+from lockstep.doctor.backends.variants import evaluating, in_fp32, observed
+from lockstep.doctor.base import USUAL, Capability, Conditions, Layout, Network, Scores
 from lockstep.models.heads import PLAIN
-from lockstep.models.weights import fingerprint
 from lockstep.types import Request, SamplingParams
 
 Sequences = Sequence[Tensor]
 
 
-class HFBackend:
-    """Implements `doctor.base.Backend`. What it does in steps are methods, so that a variation can be made of one.
-
-    Args:
-        folder: A Hugging Face folder.
-        dtype: Of weights and computation.
-        batch_size: Sequences side by side.
-        alter: Done to the model when it is built.
-        config: Fields that differ from the folder's configuration.
-    """
+class HFBackend(InProcess):
+    """Implements `doctor.base.Backend`. What it does in steps are methods, so that a variation can be made of one."""
 
     name = "hf"
-    capabilities: frozenset[Capability] = IN_PROCESS | frozenset[Capability](["kernel"])
+    capabilities: frozenset[Capability] = CAPABILITIES | frozenset[Capability](["kernel"])
 
-    def __init__(
-        self,
-        folder: str,
-        dtype: DType = "fp32",
-        batch_size: int = 8,
-        alter: Alteration | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._variants = Variants(folder, alter=alter, config=config)
-        kernel = "sdpa" if self._variants.sdpa else "eager"
-        self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout="padded", kernel=kernel)
-        self.context = int(self._variants.config().get_text_config().max_position_embeddings)
+    held = None
+    layout = "padded"
+    types = ("fp32", "bf16", "fp16")
 
-    def config(self) -> Mapping[str, Any]:
-        return flat(self._variants.config())
-
-    def settings(self) -> Mapping[str, Any]:
-        return {
-            "dtype": self._usual.dtype,
-            "kernel": self._usual.kernel,
-            "layout": self._usual.layout,
-            "layouts": ("alone", "padded", "packed"),
-            "batch_size": self._usual.batch_size,
-            "training": any(module.training for module in self._model(USUAL).modules()),
-        }
+    def attention(self, conditions: Conditions) -> str:
+        return conditions.kernel or ("sdpa" if self._variants.sdpa else "eager")
 
     @torch.no_grad()
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
         asked = self._usual.but(conditions)
-        model, layout = self._model(asked), asked.layout or "padded"
+        model, layout = self.model(asked), asked.layout or "padded"
         sequences = self.received(batch)
         size = 1 if layout == "alone" else asked.batch_size or 1
         columns: list[Tensor] = []
@@ -104,7 +68,7 @@ class HFBackend:
         if sampling.stop_token_ids:
             raise ValueError("the doctor draws responses of full length; leave stop_token_ids out")
         asked = self._usual.but(conditions)
-        model, size = self._model(asked), asked.batch_size or 1
+        model, size = self.model(asked), asked.batch_size or 1
         rows: list[tuple[Request, Tensor, Tensor]] = []
         with in_fp32(model, asked.parts), evaluating(model, asked.evaluation):
             for start in range(0, len(requests), size):
@@ -113,20 +77,8 @@ class HFBackend:
                 rows += zip(chunk, tokens_BK, logprob_BK, strict=True)
         return _joined(rows, sampling)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return tensors(self._model(USUAL))
-
-    def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        self._variants.load(stream)
-
-    def fingerprints(self) -> Mapping[str, int]:
-        return {name: fingerprint(tensor) for name, tensor in self.weights()}
-
     def network(self, conditions: Conditions = USUAL) -> Network:
-        return _Network(self._model(conditions), conditions.evaluation)
-
-    def close(self) -> None:
-        """It has no processes of its own."""
+        return _Network(self.model(conditions), conditions.evaluation)
 
     def received(self, batch: Batch) -> Sequences:
         """The token ids that are scored."""
@@ -170,10 +122,6 @@ class HFBackend:
             logits_processor=LogitsProcessorList([drawing]),
         )
         return torch.stack(drawing.tokens, 1), torch.stack(drawing.logprobs, 1)
-
-    def _model(self, conditions: Conditions) -> PreTrainedModel:
-        asked = self._usual.but(conditions)
-        return self._variants.model(asked, asked.kernel or "sdpa")
 
 
 def shaped(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:

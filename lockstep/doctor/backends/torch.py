@@ -2,74 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
-from lockstep.doctor.backends.variants import (
-    IN_PROCESS,
-    Alteration,
-    Variants,
-    evaluating,
-    flat,
-    in_fp32,
-    observed,
-    tensors,
-)
-from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Network, Scores
+from lockstep.doctor.backends.in_process import CAPABILITIES, InProcess
+from lockstep.doctor.backends.variants import evaluating, in_fp32, observed
+from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, inputs
-from lockstep.models.weights import fingerprint
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
 
-class TorchBackend:
-    """Implements `doctor.base.Backend`; weights are fp32, and bf16 is by autocast, as the learner has it.
-
-    Args:
-        folder: A Hugging Face folder.
-        dtype: Of the computation.
-        batch_size: Sequences side by side.
-        alter: Done to the model when it is built.
-        config: Fields that differ from the folder's configuration.
-    """
+class TorchBackend(InProcess):
+    """Implements `doctor.base.Backend`; weights are fp32, and bf16 is by autocast, as the learner has it."""
 
     name = "torch"
-    capabilities: frozenset[Capability] = IN_PROCESS | frozenset[Capability](["fresh"])
+    capabilities: frozenset[Capability] = CAPABILITIES | frozenset[Capability](["fresh"])
 
-    def __init__(
-        self,
-        folder: str,
-        dtype: DType = "fp32",
-        batch_size: int = 8,
-        alter: Alteration | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        if dtype == "fp16":
-            raise ValueError("the torch learner computes in fp32 or bf16; choose one of these, or the backend hf")
-        self._variants = Variants(folder, "fp32", alter, config)
-        self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout="packed")
-        self.context = int(self._variants.config().get_text_config().max_position_embeddings)
+    held = "fp32"
+    layout = "packed"
+    types = ("fp32", "bf16")
 
-    def config(self) -> Mapping[str, Any]:
-        return flat(self._variants.config())
-
-    def settings(self) -> Mapping[str, Any]:
-        return {
-            "dtype": self._usual.dtype,
-            "kernel": attention.NAME,
-            "layout": self._usual.layout,
-            "layouts": ("alone", "packed"),
-            "batch_size": self._usual.batch_size,
-            "training": any(module.training for module in self.model(USUAL).modules()),
-        }
+    def attention(self, conditions: Conditions) -> str:
+        return attention.NAME
 
     @torch.no_grad()
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
@@ -88,25 +50,9 @@ class TorchBackend:
         with in_fp32(model, asked.parts), evaluating(model, asked.evaluation):
             return self.sampler(model, asked).generate(requests, sampling)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return tensors(self.model(USUAL))
-
-    def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        self._variants.load(stream)
-
-    def fingerprints(self) -> Mapping[str, int]:
-        return {name: fingerprint(tensor) for name, tensor in self.weights()}
-
     def network(self, conditions: Conditions = USUAL) -> Network:
         asked = self._usual.but(conditions)
         return _Network(self, self.model(asked), asked)
-
-    def close(self) -> None:
-        """It has no processes of its own."""
-
-    def model(self, conditions: Conditions) -> PreTrainedModel:
-        """The model for some conditions."""
-        return self._variants.model(self._usual.but(conditions), attention.NAME)
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         """log π of the masked tokens [N], 0 elsewhere."""

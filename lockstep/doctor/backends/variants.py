@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lockstep.doctor.base import Capability, Conditions, DType, Part
+from lockstep.doctor.base import Conditions, DType, Part
 from lockstep.models.folder import check_weights, read_config, skeleton
 
 TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -21,11 +21,6 @@ _PART_OF: Mapping[Part, Callable[[str], bool]] = {
     "router": lambda path: path.endswith((".gate", ".router")),
     "head": lambda path: path == "lm_head",
 }
-
-_CONDITIONS: tuple[Capability, ...] = ("dtype", "batch_size", "layout", "parts", "config", "evaluation")
-_SHOWN: tuple[Capability, ...] = ("generate", "shaped", "weights", "load", "fingerprints", "modules")
-IN_PROCESS: frozenset[Capability] = frozenset[Capability](_CONDITIONS).union(_SHOWN)
-"""What can be asked of a model in this process."""
 
 Alteration = Callable[[PreTrainedModel], None]
 """What a program does to its model after loading: kernels of its own, patches, casts. Done to every variant."""

@@ -108,10 +108,9 @@ def _finding(case: Case, side: Side, found: Mapping[str, Wrong]) -> Finding:
     if case.side(side).can("load") and _takes(case.side(side), right):
         return Finding(cause, side, shown, "load the right tensors", lambda case: _loaded(case, side, right))
     held = dict(case.side(side).backend.weights())
-    wrong = {name: held.get(name, torch.zeros_like(tensor)) for name, tensor in right.items()}
-    doing = instead(
-        case.witness, {name: tensor for name, tensor in wrong.items() if name in dict(case.witness.weights())}
-    )
+    there = {name for name, _ in case.witness.weights()}
+    wrong = {name: held.get(name, torch.zeros_like(tensor)) for name, tensor in right.items() if name in there}
+    doing = instead(case.witness, wrong)
     setting = "take away what the same tensors do to plain transformers"
     return Finding(cause, side, shown, setting, lambda case: case.with_side(side, case.side(side).plus(doing)))
 

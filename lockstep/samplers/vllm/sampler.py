@@ -26,6 +26,9 @@ from lockstep.types import Request, SamplingParams
 ENGINE_DIED = 70
 """Exit code of a sampler's process whose engine is gone: it is of no use without."""
 
+LIFE_SIGN_S = 1.0
+"""So often is looked whether the engine still lives while it is waited for."""
+
 _CPU_CACHE_GIB = 1.0
 _CPU_BLOCK = 32
 _CPU_BATCH_TOKENS = 4096
@@ -268,10 +271,18 @@ class VLLMSampler:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            return self._loop.run_until_complete(work)
+            return self._loop.run_until_complete(self._answer(work))
         except EngineDeadError as error:
             print(f"vLLM's engine is gone: {first_line(error)}", file=sys.stderr, flush=True)
             os._exit(ENGINE_DIED)
+
+    async def _answer(self, work: Awaitable[T]) -> T:
+        """What the engine answers. vLLM lets a call on its workers wait for ever when the engine dies meanwhile."""
+        answer = asyncio.ensure_future(work)
+        while not (await asyncio.wait([answer], timeout=LIFE_SIGN_S))[0]:
+            if self._engine.errored:
+                raise self._engine.dead_error
+        return answer.result()
 
 
 def _options(section: SamplerSection, computation: Computation, context: int) -> dict[str, Any]:

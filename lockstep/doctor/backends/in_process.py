@@ -1,0 +1,90 @@
+"""What all backends in this process have in common: a model of a folder, in variants, whose weights lie open."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lockstep.doctor.backends.variants import Alteration, Variants, flat, tensors
+from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Layout
+from lockstep.models.weights import fingerprint
+
+_CONDITIONS: tuple[Capability, ...] = ("dtype", "batch_size", "layout", "parts", "config", "evaluation")
+_SHOWN: tuple[Capability, ...] = ("generate", "shaped", "weights", "load", "fingerprints", "modules")
+CAPABILITIES: frozenset[Capability] = frozenset[Capability](_CONDITIONS).union(_SHOWN)
+"""What can be asked of a model in this process."""
+
+
+class InProcess(ABC):
+    """Part of `doctor.base.Backend`; scoring, drawing and the network are each backend's own.
+
+    Args:
+        folder: A Hugging Face folder.
+        dtype: Of the computation.
+        batch_size: Sequences side by side.
+        alter: Done to the model when it is built.
+        config: Fields that differ from the folder's configuration.
+
+    Raises:
+        ValueError: If the backend does not compute in that type.
+    """
+
+    held: ClassVar[DType | None]
+    """The type in which weights are held; None: in that of the computation."""
+    layout: ClassVar[Layout]
+    """How sequences usually lie side by side."""
+    types: ClassVar[tuple[DType, ...]]
+    """In which it can compute."""
+    name: str
+
+    def __init__(
+        self,
+        folder: str,
+        dtype: DType = "fp32",
+        batch_size: int = 8,
+        alter: Alteration | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if dtype not in self.types:
+            known = " or ".join(self.types)
+            raise ValueError(f"the {self.name} learner computes in {known}; choose one of these, or the backend hf")
+        self._variants = Variants(folder, self.held, alter, config)
+        self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout=self.layout)
+        self.context = int(self._variants.config().get_text_config().max_position_embeddings)
+
+    @abstractmethod
+    def attention(self, conditions: Conditions) -> str:
+        """The attention that the backend computes with, by its name in `transformers`."""
+
+    def config(self) -> Mapping[str, Any]:
+        return flat(self._variants.config())
+
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "dtype": self._usual.dtype,
+            "kernel": self.attention(self._usual),
+            "layout": self._usual.layout,
+            "batch_size": self._usual.batch_size,
+            "training": any(module.training for module in self.model(USUAL).modules()),
+        }
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return tensors(self.model(USUAL))
+
+    def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        self._variants.load(stream)
+
+    def fingerprints(self) -> Mapping[str, int]:
+        return {name: fingerprint(tensor) for name, tensor in self.weights()}
+
+    def close(self) -> None:  # noqa: B027 (nothing to do for most)
+        """It has no processes of its own."""
+
+    def model(self, conditions: Conditions) -> PreTrainedModel:
+        """The model for some conditions."""
+        asked = self._usual.but(conditions)
+        return self._variants.model(asked, self.attention(asked))
