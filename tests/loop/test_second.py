@@ -1,4 +1,4 @@
-"""Each held-out fault changes numbers, its counter-setting takes it back, and the controls are healthy."""
+"""Each fault of the second list changes numbers, its counter-setting takes it back, and the controls are healthy."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, built, healthy
-from lockstep.doctor.selftest.heldout import HELD_OUT, HELD_OUT_HEALTHY, HELD_OUT_PAIRS
-from lockstep.doctor.selftest.heldout_ground import HeldOutGround
+from lockstep.doctor.selftest.second import SECOND, SECOND_HEALTHY, SECOND_PAIRS
+from lockstep.doctor.selftest.ground import Ground
 from lockstep.types import Request
 
 ALONE = Conditions(batch_size=1, layout="alone")
 COUNTERS = {
-    14: Conditions(parts=frozenset({"cache"})),
-    15: Conditions(fresh=True),
-    21: Conditions(parts=frozenset({"router"})),
-    22: Conditions(batch_size=1),
-    23: Conditions(batch_size=1),
-    27: Conditions(unchunked=True),
-    29: Conditions(evaluation=True),
-    31: ALONE,
-    32: ALONE,
-    34: Conditions(parts=frozenset({"softmax"})),
+    114: Conditions(parts=frozenset({"cache"})),
+    115: Conditions(fresh=True),
+    121: Conditions(parts=frozenset({"router"})),
+    122: Conditions(batch_size=1),
+    123: Conditions(batch_size=1),
+    127: Conditions(unchunked=True),
+    129: Conditions(evaluation=True),
+    131: ALONE,
+    132: ALONE,
+    134: Conditions(parts=frozenset({"softmax"})),
 }
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> HeldOutGround:
-    return HeldOutGround(tmp_path_factory.mktemp("held-out"))
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return Ground(tmp_path_factory.mktemp("second"))
 
 
 def some(requests: tuple[Request, ...]) -> list[Request]:
@@ -52,13 +52,13 @@ def gap(case: Case, train: Conditions = USUAL, infer: Conditions = USUAL) -> flo
 
 
 def test_all_numbers_are_there_once_with_names_that_the_doctor_knows() -> None:
-    assert [fault.number for fault in HELD_OUT] == list(range(1, 35))
-    assert len({fault.name for fault in HELD_OUT}) == len(HELD_OUT)
-    assert {cause for fault in HELD_OUT for cause in fault.causes} <= CAUSES.keys()
+    assert [fault.number for fault in SECOND] == list(range(101, 135))
+    assert len({fault.name for fault in SECOND}) == len(SECOND)
+    assert {cause for fault in SECOND for cause in fault.causes} <= CAUSES.keys()
 
 
-@pytest.mark.parametrize("fault", HELD_OUT, ids=lambda fault: fault.name)
-def test_a_fault_shows_and_its_counter_setting_takes_it_back(fault: Fault, ground: HeldOutGround) -> None:
+@pytest.mark.parametrize("fault", SECOND, ids=lambda fault: fault.name)
+def test_a_fault_shows_and_its_counter_setting_takes_it_back(fault: Fault, ground: Ground) -> None:
     floor = gap(healthy(ground, fault.large))
     faulty = build(ground, fault.large)
     assert gap(faulty) > 1.7 * floor + 1e-3
@@ -68,13 +68,13 @@ def test_a_fault_shows_and_its_counter_setting_takes_it_back(fault: Fault, groun
         assert gap(faulty, **both) < 3 * floor + 1e-5
 
 
-@pytest.mark.parametrize("pair", HELD_OUT_PAIRS, ids=lambda pair: " and ".join(one.fault.name for one in pair))
-def test_each_fault_of_a_pair_adds_to_the_other(pair: tuple[Injected, Injected], ground: HeldOutGround) -> None:
+@pytest.mark.parametrize("pair", SECOND_PAIRS, ids=lambda pair: " and ".join(one.fault.name for one in pair))
+def test_each_fault_of_a_pair_adds_to_the_other(pair: tuple[Injected, Injected], ground: Ground) -> None:
     gaps = [gap(build(ground, *faults)) for faults in (pair, pair[:1], pair[1:])]
     assert min(gaps) > 1e-3
     assert len(set(gaps)) == 3
 
 
-@pytest.mark.parametrize("setup", HELD_OUT_HEALTHY, ids=lambda setup: f"{setup.model} {setup.dtype}")
-def test_a_control_is_healthy(setup: Setup, ground: HeldOutGround) -> None:
+@pytest.mark.parametrize("setup", SECOND_HEALTHY, ids=lambda setup: f"{setup.model} {setup.dtype}")
+def test_a_control_is_healthy(setup: Setup, ground: Ground) -> None:
     assert gap(built(ground, setup, ())) < (1e-5 if setup.dtype == "fp32" else 0.03)
