@@ -10,8 +10,8 @@ from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, built, healthy
-from lockstep.doctor.selftest.second import SECOND, SECOND_HEALTHY, SECOND_PAIRS
 from lockstep.doctor.selftest.ground import Ground
+from lockstep.doctor.selftest.second import SECOND, SECOND_HEALTHY, SECOND_PAIRS
 from lockstep.types import Request
 
 ALONE = Conditions(batch_size=1, layout="alone")

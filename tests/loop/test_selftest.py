@@ -14,7 +14,7 @@ import pytest
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.selftest.controls import CONTROLS, Control, healthy_runs
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, healthy
-from lockstep.doctor.selftest.ground import Ground
+from lockstep.doctor.selftest.ground import MODELS, Ground
 from lockstep.doctor.selftest.pairs import PAIRS
 from lockstep.doctor.selftest.run import Bench, Trial, Which, selftest
 from lockstep.doctor.selftest.score import Outcome, Row, markdown
@@ -75,6 +75,7 @@ def test_the_list_is_whole() -> None:
     assert [fault.number for fault in FIRST] == list(range(1, 35))
     assert len({fault.number for fault in TUNING}) == len(TUNING) == 68
     assert {cause for fault in TUNING for cause in fault.causes} <= CAUSES.keys()
+    assert len(MODELS) == len(set(MODELS))
     assert len(PAIRS) == 10
     for first, second in PAIRS:
         assert not set(first.fault.causes) & set(second.fault.causes)

@@ -64,7 +64,7 @@ DRAWING = (
     Fault(204, "newline before the first token", ("first_token",), "infer", "share of requests",
           (1.0, 0.15), _mixed("infer", scoring.newline_first), _around("exaone", "torch", "hf", WARM)),
     Fault(205, "special tokens skipped", ("retokenised",), "train", "ids taken for special",
-          (60, 3), _mixed("train", lambda m: scoring.specials_skipped(round(m))), _around("mistral", "hf", "torch")),
+          (60, 8), _mixed("train", lambda m: scoring.specials_skipped(round(m))), _around("mistral", "hf", "torch")),
     Fault(206, "rows without a token counted", ("padded_vocabulary",), "train", "rows",
           (40, 8), _altered("infer", _barred), _spare),
 )  # fmt: skip
@@ -83,7 +83,7 @@ PARTS = (
     Fault(211, "fewer groups of experts", ("routing",), "infer", "groups too few",
           (5, 1), _configured("infer", "topk_group", lambda m: 6 - round(m)), _around("deepseek", "torch", "hf")),
     Fault(217, "experts of fixed capacity", ("batch_variance", "routing"), "train", "1 / tokens",
-          (1 / 320, 1 / 560), _altered("train", lambda m: layers.fixed_capacity(round(1 / m))),
+          (1 / 320, 1 / 420), _altered("train", lambda m: layers.fixed_capacity(round(1 / m))),
           _around("olmoe", "hf", "torch")),
     Fault(218, "dropout of a merged adapter", ("dropout",), "train", "probability",
           (0.3, 0.002), _altered("train", layers.adapter_dropout), _around("llama", "hf", "torch", WARM)),
@@ -108,7 +108,7 @@ PASSES = (
           (1.0, 1 / 7), _mixed("train", lambda m: passes.narrow_segment_ids(round(1 / m))),
           _around("neox", "hf", "torch")),
     Fault(220, "pads left of a block counted", ("left_padding",), "train", "tokens in a block",
-          (64, 2), _mixed("train", lambda m: passes.pads_counted(round(m))), _around("bigcode", "hf", "torch")),
+          (64, 2), _mixed("train", lambda m: passes.pads_counted(round(m))), _around("opt", "hf", "torch")),
 )  # fmt: skip
 
 HELD_OUT: tuple[Fault, ...] = tuple(sorted(DRAWING + PARTS + WEIGHTS + PASSES, key=lambda fault: fault.number))

@@ -43,7 +43,6 @@ _GROUPED = {
 _SEED = {"model_type": "seed_oss"}
 HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
     "arcee": {"model_type": "arcee"},
-    "bigcode": {"model_type": "gpt_bigcode", "n_embd": 80, "n_layer": 4, "n_head": 4, "n_positions": 384},
     "cohere": {"model_type": "cohere2", "sliding_window": 48, "logit_scale": 1.0, "tie_word_embeddings": False},
     "deepseek": {"model_type": "deepseek_v3", **_LATENT, **_GROUPED, "head_dim": 12, "num_key_value_heads": 4},
     "exaone": {"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 4},
@@ -52,6 +51,7 @@ HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "sliding_window": None},
     "neox": {"model_type": "gpt_neox", "tie_word_embeddings": False},
     "olmoe": {"model_type": "olmoe", **_EXPERTS},
+    "opt": {"model_type": "opt", "ffn_dim": 144, "word_embed_proj_dim": 80, "tie_word_embeddings": False},
     "phi2": {"model_type": "phi"},
     "seed oss, many spare rows": _SEED,
     "seed oss, few spare rows": _SEED,
@@ -59,16 +59,23 @@ HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
 SPARE_ROWS = {"seed oss, many spare rows": 40, "seed oss, few spare rows": 8}
 """How many rows of these have no token."""
 _SPREAD = 3.0
-_WRITERS = ("o_proj.weight", "dense.weight", "down_proj.weight", "down_proj", "fc2.weight", "4h_to_h.weight", "c_proj.weight")
+_WRITERS = (
+    "o_proj.weight",
+    "dense.weight",
+    "down_proj.weight",
+    "down_proj",
+    "fc2.weight",
+    "4h_to_h.weight",
+    "c_proj.weight",
+)
 
 
 def write_held_out(name: str, seed: int, folder: Path) -> None:
     """Writes one of them, with weights of a seed and a tokenizer of whole words."""
     fields = HELD_OUT_MODELS[name]
-    shape = {own: size for own, size in _SHAPE.items() if "n_embd" not in fields or not own.startswith("num_")}
     with torch.random.fork_rng():
         torch.manual_seed(keyed.key("third", name, seed) & (2**31 - 1))
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**shape, **fields}))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**_SHAPE, **fields}))
         _draw(model)
     model.save_pretrained(folder)
     words = {f"w{token}": token for token in range(VOCABULARY - SPARE_ROWS.get(name, 0))}
@@ -84,7 +91,7 @@ def _draw(model: PreTrainedModel) -> None:
         if tensor.ndim == 1:
             tensor += 0.25 * torch.randn_like(tensor)
             continue
-        if name.endswith("wpe.weight"):
+        if name.endswith("embed_positions.weight"):
             tensor.copy_(torch.randn_like(tensor).cumsum(0) * 0.15)
             continue
         length = torch.exp(0.3 * torch.randn(*tensor.shape[:-1], 1))

@@ -14,7 +14,7 @@ from lockstep.doctor.backends.variants import Alteration
 
 _ACTIVATIONS = ((0.1, "relu"), (0.01, "quick_gelu"), (0.0, "gelu_pytorch_tanh"))
 """Others than gelu, and what they are away from it at most, at least."""
-_RANK = 4
+_RANK, _STRENGTH = 4, 0.15
 
 
 def short_rotary_table(length: int) -> Alteration:
@@ -83,7 +83,7 @@ def _adapt(linear: nn.Module, probability: float, key: str) -> None:
     weight_OI = linear.get_parameter("weight")
     draw = keyed.generator("adapter", key)
     down_RI = torch.randn(_RANK, weight_OI.shape[1], generator=draw) / weight_OI.shape[1] ** 0.5
-    up_OR = torch.randn(weight_OI.shape[0], _RANK, generator=draw) / _RANK**0.5
+    up_OR = _STRENGTH * torch.randn(weight_OI.shape[0], _RANK, generator=draw)
 
     def forward(states: Tensor) -> Tensor:
         added = F.linear(F.linear(dropout(states) - states, down_RI.to(states.dtype)), up_OR.to(states.dtype))
