@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -94,7 +95,8 @@ class Scores:
         logprob: Of each masked token, nats, fp32 [N]; 0 elsewhere.
         tokens: The ids that were really scored, sequence by sequence.
         effective: What was observed while it computed, for the proof that a condition took effect: `dtype` of the
-            layers, `rows` of the largest pass, `layout`, `kernel`, `head` (the logits' type), and what else it knows.
+            layers, `rows` of the largest pass, `layout`, `kernel`, `head` (the logits' type), `parts` (modules that
+            computed in fp32), `training` (mode), `prefix_hits`, `unchunked`, and what else it knows.
     """
 
     logprob: Tensor
@@ -137,6 +139,10 @@ class Backend(Protocol):
 
     def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Takes tensors by name; the others stay."""
+        ...
+
+    def holding(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """While it holds these tensors; afterwards all is as it was, to the bit."""
         ...
 
     def fingerprints(self) -> Mapping[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -85,18 +85,9 @@ class View:
         """The same with one correction more."""
         return replace(self, corrections=(*self.corrections, correction))
 
-    @contextmanager
-    def holding(self) -> Iterator[None]:
+    def holding(self) -> AbstractContextManager[None]:
         """While the backend holds the view's tensors."""
-        if not self.tensors:
-            yield
-            return
-        before = {name: tensor.clone() for name, tensor in self.backend.weights() if name in self.tensors}
-        self.backend.load(self.tensors.items())
-        try:
-            yield
-        finally:
-            self.backend.load(before.items())
+        return self.backend.holding(self.tensors) if self.tensors else nullcontext()
 
 
 Correction = Callable[[View, Batch], Tensor]

@@ -18,8 +18,9 @@ from lockstep.doctor.base import Backend
 from lockstep.doctor.case import Case, View
 from lockstep.doctor.causes import Named
 from lockstep.doctor.probes.base import Clean, Finding, Probe, Skipped
-from lockstep.doctor.probes.execution import COMPANY, DECODING, KERNEL, PRECISION, REPEATS, TYPES
+from lockstep.doctor.probes.execution import CACHES, COMPANY, DECODING, KERNEL, PRECISION, REPEATS, TYPES
 from lockstep.doctor.probes.layers import LAYERS
+from lockstep.doctor.probes.proof import denied
 from lockstep.doctor.probes.semantics import SEMANTICS
 from lockstep.doctor.probes.tokens import FIRST_TOKEN, LAG, TOKEN_IDS
 from lockstep.doctor.probes.weights import CONFIGURATION, WEIGHTS, equal
@@ -28,6 +29,7 @@ from lockstep.types import Request, SamplingParams
 
 PROBES: tuple[Probe, ...] = (
     TOKEN_IDS,
+    CACHES,
     CONFIGURATION,
     TYPES,
     REPEATS,
@@ -42,8 +44,8 @@ PROBES: tuple[Probe, ...] = (
     PRECISION,
     KERNEL,
 )
-"""In order: what is cheap comes first, weights before numerics, what the logits become before how they are made. Noise
-is looked for a second time, behind what hid it."""
+"""In order: what is cheap comes first; caches before what builds a side anew; weights before numerics; what the logits
+become before how they are made. Noise is looked for a second time, behind what hid it."""
 
 AT_FLOOR = 1.5
 """A gap of up to so many times the floor is what rounding makes."""
@@ -188,6 +190,10 @@ class _Search:
             self._note(probe, "found", f"{said}; no counter-setting can be tried", start)
             return True
         changed = outcome.counter(self._now)
+        if (denial := denied(self._now, changed)) is not None:
+            refused.append(outcome.cause)
+            self._note(probe, "refused", f"{said}; but the counter-setting took no effect: {denial}", start)
+            return True
         share = 1 - changed.gap**2 / gap**2 if gap else 0.0
         if share < outcome.least:
             refused.append(outcome.cause)
@@ -213,26 +219,19 @@ class _Search:
 
     def _held(self) -> list[tuple[Finding, float]]:
         """Suspects that the gap comes back without, and by how much of it."""
-        countered = [suspect for suspect in self._suspects if suspect.counter is not None]
-        if len(countered) == 1:
-            return [(suspect, self._share(suspect)) for suspect in self._suspects]
-        kept = []
-        for suspect in self._suspects:
-            if suspect.counter is None:
-                kept.append((suspect, 0.0))
-                continue
-            rest = reduce(
-                lambda case, one: one.counter(case) if one.counter else case,
-                [one for one in countered if one is not suspect],
-                self._first,
-            )
-            share = 1 - self._now.gap**2 / rest.gap**2 if rest.gap else 0.0
-            if share > _CONTRIBUTES:
-                kept.append((suspect, share))
-        return kept
+        held = [(suspect, self._comes_back(suspect)) for suspect in self._suspects]
+        return [(suspect, share) for suspect, share in held if suspect.counter is None or share > _CONTRIBUTES]
 
-    def _share(self, suspect: Finding) -> float:
-        return 1 - self._now.gap**2 / self._first.gap**2 if suspect.counter else 0.0
+    def _comes_back(self, suspect: Finding) -> float:
+        """Share of the gap that is there again with all counter-settings but this one."""
+        if suspect.counter is None:
+            return 0.0
+        left = self._now.gap
+        if suspect.moved is not None:
+            return suspect.moved**2 / (suspect.moved**2 + left**2)
+        others = [other.counter for other in self._suspects if other is not suspect and other.counter is not None]
+        rest = reduce(lambda case, counter: counter(case), others, self._first)
+        return 1 - left**2 / rest.gap**2 if rest.gap else 0.0
 
     def _named(self, suspect: Finding, share: float) -> Named:
         confidence = "confirmed" if share >= _CONFIRMED else "consistent"

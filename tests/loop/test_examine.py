@@ -68,7 +68,7 @@ def said(diagnosis: Diagnosis, probe: str) -> dict[str, str]:
         (31, "batch and padding"),
         (32, "batch and padding"),
         (14, "decoding against prefill"),
-        (15, "decoding against prefill"),
+        (15, "caches"),
         (10, "layer by layer"),
         (28, "layer by layer"),
         (21, "layer by layer"),
@@ -200,6 +200,24 @@ def test_what_no_probe_knows_gets_no_name(ground: Ground) -> None:
     assert diagnosis.disagrees
     assert not diagnosis.explained
     assert diagnosis.left == diagnosis.gap
+    assert "router could not be put into fp32" in said(diagnosis, "precision")["clean"]
+
+
+def test_a_counter_setting_has_to_take_effect(ground: Ground) -> None:
+    class Stubborn(TorchBackend):
+        def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+            return super().score(batch, replace(conditions, dtype=None))
+
+    changes = [Change("infer", Stubborn, dtype="bf16"), Change("train", dtype="fp32")]
+    diagnosis = examined(built(ground, Setup(), changes))
+    denial = "took no effect: infer was asked for dtype float32, and computed with bfloat16"
+    assert denial in said(diagnosis, "types")["refused"]
+    assert "dtype" not in named(diagnosis)
+
+
+def test_what_cannot_be_taken_back_keeps_the_share_that_it_took(ground: Ground) -> None:
+    case = build(ground, FAULTS[15].large, FAULTS[12].large)
+    assert named(examined(case)).keys() == {"stale_prefix_cache", "norm_eps"}
 
 
 def test_dropout_is_found_on_the_side_that_draws(ground: Ground) -> None:
@@ -260,3 +278,15 @@ def test_backends_are_as_they_were(ground: Ground) -> None:
         assert torch.equal(side.score(drawn).logprob, score)
         modules = list(side.network().modules.modules())
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
+def test_what_a_side_holds_for_a_while_leaves_no_trace(ground: Ground) -> None:
+    case = built(ground, Setup(), [Change("train", HFBackend, dtype="bf16"), Change("infer", TorchBackend)])
+    fine, drawn = Conditions(dtype="fp32"), case.infer.generate(case.requests[:2], replace(PLAINLY, max_tokens=8))
+    before = [case.train.score(drawn, conditions).logprob for conditions in (USUAL, fine)]
+    name, tensor = next((name, tensor) for name, tensor in case.train.weights() if "q_proj" in name)
+    with case.train.holding({name: 2 * tensor}):
+        meanwhile = [case.train.score(drawn, conditions).logprob for conditions in (USUAL, fine)]
+    after = [case.train.score(drawn, conditions).logprob for conditions in (USUAL, fine)]
+    assert all(map(torch.equal, after, before))
+    assert not any(map(torch.equal, meanwhile, before))

@@ -50,14 +50,14 @@ class HFBackend(InProcess):
         sequences = self.received(batch)
         size = 1 if layout == "alone" else asked.batch_size or 1
         columns: list[Tensor] = []
-        with in_fp32(model, asked.parts), evaluating(model, asked.evaluation), observed(model) as seen:
+        with in_fp32(model, asked.parts) as parts, evaluating(model, asked.evaluation), observed(model) as seen:
             for start in range(0, len(sequences), size):
                 chunk = sequences[start : start + size]
                 logits = self.passed(model, chunk, layout)
                 for tokens, logits_TV in zip(chunk, logits, strict=True):
                     own = self.logprob(logits_TV[:-1], tokens[1:], batch.sampling or PLAIN, asked)
                     columns.append(torch.cat([own.new_zeros(1), own]).float())
-        seen |= {"layout": layout, "kernel": model.config._attn_implementation}
+        seen |= {"layout": layout, "kernel": model.config._attn_implementation, "parts": parts}
         if layout == "padded":
             seen["rows"] = min(seen["rows"] or size, len(sequences))
         column = _fitted(columns, batch.lengths.tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -77,6 +78,12 @@ class InProcess(ABC):
 
     def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         self._variants.load(stream)
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        with self._variants.kept(tensors.keys()):
+            self.load(tensors.items())
+            yield
 
     def fingerprints(self) -> Mapping[str, int]:
         return {name: fingerprint(tensor) for name, tensor in self.weights()}

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from lockstep.batch import Batch
 from lockstep.doctor.backends.in_process import CAPABILITIES, InProcess
 from lockstep.doctor.backends.variants import evaluating, in_fp32, observed
-from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
+from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Part, Scores
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, inputs
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -36,13 +36,13 @@ class TorchBackend(InProcess):
     @torch.no_grad()
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
         asked = self._usual.but(conditions)
-        model, parts = self.model(asked), []
-        with self.computing(model, asked), observed(model) as seen:
-            for part in batch.split(1 if asked.layout == "alone" else asked.batch_size or 1):
-                parts.append(self.logprob(model, part).float())
-                seen["rows"] = max(seen["rows"], len(part))
-        seen |= {"layout": asked.layout, "kernel": attention.NAME}
-        return Scores(torch.cat(parts), tuple(tuple(tokens.tolist()) for tokens in batch.sequences()), seen)
+        model, columns = self.model(asked), []
+        with self.computing(model, asked) as parts, observed(model) as seen:
+            for chunk in batch.split(1 if asked.layout == "alone" else asked.batch_size or 1):
+                columns.append(self.logprob(model, chunk).float())
+                seen["rows"] = max(seen["rows"], len(chunk))
+        seen |= {"layout": asked.layout, "kernel": attention.NAME, "parts": parts}
+        return Scores(torch.cat(columns), tuple(tuple(tokens.tolist()) for tokens in batch.sequences()), seen)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
         asked = self._usual.but(conditions)
@@ -65,14 +65,14 @@ class TorchBackend(InProcess):
         return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     @contextmanager
-    def computing(self, model: PreTrainedModel, conditions: Conditions) -> Iterator[None]:
-        """In the type, and with the parts in fp32, that the conditions say."""
+    def computing(self, model: PreTrainedModel, conditions: Conditions) -> Iterator[set[Part]]:
+        """In the type, and with the parts in fp32, that the conditions say. Yields as `in_fp32`."""
         with (
             torch.autocast("cpu", torch.bfloat16, enabled=conditions.dtype == "bf16"),
-            in_fp32(model, conditions.parts),
+            in_fp32(model, conditions.parts) as parts,
             evaluating(model, conditions.evaluation),
         ):
-            yield
+            yield parts
 
 
 @dataclass(frozen=True)

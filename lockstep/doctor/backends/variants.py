@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -87,6 +88,22 @@ class Variants:
         for key, model in self._built.items():
             _copy(fresh, model, key[-1] == repr(()))
 
+    @contextmanager
+    def kept(self, names: Collection[str]) -> Iterator[None]:
+        """Puts back, into every variant in its own type, what these tensors were before."""
+        loaded = dict(self._loaded)
+        before = {
+            key: {name: tensor.clone() for name, tensor in tensors(model) if name in names}
+            for key, model in self._built.items()
+        }
+        try:
+            yield
+        finally:
+            self._loaded = loaded
+            self._built = {key: model for key, model in self._built.items() if key in before}
+            for key, model in self._built.items():
+                _copy(before[key], model, True)
+
 
 def flat(config: PreTrainedConfig) -> dict[str, Any]:
     """A configuration as one mapping; what lies in a mapping gets both names, `a.b`."""
@@ -126,9 +143,14 @@ def evaluating(model: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[None]:
-    """Computes some parts in fp32, from what the others give them; all but the head give back the type they got."""
-    chosen = [
+def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[set[Part]]:
+    """Computes some parts in fp32, from what the others give them; all but the head give back the type they got.
+
+    Yields:
+        The parts that did so, as far as they are modules; filled while it computes.
+    """
+    done: set[Part] = set()
+    chosen: list[tuple[Part, nn.Module]] = [
         (part, module)
         for path, module in model.named_modules()
         for part, belongs in _PART_OF.items()
@@ -137,15 +159,16 @@ def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[None]:
     with ExitStack() as undo:
         for part, module in chosen:
             usual = module.forward
-            module.forward = _widened(module, usual, keeps_type=part != "head")
+            module.forward = _widened(module, usual, part != "head", partial(done.add, part))
             undo.callback(setattr, module, "forward", usual)
-        yield
+        yield done
 
 
 @contextmanager
 def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """What really happens while a model computes: types of layers and logits, rows and positions of its passes."""
-    seen: dict[str, Any] = {"rows": 0, "positions": []}
+    """What really happens while a model computes: its mode, types of layers and logits, rows, positions."""
+    training = any(module.training for module in model.modules())
+    seen: dict[str, Any] = {"rows": 0, "positions": [], "training": training}
 
     def linear(name: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -172,8 +195,11 @@ def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
             hook.remove()
 
 
-def _widened(module: nn.Module, usual: Callable[..., Any], keeps_type: bool) -> Callable[..., Any]:
+def _widened(
+    module: nn.Module, usual: Callable[..., Any], keeps_type: bool, ran: Callable[[], None]
+) -> Callable[..., Any]:
     def forward(*inputs: Any, **named: Any) -> Any:
+        ran()
         device = next((x.device.type for x in inputs if isinstance(x, Tensor)), "cpu")
         given = next((x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()), torch.float32)
         held = {name: tensor for name, tensor in tensors(module) if tensor.is_floating_point()}

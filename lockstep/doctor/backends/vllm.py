@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +135,15 @@ class VLLMBackend:
         self._loads += 1
         for engine in self._engines():
             self._refit(engine)
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        before = {name: tensor.clone() for name, tensor in self.weights() if name in tensors}
+        self.load(tensors.items())
+        try:
+            yield
+        finally:
+            self.load(before.items())
 
     def fingerprints(self) -> Mapping[str, int]:
         return {name: fingerprint(tensor) for name, tensor in self.weights()}

@@ -21,6 +21,8 @@ class Finding:
         counter: The same as a function; None: none can be tried.
         least: Share of the gap that the counter-setting has to take away, for the suspicion to stand at all. More for a
             cause that is named for want of a better one.
+        moved: Nats by which the counter-setting moves the numbers, if it can be tried only once, as a cache that was
+            dropped is stale no more; None: it can be tried again.
     """
 
     cause: str
@@ -29,6 +31,7 @@ class Finding:
     setting: str = ""
     counter: Counter | None = None
     least: float = 0.1
+    moved: float | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,7 @@ from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Conditions, DType, Part, Scores, Side
 from lockstep.doctor.case import FINEST, Case, Counter, View, apart, first_drawn, size
 from lockstep.doctor.probes.base import FOR_WANT_OF_A_BETTER, SIDES, Clean, Finding, Outcome, Probe, Skipped
+from lockstep.doctor.probes.proof import against, denied
 from lockstep.doctor.probes.tokens import farther
 
 _REPEATS = 12
@@ -50,6 +51,21 @@ def repeats(case: Case, refused: Sequence[str]) -> Outcome:
         "take its prefill scores instead",
         lambda case: case.with_side("infer", replace(case.infer, prefill=True)),
     )
+
+
+def caches(case: Case, refused: Sequence[str]) -> Outcome:
+    """Whether the inference side draws otherwise once its caches are dropped, which happens only once."""
+    if not case.infer.can("fresh"):
+        return Skipped("the inference side cannot be asked to drop its caches")
+    if case.infer.conditions.fresh:
+        return Clean("its caches were dropped")
+    fresh = Conditions(fresh=True)
+    noise = size(_redrawn(case, USUAL, len(case.drawn)))
+    moved = size(_redrawn(case, fresh, len(case.drawn)))
+    said = f"with caches dropped, it draws with numbers {moved:.2g} nats apart; as it is, {noise:.2g}"
+    if moved <= max(_DUST, 2 * case.floor, 2 * noise):
+        return Clean(said)
+    return Finding("stale_prefix_cache", "infer", (said,), str(fresh), _under("infer", fresh), 0.0, moved)
 
 
 def _decodes_alike(case: Case, noise: float) -> bool:
@@ -96,8 +112,8 @@ def company(case: Case, refused: Sequence[str]) -> Outcome:
             continue
         usual, alone = view.scores(batch), view.scores(batch, _ALONE)
         moved = apart(usual.logprob, alone.logprob) * case.compared
-        if alone.effective.get("rows", 1) != 1:
-            said.append(f"{side} computed {alone.effective['rows']} rows where 1 was asked for")
+        if (denial := against(view, _ALONE, alone.effective)) is not None:
+            said.append(f"{side} was asked for {denial}")
             continue
         said.append(f"{side} moves by {size(moved[case.compared]):.2g} nats")
         if size(moved[case.compared]) <= max(_DUST, _NOTABLE * case.gap):
@@ -200,10 +216,10 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
         counter: Counter = lambda case: case.without(first)  # noqa: E731
         return Finding("first_token", "infer", (said, f"{share:.0%} of it on first tokens"), "leave them out", counter)
     tried: tuple[tuple[str, str, Conditions], ...] = (
-        ("fresh", "stale_prefix_cache", Conditions(fresh=True)),
         ("unchunked", "chunked_state", Conditions(unchunked=True)),
         ("parts", "kv_precision", Conditions(parts=frozenset(("cache",)))),
     )
+    others = []
     for capability, cause, conditions in tried:
         changed = case.with_side("infer", case.infer.under(conditions))
         if not case.infer.can(capability) or cause in refused:
@@ -211,10 +227,11 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
         left = size(_decoded_off(changed)[changed.compared])
         if left < 0.15 * gap:
             return _decoding(cause, conditions, (said, f"{left:.2g} with {conditions}"))
+        others.append(denied(case, changed) or f"by {left:.2g} nats with {conditions}")
     return Finding(
         "decode_kernel",
         "infer",
-        (said,),
+        (said, *others),
         "take its prefill scores instead",
         lambda case: case.with_side("infer", replace(case.infer, prefill=True)),
         FOR_WANT_OF_A_BETTER,
@@ -258,14 +275,25 @@ def precision(case: Case, refused: Sequence[str]) -> Outcome:
     if not (case.train.can("parts") and case.infer.can("parts")):
         return Skipped("a side cannot compute parts in fp32")
     left: dict[Part, float] = {}
+    without: list[Part] = []
     for part, cause in _PARTS.items():
-        if cause not in refused:
-            left[part] = _with_part(part)(case).gap
+        if cause in refused:
+            continue
+        changed = _with_part(part)(case)
+        if denied(case, changed) is None:
+            left[part] = changed.gap
+        else:
+            without.append(part)
     part = min(left, key=lambda part: left[part], default=None)
     if part is None or left[part] ** 2 > 0.5 * case.gap**2:
-        return Clean("no part of the computation, in fp32 on both sides, takes half of the gap away")
+        said = f"none of {_listed(left)}, in fp32 on both sides, takes half of the gap away"
+        return Clean(f"{said}; {_listed(without)} could not be put into fp32" if without else said)
     said = f"with the {part} in fp32 on both sides the gap goes from {case.gap:.2g} to {left[part]:.2g} nats"
     return Finding(_PARTS[part], farther(case), (said,), f"the {part} in fp32 on both sides", _with_part(part))
+
+
+def _listed(parts: Iterable[Part]) -> str:
+    return ", ".join(parts) or "no parts"
 
 
 def _with_part(part: Part) -> Counter:
@@ -278,10 +306,9 @@ def kernel(case: Case, refused: Sequence[str]) -> Outcome:
     if not case.train.can("kernel"):
         return Skipped("the training side has one attention kernel")
     conditions = Conditions(kernel="eager")
-    took = case.train.scores(case.scored("train"), conditions).effective.get("kernel")
-    if took != "eager":
-        return Skipped(f"the eager kernel was asked for, but {took} computed")
     changed = case.with_side("train", case.train.under(conditions))
+    if (denial := denied(case, changed)) is not None:
+        return Skipped(denial)
     said = f"the gap is {case.gap:.2g} nats as it is, and {changed.gap:.2g} with the eager kernel"
     if changed.gap**2 > 0.5 * case.gap**2:
         return Clean(said)
@@ -289,6 +316,7 @@ def kernel(case: Case, refused: Sequence[str]) -> Outcome:
 
 
 TYPES = Probe("types", types, facts=True)
+CACHES = Probe("caches", caches)
 REPEATS = Probe("repeats", repeats, facts=True)
 COMPANY = Probe("batch and padding", company)
 DECODING = Probe("decoding against prefill", decoding)
