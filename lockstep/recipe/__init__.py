@@ -45,7 +45,7 @@ from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 from lockstep.recipe.watch import DoctorSection
 
 Recipe = Annotated[
-    SFTRecipe | DPORecipe | PPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe, Field(discriminator="algorithm")
+    SFTRecipe | PPORecipe | DPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe, Field(discriminator="algorithm")
 ]
 
 __all__ = [
