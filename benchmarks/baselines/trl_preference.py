@@ -1,0 +1,93 @@
+"""The other side of `benchmarks.preference_step`: TRL's DPO and SFT trainers. Prints one JSON line.
+
+The settings are those that cost it least on a CPU: fp32 without autocast, no gradient checkpointing, the whole batch in
+one micro-batch, nothing logged or saved, no progress bar. TRL tokenizes all rows before the first step, which is not
+counted; Lockstep tokenizes those of a step in the step. Padding is TRL's default: to the longest of a batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+import transformers
+import trl  # pyright: ignore[reportMissingImports]
+from datasets import Dataset  # pyright: ignore[reportMissingImports]
+from transformers import TrainerCallback
+
+from benchmarks.harness import peak_rss_mb
+from benchmarks.preference_rows import BATCHES, rows, tokenizer, undisturbed
+from benchmarks.small_llama import causal_lm, llama_config
+
+
+class StepClock(TrainerCallback):
+    """Notes the CPU clock at the end of each step."""
+
+    def __init__(self) -> None:
+        self.ticks: list[float] = []
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        self.ticks.append(time.process_time())
+
+
+def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
+    """TRL's trainer on the small Llama, with a reference of the same size for DPO."""
+    common: dict[str, Any] = {
+        "output_dir": folder, "per_device_train_batch_size": args.batch // args.accumulate,
+        "gradient_accumulation_steps": args.accumulate, "max_steps": args.warmup + args.steps,
+        "learning_rate": 1e-6, "lr_scheduler_type": "constant", "use_cpu": True, "bf16": False,
+        "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True, "logging_steps": 1000,
+        "save_strategy": "no", "seed": 0, "max_length": 512,
+    }  # fmt: skip
+    made = rows(BATCHES * args.batch, args.lengths)
+    shared = {"model": causal_lm(llama_config()), "processing_class": tokenizer(), "callbacks": [clock]}
+    if args.algorithm == "dpo":
+        return trl.DPOTrainer(
+            args=trl.DPOConfig(**common, beta=0.1),
+            ref_model=causal_lm(llama_config()),
+            train_dataset=Dataset.from_list(made),
+            **shared,
+        )
+    completions = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in made]
+    return trl.SFTTrainer(args=trl.SFTConfig(**common), train_dataset=Dataset.from_list(completions), **shared)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--algorithm", choices=("dpo", "sft"), default="dpo")
+    parser.add_argument("--lengths", choices=("even", "gsm8k"), default="gsm8k")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--warmup", type=int, default=4)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(1)
+    clock = StepClock()
+    with tempfile.TemporaryDirectory() as folder:
+        done = trainer(args, folder, clock).train()
+    steps = [b - a for a, b in pairwise(clock.ticks)][args.warmup - 1 :]
+    result = {
+        "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
+        "algorithm": args.algorithm,
+        "lengths": args.lengths,
+        "steps": len(steps),
+        "cpu_s": undisturbed(steps),
+        "cpu_median_s": statistics.median(steps),
+        "loss": done.training_loss,
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+    }
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
