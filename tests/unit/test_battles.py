@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.objectives.ranking import Winner, bradley_terry, consistent_wins, position_weighted_wins
+from lockstep.objectives.battles import Winner, bradley_terry, consistent_wins, position_weighted_wins
 
 
 def wins(*rows: list[float]) -> Tensor:
