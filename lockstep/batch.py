@@ -24,6 +24,8 @@ class Batch:
         token: Per-token columns, each [N]. `mask` is True where the policy chose the token and is trained on it.
         sample: Per-sequence columns, each [B].
         sampling: The distribution the masked tokens were drawn from; a learner scores under the same one.
+        group_size: So many neighbouring sequences belong together, such as 2 of a pair: whoever cuts the batch, into
+            micro-batches or shares of ranks, cuts it between groups.
     """
 
     tokens: Tensor
@@ -31,10 +33,13 @@ class Batch:
     token: dict[str, Tensor] = field(default_factory=dict)
     sample: dict[str, Tensor] = field(default_factory=dict)
     sampling: SamplingParams | None = None
+    group_size: int = 1
 
     def __post_init__(self) -> None:
         if int(self.lengths.sum()) != self.tokens.numel():
             raise ValueError(f"lengths add up to {int(self.lengths.sum())}, but there are {self.tokens.numel()} tokens")
+        if len(self) % self.group_size:
+            raise ValueError(f"{len(self)} sequences do not divide into groups of {self.group_size}")
         for name, column in self.token.items():
             if column.shape[0] != self.tokens.numel():
                 raise ValueError(f"token column '{name}' has {column.shape[0]} rows for {self.tokens.numel()} tokens")
@@ -76,13 +81,28 @@ class Batch:
         starts = torch.repeat_interleave(self.starts, self.lengths, output_size=self.tokens.numel())
         return (torch.arange(self.tokens.numel()) - starts).to(self.tokens.device)
 
+    @property
+    def group_lengths(self) -> Tensor:
+        """Tokens of each group of sequences, int64 [B / group_size], on the CPU."""
+        return self.lengths.view(-1, self.group_size).sum(1)
+
+    def rows_of(self, groups: Sequence[int]) -> list[int]:
+        """The sequences of these groups, in order."""
+        return [group * self.group_size + k for group in groups for k in range(self.group_size)]
+
     def with_columns(self, token: dict[str, Tensor] | None = None, sample: dict[str, Tensor] | None = None) -> Batch:
         """The same sequences with columns added or replaced."""
         return replace(self, token={**self.token, **(token or {})}, sample={**self.sample, **(sample or {})})
 
     def select(self, rows: Tensor | Sequence[int]) -> Batch:
-        """The sequences `rows`, in that order, with all their columns."""
+        """The sequences `rows`, in that order, with all their columns.
+
+        Raises:
+            ValueError: A group of sequences would be torn apart.
+        """
         rows = torch.as_tensor(rows, dtype=torch.int64)
+        if self.group_size > 1:
+            self._require_whole_groups(rows)
         lengths = self.lengths[rows]
         starts = torch.repeat_interleave(self.starts[rows] - (torch.cumsum(lengths, 0) - lengths), lengths)
         index = (torch.arange(int(lengths.sum())) + starts).to(self.tokens.device)
@@ -92,7 +112,13 @@ class Batch:
             {name: column[index.to(column.device)] for name, column in self.token.items()},
             {name: column[rows.to(column.device)] for name, column in self.sample.items()},
             self.sampling,
+            self.group_size,
         )
+
+    def _require_whole_groups(self, rows_B: Tensor) -> None:
+        whole = torch.tensor(self.rows_of((rows_B[:: self.group_size] // self.group_size).tolist()))
+        if not torch.equal(rows_B, whole):
+            raise ValueError(f"sequences that belong together, {self.group_size} by {self.group_size}, are torn apart")
 
     def split(self, rows: int) -> list[Batch]:
         """Consecutive pieces of `rows` sequences; the last may be smaller."""
@@ -122,6 +148,8 @@ def concat(batches: Sequence[Batch]) -> Batch:
     for other in batches[1:]:
         if other.token.keys() != first.token.keys() or other.sample.keys() != first.sample.keys():
             raise ValueError("batches with different columns cannot be joined")
+        if other.group_size != first.group_size:
+            raise ValueError("batches with groups of different sizes cannot be joined")
         if other.sampling != first.sampling:
             raise ValueError("batches drawn with different sampling parameters cannot be joined")
     return Batch(
@@ -130,4 +158,5 @@ def concat(batches: Sequence[Batch]) -> Batch:
         {name: torch.cat([b.token[name] for b in batches]) for name in first.token},
         {name: torch.cat([b.sample[name] for b in batches]) for name in first.sample},
         first.sampling,
+        first.group_size,
     )

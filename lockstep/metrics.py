@@ -120,6 +120,22 @@ class ExplainedVariance:
         return 1.0 - residual / variance if variance > 0 else float("nan")
 
 
+@dataclass(frozen=True)
+class StandardDeviation:
+    """√(Var x), of all values of all parts, from sums."""
+
+    count: Number
+    total: Number
+    squares: Number
+
+    def merge(self, other: StandardDeviation) -> StandardDeviation:
+        return StandardDeviation(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
+    def value(self) -> float:
+        n = float(self.count)
+        return max(0.0, float(self.squares) / n - (float(self.total) / n) ** 2) ** 0.5 if n else float("nan")
+
+
 class Metrics(dict[str, Reduction]):
     """Named reductions. `a + b` merges what both have and keeps what one has."""
 

@@ -44,6 +44,10 @@ class Problem:
         lines = [*(() if direct else self.steps), f"#### {self.answer}"]
         return {"question": self.question, "answer": "\n".join(lines)}
 
+    def pair(self) -> dict[str, str]:
+        """The problem answered step by step and, worse, directly."""
+        return {"question": self.question, "chosen": self.row()["answer"], "rejected": self.row(direct=True)["answer"]}
+
 
 @dataclass(frozen=True)
 class Files:
@@ -71,8 +75,8 @@ def write(folder: Path, spec: Arithmetic) -> Files:
         folder / "validation.jsonl",
         folder / "demonstrations.jsonl" if spec.demonstrations else None,
     )
-    _write_rows(files.train, (problem.row() for problem in train))
-    _write_rows(files.validation, (problem.row() for problem in validation))
+    for path, problems in ((files.train, train), (files.validation, validation)):
+        _write_rows(path, (problem.pair() if spec.pairs else problem.row() for problem in problems))
     if files.demonstrations is not None:
         _write_rows(files.demonstrations, demonstrations(train, spec))
     return files

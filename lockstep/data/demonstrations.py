@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
-from lockstep.data.prompts import fault_of, prompts_of, token_ids, too_long
+from lockstep.data import messages
+from lockstep.data.learned import Answers, learned_batch
+from lockstep.data.prompts import fault_of, prompts_of, too_long
 from lockstep.data.rows import Row, Rows
-from lockstep.data.selection import Needs, Selection
+from lockstep.data.selection import Head, Needs, Selection
 from lockstep.data.templates import render
 from lockstep.recipe import DataSection
 from lockstep.types import Prompt
@@ -39,29 +40,35 @@ class Demonstrations:
 
     Args:
         rows: The data.
-        tokenizer: The model's; its end-of-sequence token is the stop token.
+        tokenizer: The model's.
         data: Templates, limits, and whether to shuffle.
         max_tokens: Longest prompt and completion together; a longer row is over-long, like one with a long prompt.
+        stops: See `Answers`.
+        head: See `Selection`.
 
     Raises:
         DataError: A row lacks a field of a template, or is over-long, and is not to be skipped.
         ValueError: A template is malformed, or the tokenizer lacks a stop token or a chat template that is needed.
     """
 
-    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, max_tokens: int) -> None:
-        stop = tokenizer.eos_token_id
-        if not isinstance(stop, int):
-            raise ValueError(
-                "the model's tokenizer has no end-of-sequence token, and completions must end; set eos_token"
-            )
-        self._stop = stop
+    def __init__(
+        self,
+        rows: Rows,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataSection,
+        max_tokens: int,
+        stops: Collection[int] = (),
+        head: Head = None,
+    ) -> None:
+        self._answers = Answers(tokenizer, data, stops)
         self._tokenizer = tokenizer
         self._data = data
         self._max_tokens = max_tokens
         key = ("demonstrations", max_tokens)
-        templates = (*data.prompt_templates, data.completion)
-        needs = Needs(templates, fault_of(tokenizer, data), lambda *read: self._lengths(rows, *read), key)
-        self.selection = Selection(rows, tokenizer, data, needs)
+        self._prompt_fault = fault_of(tokenizer, data)
+        templates = (*data.prompt_templates, *data.completion_templates)
+        needs = Needs(templates, self._fault, lambda *read: self._lengths(rows, *read), key)
+        self.selection = Selection(rows, tokenizer, data, needs, head)
 
     def __len__(self) -> int:
         return len(self.selection)
@@ -83,11 +90,7 @@ class Demonstrations:
         return self._collate(self.selection.first(limit))
 
     def _collate(self, numbers: Sequence[int]) -> Batch:
-        rows = self._read(numbers)
-        tokens = [token for row in rows for token in (*row.prompt.tokens, *row.completion)]
-        parts = torch.tensor([[len(row.prompt.tokens), len(row.completion)] for row in rows])
-        mask = torch.repeat_interleave(torch.tensor([False, True]).repeat(len(rows)), parts.flatten())
-        return Batch(torch.tensor(tokens), parts.sum(1), {"mask": mask})
+        return learned_batch([(row.prompt.tokens, row.completion) for row in self._read(numbers)])
 
     def _read(self, numbers: Sequence[int]) -> list[Demonstration]:
         rows = self.selection.rows
@@ -95,9 +98,22 @@ class Demonstrations:
 
     def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Demonstration]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
-        texts = [render(self._data.completion, p.row, rows.where(i)) for i, p in zip(numbers, prompts, strict=True)]
-        tokens = token_ids(self._tokenizer, texts, add_special_tokens=False)
-        return [Demonstration(prompt, (*ids, self._stop)) for prompt, ids in zip(prompts, tokens, strict=True)]
+        texts = [self._completion(row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)]
+        return [Demonstration(*parts) for parts in zip(prompts, self._answers(texts), strict=True)]
+
+    def _completion(self, row: Row, where: str) -> str:
+        """What the template makes of the row, or the last word of its messages."""
+        data = self._data
+        if data.messages is not None and not data.completion_templates:
+            return messages.answered(row, data.messages)
+        return "".join(render(template, row, where) for template in data.completion_templates)
+
+    def _fault(self, row: Row) -> str | None:
+        """What is wrong with a row that has the fields of the templates, if anything."""
+        data, wrong = self._data, self._prompt_fault(row)
+        if wrong is None and data.messages is not None and not data.completion_templates:
+            return messages.answer_fault(row, data.messages)
+        return wrong
 
     def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
         return [self._complaint(row) for row in self._of(rows, numbers, contents)]

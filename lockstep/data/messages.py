@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -12,6 +12,8 @@ from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 
 Message = Mapping[str, Any]
+
+_ANSWER = "An answer."
 
 
 def asked(row: Row, field: str) -> tuple[Message, ...]:
@@ -33,8 +35,46 @@ def opened(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> s
     )
 
 
+def answered(row: Row, field: str) -> str:
+    """The answer that the assistant gives at the end of the messages in a field."""
+    return str(row[field][-1]["content"])
+
+
+def end_of_answer(tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) -> int | None:
+    """The first of these tokens that the chat template puts behind an answer; None where it puts none there."""
+    talk = [{"role": "user", "content": "Question."}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = str(tokenizer.apply_chat_template(talk, tokenize=False))
+    except TemplateError:  # it wants conversations of another shape
+        return None
+    behind = tokenizer(text.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
+    return next((token for token in behind if token in stops), None)
+
+
 def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """What is wrong with the messages of a row, if anything."""
+    """What is wrong with the messages of a row that are to be answered, if anything."""
+    wrong = _shape_fault(row, field)
+    if wrong is not None:
+        return wrong
+    if not asked(row, field):
+        return f"has in the field {field!r} no message that could be answered"
+    try:
+        opened(asked(row, field), tokenizer)
+    except TemplateError as error:
+        return f"has in the field {field!r} messages that the tokenizer's chat template refuses ({error})"
+    return None
+
+
+def answer_fault(row: Row, field: str) -> str | None:
+    """What is wrong with the answer at the end of the messages in a field, if anything."""
+    wrong = _shape_fault(row, field)
+    if wrong is None and (not row[field] or row[field][-1]["role"] != "assistant"):
+        return f"has in the field {field!r} no answer by the assistant at the end"
+    return wrong
+
+
+def _shape_fault(row: Row, field: str) -> str | None:
+    """Whether a field holds messages at all."""
     wrong = complaint(row, {field: "list"})
     if wrong is not None:
         return wrong
@@ -44,10 +84,4 @@ def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase) -> str | Non
             return (
                 f'has in the field {field!r} a message, number {number}, that is not {{"role": text, "content": text}}'
             )
-    if not asked(row, field):
-        return f"has in the field {field!r} no message that could be answered"
-    try:
-        opened(asked(row, field), tokenizer)
-    except TemplateError as error:
-        return f"has in the field {field!r} messages that the tokenizer's chat template refuses ({error})"
     return None

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.rows import Row, Rows
-from lockstep.data.selection import Needs, Selection
+from lockstep.data.selection import Head, Needs, Selection
 from lockstep.data.templates import render
 from lockstep.recipe import DataSection
 from lockstep.types import Prompt
@@ -32,13 +32,13 @@ def prompts_of(
     """
     if not numbers:
         return []
-    if _is_chat(data):
+    if is_chat(data):
         talks = [_messages(row, rows.where(i), data) for i, row in zip(numbers, contents, strict=True)]
         texts = [messages.opened(talk, tokenizer) for talk in talks]
     else:
         talks = [None] * len(numbers)
         texts = [render(data.prompt, row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)]
-    tokens = token_ids(tokenizer, texts, add_special_tokens=not _is_chat(data))
+    tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data))
     whole = [
         Prompt(rows.id(i), text, tuple(ids), row, talk)
         for i, text, ids, row, talk in zip(numbers, texts, tokens, contents, talks, strict=True)
@@ -52,7 +52,7 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
     Raises:
         ValueError: A chat template is wanted and missing.
     """
-    if _is_chat(data) and tokenizer.chat_template is None:
+    if is_chat(data) and tokenizer.chat_template is None:
         raise ValueError(
             "data.messages is set, but the model's tokenizer has no chat template; use a model that has one, or write "
             "the whole prompt in data.prompt"
@@ -64,7 +64,8 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
     return (lambda row: None) if field is None else (lambda row: messages.fault(row, field, tokenizer))
 
 
-def _is_chat(data: DataSection) -> bool:
+def is_chat(data: DataSection) -> bool:
+    """Whether prompts go through the tokenizer's chat template."""
     return data.chat or data.messages is not None
 
 
@@ -83,7 +84,7 @@ def _truncated(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSec
         return prompt
     begin = prompt.tokens[:1] if prompt.tokens[0] == tokenizer.bos_token_id else ()
     tokens = (*begin, *prompt.tokens[len(begin) + cut :])
-    text = tokenizer.decode(list(tokens), skip_special_tokens=not _is_chat(data))
+    text = tokenizer.decode(list(tokens), skip_special_tokens=not is_chat(data))
     return replace(prompt, text=str(text), tokens=tokens, tokens_cut=cut)
 
 
@@ -109,19 +110,20 @@ class Prompts:
         rows: The data.
         tokenizer: The model's.
         data: Templates, limits, and whether to shuffle.
+        head: See `Selection`.
 
     Raises:
         DataError: A row lacks a field of a template, or is over-long, and is not to be skipped.
         ValueError: A template is malformed, or a chat template is wanted and missing.
     """
 
-    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection) -> None:
+    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, head: Head = None) -> None:
         self._tokenizer = tokenizer
         self._data = data
         # A row without an answer, too, should stop a run before it starts, not at step 40.
         templates = (*data.prompt_templates, data.answer)
         needs = Needs(templates, fault_of(tokenizer, data), lambda *read: self._lengths(rows, *read), ("prompts",))
-        self.selection = Selection(rows, tokenizer, data, needs)
+        self.selection = Selection(rows, tokenizer, data, needs, head)
 
     def __len__(self) -> int:
         return len(self.selection)

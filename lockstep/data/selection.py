@@ -31,8 +31,18 @@ _REMEDIES = {
 }
 _DECIDE_NOTHING = {
     "train", "validation", "weights", "arithmetic", "bad_rows", "overlong_prompts", "max_validation_samples", "shuffle",
+    "limit_train_batches", "limit_val_batches",
 }  # fmt: skip
 """Options of `DataSection` that do not change what is wrong with a row."""
+
+
+Head = int | float | None
+"""How many of the usable rows are used, the first in the order of the data: so many, or that share; None: all."""
+
+
+def head(limit: int | float | None, batch_size: int) -> Head:
+    """The rows of `limit` batches, or that share of all rows: one meaning of the limit for every algorithm."""
+    return limit * batch_size if isinstance(limit, int) else limit
 
 
 @dataclass(frozen=True)
@@ -63,19 +73,24 @@ class Selection:
         tokenizer: Whose tokens are counted.
         data: Fields, limits, and what to do about rows that break them.
         needs: What else a row must be like.
+        head: How many of the usable rows are used; of several weighted files, of each its part.
 
     Raises:
         DataError: A row is not usable and not to be skipped; or no row, or none of a weighted file, is usable.
     """
 
-    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs) -> None:
+    def __init__(
+        self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs, head: Head = None
+    ) -> None:
         self.rows = rows
         self._shuffle = data.shuffle
         self._kept, found = _selected(rows, tokenizer, data, needs)
         self.bad = rows.skipped + found[_BAD]
         cut = data.overlong_prompts == "truncate"
         self.overlong, self.truncated = (Skipped(), found[_OVERLONG]) if cut else (found[_OVERLONG], Skipped())
-        self._sizes = self._part_sizes()
+        self._sizes, self._unused = self._part_sizes(), 0
+        if head is not None:
+            self._keep_first(head)
         self._weights = [part.weight for part in rows.parts]
         named = ((f"{_BAD} skipped", self.bad), (f"{_OVERLONG} skipped", self.overlong))
         for what, rows_found in (*named, (f"{_OVERLONG} truncated", self.truncated)):
@@ -95,7 +110,8 @@ class Selection:
         """How many rows were skipped, by reason, and how many prompts truncated, for people."""
         counts = ((self.bad.count, _BAD), (self.overlong.count, _OVERLONG))
         skipped = f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} skipped"
-        return f"{skipped}, {self.truncated.count} {_OVERLONG} truncated" if self.truncated.count else skipped
+        cut = f", {self.truncated.count} {_OVERLONG} truncated" if self.truncated.count else ""
+        return f"{skipped}{cut}{f', {self._unused} beyond the limit' if self._unused else ''}"
 
     def numbers(self, places: Sequence[int]) -> list[int]:
         """Which rows of the data stand at these places among those that are used."""
@@ -108,6 +124,20 @@ class Selection:
     def first(self, limit: int | None) -> list[int]:
         """The rows in the order of the data, at most the first `limit`."""
         return self.numbers(range(len(self))[:limit])
+
+    def _keep_first(self, head: int | float) -> None:
+        """Leaves the first rows of each part, in proportion to its size."""
+        usable = len(self._kept)
+        used = min(head, usable) if isinstance(head, int) else int(head * usable)
+        ends = np.cumsum(self._sizes)
+        starts, shares = ends - self._sizes, np.diff(ends * used // usable, prepend=0)
+        if not shares.all():
+            raise DataError(
+                f"{self.rows.parts[int(shares.argmin())].name}: the limit leaves none of its rows; raise "
+                "data.limit_train_batches, or data.limit_val_batches"
+            )
+        places = [np.arange(start, start + share) for start, share in zip(starts, shares, strict=True)]
+        self._kept, self._sizes, self._unused = self._kept[np.concatenate(places)], shares.tolist(), usable - used
 
     def _part_sizes(self) -> list[int]:
         ends = np.cumsum([part.size for part in self.rows.parts])

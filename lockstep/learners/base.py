@@ -33,7 +33,7 @@ class Learner(Protocol):
         ...
 
     def optim_step(self) -> Metrics:
-        """Divides the gathered gradient by the count of active tokens or rows, clips it, and updates the weights."""
+        """Divides the gathered gradient by the count of what is active, clips it, and updates the weights."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.metrics import Metrics
 
-Denominator = Literal["tokens", "rows"]
+Denominator = Literal["tokens", "rows", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Outputs:
 
 
 class Loss(Protocol):
-    """Called by a learner on each micro-batch; returns the *sum* over active tokens or rows, and metrics.
+    """Called by a learner on each micro-batch; returns the *sum* over active tokens, rows or pairs, and metrics.
 
-    The learner divides the gradient once, by the count of active tokens or rows over all micro-batches and ranks.
+    The learner divides the gradient once, by the count of what is active over all micro-batches and ranks.
     """
 
     @property
@@ -43,7 +43,35 @@ class Loss(Protocol):
 
 
 def active(batch: Batch, denominator: Denominator) -> Tensor:
-    """The number of trainable tokens, or of sequences that have one. A 0-d tensor on the batch's device."""
+    """The number of trainable tokens, or of sequences that have one, or of pairs in which both have.
+
+    Returns:
+        A 0-d tensor on the batch's device.
+    """
     if denominator == "tokens":
         return batch.mask.sum()
-    return (batch.per_sample(batch.mask.float()) > 0).sum()
+    if denominator == "pairs":
+        return active_pairs(batch).sum()
+    return _active_rows(batch).sum()
+
+
+def paired(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
+    """A per-sequence column of the first and of the second sequence of each pair, [P] each.
+
+    Raises:
+        ValueError: The batch is not one of pairs, so that a learner may have torn them apart.
+    """
+    if batch.group_size != 2:
+        raise ValueError(f"pairs are wanted, but the batch has groups of {batch.group_size}; set its group_size to 2")
+    return column_B[0::2], column_B[1::2]
+
+
+def active_pairs(batch: Batch) -> Tensor:
+    """Whether both sequences of a pair have a trainable token, bool [P]."""
+    first_P, second_P = paired(batch, _active_rows(batch))
+    return first_P & second_P
+
+
+def _active_rows(batch: Batch) -> Tensor:
+    """Whether a sequence has a trainable token, bool [B]."""
+    return batch.per_sample(batch.mask.float()) > 0

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from lockstep.recipe.doctor import DoctorData, DoctorRecipe, DoctorRun, Grid, Limits, Method
+from lockstep.recipe.dpo import DPO, DPORecipe, PairSection
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
 from lockstep.recipe.machinery import (
@@ -26,6 +27,7 @@ from lockstep.recipe.machinery import (
     Schedule,
 )
 from lockstep.recipe.ppo import KL, PPO, Correction, DynamicSampling, Overlong, PPORecipe, RewardScaling
+from lockstep.recipe.preference import PreferenceLoss, PreferenceSection
 from lockstep.recipe.run import Bound, Common, Run
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sft import SFT, SFTRecipe
@@ -42,9 +44,12 @@ from lockstep.recipe.sources import (
 from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 from lockstep.recipe.watch import DoctorSection
 
-Recipe = Annotated[SFTRecipe | PPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe, Field(discriminator="algorithm")]
+Recipe = Annotated[
+    SFTRecipe | DPORecipe | PPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe, Field(discriminator="algorithm")
+]
 
 __all__ = [
+    "DPO",
     "KL",
     "PPO",
     "SFT",
@@ -55,6 +60,7 @@ __all__ = [
     "Common",
     "Computation",
     "Correction",
+    "DPORecipe",
     "DataSection",
     "DoctorData",
     "DoctorRecipe",
@@ -79,7 +85,10 @@ __all__ = [
     "Optimizer",
     "Overlong",
     "PPORecipe",
+    "PairSection",
     "Parallel",
+    "PreferenceLoss",
+    "PreferenceSection",
     "Probability",
     "PromptSection",
     "QuestionSection",

@@ -75,9 +75,11 @@ class Common(Section):
     @model_validator(mode="after")
     def _validation_has_rows(self) -> Common:
         rows = self.data.validation is not None or self.data.arithmetic is not None
-        if not rows and (self.run.validate_every or self.data.max_validation_samples is not None):
+        limits = (self.data.max_validation_samples, self.data.limit_val_batches)
+        if not rows and (self.run.validate_every or any(limit is not None for limit in limits)):
             raise ValueError(
-                "run.validate_every and data.max_validation_samples need rows to validate on; set data.validation"
+                "run.validate_every, data.max_validation_samples and data.limit_val_batches need rows to validate on; "
+                "set data.validation"
             )
         return self
 

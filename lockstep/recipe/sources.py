@@ -54,6 +54,9 @@ class Arithmetic(Section):
     direct_share: Probability = Field(
         default=0.6, description="share of questions that are then answered without reasoning"
     )
+    pairs: bool = Field(
+        default=False, description="rows for DPO: `chosen` is answered step by step, `rejected` directly"
+    )
     seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
 
 
@@ -70,6 +73,12 @@ class _OneSentence:
 FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
 Paths = Annotated[
     str | Annotated[tuple[str, ...], Field(min_length=1)], _OneSentence("the name of a file or a list of names")
+]
+
+
+BatchLimit = Annotated[
+    PositiveInt | Annotated[float, Field(gt=0.0, le=1.0)],
+    _OneSentence("a whole number of batches, or a share above 0.0 and up to 1.0"),
 ]
 
 
@@ -135,8 +144,31 @@ class DataSection(QuestionSection):
         default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
     )
     arithmetic: Arithmetic | None = Field(default=None, description="make the data instead of reading it")
-    completion: str = Field(default="{answer}", description="template of the completion that SFT learns")
+    completion: str | None = Field(
+        default=None,
+        description="template of what SFT learns; null: {answer}, or with `messages` the assistant's last word",
+    )
     shuffle: bool = Field(default=True, description="a new order each epoch, keyed by the seed")
+
+    limit_train_batches: BatchLimit | None = Field(
+        default=None, description="an epoch is the first so many batches of rows, or that share of the rows; null: all"
+    )
+    limit_val_batches: BatchLimit | None = Field(
+        default=None, description="likewise for the rows to validate on, in batches of as many rows as a step takes"
+    )
+
+    @property
+    def completion_templates(self) -> tuple[str, ...]:
+        """Whose fields a row needs for what is learned; none where its messages have it."""
+        if self.completion is not None:
+            return (self.completion,)
+        return ("{answer}",) if self.messages is None else ()
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> DataSection:
+        if self.max_validation_samples is not None and self.limit_val_batches is not None:
+            raise ValueError("say one of max_validation_samples (rows) and limit_val_batches (batches, or a share)")
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:

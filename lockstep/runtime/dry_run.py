@@ -18,19 +18,21 @@ from transformers import PreTrainedModel
 from lockstep.config import Loaded
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import Files, open_rows
+from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
+from lockstep.data.selection import Head, head
 from lockstep.experience.rewards import MathReward, build
 from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
-from lockstep.recipe import Common, LearnerSection, PPORecipe, SFTRecipe
+from lockstep.recipe import Common, DPORecipe, LearnerSection, PPORecipe, SFTRecipe
 from lockstep.runtime import memory
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.findings import Findings
 from lockstep.runtime.folder import FRAME, changed_options, require_writable, standing
 from lockstep.runtime.jobs import batch_arithmetic, extent_of, require_context
 from lockstep.runtime.memory import Sizes, readable
-from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_prompts
+from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_pairs, open_prompts
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 from lockstep.runtime.trackers.run import views_of
 from lockstep.runtime.trackers.view import Facts
@@ -86,8 +88,8 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     match recipe:
         case PPORecipe():
             _ppo(recipe, files, model, found)
-        case SFTRecipe():
-            _sft(recipe, files, model, found)
+        case SFTRecipe() | DPORecipe():
+            _supervised(recipe, files, model, found)
     if model is not None:
         with found.problem():
             _memory(recipe, model.sizes, found)
@@ -192,9 +194,10 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
         return
     with found.problem():
         require_context(recipe, model.source)
-    rows = {"train": files.train, "validation": files.validation}
-    opened = {name: _prompts(recipe, file, model, found) for name, file in rows.items() if file is not None}
-    train, validation = opened["train"], opened.get("validation")
+    size = recipe.ppo.num_prompts_per_step
+    train = _prompts(recipe, files.train, head(recipe.data.limit_train_batches, size), model, found)
+    limit = head(recipe.data.limit_val_batches, size)
+    validation = _prompts(recipe, files.validation, limit, model, found) if files.validation else None
     if train is None:
         return
     with found.problem():
@@ -211,9 +214,9 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
             _answers(MathReward(recipe.reward.marker), train, found)
 
 
-def _prompts(recipe: PPORecipe, files: Files, model: _Model, found: Findings) -> Prompts | None:
+def _prompts(recipe: PPORecipe, files: Files, limit: Head, model: _Model, found: Findings) -> Prompts | None:
     with found.problem():
-        return open_prompts(files, recipe.data, model.source.tokenizer)
+        return open_prompts(files, recipe.data, model.source.tokenizer, limit)
     return None
 
 
@@ -227,23 +230,31 @@ def _answers(reward: MathReward, rows: Prompts, found: Findings) -> None:
     found.say("reward", f"math; the right answers of the first {len(first)} rows can be read")
 
 
-def _sft(recipe: SFTRecipe, files: DataFiles | None, model: _Model | None, found: Findings) -> None:
+def _supervised(recipe: SFTRecipe | DPORecipe, files: DataFiles | None, model: _Model | None, found: Findings) -> None:
+    """What learns from rows as they are: demonstrations, or pairs of answers."""
     if model is None or files is None:
         return
     with found.problem():
         require_context(recipe, model.source)
     with found.problem():
-        held_out = files.validation and open_demonstrations(files.validation, recipe, model.source.tokenizer)
-        rows = open_demonstrations(files.demonstrations, recipe, model.source.tokenizer)
-        size = recipe.sft.global_batch_size
+        section, what = (recipe.sft, "rows") if isinstance(recipe, SFTRecipe) else (recipe.dpo, "pairs")
+        size, data, sequences = section.global_batch_size, recipe.data, 1 if what == "rows" else 2
+        held_out = files.validation and _learned(recipe, files.validation, head(data.limit_val_batches, size), model)
+        rows = _learned(recipe, files.demonstrations, head(data.limit_train_batches, size), model)
         extent = extent_of(recipe, len(rows), size)
-        found.say("data", f"{_count(rows, 'rows')}, {_count(held_out, 'rows') if held_out else 'none'} to validate on")
-        found.say("step", f"{size} rows → 1 optimizer step")
-        found.say("micro-batches", _micro_batches(recipe, size, recipe.sft.max_tokens))
+        found.say("data", f"{_count(rows, what)}, {_count(held_out, what) if held_out else 'none'} to validate on")
+        found.say("step", f"{size} {what} → 1 optimizer step")
+        found.say("micro-batches", _micro_batches(recipe, sequences * size, section.max_tokens))
         found.say("run", _course(recipe, extent.steps, held_out is not None))
 
 
-def _count(rows: Prompts | Demonstrations, what: str) -> str:
+def _learned(recipe: SFTRecipe | DPORecipe, files: Files, limit: Head, model: _Model) -> Demonstrations | Pairs:
+    if isinstance(recipe, SFTRecipe):
+        return open_demonstrations(files, recipe, model.source, limit)
+    return open_pairs(files, recipe, model.source, limit)
+
+
+def _count(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
     return f"{len(rows):,} {what} ({rows.selection.account})"
 
 
@@ -270,6 +281,7 @@ def _course(recipe: Common, steps: int, validates: bool) -> str:
 def _memory(recipe: Common, sizes: Sizes, found: Findings) -> None:
     learner = recipe.learner
     parts = memory.trained("policy", sizes.policy, sizes, learner)
+    parts += memory.frozen(sizes, learner) if isinstance(recipe, DPORecipe) else []
     if isinstance(recipe, PPORecipe):
         parts += memory.trained("critic", sizes.critic, sizes, learner)
         parts += memory.frozen(sizes, learner) if recipe.ppo.kl.coef else []

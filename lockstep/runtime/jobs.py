@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.algorithms.dpo import DPOWorkers, dpo_step, held_out_preference, with_reference
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
 from lockstep.data.files import Files
 from lockstep.data.prompts import Prompts
+from lockstep.data.selection import head
 from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
 from lockstep.experience.refit import random_probe
@@ -19,15 +21,17 @@ from lockstep.experience.rollout import Experience
 from lockstep.experience.watch import FLOOR, Watch
 from lockstep.learners.base import Learner
 from lockstep.learners.torch.learner import TorchLearner
+from lockstep.losses import preference
+from lockstep.losses.preference import Preference
 from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
 from lockstep.objectives.sequential import DriftTest
-from lockstep.recipe import Common, DoctorSection, PPORecipe, SFTRecipe
+from lockstep.recipe import Common, DoctorSection, DPORecipe, PPORecipe, SFTRecipe
 from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
-from lockstep.runtime.rows import DataFiles, open_demonstrations, open_prompts
+from lockstep.runtime.rows import DataFiles, open_demonstrations, open_pairs, open_prompts
 from lockstep.runtime.source import Source
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
@@ -70,16 +74,20 @@ def job_of(recipe: Common, place: Place) -> Job:
     match recipe:
         case SFTRecipe():
             return _sft(recipe, place)
+        case DPORecipe():
+            return _dpo(recipe, place)
         case PPORecipe():
             return _ppo(recipe, place)
         case _:
             raise TypeError(f"no algorithm runs a {type(recipe).__name__}")
 
 
-def require_context(recipe: SFTRecipe | PPORecipe, source: Source) -> None:
+def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe, source: Source) -> None:
     """Raises ValueError if sequences that the recipe allows do not fit the model."""
     if isinstance(recipe, SFTRecipe):
         return source.require_room("sft.max_tokens", recipe.sft.max_tokens)
+    if isinstance(recipe, DPORecipe):
+        return source.require_room("dpo.max_tokens", recipe.dpo.max_tokens)
     for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
         tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
         source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
@@ -110,9 +118,10 @@ def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
     files, source = place.files, place.source
     require_context(recipe, source)
-    rows = open_demonstrations(files.demonstrations, recipe, source.tokenizer)
+    size = recipe.sft.global_batch_size
+    rows = open_demonstrations(files.demonstrations, recipe, source, head(recipe.data.limit_train_batches, size))
     spec = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
-    policy, size = _learner(spec, recipe, place), recipe.sft.global_batch_size
+    policy = _learner(spec, recipe, place)
     workers = SFTWorkers(policy, rows, place.shown.phase)
     return Job(
         step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
@@ -120,6 +129,24 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
         learners={"policy": policy},
         validate=_held_out_loss(recipe, policy, files.validation, source),
         arithmetic=f"{len(rows)} rows ({rows.selection.account}); {size} rows → 1 optimizer step",
+    )
+
+
+def _dpo(recipe: DPORecipe, place: Place) -> Job:
+    files, source, size = place.files, place.source, recipe.dpo.global_batch_size
+    require_context(recipe, source)
+    pairs = open_pairs(files.train, recipe, source, head(recipe.data.limit_train_batches, size))
+    shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
+    policy = _learner(LearnerSpec(head="logits", optimizer=recipe.optimizer, **shared), recipe, place)
+    reference = _learner(LearnerSpec(head="logits", optimizer=None, **shared), recipe, place)
+    workers = DPOWorkers(policy, reference, pairs, place.shown.phase)
+    loss = preference.build(recipe.dpo, recipe.dpo.ref_policy_kl_penalty)
+    return Job(
+        step=lambda step, position: dpo_step(step, position, workers, loss, size, recipe.seed),
+        extent=extent_of(recipe, len(pairs), size),
+        learners={"policy": policy},
+        validate=_held_out_preference(recipe, workers, loss, place),
+        arithmetic=f"{len(pairs)} pairs ({pairs.selection.account}); {size} pairs → 1 optimizer step",
     )
 
 
@@ -132,9 +159,10 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     frozen = LearnerSpec(head="logits", optimizer=None, **shared)
     reference = _learner(frozen, recipe, place) if recipe.ppo.kl.coef else None
     options = rules(recipe, source.stop_token_ids)
+    limit = head(recipe.data.limit_train_batches, recipe.ppo.num_prompts_per_step)
     experience = Experience(
         _engine(policy, source, recipe, place),
-        open_prompts(files.train, recipe.data, source.tokenizer),
+        open_prompts(files.train, recipe.data, source.tokenizer, limit),
         build_reward(recipe.reward),
         source.decode,
         recipe.seed,
@@ -179,7 +207,8 @@ def _validation(
 ) -> Callable[[int], Metrics] | None:
     if files is None:
         return None
-    rows = open_prompts(files, recipe.data, source.tokenizer).first(recipe.data.max_validation_samples)
+    held_out = head(recipe.data.limit_val_batches, recipe.ppo.num_prompts_per_step)
+    rows = open_prompts(files, recipe.data, source.tokenizer, held_out).first(recipe.data.max_validation_samples)
     asked, graded = recipe.validation_sampling, grading(recipe.reward)
     sampling = source.sampling(asked)
 
@@ -196,8 +225,21 @@ def _held_out_loss(
 ) -> Callable[[int], Metrics] | None:
     if files is None:
         return None
-    rows = open_demonstrations(files, recipe, source.tokenizer).first(recipe.data.max_validation_samples)
+    held_out = head(recipe.data.limit_val_batches, recipe.sft.global_batch_size)
+    rows = open_demonstrations(files, recipe, source, held_out).first(recipe.data.max_validation_samples)
     return lambda step: held_out_loss(policy, rows).prefixed("validation")
+
+
+def _held_out_preference(
+    recipe: DPORecipe, workers: DPOWorkers, loss: Preference, place: Place
+) -> Callable[[int], Metrics] | None:
+    files, data = place.files.validation, recipe.data
+    if files is None:
+        return None
+    held_out = head(data.limit_val_batches, recipe.dpo.global_batch_size)
+    pairs = open_pairs(files, recipe, place.source, held_out).first(data.max_validation_samples)
+    scored = with_reference(pairs, workers.reference)
+    return lambda step: held_out_preference(workers.policy, scored, loss).prefixed("validation")
 
 
 def batch_arithmetic(recipe: PPORecipe, rows: Prompts) -> str:

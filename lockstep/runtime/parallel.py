@@ -145,7 +145,7 @@ class DataParallelLearner:
         Returns:
             The rows in the order of the ranks, int64 [B], and each rank's result.
         """
-        shares = [rows for rows in balanced(batch.lengths.tolist(), len(self.ranks)) if rows]
+        shares = [batch.rows_of(groups) for groups in balanced(batch.group_lengths.tolist(), len(self.ranks)) if groups]
         calls = zip(self.ranks, shares, strict=False)
         results = self._outcomes(rank.submit(verb, batch.select(rows), *args) for rank, rows in calls)
         return torch.tensor([row for rows in shares for row in rows]), results

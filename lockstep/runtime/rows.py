@@ -10,8 +10,11 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.data import arithmetic
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import Files, open_rows
+from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
-from lockstep.recipe import DataSection, SFTRecipe
+from lockstep.data.selection import Head
+from lockstep.recipe import DataSection, DPORecipe, SFTRecipe
+from lockstep.runtime.source import Source
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,18 @@ def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = N
     return Files(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 
-def open_prompts(files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
+def open_prompts(files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase, head: Head = None) -> Prompts:
     """Opens files of rows as prompts."""
-    return Prompts(open_rows(files, section.bad_rows), tokenizer, section)
+    return Prompts(open_rows(files, section.bad_rows), tokenizer, section, head)
 
 
-def open_demonstrations(files: Files, recipe: SFTRecipe, tokenizer: PreTrainedTokenizerBase) -> Demonstrations:
+def open_demonstrations(files: Files, recipe: SFTRecipe, source: Source, head: Head = None) -> Demonstrations:
     """Opens files of rows as demonstrations."""
-    return Demonstrations(open_rows(files, recipe.data.bad_rows), tokenizer, recipe.data, recipe.sft.max_tokens)
+    data, rows = recipe.data, open_rows(files, recipe.data.bad_rows)
+    return Demonstrations(rows, source.tokenizer, data, recipe.sft.max_tokens, source.stop_token_ids, head)
+
+
+def open_pairs(files: Files, recipe: DPORecipe, source: Source, head: Head = None) -> Pairs:
+    """Opens files of rows as pairs."""
+    data, rows = recipe.data, open_rows(files, recipe.data.bad_rows)
+    return Pairs(rows, source.tokenizer, data, recipe.dpo.max_tokens, source.stop_token_ids, head)

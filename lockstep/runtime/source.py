@@ -59,7 +59,9 @@ def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
 def scratch_tokenizer(recipe: Common, files: Files) -> PreTrainedTokenizerFast:
     """The tokenizer of a new model, made from the rows of `files`."""
     data = recipe.data
-    return words_tokenizer(texts(open_rows(files, data.bad_rows), data, (*data.prompt_templates, data.completion)))
+    return words_tokenizer(
+        texts(open_rows(files, data.bad_rows), data, (*data.prompt_templates, *data.completion_templates))
+    )
 
 
 def open_source(folder: Path | str) -> Source:

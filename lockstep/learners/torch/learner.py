@@ -122,8 +122,9 @@ class TorchLearner:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._section.dtype == "bf16")
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[list[int], Batch]]:
-        """Pieces that fit the token budget, with the rows they hold."""
-        for rows in pack(batch.lengths.tolist(), self._section.micro_batch_tokens):
+        """Pieces that fit the token budget, with the rows they hold; what belongs together stays together."""
+        for groups in pack(batch.group_lengths.tolist(), self._section.micro_batch_tokens):
+            rows = batch.rows_of(groups)
             yield rows, batch.select(rows).to(self.device)
 
     @torch.no_grad()

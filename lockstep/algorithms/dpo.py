@@ -1,0 +1,51 @@
+"""Direct preference optimisation (Rafailov et al. 2023): a policy learns from pairs of answers, without a reward model.
+
+The policy that maximises a reward less β·KL(π ‖ π_ref) has r(x, y) = β·log π(y | x)/π_ref(y | x) + β·log Z(x). Put into
+Bradley and Terry's model of preferences, Z falls out, and what is left to maximise is log σ(β·Δ) (eq. 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.algorithms.step import StepResult
+from lockstep.batch import Batch
+from lockstep.data.pairs import Pairs
+from lockstep.learners.base import Learner, train
+from lockstep.losses.base import Outputs
+from lockstep.losses.preference import Preference
+from lockstep.metrics import Metrics
+from lockstep.types import Phase
+
+
+@dataclass(frozen=True)
+class DPOWorkers:
+    """Who does the work: π, the frozen π_ref, and the pairs."""
+
+    policy: Learner
+    reference: Learner
+    pairs: Pairs
+    phase: Phase
+
+
+def dpo_step(
+    step: int, position: int, workers: DPOWorkers, loss: Preference, global_batch_size: int, seed: int
+) -> StepResult:
+    """One optimizer step on the pairs `position` … `position + global_batch_size − 1`."""
+    with workers.phase("data"):
+        batch = workers.pairs.at(position, global_batch_size, seed)  # x, y_w ≻ y_l
+    with workers.phase("reference"):
+        batch = with_reference(batch, workers.reference)  # log π_ref(y | x)
+    with workers.phase("policy"):
+        metrics = train(workers.policy, batch, loss)
+    return StepResult(metrics.prefixed("train"), position + global_batch_size, batch.tokens.numel())
+
+
+def with_reference(batch: Batch, reference: Learner) -> Batch:
+    """The batch with the reference's log-probabilities, which no step changes."""
+    return batch.with_columns({"ref_logprob": reference.logprobs(batch)})
+
+
+def held_out_preference(policy: Learner, batch: Batch, loss: Preference) -> Metrics:
+    """The metrics of training on pairs that are not trained on, which have their reference; no gradients."""
+    return loss(Outputs(logprob=policy.logprobs(batch)), batch)[1]

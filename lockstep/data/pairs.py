@@ -1,0 +1,153 @@
+"""Pairs of answers to one prompt, a chosen and a rejected one, for learning from preferences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from lockstep.batch import Batch
+from lockstep.data import messages
+from lockstep.data.learned import Answers, learned_batch
+from lockstep.data.prompts import fault_of, prompts_of, too_long
+from lockstep.data.rows import Row, Rows
+from lockstep.data.selection import Head, Needs, Selection
+from lockstep.data.templates import complaint, fields, render
+from lockstep.recipe import PairSection
+from lockstep.types import Prompt
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One row to learn a preference from.
+
+    Attributes:
+        prompt: What is given; tokenised by itself, exactly as a sampler will be given it.
+        chosen: Token ids of the better answer, the stop token last.
+        rejected: Of the worse one, likewise.
+        scores: What either answer is worth; empty where rows do not say.
+    """
+
+    prompt: Prompt
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+    scores: tuple[float, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt with the longer answer."""
+        return len(self.prompt.tokens) + max(len(self.chosen), len(self.rejected))
+
+
+class Pairs:
+    """The pairs of a data file, read and tokenised when asked for; indexed and ordered as `Prompts` are.
+
+    Args:
+        rows: The data.
+        tokenizer: The model's.
+        data: Templates, limits, and whether to shuffle.
+        max_tokens: Longest prompt and answer together; a row with a longer one is over-long, as with a long prompt.
+        stops: See `Answers`.
+        head: See `Selection`.
+
+    Raises:
+        DataError: A row lacks a field, has two equal answers or is over-long, and is not to be skipped.
+        ValueError: A template is malformed, or the tokenizer lacks a stop token or a chat template that is needed.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        tokenizer: PreTrainedTokenizerBase,
+        data: PairSection,
+        max_tokens: int,
+        stops: Collection[int] = (),
+        head: Head = None,
+    ) -> None:
+        self._answers = Answers(tokenizer, data, stops)
+        self._tokenizer = tokenizer
+        self._data = data
+        self._max_tokens = max_tokens
+        self._prompt_fault = fault_of(tokenizer, data)
+        templates = (*data.prompt_templates, data.chosen, data.rejected)
+        needs = Needs(templates, self._fault, lambda *read: self._lengths(rows, *read), ("pairs", max_tokens))
+        self.selection = Selection(rows, tokenizer, data, needs, head)
+
+    def __len__(self) -> int:
+        return len(self.selection)
+
+    def __getitem__(self, i: int) -> Pair:
+        return self._read(self.selection.numbers([i]))[0]
+
+    def at(self, position: int, count: int, seed: int) -> Batch:
+        """The pairs at `position` … `position + count − 1` of a run, two sequences each; see `data.order`."""
+        return self._collate(self.selection.at(position, count, seed))
+
+    def first(self, limit: int | None = None) -> Batch:
+        """The pairs in the order of the file, at most the first `limit`."""
+        return self._collate(self.selection.first(limit))
+
+    def _collate(self, numbers: Sequence[int]) -> Batch:
+        pairs = self._read(numbers)
+        answers = [(pair.prompt.tokens, answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
+        scores = [score for pair in pairs for score in pair.scores]
+        return replace(learned_batch(answers), sample={"score": torch.tensor(scores)} if scores else {}, group_size=2)
+
+    def _read(self, numbers: Sequence[int]) -> list[Pair]:
+        rows = self.selection.rows
+        return self._of(rows, numbers, rows.rows(numbers))
+
+    def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Pair]:
+        prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
+        chosen, rejected = (
+            self._answers([_answer(template, row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)])
+            for template in (self._data.chosen, self._data.rejected)
+        )
+        scores = [tuple(float(row[name]) for name in self._data.score_fields) for row in contents]
+        return [Pair(*parts) for parts in zip(prompts, chosen, rejected, scores, strict=True)]
+
+    def _fault(self, row: Row) -> str | None:
+        """What is wrong with a row that has the fields of the templates, if anything."""
+        data = self._data
+        wrong = self._prompt_fault(row) or complaint(row, dict.fromkeys(data.score_fields, "number"))
+        wrong = wrong or _answer_fault(data.chosen, row) or _answer_fault(data.rejected, row)
+        if wrong is not None:
+            return wrong
+        if _answer(data.chosen, row, "") == _answer(data.rejected, row, ""):
+            return "has the same answer twice, chosen and rejected, from which nothing can be learned"
+        if data.score_fields and float(row[data.score_fields[0]]) < float(row[data.score_fields[1]]):
+            chosen, rejected = (f"{name!r} {json.dumps(float(row[name]))}" for name in data.score_fields)
+            return f"has a chosen answer that is worth less than the rejected one: {chosen}, {rejected}"
+        return None
+
+    def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
+        return [self._complaint(pair) for pair in self._of(rows, numbers, contents)]
+
+    def _complaint(self, pair: Pair) -> str | None:
+        if pair.longest <= self._max_tokens:
+            return too_long(pair.prompt, self._data.max_prompt_tokens)
+        return f"prompt and longer answer have {pair.longest} tokens, more than dpo.max_tokens={self._max_tokens}"
+
+
+def _answer(template: str, row: Row, where: str) -> str:
+    """An answer as text: the template filled, or the end of the conversation that its only field holds."""
+    talk = _talk(template, row)
+    return render(template, row, where) if talk is None else messages.answered(row, talk)
+
+
+def _answer_fault(template: str, row: Row) -> str | None:
+    """What is wrong with an answer; lists are conversations, or nothing that a model could have said."""
+    talk = _talk(template, row)
+    if talk is not None:
+        return messages.answer_fault(row, talk)
+    lists = [name for name in fields(template) if isinstance(row[name], list | dict)]
+    return f"has no text in the field {lists[0]!r}, which is an answer" if lists else None
+
+
+def _talk(template: str, row: Row) -> str | None:
+    """The field of a conversation that ends with the answer; None where the answer is text."""
+    names = fields(template)
+    return names[0] if template == f"{{{names[0]}}}" and isinstance(row[names[0]], list) else None

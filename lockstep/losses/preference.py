@@ -1,0 +1,125 @@
+"""Losses over pairs of answers; their mathematics is in `objectives.preference`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.losses.base import Denominator, Outputs, active_pairs, paired
+from lockstep.metrics import Mean, Metrics, StandardDeviation
+from lockstep.objectives import preference
+from lockstep.objectives.masks import trainable
+from lockstep.recipe import PreferenceLoss, PreferenceSection
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Σ over pairs of w_p·L(Δ) + w_s·(−log π(y_w)), of pairs in which both answers have trainable tokens.
+
+    A pair is two neighbouring sequences of a batch with `group_size` 2, the chosen one first; what is trainable of each
+    is its answer, the stop token included. Reads the per-token column `ref_logprob`, and the per-sequence column
+    `score` where `kind` weighs or aims by scores.
+
+    Attributes:
+        kind: L, see `objectives.preference`.
+        beta: β.
+        length_normalized: L sees means over an answer's tokens instead of sums.
+        gt_reward_scale: η of the RPO losses, which aim at β·Δ = η·(s_w − s_l).
+        preference_coef: w_p.
+        sft_coef: w_s, of the maximum likelihood of chosen answers.
+        sft_length_normalized: That likelihood is the mean over an answer's tokens.
+    """
+
+    kind: PreferenceLoss = "dpo"
+    beta: float = 0.1
+    length_normalized: bool = False
+    gt_reward_scale: float = 1.0
+    preference_coef: float = 1.0
+    sft_coef: float = 0.0
+    sft_length_normalized: bool = False
+
+    @property
+    def denominator(self) -> Denominator:
+        return "pairs"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        assert outputs.logprob is not None, "a preference loss needs a head that gives log-probabilities"
+        mask_N, active_P = batch.mask, active_pairs(batch)
+        logprob_N = trainable(outputs.logprob, mask_N)
+        length_B = batch.per_sample(mask_N.long())
+        ratio_B = batch.per_sample(logprob_N - trainable(batch["ref_logprob"], mask_N))  # d
+        if self.length_normalized:
+            ratio_B = ratio_B / length_B.clamp(min=1)
+        chosen_P, rejected_P = paired(batch, ratio_B)
+        preference_P = self._preferences(chosen_P - rejected_P, batch)
+        surprise_P, _ = paired(batch, -batch.per_sample(logprob_N))
+        if self.sft_length_normalized:
+            surprise_P = surprise_P / paired(batch, length_B)[0].clamp(min=1)
+        count, metrics = active_P.sum(), Metrics()
+        losses = {"preference_loss": (self.preference_coef, preference_P), "sft_loss": (self.sft_coef, surprise_P)}
+        total = logprob_N.new_zeros(())
+        for name, (coef, loss_P) in losses.items():
+            summed = trainable(loss_P, active_P).sum()
+            metrics[name] = Mean(summed.detach(), count)
+            total = total + coef * summed
+        metrics["loss"] = Mean(total.detach(), count)
+        metrics += _rewards(self.beta * chosen_P.detach(), self.beta * rejected_P.detach(), active_P)
+        metrics += _means(("chosen_lengths", "reject_lengths"), paired(batch, length_B), active_P)
+        if "score" in batch.sample:
+            names = ("chosen_generated_rewards", "rejected_generated_rewards")
+            metrics += _means(names, paired(batch, batch["score"]), active_P)
+        return total, metrics
+
+    def _preferences(self, gap_P: Tensor, batch: Batch) -> Tensor:
+        """L of each pair, from Δ. Returns [P]."""
+        if self.kind == "dpo":
+            return preference.dpo(gap_P, self.beta)
+        if self.kind == "ipo":
+            return preference.ipo(gap_P, self.beta)
+        better_P, worse_P = paired(batch, batch["score"])
+        # A pair that is not trained on may lack scores, and NaN must not reach the gradient of the others.
+        score_gap_P = trainable(better_P - worse_P, active_pairs(batch))
+        if self.kind == "scale":
+            return preference.scaled_dpo(gap_P, self.beta, score_gap_P)
+        return _REWARD_AWARE[self.kind](gap_P, self.beta, self.gt_reward_scale * score_gap_P)
+
+
+_REWARD_AWARE = {
+    "rpo_sq": preference.rpo_squared,
+    "rpo_bwd_kl": preference.rpo_backward_kl,
+    "rpo_fwd_kl": preference.rpo_forward_kl,
+}
+
+
+def build(section: PreferenceSection, beta: float) -> Preference:
+    """The loss that a recipe asks for; β apart, since it may change over a run."""
+    by_length = section.preference_average_log_probs
+    return Preference(
+        kind=section.preference_loss,
+        beta=beta,
+        length_normalized=by_length,
+        gt_reward_scale=section.gt_reward_scale,
+        preference_coef=section.preference_loss_weight,
+        sft_coef=section.sft_loss_weight,
+        sft_length_normalized=by_length if section.sft_average_log_probs is None else section.sft_average_log_probs,
+    )
+
+
+def _rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:
+    """β·d of either answer, DPO's implicit reward, and how often it ranks a pair as it was given."""
+    both = torch.cat([chosen_P[active_P], rejected_P[active_P]]).double()
+    right = trainable((chosen_P > rejected_P).float(), active_P).sum()
+    return _means(("rewards_chosen_mean", "rewards_rejected_mean"), (chosen_P, rejected_P), active_P) + Metrics(
+        acc=Mean(right, active_P.sum()),
+        rewards_all_mean=Mean(both.sum(), both.numel()),
+        rewards_all_std=StandardDeviation(both.numel(), both.sum(), both.square().sum()),
+    )
+
+
+def _means(names: tuple[str, str], pair: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
+    """Means over active pairs of what the chosen and the rejected answer have."""
+    totals = (trainable(column_P.float(), active_P).sum() for column_P in pair)
+    return Metrics({name: Mean(total, active_P.sum()) for name, total in zip(names, totals, strict=True)})

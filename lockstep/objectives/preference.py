@@ -1,0 +1,73 @@
+"""Losses over pairs of answers to one prompt, the better y_w and the worse y_l.
+
+With d = log π(y | x) − log π_ref(y | x) of an answer, all are functions of Δ = d_w − d_l, and of β, the weight of the
+divergence from the reference: β·Δ is what the policy thinks that the better answer is worth more. Some also read how
+much more it was *said* to be worth, the gap s_w − s_l of scores.
+
+Legend: P pairs; all in nats, in the precision of what is given.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+
+def log_ratio_gap(chosen_P: Tensor, rejected_P: Tensor, ref_chosen_P: Tensor, ref_rejected_P: Tensor) -> Tensor:
+    """Δ = (log π(y_w) − log π_ref(y_w)) − (log π(y_l) − log π_ref(y_l)), from log-probabilities of answers. [P]."""
+    return (chosen_P - ref_chosen_P) - (rejected_P - ref_rejected_P)
+
+
+def dpo(gap_P: Tensor, beta: float) -> Tensor:
+    """−log σ(β·Δ): direct preference optimisation (Rafailov et al. 2023, eq. 7); ln 2 at Δ = 0. Returns [P]."""
+    return -logsigmoid(beta * gap_P)
+
+
+def scaled_dpo(gap_P: Tensor, beta: float, score_gap_P: Tensor) -> Tensor:
+    """−|s_w − s_l|·log σ(β·Δ): each pair counts as much as its scores differ.
+
+    The scaled Bradley-Terry loss of reward models (Wang et al. 2024, 'HelpSteer2-Preference', eq. 3) with DPO's reward.
+
+    Returns:
+        [P].
+    """
+    return score_gap_P.abs() * dpo(gap_P, beta)
+
+
+def ipo(gap_P: Tensor, beta: float) -> Tensor:
+    """(Δ − 1/(2β))²: identity preference optimisation (Azar et al. 2023, eq. 17), whose optimum is finite. [P]."""
+    return (gap_P - 1.0 / (2.0 * beta)).square()
+
+
+def rpo_squared(gap_P: Tensor, beta: float, reward_gap_P: Tensor) -> Tensor:
+    """(β·Δ − g)²: reward-aware preference optimisation (Sun et al. 2025) by squared distance.
+
+    Args:
+        gap_P: Δ.
+        beta: β.
+        reward_gap_P: g = η·(s_w − s_l), on the scale of β·Δ.
+
+    Returns:
+        [P], 0 where the policy thinks of the gap as the scores do.
+    """
+    return (beta * gap_P - reward_gap_P).square()
+
+
+def rpo_backward_kl(gap_P: Tensor, beta: float, reward_gap_P: Tensor) -> Tensor:
+    """KL(Bern(σ(g)) ‖ Bern(σ(β·Δ))): the same by the divergence of what scores prefer from what the policy prefers.
+
+    Nemotron-4 340B (Adler et al. 2024, §3.3.2); arguments as in `rpo_squared`.
+    """
+    return _bernoulli_kl(reward_gap_P, beta * gap_P)
+
+
+def rpo_forward_kl(gap_P: Tensor, beta: float, reward_gap_P: Tensor) -> Tensor:
+    """KL(Bern(σ(β·Δ)) ‖ Bern(σ(g))): the same the other way round (Sun et al. 2025)."""
+    return _bernoulli_kl(beta * gap_P, reward_gap_P)
+
+
+def _bernoulli_kl(a_P: Tensor, b_P: Tensor) -> Tensor:
+    """KL(Bern(σ(a)) ‖ Bern(σ(b))) from logits; no probability is rounded to 0 or 1 before its logarithm."""
+    yes_P = a_P.sigmoid() * (logsigmoid(a_P) - logsigmoid(b_P))
+    no_P = (-a_P).sigmoid() * (logsigmoid(-a_P) - logsigmoid(-b_P))
+    return yes_P + no_P
