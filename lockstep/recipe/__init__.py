@@ -12,6 +12,7 @@ from pydantic import Field
 from lockstep.recipe.doctor import DoctorData, DoctorRecipe, DoctorRun, Grid, Limits, Method
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
+from lockstep.recipe.judge import AskedSection, ComparisonSection, JudgeSection
 from lockstep.recipe.machinery import (
     VLLM,
     Cluster,
@@ -50,9 +51,11 @@ __all__ = [
     "SFT",
     "VLLM",
     "Arithmetic",
+    "AskedSection",
     "Bound",
     "Cluster",
     "Common",
+    "ComparisonSection",
     "Computation",
     "Correction",
     "DataSection",
@@ -69,6 +72,7 @@ __all__ = [
     "GenerateRun",
     "Greedy",
     "Grid",
+    "JudgeSection",
     "LearnerSection",
     "Limits",
     "MLflow",
