@@ -13,6 +13,7 @@ from lockstep.recipe.doctor import DoctorData, DoctorRecipe, DoctorRun, Grid, Li
 from lockstep.recipe.dpo import DPO, DPORecipe, PairSection
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
+from lockstep.recipe.judge import AskedSection, ComparisonSection, JudgeSection
 from lockstep.recipe.machinery import (
     VLLM,
     Cluster,
@@ -55,9 +56,11 @@ __all__ = [
     "SFT",
     "VLLM",
     "Arithmetic",
+    "AskedSection",
     "Bound",
     "Cluster",
     "Common",
+    "ComparisonSection",
     "Computation",
     "Correction",
     "DPORecipe",
@@ -75,6 +78,7 @@ __all__ = [
     "GenerateRun",
     "Greedy",
     "Grid",
+    "JudgeSection",
     "LearnerSection",
     "Limits",
     "MLflow",
