@@ -238,8 +238,9 @@ class _Search:
         if suspect.covers:
             rest = _countered(self._first, others)
             return (rest.gap**2 - self._now.gap**2) / self._first.gap**2
-        others = [other for other in others if not other.covers]
-        rest, left = _countered(self._first, others), _countered(self._first, [*others, suspect])
+        narrow = [other for other in others if not other.covers]
+        left = self._now if narrow == others else _countered(self._first, [*narrow, suspect])
+        rest = _countered(self._first, narrow)
         return 1 - left.gap**2 / rest.gap**2 if rest.gap else 0.0
 
     def _named(self, suspect: Finding, share: float) -> Named:
