@@ -154,6 +154,17 @@ class PythonReward:
         return said["reward"]
 
 
+@dataclass(frozen=True)
+class NoReward:
+    """No verdict on anything: somebody else judges."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`."""
+        return [None] * len(responses)
+
+
 def build(section: RewardSection) -> Reward:
     """The reward that a recipe asks for.
 

@@ -31,6 +31,7 @@ from lockstep.recipe.ppo import KL, PPO, Correction, DynamicSampling, Overlong, 
 from lockstep.recipe.preference import PreferenceLoss, PreferenceSection
 from lockstep.recipe.run import Bound, Common, Run
 from lockstep.recipe.section import Probability, Section
+from lockstep.recipe.self_rewarding import SelfRewarding, SelfRewardingRecipe
 from lockstep.recipe.sft import SFT, SFTRecipe
 from lockstep.recipe.sources import (
     Arithmetic,
@@ -46,7 +47,8 @@ from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 from lockstep.recipe.watch import DoctorSection
 
 Recipe = Annotated[
-    SFTRecipe | DPORecipe | PPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe, Field(discriminator="algorithm")
+    SFTRecipe | DPORecipe | SelfRewardingRecipe | PPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe,
+    Field(discriminator="algorithm"),
 ]
 
 __all__ = [
@@ -107,6 +109,8 @@ __all__ = [
     "Schedule",
     "Scratch",
     "Section",
+    "SelfRewarding",
+    "SelfRewardingRecipe",
     "TensorBoard",
     "Trackers",
     "WandB",

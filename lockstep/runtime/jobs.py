@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step, held_out_preference, with_reference
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
+from lockstep.algorithms.self_rewarding.step import Rules as SelfRewardingRules
+from lockstep.algorithms.self_rewarding.step import SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
 from lockstep.data.files import Files
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
 from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
+from lockstep.experience.judge.asking import Reader, SamplerAnswers
+from lockstep.experience.judge.build import score_judge
 from lockstep.experience.refit import random_probe
+from lockstep.experience.rewards import NoReward
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.experience.watch import FLOOR, Watch
@@ -26,7 +31,7 @@ from lockstep.losses.preference import Preference
 from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
 from lockstep.objectives.sequential import DriftTest
-from lockstep.recipe import Common, DoctorSection, DPORecipe, PPORecipe, SFTRecipe
+from lockstep.recipe import Common, DoctorSection, DPORecipe, PPORecipe, SelfRewardingRecipe, SFTRecipe
 from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
@@ -76,21 +81,27 @@ def job_of(recipe: Common, place: Place) -> Job:
             return _sft(recipe, place)
         case DPORecipe():
             return _dpo(recipe, place)
+        case SelfRewardingRecipe():
+            return _self_rewarding(recipe, place)
         case PPORecipe():
             return _ppo(recipe, place)
         case _:
             raise TypeError(f"no algorithm runs a {type(recipe).__name__}")
 
 
-def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe, source: Source) -> None:
+def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe | SelfRewardingRecipe, source: Source) -> None:
     """Raises ValueError if sequences that the recipe allows do not fit the model."""
     if isinstance(recipe, SFTRecipe):
         return source.require_room("sft.max_tokens", recipe.sft.max_tokens)
     if isinstance(recipe, DPORecipe):
         return source.require_room("dpo.max_tokens", recipe.dpo.max_tokens)
+    if isinstance(recipe, SelfRewardingRecipe) and recipe.judge.path is None:
+        tokens = recipe.judge.max_prompt_tokens + recipe.judge.sampling.max_tokens
+        source.require_room("judge.max_prompt_tokens + judge.sampling.max_tokens", tokens)
     for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
-        tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
-        source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
+        if sampling is not None:
+            tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
+            source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
     return None
 
 
@@ -180,13 +191,84 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     )
 
 
+def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
+    files, source, options = place.files, place.source, recipe.self_rewarding
+    require_context(recipe, source)
+    shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
+    policy = _learner(LearnerSpec(head="logits", optimizer=recipe.optimizer, **shared), recipe, place)
+    reference = _learner(LearnerSpec(head="logits", optimizer=None, **shared), recipe, place)
+    limit = head(recipe.data.limit_train_batches, options.global_batch_size)
+    prompts = open_prompts(files.train, recipe.data, source.tokenizer, limit)
+    engines = _engines(policy, reference, source, recipe, place)
+    actor = engines[0] if options.acting_policy == "current" else engines[1]
+    experience = Experience(actor, prompts, NoReward(), source.decode, recipe.seed)
+    reader = Reader(source.tokenizer, recipe.judge.chat, recipe.judge.max_prompt_tokens)
+    judge = score_judge(
+        recipe.judge, SamplerAnswers(actor, reader, source.sampling(recipe.judge.sampling)), recipe.seed
+    )
+    rules = _self_rewarding_rules(recipe, prompts, source)
+    steps = options.max_iterations * rules.steps_per_iteration
+    workers = SelfRewardingWorkers(policy, reference, experience, judge, place.shown.phase)
+    return Job(
+        step=lambda step, position: self_rewarding_step(step, position, workers, rules),
+        extent=Extent(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1),
+        learners={"policy": policy, "reference": reference},
+        validate=_true_worth(recipe, replace(experience, engine=engines[0]), place),
+        arithmetic=f"{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
+        f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
+        f"answers × {recipe.judge.num_evals_to_average} judgements",
+    )
+
+
+def _self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> SelfRewardingRules:
+    options = recipe.self_rewarding
+    rows = len(prompts) // options.max_iterations if options.prompt_source == "split" else len(prompts)
+    rules = SelfRewardingRules(
+        options, source.sampling(recipe.sampling), rows, recipe.run.max_epochs, recipe.run.num_logged_samples
+    )
+    if not rules.steps_per_iteration:
+        raise ValueError(
+            f"an iteration has {rows * recipe.run.max_epochs} prompts, fewer than the {options.global_batch_size} of "
+            "one step; lower self_rewarding.global_batch_size or raise run.max_epochs"
+        )
+    return rules
+
+
+def _engines(
+    policy: Learner, reference: Learner, source: Source, recipe: SelfRewardingRecipe, place: Place
+) -> tuple[Engine, Engine]:
+    """For the policy as it is, and for the reference; one sampler serves both, unless each shares its learner's."""
+    probe, phase = random_probe(source.vocabulary, source.context), place.shown.phase
+    own = _sampler(policy, source, recipe, place)
+    other = _sampler(reference, source, recipe, place) if isinstance(own, TorchSampler) else own
+    return Engine(own, policy, probe, phase), Engine(other, reference, probe, phase)
+
+
+def _true_worth(recipe: SelfRewardingRecipe, experience: Experience, place: Place) -> Callable[[int], Metrics] | None:
+    """What the policy's answers to held-out prompts are worth, by something else than its own judgement."""
+    files, asked, section = place.files.validation, recipe.validation_sampling, recipe.validation_reward
+    if files is None or asked is None or section is None:
+        return None
+    held_out = head(recipe.data.limit_val_batches, recipe.self_rewarding.global_batch_size)
+    rows = open_prompts(files, recipe.data, place.source.tokenizer, held_out).first(recipe.data.max_validation_samples)
+    graded, sampling = grading(section), place.source.sampling(asked)
+    judged = replace(experience, reward=build_reward(section))
+
+    def validate(step: int) -> Metrics:
+        with judged.engine.at(step):
+            samples = answered(judged, rows, 0, sampling, asked.num_samples)
+        return graded.metrics(samples, asked.ks).prefixed("validation")
+
+    return validate
+
+
 def _engine(policy: Learner, source: Source, recipe: PPORecipe, place: Place) -> Engine:
     """The sampler with its bracket."""
     sampler = _sampler(policy, source, recipe, place)
     return Engine(sampler, policy, random_probe(source.vocabulary, source.context), place.shown.phase)
 
 
-def _sampler(policy: Learner, source: Source, recipe: PPORecipe, place: Place) -> Sampler:
+def _sampler(policy: Learner, source: Source, recipe: PPORecipe | SelfRewardingRecipe, place: Place) -> Sampler:
     """Shares the weights of a learner in this process, if it is one of torch and alone."""
     section = recipe.sampler
     alone = section.backend == "torch" and section.replicas == 1
