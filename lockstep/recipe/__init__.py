@@ -36,6 +36,7 @@ from lockstep.recipe.sft import SFT, SFTRecipe
 from lockstep.recipe.sources import (
     Arithmetic,
     DataSection,
+    Letters,
     ModelFolder,
     ModelSection,
     PromptSection,
@@ -82,6 +83,7 @@ __all__ = [
     "Grid",
     "JudgeSection",
     "LearnerSection",
+    "Letters",
     "Limits",
     "MLflow",
     "Method",

@@ -60,6 +60,16 @@ class Arithmetic(Section):
     seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
 
 
+class Letters(Section):
+    """Orders to write letters, that are made, not read; see `lockstep.data.letters`."""
+
+    train_prompts: PositiveInt = Field(description="distinct orders to train on")
+    validation_prompts: PositiveInt = Field(description="held-out orders; nothing that is learned shows them")
+    demonstrations: NonNegativeInt = Field(default=0, description="answers and judgements for SFT; 0: none")
+    judge_share: Probability = Field(default=0.57, description="share of judgements among the demonstrations")
+    seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
+
+
 class _OneSentence:
     """One complaint about a value, instead of one for each thing that it could have been."""
 
@@ -144,6 +154,7 @@ class DataSection(QuestionSection):
         default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
     )
     arithmetic: Arithmetic | None = Field(default=None, description="make the data instead of reading it")
+    letters: Letters | None = Field(default=None, description="likewise")
     completion: str | None = Field(
         default=None,
         description="template of what SFT learns; null: {answer}, or with `messages` the assistant's last word",
@@ -156,6 +167,11 @@ class DataSection(QuestionSection):
     limit_val_batches: BatchLimit | None = Field(
         default=None, description="likewise for the rows to validate on, in batches of as many rows as a step takes"
     )
+
+    @property
+    def made(self) -> Arithmetic | Letters | None:
+        """The rows that are made, if any."""
+        return self.letters if self.arithmetic is None else self.arithmetic
 
     @property
     def completion_templates(self) -> tuple[str, ...]:
@@ -172,10 +188,10 @@ class DataSection(QuestionSection):
 
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:
-        if (self.train is None) == (self.arithmetic is None):
-            raise ValueError("say exactly one of train (a file of rows) and arithmetic")
-        if self.arithmetic is not None and self.validation is not None:
-            raise ValueError("validation does not go with arithmetic, which makes its own")
+        if sum(source is not None for source in (self.train, self.arithmetic, self.letters)) != 1:
+            raise ValueError("say exactly one of train (a file of rows), arithmetic and letters")
+        if self.made is not None and self.validation is not None:
+            raise ValueError("validation does not go with arithmetic and letters, which make their own")
         if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
             raise ValueError("weights needs a list of files in train, and one number for each of them")
         return self

@@ -133,7 +133,7 @@ def _cases(rollouts: Rollouts, step: int) -> list[Any]:
     numbered = enumerate(zip(rollouts.prompts, rollouts.responses, strict=True))
     return [
         response_case(
-            prompt.messages or ({"role": "user", "content": prompt.text},), response, (step, prompt.id, number)
+            prompt.messages or ({"role": "user", "content": prompt.text.strip()},), response, (step, prompt.id, number)
         )
         for number, (prompt, response) in numbered
     ]
