@@ -88,7 +88,8 @@ class Selection:
         self.bad = rows.skipped + found[_BAD]
         cut = data.overlong_prompts == "truncate"
         self.overlong, self.truncated = (Skipped(), found[_OVERLONG]) if cut else (found[_OVERLONG], Skipped())
-        self._sizes, self._unused = self._part_sizes(), 0
+        self._unused = 0
+        self._sizes = self._part_sizes()
         if head is not None:
             self._keep_first(head)
         self._weights = [part.weight for part in rows.parts]

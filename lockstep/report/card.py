@@ -11,7 +11,8 @@ from lockstep.report.log import read_metrics
 _FIGURES = {
     "validation/accuracy": "held-out accuracy",
     "validation/reward": "held-out reward",
-    "validation/loss": "held-out loss per token",
+    "validation/loss": "held-out loss",
+    "validation/acc": "held-out pairs ranked right",
     "train/reward": "reward of sampled responses",
     "train/response_length": "tokens per response",
     "agreement/token_mult_prob_error": "training against sampling, mean exp\\|Δ log-probability\\|",

@@ -28,8 +28,10 @@ def _headline(rows: list[dict[str, float]]) -> str:
         ("validation/accuracy", "held-out accuracy"),
         ("validation/reward", "held-out reward"),
         ("validation/loss", "held-out loss"),
+        ("validation/acc", "held-out pairs ranked right"),
         ("train/reward", "sampled reward"),
         ("train/response_length", "response length"),
+        ("train/loss", "loss"),
         ("policy/loss", "loss"),
     ):
         if name == "policy/loss" and _series(rows, "train/reward"):  # a surrogate, which says nothing by itself

@@ -70,9 +70,10 @@ class Command:
 
 
 def room_of_demonstrations(tree: dict[str, Any]) -> dict[str, int] | None:
-    """As much room for a response as the demonstrations of an SFT run had; None where that is not known."""
-    if "sft" in tree and tree["sft"]["max_tokens"] > tree["data"]["max_prompt_tokens"]:
-        return {"max_tokens": tree["sft"]["max_tokens"] - tree["data"]["max_prompt_tokens"]}
+    """As much room for a response as what an SFT or DPO run learned from had; None where that is not known."""
+    learned = tree.get("sft") or tree.get("dpo")
+    if learned and learned["max_tokens"] > tree["data"]["max_prompt_tokens"]:
+        return {"max_tokens": learned["max_tokens"] - tree["data"]["max_prompt_tokens"]}
     return None
 
 

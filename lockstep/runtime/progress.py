@@ -18,7 +18,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-HEADLINES = ("train/reward", "policy/loss", "critic/loss", "agreement/token_mult_prob_error", "pass@1", "reward")
+HEADLINES = (
+    "train/reward", "train/loss", "train/acc", "policy/loss", "critic/loss", "agreement/token_mult_prob_error",
+    "pass@1", "reward",
+)  # fmt: skip
 """The metrics that are shown, where a step has them; all are in metrics.jsonl."""
 
 _LINE_EVERY_S = 1.0

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
 
 from lockstep.learners.base import train
+from lockstep.losses.preference import Preference
 from lockstep.runtime.parallel import DataParallelLearner, balanced, launch
 from lockstep.runtime.remote import RemoteError, WorkerDied
 from lockstep.runtime.workers import LearnerSpec
@@ -44,6 +45,23 @@ def test_two_ranks_step_as_one(two: DataParallelLearner, spec: LearnerSpec) -> N
         batch = ragged(LENGTHS, seed)
         alone, together = (train(learner, batch, WeightedLogprob()).floats() for learner in (one, two))
         assert together == pytest.approx(alone, rel=1e-6)
+    expected = dict(one.weights())
+    for name, tensor in two.weights():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
+
+
+def test_two_ranks_learn_pairs_as_one(two: DataParallelLearner, spec: LearnerSpec, tmp_path: Path) -> None:
+    """Of which none is torn apart; an answer is taken out, so that ranks have unequal numbers of active pairs."""
+    two.save(tmp_path)
+    assert two.saved(wait=True)
+    one = spec.build()
+    one.load(tmp_path)
+    batch = replace(ragged((7, 1, 19, 4, 33, 2), 5), group_size=2)
+    mask = (batch.mask | (batch.position == 0)) & (batch.row != 3)
+    batch = batch.with_columns({"mask": mask, "ref_logprob": torch.full((len(mask),), -2.0)})
+    torch.testing.assert_close(two.logprobs(batch), one.logprobs(batch), atol=1e-5, rtol=0.0)
+    alone, together = (train(learner, batch, Preference(beta=0.3)).floats() for learner in (one, two))
+    assert together == pytest.approx(alone, rel=1e-5)
     expected = dict(one.weights())
     for name, tensor in two.weights():
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)

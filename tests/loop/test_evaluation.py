@@ -363,6 +363,40 @@ def test_held_out_loss_is_the_loss_that_is_trained(in_tmp: Path) -> None:
     assert held_out["validation/loss"] == pytest.approx(trained["policy/loss"], rel=1e-5)
 
 
+def test_an_epoch_of_demonstrations_is_a_head_of_the_file(in_tmp: Path) -> None:
+    """Every step of one epoch, with validation, on the first 2 batches of 8; of a head of either file."""
+    whole = ["run.max_steps=-1", "sft.global_batch_size=8", "run.validate_every=1"]
+    rows = tuned(*whole, "data.limit_train_batches=2", "data.limit_val_batches=0.25")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert rows[0]["validation/loss"] != tuned(*whole, "run.folder=all")[0]["validation/loss"]
+    same = tuned(*whole, "data.limit_train_batches=0.25", "data.max_validation_samples=2", "run.folder=same")
+    assert same == rows
+
+
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def test_conversations_are_learned_and_validated_on(assets: Path, in_tmp: Path) -> None:
+    """A real model with a chat template; several conversations are packed into each micro-batch."""
+    shutil.copytree(assets / "models/stories260K/hf", "model")
+    Path("model/chat_template.jinja").write_text(CHAT)
+    ask = {"role": "user", "content": "Tell me of Lily."}
+    talks = [[ask, {"role": "assistant", "content": f"Lily saw {n} cats."}] for n in range(24)]
+    Path("talks.jsonl").write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
+    said = [
+        "model={path: model, scratch: null}",
+        "data={train: talks.jsonl, validation: talks.jsonl, arithmetic: null}",
+    ]
+    options = [*said, "data.messages=talk", "optimizer.lr=1e-3", "sft.global_batch_size=8", "run.max_steps=12"]
+    rows = tuned(*options, "learner.micro_batch_tokens=200")
+    assert rows[-1]["validation/loss"] < 0.5 * rows[0]["validation/loss"]
+    alone = tuned(*options, "learner.micro_batch_tokens=1", "run.folder=alone")
+    assert alone[-1]["validation/loss"] == pytest.approx(rows[-1]["validation/loss"], rel=1e-3)
+
+
 @pytest.mark.needs("gloo")
 def test_two_ranks_validate_as_one(in_tmp: Path) -> None:
     one, two = tuned(), tuned("run.folder=two", "learner.parallel.dp=2")

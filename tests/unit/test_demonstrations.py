@@ -85,6 +85,73 @@ def test_the_limit_on_prompts_holds_too(index: Any, tokenizer: Any) -> None:
         Demonstrations(index, tokenizer, section(max_prompt_tokens=4), 64)
 
 
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TALK = [
+    {"role": "user", "content": "Say 1"},
+    {"role": "assistant", "content": "7 7 end"},
+    {"role": "user", "content": "Say very 2"},
+    {"role": "assistant", "content": "7 end"},
+]
+
+
+@pytest.fixture
+def chatting(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<user>", "<assistant>", "<turn>"]})
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def talks(folder: Path, *rows: Any) -> JsonlIndex:
+    path = folder / "talks.jsonl"
+    path.write_text("".join(json.dumps({"talk": row}) + "\n" for row in rows))
+    return JsonlIndex(path)
+
+
+def chat_section(**options: Any) -> DataSection:
+    return DataSection(train="talks.jsonl", messages="talk", max_prompt_tokens=64, shuffle=False, **options)
+
+
+def test_of_a_conversation_the_last_answer_is_learned_and_where_it_ends(tmp_path: Path, chatting: Any) -> None:
+    turn = chatting.convert_tokens_to_ids("<turn>")
+    batch = Demonstrations(talks(tmp_path, TALK), chatting, chat_section(), 64, [turn]).first()
+    assert chatting.decode(batch.tokens[batch.mask]) == "7 end<turn>"
+    asked = chatting.apply_chat_template(TALK[:-1], tokenize=False, add_generation_prompt=True)
+    assert chatting.decode(batch.tokens[~batch.mask]) == asked
+
+
+def test_an_answer_ends_with_a_token_at_which_the_model_stops(tmp_path: Path, index: Any, chatting: Any) -> None:
+    """The template's, where it is one of those; without a template the end of the sequence."""
+    turn = chatting.convert_tokens_to_ids("<turn>")
+    rows = talks(tmp_path, TALK)
+    assert Demonstrations(rows, chatting, chat_section(), 64)[0].completion[-1] == chatting.eos_token_id
+    assert Demonstrations(index, chatting, section(), 64, [turn])[0].completion[-1] == chatting.eos_token_id
+    assert Demonstrations(index, chatting, section(chat=True), 64, [turn])[0].completion[-1] == turn
+    chatting.chat_template = "{{ raise_exception('no') }}"
+    assert Demonstrations(index, chatting, section(), 64, [turn])[0].completion[-1] == chatting.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("talk", "message"),
+    [(TALK[:3], "no answer by the assistant at the end"), (TALK[1:2], "no message that could be answered")],
+)
+def test_a_conversation_without_an_answer_is_a_bad_row(tmp_path: Path, chatting: Any, talk: Any, message: str) -> None:
+    rows = talks(tmp_path, TALK, talk)
+    with pytest.raises(DataError, match=rf"line 2: .*{message}"):
+        Demonstrations(rows, chatting, chat_section(), 64)
+    some = Demonstrations(rows, chatting, chat_section(bad_rows="skip"), 64)
+    assert (len(some), some.selection.bad.count) == (1, 1)
+
+
+def test_a_completion_may_stand_beside_the_messages(tmp_path: Path, chatting: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"talk": TALK[:1], "answer": "7"}) + "\n")
+    row = Demonstrations(JsonlIndex(path), chatting, chat_section(completion="{answer} end"), 64)[0]
+    assert chatting.decode(row.completion[:-1]) == "7 end"
+
+
 def test_a_tokenizer_without_a_stop_token_is_refused(index: Any, tokenizer: Any) -> None:
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no end-of-sequence token"):

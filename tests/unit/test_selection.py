@@ -135,7 +135,7 @@ def test_the_pass_over_all_rows_is_made_once(
     used(path, tokenizer)
     Demonstrations(JsonlIndex(path, "skip"), tokenizer, section(), 9)
     monkeypatch.setattr("lockstep.data.prompts.token_ids", refused)
-    monkeypatch.setattr("lockstep.data.demonstrations.token_ids", refused)
+    monkeypatch.setattr("lockstep.data.learned.token_ids", refused)
     moved = tmp_path / "moved.jsonl"
     path.rename(moved)
     assert len(used(moved, tokenizer, shuffle=False)) == 2

@@ -2,8 +2,8 @@
 /* Curves over steps: cards of charts that are drawn when they come into sight, all zoomed together. */
 
 const HEADLINES = [
-  "validation/accuracy", "validation/reward", "validation/loss", "train/reward", "train/response_length", "policy/loss",
-  "policy/entropy", "policy/grad_norm", "critic/loss", "critic/explained_variance", "agreement/token_mult_prob_error",
+  "validation/accuracy", "validation/reward", "validation/loss", "validation/acc", "train/reward",
+  "train/response_length", "train/loss", "train/acc", "policy/loss", "policy/entropy", "policy/grad_norm", "critic/loss", "critic/explained_variance", "agreement/token_mult_prob_error",
 ];
 const GROUPS = ["train", "validation", "policy", "critic", "agreement", "refit"];
 

@@ -15,6 +15,7 @@ const FIGURES = [
   ["validation/accuracy", "held-out accuracy"],
   ["validation/reward", "held-out reward"],
   ["validation/loss", "held-out loss"],
+  ["validation/acc", "held-out pairs ranked right"],
   ["train/reward", "sampled reward"],
 ];
 

@@ -1,0 +1,127 @@
+"""How pairs are cut into micro-batches and ordered changes neither loss nor gradient, and tears none apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import OPTIMIZER, SECTION, plain_logprobs, plain_model, ragged
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.losses.preference import Preference
+from lockstep.objectives.preference import rpo_backward_kl
+from lockstep.runtime.workers import LearnerSpec
+
+LENGTHS = (7, 12, 19, 4, 23, 9, 5, 30, 11, 6)
+LOSS = Preference("rpo_bwd_kl", beta=0.5, sft_coef=0.1)
+FOUND = settings(max_examples=12)
+
+
+def learner(folder: Path, budget: int, dtype: str = "fp32") -> TorchLearner:
+    section = SECTION.model_copy(update={"micro_batch_tokens": budget, "dtype": dtype})
+    return LearnerSpec(str(folder), "logits", section, OPTIMIZER, 0).build()
+
+
+def pairs() -> Batch:
+    batch = ragged(LENGTHS)
+    mask = batch.mask | (batch.position == 1)  # nobody without an answer
+    draw = torch.Generator().manual_seed(1)
+    reference = -3.0 + torch.randn(mask.numel(), generator=draw) * mask
+    scores = torch.rand(len(batch), generator=draw).view(-1, 2).sort(descending=True).values.flatten()
+    return replace(batch.with_columns({"mask": mask, "ref_logprob": reference}, {"score": scores}), group_size=2)
+
+
+def learned(model: TorchLearner, batch: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Metrics and gradients of one batch; the learner is then as it was."""
+    metrics = model.forward_backward(batch, LOSS).floats()
+    gradients = {name: p.grad.clone() for name, p in model.model.named_parameters() if p.grad is not None}
+    model.model.zero_grad()
+    return metrics, gradients
+
+
+@pytest.fixture(scope="module")
+def folder(models: Callable[..., Path]) -> Path:
+    return models("qwen3")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> tuple[dict[str, float], dict[str, Tensor]]:
+    return learned(learner(folder, 100_000), pairs())
+
+
+def assert_same(found: tuple[dict[str, float], dict[str, Tensor]], whole: tuple[dict[str, float], dict[str, Tensor]]):
+    assert found[0] == pytest.approx(whole[0], rel=1e-5)
+    largest = max(float(gradient.abs().max()) for gradient in whole[1].values())
+    for name, gradient in whole[1].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=2e-6 * largest, rtol=0.0)
+
+
+@FOUND
+@given(st.integers(1, 120), st.permutations(range(5)))
+def test_micro_batches_and_order_change_nothing(
+    folder: Path, whole: tuple[dict[str, float], dict[str, Tensor]], budget: int, order: list[int]
+) -> None:
+    batch = pairs()
+    assert_same(learned(learner(folder, budget), batch.select(batch.rows_of(order))), whole)
+
+
+@FOUND
+@given(st.integers(1, 120), st.sampled_from([(0,), (1,), (0, 1)]))
+def test_a_pair_that_is_not_trained_on_changes_nothing(
+    folder: Path, whole: tuple[dict[str, float], dict[str, Tensor]], budget: int, out: tuple[int, ...]
+) -> None:
+    """It stays in the batch, with one answer or both taken out of the training."""
+    batch = pairs().select([8, 9, *range(10)])
+    kept = ~torch.isin(batch.row, torch.tensor(out))
+    assert_same(learned(learner(folder, budget), batch.with_columns({"mask": batch.mask & kept})), whole)
+
+
+def test_gradients_are_those_of_plain_transformers_in_float64(
+    folder: Path, whole: tuple[dict[str, float], dict[str, Tensor]]
+) -> None:
+    batch, model = pairs(), plain_model(folder)
+    logprob_N = plain_logprobs(model, batch)
+    ratio_B = batch.per_sample(logprob_N - batch["ref_logprob"].double() * batch.mask)
+    scores_B = batch["score"].double()
+    loss_P = rpo_backward_kl(ratio_B[0::2] - ratio_B[1::2], LOSS.beta, scores_B[0::2] - scores_B[1::2])
+    (loss_P.sum() - LOSS.sft_coef * batch.per_sample(logprob_N)[0::2].sum()).backward()
+    largest = max(float(p.grad.abs().max()) for p in model.parameters())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(
+            whole[1][f"lm.{name}"].double(), parameter.grad, atol=5e-6 * largest, rtol=0.0, msg=name
+        )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("budget", [1, 40, 100_000])
+def test_the_initial_policy_is_its_reference_to_the_bit(folder: Path, budget: int, dtype: str) -> None:
+    """Reference and policy cut the batch alike, so that also what a product rounds is the same."""
+    policy, reference = (learner(folder, budget, dtype) for _ in range(2))
+    batch = pairs()
+    batch = batch.with_columns({"ref_logprob": reference.logprobs(batch)})
+    metrics = policy.forward_backward(batch, Preference("dpo", beta=0.1)).floats()
+    assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert metrics["rewards_all_mean"] == metrics["rewards_all_std"] == 0.0
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 3), st.data())
+def test_batches_are_cut_between_groups_only(lengths: list[int], size: int, data: st.DataObject) -> None:
+    batch = Batch(torch.arange(size * sum(lengths)), torch.tensor(lengths).repeat_interleave(size), group_size=size)
+    assert batch.group_lengths.tolist() == [size * length for length in lengths]
+    groups = data.draw(st.permutations(range(len(lengths))))
+    some = batch.select(batch.rows_of(groups))
+    assert some.group_size == size
+    assert some.lengths.tolist() == [lengths[group] for group in groups for _ in range(size)]
+    if size > 1:
+        with pytest.raises(ValueError, match="torn apart"):
+            batch.select([*range(1, len(batch)), 0])
+        with pytest.raises(ValueError, match="torn apart"):
+            batch.split(1)

@@ -1,0 +1,113 @@
+"""Pairs of answers: what is given, what is learned of either, which rows are none, and which tokens end an answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from lockstep.data.jsonl import DataError, JsonlIndex
+from lockstep.data.pairs import Pairs
+from lockstep.data.prompts import Prompts
+from lockstep.models.tokenizer import words_tokenizer
+from lockstep.recipe import PairSection
+
+ROWS = [
+    {
+        "question": f"Say {'very ' * n}{n}", "chosen": "7 " * (3 - n) + "end", "rejected": "no " * n + "way",
+        "w": 4 - n, "l": 1,
+    }
+    for n in range(4)
+]  # fmt: skip
+TALK = [{"role": "user", "content": "Say 1"}, {"role": "assistant", "content": "7 end"}]
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<turn>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = [text for row in ROWS for text in (row["question"] + "\n", row["chosen"], row["rejected"])]
+    made = words_tokenizer(words)
+    made.add_special_tokens({"additional_special_tokens": ["<user>", "<assistant>", "<turn>"]})
+    return made
+
+
+def opened(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], max_tokens: int = 64, **options: Any) -> Pairs:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = {"train": "rows.jsonl", "prompt": "{question}\n", "max_prompt_tokens": 64, "shuffle": False, **options}
+    if "messages" in options:
+        fields.pop("prompt")
+    stops = tokenizer.convert_tokens_to_ids(["<turn>"])
+    data = PairSection(**fields)
+    return Pairs(JsonlIndex(path, data.bad_rows), tokenizer, data, max_tokens, stops)
+
+
+def test_either_answer_follows_its_prompt_and_is_learned_with_its_stop_token(tmp_path: Path, tokenizer: Any) -> None:
+    batch = opened(tmp_path, tokenizer, ROWS).first()
+    assert (len(batch), batch.group_size) == (8, 2)
+    assert "score" not in batch.sample
+    sequences = list(zip(batch.sequences(), batch.sequences("mask"), strict=True))
+    for i, row in enumerate(ROWS):
+        for (tokens, mask), name in zip(sequences[2 * i : 2 * i + 2], ("chosen", "rejected"), strict=True):
+            assert tokenizer.decode(tokens[~mask]) == row["question"] + "\n"
+            assert tokenizer.decode(tokens[mask]) == row[name] + "<eos>"
+            assert mask.int().diff().abs().sum() == 1
+
+
+def test_pairs_come_in_the_order_of_prompts_and_with_their_scores(tmp_path: Path, tokenizer: Any) -> None:
+    pairs = opened(tmp_path, tokenizer, ROWS, shuffle=True, chosen_score="w", rejected_score="l")
+    prompts = Prompts(pairs.selection.rows, tokenizer, pairs._data.model_copy(update={"answer": ""}))
+    batch = pairs.at(2, 5, seed=9)
+    given = [tuple(t[~m].tolist()) for t, m in zip(batch.sequences(), batch.sequences("mask"), strict=True)]
+    drawn = prompts.at(2, 5, seed=9)
+    assert given == [prompt.tokens for prompt in drawn for _ in range(2)]
+    assert batch["score"].tolist() == [score for prompt in drawn for score in (prompt.row["w"], 1.0)]
+
+
+def test_conversations_give_the_prompt_and_the_answers(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.chat_template = CHAT
+    row = {"talk": TALK[:1], "chosen": TALK, "rejected": [*TALK[:1], {"role": "assistant", "content": "no way"}]}
+    pairs = opened(tmp_path, tokenizer, [row], messages="talk")
+    assert pairs[0].prompt.text == "<user>Say 1<turn><assistant>"
+    assert [tokenizer.decode(answer) for answer in (pairs[0].chosen, pairs[0].rejected)] == [
+        "7 end<turn>", "no way<turn>"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"chosen": None}, "has null in the field 'chosen'"),
+        ({"chosen": "way"}, "has the same answer twice"),
+        ({"chosen": TALK[:1]}, "has in the field 'chosen' no answer by the assistant at the end"),
+        ({"rejected": ["no"]}, "has in the field 'rejected' a message, number 1, that is not"),
+        ({"rejected": {"text": "no"}}, "has no text in the field 'rejected', which is an answer"),
+        ({"w": "4"}, "has text in the field 'w', which should be number"),
+        ({"w": 0.5}, "has a chosen answer that is worth less than the rejected one: 'w' 0.5, 'l' 1.0"),
+    ],
+)
+def test_a_row_that_is_no_pair_is_an_error_or_skipped(
+    tmp_path: Path, tokenizer: Any, change: dict[str, Any], message: str
+) -> None:
+    rows, scores = [{**ROWS[0], **change}, *ROWS[1:]], {"chosen_score": "w", "rejected_score": "l"}
+    with pytest.raises(DataError, match=rf"line 1: {message}"):
+        opened(tmp_path, tokenizer, rows, **scores)
+    assert len(opened(tmp_path, tokenizer, rows, bad_rows="skip", **scores)) == 3
+
+
+def test_a_pair_is_as_long_as_its_longer_answer(tmp_path: Path, tokenizer: Any) -> None:
+    pairs = opened(tmp_path, tokenizer, ROWS)
+    lengths = [pairs[i].longest for i in range(4)]
+    assert lengths == pairs.first().lengths.view(-1, 2).amax(1).tolist()
+    with pytest.raises(DataError, match=rf"have {lengths[3]} tokens, more than dpo\.max_tokens={lengths[3] - 1}"):
+        opened(tmp_path, tokenizer, ROWS[3:], lengths[3] - 1)
+    some = opened(tmp_path, tokenizer, ROWS, sorted(lengths)[0], overlong_prompts="skip")
+    assert some.selection.overlong.count == 4 - len(some) > 0
+    with pytest.raises(DataError, match=r"the prompt has 6 tokens, more than data\.max_prompt_tokens=5"):
+        opened(tmp_path, tokenizer, ROWS, max_prompt_tokens=5)

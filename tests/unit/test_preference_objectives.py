@@ -1,0 +1,99 @@
+"""Losses over pairs in float64: closed forms, other ways to write them, and what their gradients push."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributions import Bernoulli, kl_divergence
+
+from lockstep.objectives.preference import (
+    dpo,
+    ipo,
+    log_ratio_gap,
+    rpo_backward_kl,
+    rpo_forward_kl,
+    rpo_squared,
+    scaled_dpo,
+)
+
+gaps = st.floats(-30.0, 30.0)
+betas = st.floats(0.01, 2.0)
+Loss = Callable[[Tensor, float, Tensor], Tensor]
+
+ALL: dict[str, Loss] = {
+    "dpo": lambda gap, beta, _: dpo(gap, beta),
+    "ipo": lambda gap, beta, _: ipo(gap, beta),
+    "scale": scaled_dpo,
+    "rpo_sq": rpo_squared,
+    "rpo_bwd_kl": rpo_backward_kl,
+    "rpo_fwd_kl": rpo_forward_kl,
+}
+
+
+def number(x: float) -> Tensor:
+    return torch.tensor([x], dtype=torch.float64)
+
+
+@given(gaps, betas, st.floats(-5.0, 5.0))
+def test_losses_are_their_formulas(gap: float, beta: float, scores: float) -> None:
+    p, a = 1 / (1 + math.exp(-beta * gap)), 1 / (1 + math.exp(-scores))
+    expected = {
+        "dpo": -math.log(p),
+        "ipo": (gap - 0.5 / beta) ** 2,
+        "scale": -abs(scores) * math.log(p),
+        "rpo_sq": (beta * gap - scores) ** 2,
+    }
+    for name, value in expected.items():
+        assert ALL[name](number(gap), beta, number(scores)).item() == pytest.approx(value, rel=1e-9, abs=1e-12)
+    wanted, held = (Bernoulli(logits=number(x)) for x in (scores, beta * gap))
+    torch.testing.assert_close(rpo_backward_kl(number(gap), beta, number(scores)), kl_divergence(wanted, held))
+    torch.testing.assert_close(rpo_forward_kl(number(gap), beta, number(scores)), kl_divergence(held, wanted))
+    assert a == pytest.approx(float(wanted.probs))
+
+
+def test_at_the_initial_policy() -> None:
+    here, beta, scores = number(0.0), 0.1, number(1.5)
+    assert dpo(here, beta).item() == pytest.approx(math.log(2), abs=1e-12)
+    assert ipo(here, beta).item() == pytest.approx(1 / (4 * beta**2))
+    assert scaled_dpo(here, beta, scores).item() == pytest.approx(1.5 * math.log(2))
+    assert rpo_squared(here, beta, scores).item() == pytest.approx(1.5**2)
+    for divergence in (rpo_backward_kl, rpo_forward_kl):
+        assert divergence(here, beta, number(0.0)).item() == 0.0
+        assert divergence(here, beta, scores).item() > 0.0
+
+
+@given(gaps, betas, st.floats(0.1, 5.0), st.sampled_from(sorted(ALL)))
+def test_gradients_are_those_of_finite_differences(gap: float, beta: float, scores: float, name: str) -> None:
+    x, loss = number(gap).requires_grad_(), ALL[name]
+    loss(x, beta, number(scores)).backward()
+    assert x.grad is not None
+    step = 1e-4
+    around = [loss(number(gap + sign * step), beta, number(scores)).item() for sign in (1, -1)]
+    assert x.grad.item() == pytest.approx((around[0] - around[1]) / (2 * step), rel=1e-4, abs=1e-6)
+
+
+def test_a_pair_counts_by_its_own_scores() -> None:
+    """Not by the mean over the batch of one or the other."""
+    gap, scores = torch.tensor([0.0, 3.0], dtype=torch.float64), torch.tensor([4.0, -1.0], dtype=torch.float64)
+    assert scaled_dpo(gap, 1.0, scores).tolist() == pytest.approx([4 * math.log(2), math.log1p(math.exp(-3.0))])
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_far_from_the_reference_all_is_finite(name: str) -> None:
+    gap = torch.tensor([-1e4, 1e4], requires_grad=True)
+    loss = ALL[name](gap, 1.0, torch.tensor([50.0, -50.0]))
+    loss.sum().backward()
+    assert gap.grad is not None
+    assert loss.isfinite().all()
+    assert gap.grad.isfinite().all()
+
+
+def test_the_gap_is_that_of_log_ratios() -> None:
+    chosen, rejected, ref_chosen, ref_rejected = (number(x) for x in (-3.0, -5.0, -4.0, -2.0))
+    assert log_ratio_gap(chosen, rejected, ref_chosen, ref_rejected).item() == 1.0 + 3.0
