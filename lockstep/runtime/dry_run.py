@@ -164,7 +164,7 @@ def _opened(recipe: Common, files: DataFiles | None, frame: Path, found: Finding
     elif files is None:
         return None
     else:
-        tokenizer = scratch_tokenizer(recipe, files.train)
+        tokenizer = scratch_tokenizer(recipe, files.demonstrations)
         config = scratch_config(recipe.model.scratch.config, tokenizer)
         skeleton(config, "model.scratch.config")
         config.save_pretrained(frame)

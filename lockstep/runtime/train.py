@@ -87,7 +87,7 @@ def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool,
     if first is not None:
         return open_source(_warm_started(loaded.name, first, allow_changes, deadline_s))
     if recipe.model.scratch is not None:
-        return open_source(scratch_model(recipe, files.train, folder / FRAME))
+        return open_source(scratch_model(recipe, files.demonstrations, folder / FRAME))
     return open_source(str(recipe.model.path))
 
 

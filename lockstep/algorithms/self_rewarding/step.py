@@ -7,7 +7,7 @@ prompts; what acts and judges in it is the policy that it began with. At its end
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -94,14 +94,17 @@ class Ranked:
         return len(self.judged) // len(self.pairs)
 
     def batch(self) -> Batch:
-        """The chosen and the rejected answer of each pair to learn from, next to each other, with their scores."""
+        """The chosen and the rejected answer of each pair to learn from, next to each other, with their scores.
+
+        What is learned is the policy itself, however its answers were drawn: at temperature 1, over all tokens.
+        """
         rows = [
             prompt * self.group + place
             for prompt, pair in enumerate(self.pairs)
             if pair.status == "ok" and pair.chosen is not None and pair.rejected is not None
             for place in (pair.chosen, pair.rejected)
         ]
-        return self.rollouts.batch.select(rows)
+        return replace(self.rollouts.batch.select(rows), sampling=None, group_size=2)
 
 
 def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
