@@ -13,6 +13,7 @@ from lockstep.recipe.doctor import DoctorData, DoctorRecipe, DoctorRun, Grid, Li
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
 from lockstep.recipe.judge import AskedSection, ComparisonSection, JudgeSection
+from lockstep.recipe.judge_eval import JudgeEvalRecipe, JudgeEvalRun, RankedSection, TreeSection
 from lockstep.recipe.machinery import (
     VLLM,
     Cluster,
@@ -43,7 +44,10 @@ from lockstep.recipe.sources import (
 from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 from lockstep.recipe.watch import DoctorSection
 
-Recipe = Annotated[SFTRecipe | PPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe, Field(discriminator="algorithm")]
+Recipe = Annotated[
+    SFTRecipe | PPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe | JudgeEvalRecipe,
+    Field(discriminator="algorithm"),
+]
 
 __all__ = [
     "KL",
@@ -72,6 +76,8 @@ __all__ = [
     "GenerateRun",
     "Greedy",
     "Grid",
+    "JudgeEvalRecipe",
+    "JudgeEvalRun",
     "JudgeSection",
     "LearnerSection",
     "Limits",
@@ -87,6 +93,7 @@ __all__ = [
     "Probability",
     "PromptSection",
     "QuestionSection",
+    "RankedSection",
     "Recipe",
     "RepeatedSampling",
     "RewardScaling",
@@ -100,5 +107,6 @@ __all__ = [
     "Section",
     "TensorBoard",
     "Trackers",
+    "TreeSection",
     "WandB",
 ]

@@ -57,7 +57,7 @@ class Arithmetic(Section):
     seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
 
 
-class _OneSentence:
+class OneSentence:
     """One complaint about a value, instead of one for each thing that it could have been."""
 
     def __init__(self, expected: str) -> None:
@@ -69,7 +69,7 @@ class _OneSentence:
 
 FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
 Paths = Annotated[
-    str | Annotated[tuple[str, ...], Field(min_length=1)], _OneSentence("the name of a file or a list of names")
+    str | Annotated[tuple[str, ...], Field(min_length=1)], OneSentence("the name of a file or a list of names")
 ]
 
 
