@@ -25,6 +25,7 @@ _LABELS = {
     "longer_preferred_by_people": "longer preferred by people",
     "length_bias": "length bias",
 }
+_NOTHING: dict[str, Any] = {"value": None}
 
 
 def judge_table(folder: Path) -> str:
@@ -33,8 +34,9 @@ def judge_table(folder: Path) -> str:
     ways: dict[str, dict[str, Any]] = results["ways"]
     rows = [("", *ways)]
     for name, label in _LABELS.items():
-        if any(name in way["figures"] for way in ways.values()):
-            rows.append((label, *(_figure(way["figures"].get(name), results["prompts"]) for way in ways.values())))
+        figures = [way["figures"].get(name, _NOTHING) for way in ways.values()]
+        if any(figure["value"] is not None for figure in figures):
+            rows.append((label, *(_figure(figure, results["prompts"]) for figure in figures)))
     rows.append(("no verdict", *(_no_verdict(way["judgements"]) for way in ways.values())))
     rows.append(("shown in part", *(f"{way['judgements']['shortened']:.0f}" for way in ways.values())))
     asked = f"{results['prompts']} prompts, {results['responses']} responses, {results['skipped_rows']} rows skipped"
@@ -42,9 +44,9 @@ def judge_table(folder: Path) -> str:
     return f"{head}{''.join(map(_warning, ways.items()))}"
 
 
-def _figure(figure: dict[str, Any] | None, prompts: int) -> str:
+def _figure(figure: dict[str, Any], prompts: int) -> str:
     """A figure with its interval, and how many prompts it stands on where that is not all of them."""
-    if figure is None or figure["value"] is None:
+    if figure["value"] is None:
         return "–"
     ends = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"
     some = "" if figure["questions"] == prompts else f" of {figure['questions']} prompts"
@@ -54,7 +56,9 @@ def _figure(figure: dict[str, Any] | None, prompts: int) -> str:
 def _no_verdict(counts: dict[str, float]) -> str:
     """How many, and by what cause."""
     named = {"judgements", "no_verdict", "shortened"}
-    causes = ", ".join(f"{count:.0f} {cause}" for cause, count in counts.items() if cause not in named)
+    causes = ", ".join(
+        f"{count:.0f} {cause.replace('_', ' ')}" for cause, count in counts.items() if cause not in named
+    )
     return f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}" + (f" ({causes})" if causes else "")
 
 
