@@ -327,13 +327,13 @@ def test_the_command_and_its_recipes(assets: Path, in_tmp: Path, capsys: pytest.
     model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/llmbar/Natural_dataset.json"
     few = ["judge.chat=false", "judge.max_prompt_tokens=400", "data.max_prompts=2", *ASKED]
     assert main(["judge-eval", model, data, "--recipe", "judge_eval_llmbar", "--out", "here", *few]) == 0
-    assert [row["ranks"] for row in lines(Path("here"))] == [[0.0, 1.0], [1.0, 0.0]]
+    assert [row["ranks"] for row in lines(Path("here"))] == [[0.0, 1.0], [0.0, 1.0]]
     assert (
         main(["judge-eval", model, data, "--recipe", "judge_eval_llmbar", "judge.max_prompt_tokens=600", *ASKED]) == 2
     )
     assert "judge.max_prompt_tokens + judge.sampling.max_tokens allows sequences of 616" in capsys.readouterr().err
     assert main(["judge-eval", model, data, *few]) == 2
-    assert "Natural_dataset.json, item 1: has no field 'prompt'" in capsys.readouterr().err
+    assert "Natural_dataset.json, item 1: has no list in the field 'responses'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
