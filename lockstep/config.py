@@ -47,6 +47,7 @@ _EXCLUSIVE = (
     ("model", ("path", "from_recipe", "scratch")),
     ("data", ("train", "arithmetic", "letters")),
     ("data", ("prompt", "messages")),
+    ("data", ("ranks", "best", "tree")),
     ("reward", ("marker", "function")),
 )
 _MADE_ALIKE = ("train_questions", "validation_questions", "train_prompts", "validation_prompts", "seed")
@@ -115,11 +116,11 @@ class Loaded:
             tree["run"].pop(option, None)
         # What is generated alone is cut into blocks; elsewhere a batch is shared, and bits depend on the shares.
         alone = ("replicas",) if self.recipe.algorithm == "generate" else ()
-        sampler = tree.get("sampler", {})
-        for option in ("max_restarts", "timeout_s", *alone):
-            sampler.pop(option, None)
-        for option in ("base_url", "api_key_env", "max_concurrency", "max_retries"):  # a server may move
-            (sampler.get("openai") or {}).pop(option, None)
+        for sampler in (tree.get("sampler", {}), tree.get("judge", {}).get("sampler") or {}):
+            for option in ("max_restarts", "timeout_s", *alone):
+                sampler.pop(option, None)
+            for option in ("base_url", "api_key_env", "max_concurrency", "max_retries"):  # a server may move
+                (sampler.get("openai") or {}).pop(option, None)
         first = self.warm_start
         if first is not None:
             tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"
@@ -177,7 +178,7 @@ def usage(algorithm: str, recipe: str) -> str:
     """The command that a recipe of this algorithm is for."""
     if issubclass(recipe_classes()[algorithm], Common):
         return f"lockstep train {recipe}"
-    asked = "doctor table MODEL" if algorithm == "doctor" else f"{algorithm} MODEL DATA"
+    asked = "doctor table MODEL" if algorithm == "doctor" else f"{algorithm.replace('_', '-')} MODEL DATA"
     return f"lockstep {asked} --recipe {recipe}"
 
 

@@ -14,6 +14,7 @@ from lockstep.recipe.dpo import DPO, DPORecipe, PairSection
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
 from lockstep.recipe.judge import AskedSection, ComparisonSection, JudgeSection
+from lockstep.recipe.judge_eval import JudgeEvalRecipe, JudgeEvalRun, RankedSection, TreeSection
 from lockstep.recipe.machinery import (
     VLLM,
     Cluster,
@@ -48,7 +49,14 @@ from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 from lockstep.recipe.watch import DoctorSection
 
 Recipe = Annotated[
-    SFTRecipe | DPORecipe | SelfRewardingRecipe | PPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe,
+    SFTRecipe
+    | PPORecipe
+    | DPORecipe
+    | SelfRewardingRecipe
+    | EvalRecipe
+    | GenerateRecipe
+    | DoctorRecipe
+    | JudgeEvalRecipe,
     Field(discriminator="algorithm"),
 ]
 
@@ -81,6 +89,8 @@ __all__ = [
     "GenerateRun",
     "Greedy",
     "Grid",
+    "JudgeEvalRecipe",
+    "JudgeEvalRun",
     "JudgeSection",
     "LearnerSection",
     "Letters",
@@ -100,6 +110,7 @@ __all__ = [
     "Probability",
     "PromptSection",
     "QuestionSection",
+    "RankedSection",
     "Recipe",
     "RepeatedSampling",
     "RewardScaling",
@@ -115,5 +126,6 @@ __all__ = [
     "SelfRewardingRecipe",
     "TensorBoard",
     "Trackers",
+    "TreeSection",
     "WandB",
 ]

@@ -70,7 +70,7 @@ class Letters(Section):
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
 
 
-class _OneSentence:
+class OneSentence:
     """One complaint about a value, instead of one for each thing that it could have been."""
 
     def __init__(self, expected: str) -> None:
@@ -82,13 +82,13 @@ class _OneSentence:
 
 FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
 Paths = Annotated[
-    str | Annotated[tuple[str, ...], Field(min_length=1)], _OneSentence("the name of a file or a list of names")
+    str | Annotated[tuple[str, ...], Field(min_length=1)], OneSentence("the name of a file or a list of names")
 ]
 
 
 BatchLimit = Annotated[
     PositiveInt | Annotated[float, Field(gt=0.0, le=1.0)],
-    _OneSentence("a whole number of batches, or a share above 0.0 and up to 1.0"),
+    OneSentence("a whole number of batches, or a share above 0.0 and up to 1.0"),
 ]
 
 

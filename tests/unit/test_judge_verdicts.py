@@ -151,6 +151,20 @@ def test_the_word_before_the_colon_is_an_option() -> None:
         ScoreParser(0, 5, "(", decimals=True)
 
 
+@pytest.mark.parametrize(
+    ("reply", "reasons"),
+    [
+        ("Complete. Score: 1 at first.\n**Score:** <4>/5", "Complete. Score: 1 at first."),
+        ("It is complete.\nScore: 4", "It is complete."),
+        ("a y b n Score: 1", "a y b n"),
+        ("Score: unknown, alas", "unknown, alas"),
+        ("It has no score", "It has no score"),
+    ],
+)
+def test_the_reasons_are_what_is_left_without_the_score(reply: str, reasons: str) -> None:
+    assert SCORES.without_score(reply) == reasons
+
+
 @pytest.mark.parametrize(("value", "cause"), [(None, None), (1.0, "no_match")])
 def test_a_verdict_is_one_or_the_other(value: float | None, cause: str | None) -> None:
     with pytest.raises(ValueError, match="a verdict has a value or a cause"):

@@ -27,25 +27,30 @@ def score_judge(section: JudgeSection, answering: Answering, seed: int) -> Judge
     low, high = section.judge_score_low, section.judge_score_high
     parser = ScoreParser(low, high, section.score_pattern, section.decimals)
     rules = rules_of(section, section.num_evals_to_average)
-    return Judge(answering, template, parser, ("response",), rules, seed, "judge")
+    return Judge(answering, template, parser, ("response",), rules, seed, "judge", "judge")
 
 
-def pair_judge(
-    comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int, role: str = "pairs"
-) -> Judge[Winner]:
-    """Says which of two responses is better (`pair_case`). Arguments and errors: as `score_judge`."""
+def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int) -> Judge[Winner]:
+    """Says which of two responses is better (`pair_case`); asked as `asked` says, which is the section `judge`.
+
+    Raises:
+        ValueError: As `score_judge`.
+    """
     text = PAIRWISE if comparison.template is None else comparison.template
-    template, parser = Template(text, PAIR_FIELDS, f"{role}.template"), WinnerParser(comparison.winner_pattern)
-    return Judge(answering, template, parser, PAIR_FIELDS[1:], rules_of(asked, 1), seed, role)
+    template, parser = Template(text, PAIR_FIELDS, "pairs.template"), WinnerParser(comparison.winner_pattern)
+    return Judge(answering, template, parser, PAIR_FIELDS[1:], rules_of(asked, 1), seed, "pairs", "judge")
 
 
-def meta_judge(
-    comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int, role: str = "meta_judge"
-) -> Judge[Winner]:
-    """Says which of two judgements is better (`meta_case`). Arguments and errors: as `score_judge`."""
+def meta_judge(comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int) -> Judge[Winner]:
+    """Says which of two judgements is better (`meta_case`); both sections are `meta_judge`.
+
+    Raises:
+        ValueError: As `score_judge`.
+    """
     text = META if comparison.template is None else comparison.template
-    template, parser = Template(text, META_FIELDS, f"{role}.template"), WinnerParser(comparison.winner_pattern)
-    return Judge(answering, template, parser, ("response",), rules_of(asked, 1), seed, role)
+    template, parser = Template(text, META_FIELDS, "meta_judge.template"), WinnerParser(comparison.winner_pattern)
+    name = "meta_judge"
+    return Judge(answering, template, parser, ("response",), rules_of(asked, 1), seed, name, name)
 
 
 def rules_of(section: AskedSection, draws: int) -> Rules:

@@ -117,6 +117,7 @@ class Judge(Generic[V]):
         rules: How it is asked.
         seed: Of all draws.
         role: Keeps the draws of one kind of judge apart from those of another.
+        section: Of the recipe, with its limits; for messages.
     """
 
     answering: Answering
@@ -125,7 +126,8 @@ class Judge(Generic[V]):
     judged_fields: tuple[str, ...]
     rules: Rules
     seed: int
-    role: str = "judge"
+    role: str
+    section: str
 
     def __call__(self, cases: Sequence[Case]) -> list[Judged[V]]:
         """Judges each case; draws depend on its key, and not on what else is judged with it.
@@ -169,12 +171,13 @@ class Judge(Generic[V]):
 
     def _shortened(self, texts: Mapping[str, str]) -> tuple[Conversation | None, bool]:
         """The question with as much of what is judged as fits."""
-        longest = max(len(texts[name]) for name in self.judged_fields)
-        least = math.ceil(_LEAST_KEPT * longest)
         if not self.rules.shortens:
             return None, False
+        longest = max(len(texts[name]) for name in self.judged_fields)
         fitting = bisect_left(range(longest), True, key=lambda length: self._too_long(texts, length + 1))
-        return (self._conversation(self._cut(texts, fitting)), True) if fitting >= max(1, least) else (None, False)
+        if fitting < max(1, math.ceil(_LEAST_KEPT * longest)):
+            return None, False
+        return self._conversation(self._cut(texts, fitting)), True
 
     def _too_long(self, texts: Mapping[str, str], length: int) -> bool:
         return self.answering.excesses([self._conversation(self._cut(texts, length))])[0] > 0
@@ -202,8 +205,8 @@ class Judge(Generic[V]):
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
         raise JudgeError(
             f"{causes.total()} of {total} judgements have no verdict ({counts}), more than "
-            f"{self.role}.max_no_verdict_rate={limit:g} allows; {_example(judged)}look at the template, at "
-            f"{self.role}.sampling.max_tokens and at the judge, or raise the limit"
+            f"{self.section}.max_no_verdict_rate={limit:g} allows; {_example(judged)}look at the template, at "
+            f"{self.section}.sampling.max_tokens and at the judge, or raise the limit"
         )
 
 

@@ -98,6 +98,15 @@ Winner: Judgement A
 or
 Winner: Judgement B"""
 
+COMMON_CONTROLS = (
+    *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
+    *("<start_of_turn>", "<end_of_turn>", "<extra_id_0>", "<extra_id_1>", "<think>", "</think>"),
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"),
+    *("<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),
+)
+"""What the tokenizers of many models read as control tokens, for a server that does not say what its model does."""
+
 _ROLES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 

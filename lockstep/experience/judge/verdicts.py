@@ -44,6 +44,7 @@ _NAME = re.compile(
     rf"{_BEFORE}(?i:(?:judge?ment|response|answer|assistant|output|option)\b)?{_BEFORE}(?P<name>[AB])(?>{_AFTER})"
     r"(?=\s*$|\s*\n|[.,;:!]|\s+(?i:because|since|is|wins)\b|\s*[-–—(])(?!,?\s*(?:(?i:and|or)\b|[AB]\b))"
 )
+_DRESS = " *_`#\n"
 _CLOSING = re.compile(r"[\s.!*_~`\"'“”‘’)\]}>$\\]*")
 
 
@@ -93,6 +94,16 @@ class ScoreParser:
         if not (self._decimals or score.is_integer()):
             return Verdict(None, "not_whole")
         return Verdict(score)
+
+    def without_score(self, reply: str) -> str:
+        """A reply without its last score and what announces it: the reasons alone."""
+        announcements = list(self._announced.finditer(reply))
+        if not announcements:
+            return reply
+        last = announcements[-1]
+        value = _SCORE.match(reply, last.end())
+        end = last.end() if value is None else value.end()
+        return f"{reply[: last.start()].rstrip(_DRESS)}\n{reply[end:].lstrip(_DRESS + '.')}".strip()
 
 
 class WinnerParser:
