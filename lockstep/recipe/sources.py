@@ -149,6 +149,27 @@ class DataSection(QuestionSection):
         return self
 
 
+class CodeSection(Section):
+    """Programs that are run against the tests of their row, each in a process with limits."""
+
+    tests: str = Field(description="the field with a list of tests, see docs/guides/rewards.md")
+    program: Literal["fenced", "text"] = Field(
+        default="fenced", description="where it stands: in the last ``` block, or the whole text is one"
+    )
+    all_or_nothing: bool = Field(default=False, description="1 where every test is passed, else 0; not the share")
+    sandboxes: PositiveInt = Field(default=4, description="programs that are run at a time")
+    cpu_s: PositiveInt = Field(default=5, description="CPU time of each process of a program, for one test")
+    wall_s: PositiveFloat = Field(default=20.0, description="the longest that a test may take on the clock")
+    memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of each process")
+    file_mb: PositiveInt = Field(default=8, description="the largest file, and the most that is printed")
+    processes: PositiveInt = Field(default=8, description="processes and threads of a program")
+    isolation: Literal["namespaces", "limits"] = Field(
+        default="namespaces",
+        description="`namespaces`: no network, no other process, no files of yours; `limits`: only time, memory, "
+        "files and processes are limited, and programs can reach the network and what this user can",
+    )
+
+
 class RewardSection(Section):
     """What a response is worth."""
 
