@@ -79,7 +79,9 @@ class Sandbox:
                 ended = reply(self.limits.wall_s + _GRACE_S)
         except (ChildDied, ChildHangs) as error:
             how = f"ended ({error})" if isinstance(error, ChildDied) else "does not answer"
-            raise SandboxError(f"the process that starts programs in a sandbox {how}; the same command goes on") from None
+            raise SandboxError(
+                f"the process that starts programs in a sandbox {how}; the same command goes on"
+            ) from None
         if "wrong" in ended:
             raise SandboxError(f"a program could not be run in a sandbox ({ended['wrong']}); the same command goes on")
         return ended

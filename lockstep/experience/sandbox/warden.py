@@ -127,13 +127,13 @@ def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
 def _end_children() -> None:
     """Kills what is left of a program until nothing is; what lost its parent has become a child of this process."""
     while True:
-        for child in _children():
-            os.kill(child, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
+        for child in _children():
+            os.kill(child, signal.SIGKILL)
         time.sleep(_POLL_S)
 
 
@@ -151,7 +151,7 @@ def _private_folder() -> tempfile.TemporaryDirectory[str]:
 
 def _memory(content: str) -> IO[bytes]:
     """A file that lies in memory and has no name."""
-    file = open(os.memfd_create("program"), "w+b")
+    file = os.fdopen(os.memfd_create("program"), "w+b")
     file.write(content.encode(errors="replace"))
     file.seek(0)
     return file
