@@ -149,6 +149,13 @@ class DataSection(QuestionSection):
         return self
 
 
+class InstructionSection(Section):
+    """Instructions in a row that a program can check, see docs/guides/rewards.md."""
+
+    field: str = Field(description="the field with a list of {id, ...}, one for each instruction")
+    all_or_nothing: bool = Field(default=False, description="1 where every one is followed, else 0; not the share")
+
+
 class CodeSection(Section):
     """Programs that are run against the tests of their row, each in a process with limits."""
 

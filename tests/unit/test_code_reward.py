@@ -114,16 +114,19 @@ def test_output_is_compared_by_what_can_be_seen(printed: str, expected: str, sam
     assert score(f"print({printed})", [{"stdout": expected}], program="text") == float(same)
 
 
+THREADS = "import time\nfrom threading import Thread\nfor _ in range(9): Thread(target=time.sleep, args=[1]).start()"
+
+
 @pytest.mark.parametrize(
     ("option", "program"),
     [
         ("cpu_s", "import time\nwhile time.process_time() < 1.2: pass"),
         ("memory_mb", "held = bytearray(160 << 20)"),
         ("file_mb", "with open('a', 'wb') as file: file.write(bytes(9 << 20))"),
-        ("processes", "import threading, time\nfor _ in range(9): threading.Thread(target=time.sleep, args=[1]).start()"),
+        ("processes", THREADS),
         ("wall_s", "import time\ntime.sleep(1)"),
     ],
-)  # fmt: skip
+)
 def test_each_limit_is_an_option(option: str, program: str) -> None:
     enough = {"cpu_s": 4, "memory_mb": 512, "file_mb": 16, "processes": 16, "wall_s": 20.0}
     tight = {"cpu_s": 1, "memory_mb": 128, "file_mb": 8, "processes": 8, "wall_s": 0.5}
