@@ -15,7 +15,7 @@ from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 from lockstep.experience.sandbox.jail import Limits
 from lockstep.experience.sandbox.sandbox import Sandbox, SandboxError
-from lockstep.recipe.sources import CodeSection
+from lockstep.recipe import CodeSection
 from lockstep.types import Prompt
 
 _BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL | re.MULTILINE)

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 from lockstep.experience.instruction_kinds import KINDS, Instruction, Kind
-from lockstep.recipe.sources import InstructionSection
+from lockstep.recipe import InstructionSection
 from lockstep.recipe_errors import shown
 from lockstep.types import Prompt
 
@@ -42,9 +42,11 @@ class InstructionReward:
 
 
 _INSTRUCTIONS = TypeAdapter(list[Annotated[Kind, Field(discriminator="id")]])
+KNOWN = _INSTRUCTIONS.json_schema()
+"""All kinds with what they take, as a JSON schema."""
 
 
-def _instructions(row: Row, name: str) -> list[Instruction]:
+def _instructions(row: Row, name: str) -> Sequence[Instruction]:
     """What the field `name` of a row without fault asks for."""
     return _INSTRUCTIONS.validate_python([_given(item) for item in row[name]])
 

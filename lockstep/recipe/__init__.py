@@ -31,7 +31,9 @@ from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sft import SFT, SFTRecipe
 from lockstep.recipe.sources import (
     Arithmetic,
+    CodeSection,
     DataSection,
+    InstructionSection,
     ModelFolder,
     ModelSection,
     PromptSection,
@@ -52,6 +54,7 @@ __all__ = [
     "Arithmetic",
     "Bound",
     "Cluster",
+    "CodeSection",
     "Common",
     "Computation",
     "Correction",
@@ -69,6 +72,7 @@ __all__ = [
     "GenerateRun",
     "Greedy",
     "Grid",
+    "InstructionSection",
     "LearnerSection",
     "Limits",
     "MLflow",

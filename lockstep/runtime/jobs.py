@@ -15,6 +15,7 @@ from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
 from lockstep.experience.refit import random_probe
 from lockstep.experience.rewards import build as build_reward
+from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
 from lockstep.experience.watch import FLOOR, Watch
 from lockstep.learners.base import Learner
@@ -134,7 +135,7 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     options = rules(recipe, source.stop_token_ids)
     experience = Experience(
         _engine(policy, source, recipe, place),
-        open_prompts(files.train, recipe.data, source.tokenizer),
+        open_prompts(files.train, recipe.data, source.tokenizer, rule_of(recipe.reward)),
         build_reward(recipe.reward),
         source.decode,
         recipe.seed,
@@ -179,7 +180,8 @@ def _validation(
 ) -> Callable[[int], Metrics] | None:
     if files is None:
         return None
-    rows = open_prompts(files, recipe.data, source.tokenizer).first(recipe.data.max_validation_samples)
+    prompts = open_prompts(files, recipe.data, source.tokenizer, rule_of(recipe.reward))
+    rows = prompts.first(recipe.data.max_validation_samples)
     asked, graded = recipe.validation_sampling, grading(recipe.reward)
     sampling = source.sampling(asked)
 

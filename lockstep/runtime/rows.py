@@ -11,6 +11,7 @@ from lockstep.data import arithmetic
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import Files, open_rows
 from lockstep.data.prompts import Prompts
+from lockstep.data.selection import ANY_ROW, Rule
 from lockstep.recipe import DataSection, SFTRecipe
 
 
@@ -43,9 +44,11 @@ def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = N
     return Files(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 
-def open_prompts(files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prompts:
-    """Opens files of rows as prompts."""
-    return Prompts(open_rows(files, section.bad_rows), tokenizer, section)
+def open_prompts(
+    files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase, rule: Rule = ANY_ROW
+) -> Prompts:
+    """Opens files of rows as prompts; `rule` is what a reward wants of them."""
+    return Prompts(open_rows(files, section.bad_rows), tokenizer, section, rule)
 
 
 def open_demonstrations(files: Files, recipe: SFTRecipe, tokenizer: PreTrainedTokenizerBase) -> Demonstrations:
