@@ -44,7 +44,7 @@ class CodeReward:
         try:
             sandboxes[0].start()
         except SandboxError as error:
-            raise SandboxError(f"reward.code: {error}; {_remedy(own)}") from None
+            raise SandboxError(f"reward.code: {error}; docs/guides/rewards.md says what it needs") from None
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -135,12 +135,3 @@ def _test(item: str | dict[str, str]) -> Test:
 def _lines(text: str) -> list[str]:
     """Lines of output, without what cannot be seen: space at their ends, and empty ones at the end."""
     return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _remedy(section: CodeSection) -> str:
-    if section.isolation == "limits":
-        return "see docs/guides/rewards.md"
-    return (
-        "let this user make user namespaces, start the container with the right to, or say "
-        "reward.code.isolation=limits, which lets programs reach the network and your files"
-    )

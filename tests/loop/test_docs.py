@@ -31,6 +31,8 @@ EXAMINED = [
 ]  # fmt: skip
 ANSWERED = ["data.max_prompts=2", "data.overlong_prompts=skip", "sampling.max_tokens=8", "learner.device=cpu"]
 
+[MIXED] = re.findall(r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL)
+
 
 def commands(program: str) -> list[str]:
     """Lines of shell blocks that call a program, continuation lines joined."""
@@ -79,6 +81,7 @@ def test_command_runs(
     monkeypatch.chdir(workplace)
     if "my_run" in command:
         request.getfixturevalue("my_run")
+    (workplace / "mixed.jsonl").write_text(MIXED)
     (workplace / "my_rewards.py").write_text("def fewest_words(prompt, response, answer, row):\n    return 1.0\n")
     real = {
         "MODEL": f"{assets}/models/stories260K/hf",

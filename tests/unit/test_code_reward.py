@@ -142,7 +142,7 @@ def test_isolation_is_an_option() -> None:
     if os.geteuid() or all(folder.stat().st_mode & stat.S_IXOTH for folder in python.parents):
         assert score(reaches, tests, program="text", isolation="limits") == 1.0
     else:  # a Python in a folder of root's own is none for the user that the program is run as
-        refusal = r"reward\.code: programs cannot be run .*Permission denied.* see docs/guides/rewards\.md"
+        refusal = r"reward\.code: programs cannot be run .*Permission denied.* docs/guides/rewards\.md says"
         with pytest.raises(SandboxError, match=refusal):
             score(reaches, tests, program="text", isolation="limits")
 

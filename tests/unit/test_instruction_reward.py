@@ -110,7 +110,7 @@ def test_a_kind_means_what_it_says(
 
 def test_every_kind_has_cases_and_stands_in_the_guide() -> None:
     assert {name for name, *_ in CASES} == KINDS.keys()
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", GUIDE.read_text(), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", GUIDE.read_text(), re.MULTILINE))
     for name, kind in KINDS.items():
         own = set(kind.model_fields) - {"id", "at_least", "at_most"}
         ranged = {"at_least"} & set(kind.model_fields)

@@ -310,7 +310,7 @@ def test_it_crosses_a_process_border(sandbox: Sandbox) -> None:
     ("options", "why"),
     [
         ({"interpreter": "/absent/bin/python3"}, r"No such file or directory"),
-        ({"limits": replace(LIMITS, memory_mb=1)}, "a trial program ended with"),
+        ({"limits": replace(LIMITS, memory_mb=1)}, "a trial program failed, so its limits are too low"),
     ],
 )
 def test_what_cannot_be_set_up_is_said_at_the_start(options: dict[str, Any], why: str) -> None:
