@@ -14,7 +14,7 @@ from hypothesis import settings
 from ranks import Ranks
 from tiny_models import model_folder
 
-NEEDS = ("assets", "browser", "gloo", "vllm")
+NEEDS = ("assets", "browser", "gloo", "namespaces", "vllm")
 
 
 def pytest_configure(config: pytest.Config) -> None:

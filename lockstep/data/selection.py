@@ -62,6 +62,22 @@ class Needs:
     key: tuple[object, ...]
 
 
+@dataclass(frozen=True)
+class Rule:
+    """What a row must be like for whoever uses it, besides what its data section says.
+
+    Attributes:
+        fault: What is wrong with a row, if anything.
+        key: What that follows from besides the row.
+    """
+
+    fault: Callable[[Row], str | None]
+    key: object
+
+
+ANY_ROW = Rule(lambda row: None, None)
+
+
 class Selection:
     """The rows of a data set that a run uses, in its order, and what became of the others.
 

@@ -36,7 +36,9 @@ from lockstep.recipe.self_rewarding import SelfRewarding, SelfRewardingRecipe
 from lockstep.recipe.sft import SFT, SFTRecipe
 from lockstep.recipe.sources import (
     Arithmetic,
+    CodeSection,
     DataSection,
+    InstructionSection,
     Letters,
     ModelFolder,
     ModelSection,
@@ -70,6 +72,7 @@ __all__ = [
     "AskedSection",
     "Bound",
     "Cluster",
+    "CodeSection",
     "Common",
     "ComparisonSection",
     "Computation",
@@ -89,6 +92,7 @@ __all__ = [
     "GenerateRun",
     "Greedy",
     "Grid",
+    "InstructionSection",
     "JudgeEvalRecipe",
     "JudgeEvalRun",
     "JudgeSection",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +23,11 @@ from lockstep.data.files import Files, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import Head, head
-from lockstep.experience.rewards import MathReward, build
+from lockstep.experience.rewards import MathReward, build, rule_of
 from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
-from lockstep.recipe import Common, DPORecipe, LearnerSection, PPORecipe, SFTRecipe
+from lockstep.recipe import Common, DPORecipe, LearnerSection, PPORecipe, RewardSection, SFTRecipe
 from lockstep.runtime import memory
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.findings import Findings
@@ -37,6 +39,7 @@ from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 from lockstep.runtime.trackers.run import views_of
 from lockstep.runtime.trackers.view import Facts
 from lockstep.runtime.workers import require_sampler
+from lockstep.types import Prompt
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
 
@@ -207,21 +210,37 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
         found.say("step", batch_arithmetic(recipe, train))
         found.say("micro-batches", _micro_batches(recipe, recipe.ppo.global_batch_size, _longest(recipe)))
         found.say("run", _course(recipe, extent.steps, validation is not None))
-    if recipe.reward.function is not None:
-        found.say("reward", f"{recipe.reward.function} is there and takes four arguments; it was not called")
-    else:
-        with found.problem():
-            _answers(MathReward(recipe.reward.marker), train, found)
+    with found.problem():
+        _reward(recipe.reward, train.first(_ANSWERS), train, found)
 
 
 def _prompts(recipe: PPORecipe, files: Files, limit: Head, model: _Model, found: Findings) -> Prompts | None:
     with found.problem():
-        return open_prompts(files, recipe.data, model.source.tokenizer, limit)
+        return open_prompts(files, recipe.data, model.source.tokenizer, rule_of(recipe.reward), limit)
     return None
 
 
-def _answers(reward: MathReward, rows: Prompts, found: Findings) -> None:
-    first = rows.first(_ANSWERS)
+def _reward(section: RewardSection, first: Sequence[Prompt], rows: Prompts, found: Findings) -> None:
+    """What is known of the reward before there is a response; `rows` have been gone over."""
+    match section.type:
+        case "math":
+            _answers(MathReward(section.marker), first, rows, found)
+        case "python":
+            found.say("reward", f"{section.function} is there and takes four arguments; it was not called")
+        case "code":
+            found.say("reward", "code; a program was run in the sandbox, and every row has tests")
+        case "instructions":
+            found.say("reward", "instructions; those of every row can be checked")
+        case "by_row":
+            named = Counter(str(prompt.row[section.verifier or ""]) for prompt in first)
+            shares = ", ".join(f"{count} {name}" for name, count in named.items())
+            found.say("reward", f"by row; of the first {len(first)} rows: {shares}")
+            math = [prompt for prompt in first if prompt.row[section.verifier or ""] == "math"]
+            if math:
+                _answers(MathReward(section.marker), math, rows, found)
+
+
+def _answers(reward: MathReward, first: Sequence[Prompt], rows: Prompts, found: Findings) -> None:
     answers = [rows.answer(prompt) for prompt in first]
     verdicts = reward(first, answers, answers)
     wrong = next((prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0), None)

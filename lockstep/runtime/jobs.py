@@ -20,7 +20,7 @@ from lockstep.experience.evaluation import answered, grading
 from lockstep.experience.judge.asking import Reader, SamplerAnswers
 from lockstep.experience.judge.build import score_judge
 from lockstep.experience.refit import random_probe
-from lockstep.experience.rewards import NoReward
+from lockstep.experience.rewards import NoReward, rule_of
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.experience.watch import FLOOR, Watch
@@ -173,7 +173,7 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     limit = head(recipe.data.limit_train_batches, recipe.ppo.num_prompts_per_step)
     experience = Experience(
         _engine(policy, source, recipe, place),
-        open_prompts(files.train, recipe.data, source.tokenizer, limit),
+        open_prompts(files.train, recipe.data, source.tokenizer, rule_of(recipe.reward), limit),
         build_reward(recipe.reward),
         source.decode,
         recipe.seed,
@@ -198,7 +198,7 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
     policy = _learner(LearnerSpec(head="logits", optimizer=recipe.optimizer, **shared), recipe, place)
     reference = _learner(LearnerSpec(head="logits", optimizer=None, **shared), recipe, place)
     limit = head(recipe.data.limit_train_batches, options.global_batch_size)
-    prompts = open_prompts(files.train, recipe.data, source.tokenizer, limit)
+    prompts = open_prompts(files.train, recipe.data, source.tokenizer, head=limit)
     engines = _engines(policy, reference, source, recipe, place)
     actor = engines[0] if options.acting_policy == "current" else engines[1]
     experience = Experience(actor, prompts, NoReward(), source.decode, recipe.seed)
@@ -250,7 +250,8 @@ def _true_worth(recipe: SelfRewardingRecipe, experience: Experience, place: Plac
     if files is None or asked is None or section is None:
         return None
     held_out = head(recipe.data.limit_val_batches, recipe.self_rewarding.global_batch_size)
-    rows = open_prompts(files, recipe.data, place.source.tokenizer, held_out).first(recipe.data.max_validation_samples)
+    prompts = open_prompts(files, recipe.data, place.source.tokenizer, rule_of(section), held_out)
+    rows = prompts.first(recipe.data.max_validation_samples)
     graded, sampling = grading(section), place.source.sampling(asked)
     judged = replace(experience, reward=build_reward(section))
 
@@ -290,7 +291,8 @@ def _validation(
     if files is None:
         return None
     held_out = head(recipe.data.limit_val_batches, recipe.ppo.num_prompts_per_step)
-    rows = open_prompts(files, recipe.data, source.tokenizer, held_out).first(recipe.data.max_validation_samples)
+    prompts = open_prompts(files, recipe.data, source.tokenizer, rule_of(recipe.reward), held_out)
+    rows = prompts.first(recipe.data.max_validation_samples)
     asked, graded = recipe.validation_sampling, grading(recipe.reward)
     sampling = source.sampling(asked)
 

@@ -12,7 +12,7 @@ from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import Files, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import Head
+from lockstep.data.selection import ANY_ROW, Head, Rule
 from lockstep.recipe import Arithmetic, DataSection, DPORecipe, Letters, SFTRecipe
 from lockstep.runtime.source import Source
 
@@ -50,9 +50,15 @@ def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = N
     return Files(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 
-def open_prompts(files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase, head: Head = None) -> Prompts:
-    """Opens files of rows as prompts."""
-    return Prompts(open_rows(files, section.bad_rows), tokenizer, section, head)
+def open_prompts(
+    files: Files,
+    section: DataSection,
+    tokenizer: PreTrainedTokenizerBase,
+    rule: Rule = ANY_ROW,
+    head: Head = None,
+) -> Prompts:
+    """Opens files of rows as prompts; `rule` is what a reward wants of them."""
+    return Prompts(open_rows(files, section.bad_rows), tokenizer, section, rule, head)
 
 
 def open_demonstrations(files: Files, recipe: SFTRecipe, source: Source, head: Head = None) -> Demonstrations:

@@ -35,6 +35,7 @@ JUDGED = [
     "judge.chat=false", "judge.max_prompt_tokens=400", "judge.sampling.max_tokens=8", "data.max_prompts=2",
     "learner.device=cpu",
 ]  # fmt: skip
+[MIXED] = re.findall(r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL)
 
 
 def commands(program: str) -> list[str]:
@@ -84,6 +85,7 @@ def test_command_runs(
     monkeypatch.chdir(workplace)
     if "my_run" in command:
         request.getfixturevalue("my_run")
+    (workplace / "mixed.jsonl").write_text(MIXED)
     (workplace / "my_rewards.py").write_text("def fewest_words(prompt, response, answer, row):\n    return 1.0\n")
     real = {
         "MODEL": f"{assets}/models/stories260K/hf",
