@@ -293,12 +293,17 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
         with pytest.raises(Stopped, match="stopped after 2 of 5 prompts, because Ctrl-C was received"):
             ask("stopped")
     assert not (Path("stopped") / "results.json").exists()
+    part = Path("stopped/parts/00000000.jsonl")
+    whole, marked = part.read_text(), part.read_text().replace("unfinished", "not_whole")
+    part.write_text(marked)
     ask("stopped")
     assert "goes on: the responses to 2 prompts are judged already" in capsys.readouterr().err
+    content = Path("stopped/judgements.jsonl").read_text()
+    assert content.startswith(marked), "what was judged is not judged again"
+    assert content.replace(marked, whole) == (plain / "judgements.jsonl").read_text()
     other = ask("other", "run.save_every=5", "judge.sampler={backend: torch, max_batch_size: 3}")
-    for folder in (Path("stopped"), other):
-        assert lines(folder) == lines(plain)
-        assert results(folder) == results(plain)
+    assert lines(other) == lines(plain)
+    assert results(other) == results(plain)
 
 
 def test_a_finished_evaluation_is_read_and_another_seed_is_another(ask: Callable[..., Path]) -> None:
@@ -351,6 +356,14 @@ def test_the_command_and_its_recipes(assets: Path, in_tmp: Path, capsys: pytest.
 def test_what_cannot_be_is_one_sentence(in_tmp: Path, arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RecipeError, match=sentence):
         judge_eval_recipe(**{"model": "M", "data": "rows.jsonl", **arguments})
+
+
+def test_a_server_may_move() -> None:
+    asked = ["judge.sampler.openai.model=m"]
+    here, there = (judge_eval_recipe(f"http://{host}/v1", "rows.jsonl", asked) for host in ("a", "b"))
+    assert here.digest == there.digest
+    assert here.digest != judge_eval_recipe("http://a/v1", "rows.jsonl", ["judge.sampler.openai.model=n"]).digest
+    assert here.name == "m-rows"
 
 
 def test_other_commands_send_its_recipes_here(in_tmp: Path) -> None:

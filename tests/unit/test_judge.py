@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep import keyed
@@ -262,6 +262,14 @@ def test_a_model_without_chat_template_is_asked_plainly() -> None:
     bare.chat_template = None
     with pytest.raises(ValueError, match=r"judge\.chat is on, but the judge's tokenizer has no chat template; set"):
         Reader(bare, True, 10)
+
+
+def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
+    tokenizer, stop = byte_tokenizer(), TOKENIZER.eos_token_id
+    around = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", stop)])
+    tokenizer.backend_tokenizer.post_processor = around  # pyright: ignore[reportAttributeAccessIssue]
+    firsts = [Reader(tokenizer, chat, 99).tokens([ASKED])[0][0] for chat in (True, False)]
+    assert firsts == [tokenizer.convert_tokens_to_ids("<|im_start|>"), stop]
 
 
 def test_a_system_prompt_comes_first() -> None:
