@@ -17,7 +17,6 @@ from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
 from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
-from lockstep.experience.judge.asking import Reader, SamplerAnswers
 from lockstep.experience.judge.build import score_judge
 from lockstep.experience.refit import random_probe
 from lockstep.experience.rewards import NoReward, rule_of
@@ -32,6 +31,7 @@ from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
 from lockstep.objectives.sequential import DriftTest
 from lockstep.recipe import Common, DoctorSection, DPORecipe, PPORecipe, SelfRewardingRecipe, SFTRecipe
+from lockstep.runtime.judges import judge_answers, policy_answers
 from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
@@ -95,9 +95,6 @@ def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe | SelfRewardingRec
         return source.require_room("sft.max_tokens", recipe.sft.max_tokens)
     if isinstance(recipe, DPORecipe):
         return source.require_room("dpo.max_tokens", recipe.dpo.max_tokens)
-    if isinstance(recipe, SelfRewardingRecipe) and recipe.judge.path is None:
-        tokens = recipe.judge.max_prompt_tokens + recipe.judge.sampling.max_tokens
-        source.require_room("judge.max_prompt_tokens + judge.sampling.max_tokens", tokens)
     for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
         if sampling is not None:
             tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
@@ -202,10 +199,13 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
     engines = _engines(policy, reference, source, recipe, place)
     actor = engines[0] if options.acting_policy == "current" else engines[1]
     experience = Experience(actor, prompts, NoReward(), source.decode, recipe.seed)
-    reader = Reader(source.tokenizer, recipe.judge.chat, recipe.judge.max_prompt_tokens)
-    judge = score_judge(
-        recipe.judge, SamplerAnswers(actor, reader, source.sampling(recipe.judge.sampling)), recipe.seed
+    other = recipe.judge.path is not None or recipe.judge.sampler is not None
+    answering = (
+        judge_answers(recipe.judge, recipe.learner, place.shown, place.workers)
+        if other
+        else policy_answers(recipe.judge, actor, source)
     )
+    judge = score_judge(recipe.judge, answering, recipe.seed)
     rules = _self_rewarding_rules(recipe, prompts, source)
     steps = options.max_iterations * rules.steps_per_iteration
     workers = SelfRewardingWorkers(policy, reference, experience, judge, place.shown.phase)
