@@ -82,7 +82,10 @@ def test_an_evaluation_counts_what_passes_wholly(assets: Path, in_tmp: Path) -> 
     ]
     lines = [json.dumps({"question": "Once upon a time", "answer": "", **row}) + "\n" for row in rows]
     Path("rows.jsonl").write_text("".join(lines))
-    model, few = f"{assets}/models/stories260K/hf", ["greedy.max_tokens=8", "sampling=null", "learner.dtype=fp32", "data.max_prompt_tokens=400"]
+    model, few = (
+        f"{assets}/models/stories260K/hf",
+        ["greedy.max_tokens=8", "sampling=null", "learner.dtype=fp32", "data.max_prompt_tokens=400"],
+    )
     by_row = BY_ROW.replace("function: null", "marker: null")
     folder = evaluate(eval_recipe(model, "rows.jsonl", [*few, by_row, "learner.device=cpu"]))
     greedy = json.loads((folder / "results.json").read_text())["settings"]["greedy"]
