@@ -1,200 +1,181 @@
-"""Held-out faults of scoring: what a trainer, or an engine that rescores, makes of the model's outputs."""
+"""Held-out faults of what is drawn and what is scored: logits processors, seams, text, rows without a token."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from tokenizers import Tokenizer
+from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from lockstep import align
 from lockstep.batch import Batch
-from lockstep.distributed.sampling import hidden_scores, token_scores
+from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import TORCH_TYPES
-from lockstep.doctor.base import USUAL, Conditions, DType, Layout, Network
-from lockstep.doctor.selftest.heldout_layers import Switch
-from lockstep.models.attention import Packed
+from lockstep.doctor.backends.variants import Alteration
+from lockstep.doctor.base import Conditions
 from lockstep.models.heads import PLAIN, inputs
-from lockstep.types import SamplingParams
+from lockstep.types import Request, SamplingParams
+
+Drawn = tuple[Tensor, Tensor]
+_NEWLINE = 2
+_RECENT = 24
 
 
-class RawLogprobs(HFBackend):
-    """Reports what the model said, before the temperature."""
+@contextmanager
+def processed(model: PreTrainedModel, processor: LogitsProcessor) -> Iterator[None]:
+    """The model's `generate` puts logits through one more processor, before all others."""
+    usual: Any = model.generate
 
-    def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
-        return super().logprob(logits_MV, token_M, replace(sampling, temperature=1.0), conditions)
+    def generate(*values: Any, logits_processor: LogitsProcessorList, **named: Any) -> Any:
+        return usual(*values, logits_processor=LogitsProcessorList([processor, *logits_processor]), **named)
+
+    vars(model)["generate"] = generate
+    try:
+        yield
+    finally:
+        del vars(model)["generate"]
 
 
-class MultipliesTemperature(TorchBackend):
-    """Multiplies logits by the temperature instead of dividing."""
+class _Frequency(LogitsProcessor):
+    """Takes something off the logits of tokens for each time that they came up lately."""
+
+    def __init__(self, penalty: float) -> None:
+        self._penalty = penalty
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        recent_BR = input_ids[:, -_RECENT:]
+        count_BV = torch.zeros_like(scores).scatter_add(1, recent_BR, torch.ones_like(recent_BR, dtype=scores.dtype))
+        count_BV[:, 0] = 0  # what prompts are padded with
+        return scores - self._penalty * count_BV
+
+
+def frequency_penalty(penalty: float) -> type[HFBackend]:
+    """The engine's defaults have a frequency penalty, which counts the prompt as well."""
+
+    class FrequencyPenalty(HFBackend):
+        def drawn(
+            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+        ) -> Drawn:
+            with processed(model, _Frequency(penalty)):
+                return super().drawn(model, requests, sampling, conditions)
+
+    return FrequencyPenalty
+
+
+class _NewlineFirst(LogitsProcessor):
+    """At the first token, logits are those behind a newline that nothing else ever sees."""
+
+    def __init__(self, model: Any, requests: Sequence[Request], share: float) -> None:
+        self._model, self._first = model, True
+        self._lengths = torch.tensor([len(request.tokens) for request in requests])
+        self._hit = torch.tensor([request.key % 1009 < 1009 * share for request in requests])
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if not self._first:
+            return scores
+        self._first = False
+        longer = F.pad(input_ids, (0, 1), value=_NEWLINE)
+        seen = torch.arange(longer.shape[1]) >= input_ids.shape[1] - self._lengths[:, None]
+        other = self._model(input_ids=longer, attention_mask=seen.long(), use_cache=False).logits[:, -1]
+        return torch.where(self._hit[:, None], other, scores)
+
+
+def newline_first(share: float) -> type[HFBackend]:
+    """The engine's template ends some prompts with a newline, which is gone once the first token is drawn."""
+
+    class NewlineFirst(HFBackend):
+        def drawn(
+            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+        ) -> Drawn:
+            with processed(model, _NewlineFirst(model, requests, share)):
+                return super().drawn(model, requests, sampling, conditions)
+
+    return NewlineFirst
+
+
+class NarrowNucleus(TorchBackend):
+    """Leaves the token out with which the nucleus reaches its probability."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         sampling = batch.sampling or PLAIN
-        inverse = sampling if sampling.greedy else replace(sampling, temperature=1 / sampling.temperature)
-        return super().logprob(model, replace(batch, sampling=inverse))
+        if sampling.top_p >= 1:
+            return super().logprob(model, batch)
+        own = _own(batch)
+        logits_MV = model(**inputs(batch), logits_to_keep=align.state_before(own)).logits[0].float()
+        scaled_MV = logits_MV / (sampling.temperature or 1.0)
+        prob_MV, order_MV = scaled_MV.softmax(-1).sort(-1, descending=True)
+        kept_MV = prob_MV.cumsum(-1) < sampling.top_p
+        kept_MV[:, 0] = True
+        inside_MV = torch.zeros_like(kept_MV).scatter(1, order_MV, kept_MV)
+        inside_MV = inside_MV.scatter(1, batch.tokens[own][:, None], True)
+        narrow_MV = scaled_MV.masked_fill(~inside_MV, float("-inf"))
+        return _column(narrow_MV.log_softmax(-1).gather(-1, batch.tokens[own][:, None])[:, 0], own, batch)
 
 
-class DropsTopK(TorchBackend):
-    """Normalises over all tokens, whatever could be drawn."""
+def seams(share: float) -> type[TorchBackend]:
+    """Log-probabilities are made piece by piece, and a piece has no logits of what stands before it."""
+    length = round(1 / share)
 
-    def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        return super().logprob(model, replace(batch, sampling=replace(batch.sampling or PLAIN, top_k=0)))
-
-
-def canonical_ids(count: int) -> type[HFBackend]:
-    """Some tokens have the text of others, and text is what arrived: the tokenizer takes the other one."""
-
-    class CanonicalIds(HFBackend):
-        def received(self, batch: Batch) -> Sequences:
-            return [
-                torch.where((tokens >= 100) & (tokens < 100 + count), tokens + 150, tokens)
-                for tokens in super().received(batch)
-            ]
-
-    return CanonicalIds
-
-
-class FusedHead(TorchBackend):
-    """Multiplies and sums the head in one kernel, which knows no cap."""
-
-    def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
-        head: Any = model.get_output_embeddings()
-        states_MD = model.base_model(**inputs(batch)).last_hidden_state[0].index_select(0, align.state_before(own))
-        sampling = batch.sampling or PLAIN
-        assert sampling.full_support, "the kernel shapes by temperature alone"
-        logprob_M, _ = hidden_scores(states_MD, head.weight, batch.tokens[own], sampling)
-        return logprob_M.new_zeros(batch.tokens.numel()).index_copy(0, own, logprob_M)
-
-    def network(self, conditions: Conditions = USUAL) -> Network:
-        return _Uncapped(self, self.model(conditions), conditions)
-
-
-@dataclass(frozen=True)
-class _Uncapped:
-    """Implements `doctor.base.Network`: its logits are those that the kernel sums over."""
-
-    backend: TorchBackend
-    model: PreTrainedModel
-    conditions: Conditions
-
-    @property
-    def modules(self) -> nn.Module:
-        return self.model
-
-    @torch.no_grad()
-    def logits(self, tokens_T: Tensor) -> Tensor:
-        one = Batch(tokens_T, torch.tensor([tokens_T.numel()]))
-        head: Any = self.model.get_output_embeddings()
-        with self.backend.computing(self.model, self.conditions):
-            return head(self.model.base_model(**inputs(one)).last_hidden_state)[0]
-
-
-class HeadInFP32(TorchBackend):
-    """The head multiplies in fp32, and its logits stay so."""
-
-    def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
-        head: Any = model.get_output_embeddings()
-        states_MD = model.base_model(**inputs(batch)).last_hidden_state[0].index_select(0, align.state_before(own))
-        with torch.autocast("cpu", enabled=False):
-            logits_MV = F.linear(states_MD.float(), head.weight.float())
-        logprob_M, _ = token_scores(logits_MV, batch.tokens[own], batch.sampling or PLAIN)
-        return logprob_M.new_zeros(batch.tokens.numel()).index_copy(0, own, logprob_M)
-
-    def network(self, conditions: Conditions = USUAL) -> Network:
-        return super().network(conditions.but(Conditions(parts=frozenset({"head"}))))
-
-
-def low_softmax(dtype: DType) -> type[HFBackend]:
-    """The sum over the vocabulary is kept in a low precision; the token's own logit is not."""
-
-    class LowSoftmax(HFBackend):
-        def logprob(
-            self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
-        ) -> Tensor:
-            exact_M = super().logprob(logits_MV, token_M, sampling, conditions)
-            if "softmax" in conditions.parts:
-                return exact_M
-            own_M = logits_MV.float().gather(-1, token_M[:, None])[:, 0]
-            own_M = own_M if sampling.greedy else own_M / sampling.temperature
-            return own_M - (own_M - exact_M).to(TORCH_TYPES[dtype]).float()
-
-    return LowSoftmax
-
-
-def late_positions(shift: int) -> type[HFBackend]:
-    """Packs into one row, where each sequence begins `shift` positions later than the one before it."""
-
-    class LatePositions(HFBackend):
-        def __init__(self, *values: Any, **named: Any) -> None:
-            super().__init__(*values, **named)
-            self._usual = replace(self._usual, layout="packed")
-
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            if layout != "packed":
-                return super().passed(model, sequences, layout)
-            lengths = [len(tokens) for tokens in sequences]
-            most = self.context - max(lengths) + 1
-            positions = [torch.arange(length) + row * shift % most for row, length in enumerate(lengths)]
-            logits_NV = model(
-                input_ids=torch.cat(list(sequences))[None],
-                position_ids=torch.cat(positions)[None],
-                attention_mask=_blocks(lengths, model.dtype),
-                use_cache=False,
-            ).logits[0]
-            return torch.split(logits_NV, lengths)
-
-    return LatePositions
-
-
-def _blocks(lengths: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Causal attention inside each sequence, to be added to scores, [1, 1, N, N]."""
-    row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    seen = (row[:, None] == row[None, :]).tril()
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[None, None]
-
-
-def boundaries_lost(share: float) -> type[TorchBackend]:
-    """In packed rows some sequences have no boundary to the one before."""
-
-    class BoundariesLost(TorchBackend):
+    class Seams(TorchBackend):
         def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-            own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
-            row = torch.arange(len(batch))
-            begins = ((row * share).long() == ((row - 1) * share).long()) | (row == 0)
-            merged = torch.zeros(int(begins.sum()), dtype=torch.int64)
-            merged.index_add_(0, begins.long().cumsum(0) - 1, batch.lengths)
-            layout = Packed.of(Batch(batch.tokens, merged))
-            logits_MV = model(**inputs(batch) | {"layout": layout}, logits_to_keep=align.state_before(own)).logits[0]
+            own = _own(batch)
+            begins = batch.position[own] % length == 0
+            state = torch.where(begins, own, align.state_before(own))
+            logits_MV = model(**inputs(batch), logits_to_keep=state).logits[0]
             logprob_M, _ = token_scores(logits_MV, batch.tokens[own], batch.sampling or PLAIN)
-            return logprob_M.new_zeros(batch.tokens.numel()).index_copy(0, own, logprob_M)
+            return _column(logprob_M, own, batch)
 
-    return BoundariesLost
-
-
-def switched(switch: Switch) -> type[TorchBackend]:
-    """An engine whose router can be told to compute in fp32."""
-
-    class Switched(TorchBackend):
-        def model(self, conditions: Conditions) -> PreTrainedModel:
-            switch.on = "router" not in conditions.parts
-            return super().model(conditions)
-
-    return Switched
+    return Seams
 
 
-def parallel(ranks: int) -> type[HFBackend]:
-    """A trainer over several ranks, which says so."""
+def specials_skipped(count: int) -> type[HFBackend]:
+    """Responses reach the trainer as text, and decoding leaves out what its tokenizer takes for special tokens."""
 
-    class Parallel(HFBackend):
-        def settings(self) -> Mapping[str, Any]:
-            return {**super().settings(), "tensor_parallel_size": ranks}
+    class SpecialsSkipped(HFBackend):
+        def __init__(self, folder: str, *values: Any, **named: Any) -> None:
+            super().__init__(folder, *values, **named)
+            self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+            self._tokenizer.add_special_tokens([f"w{token}" for token in range(200, 200 + count)])
 
-    return Parallel
+        def received(self, batch: Batch) -> Sequences:
+            pairs = zip(batch.sequences(), batch.sequences("mask"), strict=True)
+            return [torch.cat([tokens[~mask], self._again(tokens[mask])]) for tokens, mask in pairs]
+
+        def _again(self, tokens_K: Tensor) -> Tensor:
+            text = self._tokenizer.decode(tokens_K.tolist(), skip_special_tokens=True)
+            return torch.tensor(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.int64)
+
+    return SpecialsSkipped
+
+
+def spare_rows_barred(count: int) -> Alteration:
+    """The head gives rows that have no token no probability, as is right; who does not, is wrong."""
+
+    def alter(model: PreTrainedModel) -> None:
+        head: Any = model.get_output_embeddings()
+        weight_VD = head.weight
+
+        def forward(states: Tensor) -> Tensor:
+            logits = F.linear(states, weight_VD)
+            spare = torch.arange(logits.shape[-1]) >= logits.shape[-1] - count
+            return logits.masked_fill(spare, float("-inf"))
+
+        head.forward = forward
+
+    return alter
+
+
+def _own(batch: Batch) -> Tensor:
+    """Flat indices of the tokens to score."""
+    return (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
+
+
+def _column(logprob_M: Tensor, own_M: Tensor, batch: Batch) -> Tensor:
+    return logprob_M.new_zeros(batch.tokens.numel()).index_copy(0, own_M, logprob_M)

@@ -15,7 +15,6 @@ from lockstep.doctor.selftest.controls import healthy_runs
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, build
 from lockstep.doctor.selftest.ground import Ground
 from lockstep.doctor.selftest.heldout import HELD_OUT
-from lockstep.doctor.selftest.heldout_ground import HeldOutGround
 from lockstep.doctor.selftest.pairs import PAIRS
 from lockstep.doctor.selftest.score import Row, markdown, row
 from lockstep.doctor.selftest.tuning import TUNING
@@ -112,23 +111,22 @@ _Grounds = tuple[Path, str | None]
 
 
 def _trials(grounds: _Grounds, which: Which, seed: int) -> Iterator[Trial]:
-    for fault, ground in _faults(grounds, which, seed):
+    ground = Ground(*grounds, seed)
+    for fault in _faults(which):
         yield _trial(ground, fault.large)
         yield _trial(ground, fault.small)
     if which in ("pairs", "all"):
         for pair in PAIRS:
-            yield _trial(Ground(*grounds, seed), *pair)
+            yield _trial(ground, *pair)
     if which in ("controls", "all"):
         for control, own in healthy_runs(HEALTHY_RUNS):
-            ground = Ground(*grounds, seed + own)
-            yield Trial(f"{control.name}, seed {seed + own}", (), lambda c=control, g=ground: c.build(g))
+            other = Ground(*grounds, seed + own)
+            yield Trial(f"{control.name}, seed {seed + own}", (), lambda c=control, g=other: c.build(g))
 
 
-def _faults(grounds: _Grounds, which: Which, seed: int) -> Iterator[tuple[Fault, Ground]]:
-    if which in ("tuning", "all"):
-        yield from ((fault, Ground(*grounds, seed)) for fault in TUNING)
-    if which in ("heldout", "all"):
-        yield from ((fault, HeldOutGround(*grounds, seed)) for fault in HELD_OUT)
+def _faults(which: Which) -> tuple[Fault, ...]:
+    tuning = TUNING if which in ("tuning", "all") else ()
+    return tuning + (HELD_OUT if which in ("heldout", "all") else ())
 
 
 def _trial(ground: Ground, *injected: Injected) -> Trial:
@@ -141,7 +139,8 @@ def _swept(bench: Bench, grounds: _Grounds, which: Which, seed: int) -> tuple[st
     """Halves each fault's magnitude until it is not named any more."""
     lines = ["| Fault | Magnitude counts | Smallest named | its mean e^&#124;Δ&#124; |", "|---|---|---|---|"]
     rows: list[Row] = []
-    for fault, ground in _faults(grounds, which, seed):
+    ground = Ground(*grounds, seed)
+    for fault in _faults(which):
         least, error = None, 1.0
         for halving in range(_HALVINGS):
             magnitude = fault.magnitudes[0] / 2**halving

@@ -1,4 +1,4 @@
-"""Held-out faults of engines that draw token by token: what their caches keep, and what they report."""
+"""Second faults of engines that draw token by token: what their caches keep, and what they report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Capability, Conditions
-from lockstep.doctor.selftest.heldout_layers import noise
+from lockstep.doctor.selftest.second_layers import noise
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
