@@ -27,9 +27,10 @@ from lockstep.experience.sandbox.jail import Limits
 from lockstep.experience.sandbox.sandbox import Sandbox, SandboxError
 
 LIMITS = Limits(cpu_s=1, wall_s=10.0, memory_mb=128, file_mb=1, processes=8)
+FORKS_HERE = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 SYSTEM_PYTHON = os.path.realpath(f"/usr/bin/python3.{sys.version_info.minor}")  # one that any user may start
 
-pytestmark = pytest.mark.needs("namespaces")
+pytestmark = pytest.mark.usefixtures("sandboxes")
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +262,7 @@ for folder in (os.path.dirname(sys.executable), "/usr", "/bin"):
 KILLS = "import os, signal\nos.kill(-1, signal.SIGKILL)"
 
 
+@FORKS_HERE
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
 def test_an_ordinary_user_can_use_it() -> None:
     """In a fork that becomes one."""
@@ -337,6 +339,7 @@ def test_what_cannot_be_set_up_is_said_at_the_start(options: dict[str, Any], why
         Sandbox(**{"limits": LIMITS, **options}).start()
 
 
+@FORKS_HERE
 def test_where_no_namespaces_are_allowed_nothing_is_run() -> None:
     """In a fork that may make none, for its user is not known where it is."""
     said, say = os.pipe()
