@@ -16,7 +16,7 @@ from lockstep.runtime.eval_recipe import eval_recipe
 from lockstep.runtime.evaluate import evaluate
 
 Run = Callable[..., list[dict[str, Any]]]
-pytestmark = pytest.mark.needs("namespaces")
+pytestmark = pytest.mark.usefixtures("sandboxes")
 
 SECTIONS = "instructions: {field: asked}, code: {tests: tests, program: text, sandboxes: 2}"
 BY_ROW = f"reward={{type: by_row, function: null, verifier: kind, {SECTIONS}}}"

@@ -17,6 +17,8 @@ from lockstep.experience.sandbox.sandbox import SandboxError
 from lockstep.recipe.sources import CodeSection
 from lockstep.types import Prompt
 
+pytestmark = pytest.mark.usefixtures("sandboxes")
+
 DOUBLE = "```python\nprint(int(input()) * 2)\n```"
 TESTS = [{"stdin": "4\n", "stdout": "8\n"}, {"stdin": "0", "stdout": "0"}, {"stdin": "1", "stdout": "3"}]
 
@@ -74,9 +76,6 @@ def test_the_program_stands_in_the_last_block(response: str, program: str | None
 def test_tests_that_are_none_are_told_when_rows_are_read(tests: Any, wrong: str | None) -> None:
     said = code_reward.fault({"tests": tests}, "tests")
     assert said is None if wrong is None else said is not None and wrong in said
-
-
-pytestmark = pytest.mark.needs("namespaces")
 
 
 def test_the_share_of_tests_or_all_or_nothing() -> None:

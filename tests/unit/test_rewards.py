@@ -321,8 +321,7 @@ def row(by: Any, **fields: Any) -> Prompt:
     return Prompt("rows.jsonl:7", "What?", (1, 2), {"by": by, **fields})
 
 
-@pytest.mark.needs("namespaces")
-@pytest.mark.usefixtures("functions")
+@pytest.mark.usefixtures("sandboxes", "functions")
 def test_the_recipe_chooses() -> None:
     assert build(RewardSection(type="math", marker="####")) == MathReward("####")
     assert build(RewardSection(type="instructions", instructions=INSTRUCTIONS)) == InstructionReward(INSTRUCTIONS)
@@ -331,7 +330,7 @@ def test_the_recipe_chooses() -> None:
     assert by_row == ByRow("by", {"math": MathReward(None), "python": mine("right", 5.0)})
 
 
-@pytest.mark.needs("namespaces")
+@pytest.mark.usefixtures("sandboxes")
 def test_each_row_is_rewarded_by_the_verifier_that_it_names() -> None:
     reward = build(MIXED)
     assert isinstance(reward, ByRow)

@@ -101,10 +101,13 @@ class Jail:
         if os.getppid() != parent:
             os._exit(1)
         watch, hold = os.pipe()
+        for_the_program = (report, watch, *program.streams)
+        _keep(hold, *for_the_program)
         if os.fork() == 0:
-            _keep(report, watch, *program.streams)
+            os.close(hold)
             self._become(program, user, others, watch)
-        _keep(hold)
+        for descriptor in for_the_program:  # whoever reads them must see the program end
+            os.close(descriptor)
         code = os.waitstatus_to_exitcode(os.wait()[1])
         os._exit(code if code >= 0 else 128 - code)
 
@@ -145,7 +148,7 @@ class Jail:
         linux.mount("tmpfs", _ROOT, "tmpfs", linux.NOSUID | linux.NODEV, room)
         for path in (*_SYSTEM, str(Path(self.interpreter).parents[1])):
             _show(path)
-        os.mkdir(_ROOT + _FOLDER)
+        os.makedirs(_ROOT + _FOLDER, exist_ok=True)  # Python may lie there
         os.chdir(_ROOT)
         linux.mount(".", "/", flags=linux.MOVE)
         os.chroot(".")
