@@ -46,7 +46,8 @@ class Problem:
 
     def pair(self) -> dict[str, str]:
         """The problem answered step by step and, worse, directly."""
-        return {"question": self.question, "chosen": self.row()["answer"], "rejected": self.row(direct=True)["answer"]}
+        row = self.row()
+        return {**row, "chosen": row["answer"], "rejected": self.row(direct=True)["answer"]}
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,13 @@ RECIPES = {
     "rule: a reward without its section": said("reward.type=code reward.marker=null"),
     "rule: a verifier for every row": said("reward.verifier=kind"),
     "rule: validation without rows": BadInput("train sft.yaml run.validate_every=2"),
+    "rule: two limits": said("data.max_validation_samples=2 data.limit_val_batches=1"),
+    "rule: truncated pairs": BadInput("train dpo.yaml data.overlong_prompts=truncate"),
+    "rule: a loss that reads scores": BadInput("train dpo.yaml dpo.preference_loss=scale"),
+    "rule: a scale without a use": BadInput("train dpo.yaml dpo.gt_reward_scale=2"),
+    "rule: nothing to learn of pairs": BadInput("train dpo.yaml dpo.preference_loss_weight=0"),
+    "rule: one score of two": BadInput("train dpo.yaml data.chosen_score=score"),
+    "rule: a completion of pairs": BadInput("train dpo.yaml data.completion=X"),
     "rule: best between validations": said("run.best.metric=validation/accuracy run.validate_every=0"),
 }
 
@@ -215,6 +222,16 @@ DATA = {
     "data: a long prompt": own(overrides="data.max_prompt_tokens=20"),
     "data: only long prompts": own(overrides="data.max_prompt_tokens=3 data.overlong_prompts=skip"),
     "data: a long row of sft": BadInput("train sft.yaml sft.max_tokens=30"),
+    "data: a long pair": BadInput("train dpo.yaml dpo.max_tokens=60"),
+    "data: an answer twice": BadInput("""train dpo.yaml data.rejected='"{answer}"'"""),
+    "data: no answer in messages": BadInput(
+        "train sft.yaml data.messages=talk",
+        lambda folder: [
+            change("model/tokenizer_config.json", chat_template="{{ messages[0].content }}")(folder),
+            write("rows.jsonl", '{"talk": [{"role": "user", "content": "Why?"}]}\n')(folder),
+        ],
+    ),
+    "data: a limit below a row": own(overrides="data.limit_train_batches=0.001"),
     "data: fewer rows than a step": own(overrides="ppo.num_prompts_per_step=64 run.max_steps=-1"),
     "data: an unreadable answer": own(
         add_row('{"question": "a", "answer": "many"}', first=True), "ppo.num_prompts_per_step=24"

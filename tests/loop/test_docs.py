@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +31,14 @@ EXAMINED = [
     "backends=[hf,torch]", "grid.lengths=[16]", "grid.methods=[{temperature: 1.0}]", "grid.batch_sizes=[8]",
     "grid.repeats=2",
 ]  # fmt: skip
+CHATTED = [
+    "data.max_prompt_tokens=100", "sft.max_tokens=200", "dpo.max_tokens=200", "sft.global_batch_size=4",
+    "dpo.global_batch_size=4",
+]  # fmt: skip
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 ANSWERED = ["data.max_prompts=2", "data.overlong_prompts=skip", "sampling.max_tokens=8", "learner.device=cpu"]
 
 JUDGED = [
@@ -73,6 +83,24 @@ def my_run() -> str:
     return "my_run"
 
 
+@pytest.fixture(scope="session")
+def chat_model(assets: Path, workplace: Path) -> str:
+    """A real model with a chat template, and beside it rows to learn from, under the names of the documentation."""
+    shutil.copytree(assets / "models/stories260K/hf", workplace / "chat_model")
+    (workplace / "chat_model/chat_template.jinja").write_text(CHAT)
+    for number, prefix in enumerate(("", "held_out_")):
+        talks, pairs = [], []
+        for n in range(8):
+            ask, better = f"Who was there, {n}?", [{"role": "assistant", "content": f"Lily and {n + number} cats."}]
+            talks.append({"messages": [{"role": "user", "content": ask}, *better]})
+            pairs.append(
+                {"prompt": ask, "chosen": better, "rejected": "Nobody.", "score_chosen": 5, "score_rejected": 1}
+            )
+        for name, rows in (("talks", talks), ("pairs", pairs)):
+            (workplace / f"{prefix}{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "chat_model"
+
+
 @pytest.mark.parametrize("command", commands("lockstep"))
 def test_command_runs(
     command: str,
@@ -86,6 +114,9 @@ def test_command_runs(
     if "my_run" in command:
         request.getfixturevalue("my_run")
     (workplace / "mixed.jsonl").write_text(MIXED)
+    chat = "CHAT_MODEL" in command
+    if chat:
+        command = command.replace("CHAT_MODEL", request.getfixturevalue("chat_model"))
     (workplace / "my_rewards.py").write_text("def fewest_words(prompt, response, answer, row):\n    return 1.0\n")
     real = {
         "MODEL": f"{assets}/models/stories260K/hf",
@@ -98,7 +129,11 @@ def test_command_runs(
     _, *arguments = shlex.split(command)
     arguments = [re.sub(r"[^=]+$", lambda given: real.get(given[0], given[0]), word) for word in arguments]
     if arguments[0] == "train":
-        arguments += SHORT + (TINY if "ppo_gsm8k" in arguments else [])
+        own = {"sft": "sft_chat", "dpo": "dpo_chat"}
+        fitting = [
+            option for option in CHATTED if option.split(".")[0] in ("data", *(k for k in own if own[k] in command))
+        ]
+        arguments += SHORT + (TINY if "ppo_gsm8k" in arguments else []) + (fitting if chat else [])
     if arguments[0] == "eval":
         arguments += FEW
     if arguments[0] == "generate":

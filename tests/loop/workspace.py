@@ -55,6 +55,13 @@ SFT = {
     "run": {"max_steps": 1, "folder": "run"},
 }
 
+DPO = SFT | {
+    "algorithm": "dpo",
+    "data": {**SFT["data"], "chosen": "{answer}", "rejected": "{question}"},
+    "dpo": {"global_batch_size": 4, "max_tokens": 90},
+}
+DPO.pop("sft")
+
 
 def furnish(folder: Path) -> None:
     """Writes recipes, rewards, rows and a model folder that fit each other."""
@@ -67,6 +74,7 @@ def furnish(folder: Path) -> None:
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny))
     (folder / "own.yaml").write_text(yaml.safe_dump(tiny | own))
     (folder / "sft.yaml").write_text(yaml.safe_dump(SFT))
+    (folder / "dpo.yaml").write_text(yaml.safe_dump(DPO))
     tokenizer = words_tokenizer(text + "\n" for row in rows for text in row.values())
     build_causal_lm(RECIPE["model"]["scratch"]["config"], tokenizer, 0).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
