@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from tiny_recipe import RECIPE
 
 from lockstep.config import RecipeError, load
+from lockstep.data.letters import score
 from lockstep.experience.judge.judge import JudgeError
 from lockstep.report.log import read_metrics
 from lockstep.runtime.stop import Stopped
@@ -161,3 +162,28 @@ def test_without_a_pair_nothing_is_learned(learn: Run) -> None:
 def test_what_cannot_work_is_refused(learn: Run, override: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said.replace("(", r"\(")):
         learn(override)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_its_own_judgement_makes_it_better_by_a_measure_that_it_never_sees(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.chdir(workplace)
+    folder = train(load("self_rewarding_small", [f"seed={seed}", "learner.device=cpu", "run.num_logged_samples=64"]))
+    rows = read_metrics(folder)
+    worth = [row["validation/reward"] for row in rows if "validation/reward" in row]
+    assert worth == sorted(worth)
+    assert worth[-1] - worth[0] >= 1.2
+    assert all(row["judge/parse_failures"] <= 0.01 for row in steps(rows))
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    pairs = [one for one in samples if one["status"] == "ok"]
+    ordered = [truth(one, "chosen") > truth(one, "rejected") for one in pairs]
+    print(f"seed {seed}: {worth}, {sum(ordered) / len(ordered):.1%} of pairs in their true order")
+    assert sum(ordered) / len(ordered) >= 0.85
+
+
+def truth(row: dict[str, Any], which: str) -> float:
+    """What an answer of a pair is really worth."""
+    return score(row["prompt"], row[which], "", {})
