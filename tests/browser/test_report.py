@@ -213,8 +213,9 @@ def test_a_character_in_two_tokens_is_seen_in_the_response(written: Written, ope
 
 def test_a_pair_shows_both_answers_and_what_the_judge_said(written: Written, opened: Opened) -> None:
     row = {
-        "id": "a:1", "prompt": "Q", "status": "ok", "scores": [4.0, None, 1.5], "chosen": "good",
-        "chosen_score": 4.0, "chosen_judgements": ["fine. Score: 4"], "rejected": "bad", "rejected_score": 1.5, "rejected_judgements": ["no"],
+        "id": "a:1", "prompt": "Q", "status": "ok", "scores": [4.0, None, 1.5],
+        "chosen": "good", "chosen_score": 4.0, "chosen_judgements": ["fine. Score: 4"],
+        "rejected": "bad", "rejected_score": 1.5, "rejected_judgements": ["no"],
     }  # fmt: skip
     unpaired = {"id": "a:2", "prompt": "Q", "status": "unscored", "scores": [None, None, None]}
     page = opened(page_of(written(samples=[[row, unpaired]])), "samples")
