@@ -31,8 +31,9 @@ from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
 from lockstep.objectives.sequential import DriftTest
 from lockstep.recipe import Common, DoctorSection, DPORecipe, PPORecipe, SelfRewardingRecipe, SFTRecipe
+from lockstep.runtime.collapse import Collapse
 from lockstep.runtime.judges import judge_answers, policy_answers
-from lockstep.runtime.loop import Extent, Step
+from lockstep.runtime.loop import Extent, Hook, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
@@ -54,6 +55,7 @@ class Job:
         validate: Scores the policy, as it is after so many steps, on held-out rows; None where there are none.
         arithmetic: How rows become optimizer steps, for people.
         watch: Looks at each step; checkpoints hold what it knows. None where nothing samples, or nobody asks for it.
+        hooks: More that look at each step, and know nothing afterwards.
     """
 
     step: Step
@@ -62,6 +64,7 @@ class Job:
     validate: Callable[[int], Metrics] | None
     arithmetic: str
     watch: Watch | None = None
+    hooks: tuple[Hook, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,7 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
         arithmetic=f"{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
         f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
         f"answers × {recipe.judge.num_evals_to_average} judgements",
+        hooks=(Collapse(options, place.shown.note),),
     )
 
 

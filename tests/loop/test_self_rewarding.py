@@ -144,6 +144,13 @@ def test_a_judge_without_verdicts_stops_the_run(learn: Run) -> None:
         learn("judge.max_no_verdict_rate=0.1")
 
 
+def test_a_judge_that_says_one_thing_to_everything_is_told_once(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    learn("self_rewarding.max_class_share=0.05")
+    told = capsys.readouterr().err
+    assert told.count("of the verdicts are one and the same score") == 1
+    assert "at step 1 " in told
+
+
 def test_without_a_pair_nothing_is_learned(learn: Run) -> None:
     rows = steps(learn("judge.judge_score_low=90", "judge.judge_score_high=91", "run.max_steps=1"))
     assert (rows[0]["train/bad_samples_per_GBS"], rows[0]["train/updates_skipped"]) == (1.0, 1.0)

@@ -119,7 +119,9 @@ def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers,
             judged = workers.judge(_cases(rollouts, step))
     ranked = _ranked(rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen)
     metrics = refitted + judge_metrics(judged).prefixed("judge")
-    metrics += (answer_metrics(ranked.rollouts, judged, workers.judge) + pair_metrics(ranked.pairs)).prefixed("train")
+    metrics += (answer_metrics(ranked.rollouts, judged, workers.judge.parser) + pair_metrics(ranked.pairs)).prefixed(
+        "train"
+    )
     metrics += _learned(ranked.batch(), workers, rules, iteration)
     metrics += Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
     if (step + 1) % rules.steps_per_iteration == 0:

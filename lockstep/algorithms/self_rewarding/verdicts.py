@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from lockstep.experience.judge.judge import Judge, Judged, mean_score, score_variance
+from lockstep.experience.judge.judge import Judged, mean_score, score_variance
+from lockstep.experience.judge.verdicts import Parser
 from lockstep.experience.rollout import Rollouts
 from lockstep.metrics import Mean, Metrics, StandardDeviation
 from lockstep.objectives.pairing import Pair, Status
@@ -13,7 +14,7 @@ from lockstep.objectives.pairing import Pair, Status
 _STATUSES: tuple[Status, ...] = ("ok", "unscored", "tie", "identical", "unfinished")
 
 
-def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]], judge: Judge[float]) -> Metrics:
+def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]], parser: Parser[float]) -> Metrics:
     """Scores, lengths and ends of all answers.
 
     `top_class_share` is the share of the verdict that is given most often: a judge that always says 5 has 1.
@@ -23,7 +24,7 @@ def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]], judge: J
     scores = [score for one in judged if (score := mean_score(one)) is not None]
     doubts = [doubt for one in judged if (doubt := score_variance(one)) is not None]
     verdicts = Counter(value for one in judged for value in one.values)
-    leaks = sum(judge.parser(response).value is not None for response in rollouts.responses)
+    leaks = sum(parser(response).value is not None for response in rollouts.responses)
     length_B = rollouts.batch.per_sample(rollouts.batch.mask.long())
     squares = sum(score**2 for score in scores)
     return Metrics(
