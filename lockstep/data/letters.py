@@ -74,8 +74,9 @@ def write(folder: Path, spec: Letters) -> Files:
     )
     orders = _distinct(spec.train_prompts + spec.validation_prompts, spec.seed)
     train, validation = orders[: spec.train_prompts], orders[spec.train_prompts :]
-    for path, rows in ((files.train, train), (files.validation, validation)):
-        write_rows(path, ({"question": str(one), "answer": ""} for one in rows))
+    write_rows(files.train, ({"question": str(one), "answer": ""} for one in train))
+    draws = (draws for block in _blocks(spec.seed, "validation") for _, draws in block)
+    write_rows(files.validation, (_answer(one, own) for one, own in zip(validation, draws, strict=False)))
     if files.demonstrations is not None:
         write_rows(files.demonstrations, demonstrations(spec, {one.letters for one in validation}))
     return files

@@ -27,12 +27,19 @@ from lockstep.experience.rewards import MathReward, build, rule_of
 from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
-from lockstep.recipe import Common, DPORecipe, LearnerSection, PPORecipe, RewardSection, SFTRecipe
+from lockstep.recipe import Common, DPORecipe, LearnerSection, PPORecipe, RewardSection, SelfRewardingRecipe, SFTRecipe
 from lockstep.runtime import memory
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.findings import Findings
 from lockstep.runtime.folder import FRAME, changed_options, require_writable, standing
-from lockstep.runtime.jobs import batch_arithmetic, extent_of, require_context
+from lockstep.runtime.jobs import (
+    batch_arithmetic,
+    extent_of,
+    require_context,
+    self_rewarding_arithmetic,
+    self_rewarding_extent,
+    self_rewarding_rules,
+)
 from lockstep.runtime.memory import Sizes, readable
 from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_pairs, open_prompts
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
@@ -76,9 +83,10 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     recipe = loaded.training
     with found.problem():
         _device(recipe.learner, found)
-    if isinstance(recipe, PPORecipe):
+    if isinstance(recipe, PPORecipe | SelfRewardingRecipe):
         with found.problem():
             require_sampler(recipe.sampler, recipe.learner)
+    if isinstance(recipe, PPORecipe):
         with found.problem():
             _examined(recipe, found)
     with found.problem():
@@ -91,6 +99,8 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     match recipe:
         case PPORecipe():
             _ppo(recipe, files, model, found)
+        case SelfRewardingRecipe():
+            _self_rewarding(recipe, files, model, found)
         case SFTRecipe() | DPORecipe():
             _supervised(recipe, files, model, found)
     if model is not None:
@@ -214,6 +224,22 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
         _reward(recipe.reward, train.first(_ANSWERS), train, found)
 
 
+def _self_rewarding(
+    recipe: SelfRewardingRecipe, files: DataFiles | None, model: _Model | None, found: Findings
+) -> None:
+    if model is None or files is None:
+        return
+    with found.problem():
+        require_context(recipe, model.source)
+    with found.problem():
+        limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
+        prompts = open_prompts(files.train, recipe.data, model.source.tokenizer, head=limit)
+        rules = self_rewarding_rules(recipe, prompts, model.source)
+        validates = files.validation is not None and recipe.validation_reward is not None
+        found.say("step", self_rewarding_arithmetic(recipe, prompts, rules))
+        found.say("run", _course(recipe, self_rewarding_extent(recipe, rules).steps, validates))
+
+
 def _prompts(recipe: PPORecipe, files: Files, limit: Head, model: _Model, found: Findings) -> Prompts | None:
     with found.problem():
         return open_prompts(files, recipe.data, model.source.tokenizer, rule_of(recipe.reward), limit)
@@ -300,7 +326,7 @@ def _course(recipe: Common, steps: int, validates: bool) -> str:
 def _memory(recipe: Common, sizes: Sizes, found: Findings) -> None:
     learner = recipe.learner
     parts = memory.trained("policy", sizes.policy, sizes, learner)
-    parts += memory.frozen(sizes, learner) if isinstance(recipe, DPORecipe) else []
+    parts += memory.frozen(sizes, learner) if isinstance(recipe, DPORecipe | SelfRewardingRecipe) else []
     if isinstance(recipe, PPORecipe):
         parts += memory.trained("critic", sizes.critic, sizes, learner)
         parts += memory.frozen(sizes, learner) if recipe.ppo.kl.coef else []

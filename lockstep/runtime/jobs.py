@@ -209,22 +209,20 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
         else policy_answers(recipe.judge, actor, source)
     )
     judge = score_judge(recipe.judge, answering, recipe.seed)
-    rules = _self_rewarding_rules(recipe, prompts, source)
-    steps = options.max_iterations * rules.steps_per_iteration
+    rules = self_rewarding_rules(recipe, prompts, source)
     workers = SelfRewardingWorkers(policy, reference, experience, judge, place.shown.phase)
     return Job(
         step=lambda step, position: self_rewarding_step(step, position, workers, rules),
-        extent=Extent(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1),
+        extent=self_rewarding_extent(recipe, rules),
         learners={"policy": policy, "reference": reference},
         validate=_true_worth(recipe, replace(experience, engine=engines[0]), place),
-        arithmetic=f"{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
-        f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
-        f"answers × {recipe.judge.num_evals_to_average} judgements",
+        arithmetic=self_rewarding_arithmetic(recipe, prompts, rules),
         hooks=(Collapse(options, place.shown.note),),
     )
 
 
-def _self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> SelfRewardingRules:
+def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> SelfRewardingRules:
+    """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
     options = recipe.self_rewarding
     rows = len(prompts) // options.max_iterations if options.prompt_source == "split" else len(prompts)
     rules = SelfRewardingRules(
@@ -236,6 +234,22 @@ def _self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source:
             "one step; lower self_rewarding.global_batch_size or raise run.max_epochs"
         )
     return rules
+
+
+def self_rewarding_extent(recipe: SelfRewardingRecipe, rules: SelfRewardingRules) -> Extent:
+    """All iterations, or `max_steps` where these are fewer."""
+    steps = recipe.self_rewarding.max_iterations * rules.steps_per_iteration
+    return Extent(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1)
+
+
+def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rules: SelfRewardingRules) -> str:
+    """How prompts become optimizer steps, for people."""
+    options = recipe.self_rewarding
+    return (
+        f"{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
+        f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
+        f"answers × {recipe.judge.num_evals_to_average} judgements"
+    )
 
 
 def _engines(

@@ -17,7 +17,7 @@ from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_met
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.experience.judge.build import response_case
-from lockstep.experience.judge.judge import Judge, Judged, judge_metrics, mean_score, score_variance
+from lockstep.experience.judge.judge import Case, Judge, Judged, judge_metrics, mean_score, score_variance
 from lockstep.experience.rollout import Experience, Rollouts
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import build as preference_loss
@@ -133,7 +133,7 @@ def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers,
     )
 
 
-def _cases(rollouts: Rollouts, step: int) -> list[Any]:
+def _cases(rollouts: Rollouts, step: int) -> list[Case]:
     """What the judge is shown: the conversation, and each answer as text."""
     numbered = enumerate(zip(rollouts.prompts, rollouts.responses, strict=True))
     return [
