@@ -62,6 +62,9 @@ Recipe = Annotated[
     Field(discriminator="algorithm"),
 ]
 
+SamplingRecipe = PPORecipe | SelfRewardingRecipe
+"""Of runs that sample what they learn from."""
+
 __all__ = [
     "DPO",
     "KL",
@@ -123,6 +126,7 @@ __all__ = [
     "SFTRecipe",
     "SamplerSection",
     "Sampling",
+    "SamplingRecipe",
     "Schedule",
     "Scratch",
     "Section",

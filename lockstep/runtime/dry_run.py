@@ -27,7 +27,16 @@ from lockstep.experience.rewards import MathReward, build, rule_of
 from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
-from lockstep.recipe import Common, DPORecipe, LearnerSection, PPORecipe, RewardSection, SelfRewardingRecipe, SFTRecipe
+from lockstep.recipe import (
+    Common,
+    DPORecipe,
+    LearnerSection,
+    PPORecipe,
+    RewardSection,
+    SamplingRecipe,
+    SelfRewardingRecipe,
+    SFTRecipe,
+)
 from lockstep.runtime import memory
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.findings import Findings
@@ -83,10 +92,9 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     recipe = loaded.training
     with found.problem():
         _device(recipe.learner, found)
-    if isinstance(recipe, PPORecipe | SelfRewardingRecipe):
+    if isinstance(recipe, SamplingRecipe):
         with found.problem():
             require_sampler(recipe.sampler, recipe.learner)
-    if isinstance(recipe, PPORecipe):
         with found.problem():
             _examined(recipe, found)
     with found.problem():
@@ -111,7 +119,7 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     return model
 
 
-def _examined(recipe: PPORecipe, found: Findings) -> None:
+def _examined(recipe: SamplingRecipe, found: Findings) -> None:
     """What the doctor has said of the model; `run.require_doctor` makes a problem of what is missing."""
     known = examination(recipe)
     if known is not None:

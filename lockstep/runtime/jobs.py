@@ -30,7 +30,7 @@ from lockstep.losses.preference import Preference
 from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
 from lockstep.objectives.sequential import DriftTest
-from lockstep.recipe import Common, DoctorSection, DPORecipe, PPORecipe, SelfRewardingRecipe, SFTRecipe
+from lockstep.recipe import Common, DoctorSection, DPORecipe, PPORecipe, SamplingRecipe, SelfRewardingRecipe, SFTRecipe
 from lockstep.runtime.collapse import Collapse
 from lockstep.runtime.judges import judge_answers, policy_answers
 from lockstep.runtime.loop import Extent, Hook, Step
@@ -287,7 +287,7 @@ def _engine(policy: Learner, source: Source, recipe: PPORecipe, place: Place) ->
     return Engine(sampler, policy, random_probe(source.vocabulary, source.context), place.shown.phase)
 
 
-def _sampler(policy: Learner, source: Source, recipe: PPORecipe | SelfRewardingRecipe, place: Place) -> Sampler:
+def _sampler(policy: Learner, source: Source, recipe: SamplingRecipe, place: Place) -> Sampler:
     """Shares the weights of a learner in this process, if it is one of torch and alone."""
     section = recipe.sampler
     alone = section.backend == "torch" and section.replicas == 1

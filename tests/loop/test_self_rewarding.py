@@ -157,6 +157,11 @@ def test_without_a_pair_nothing_is_learned(learn: Run) -> None:
     assert equal(held(1, "policy"), held(1, "reference"))
 
 
+def test_it_can_ask_for_a_report_of_the_doctor(learn: Run, models: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="there is no doctor's report"):
+        learn("model.scratch=null", f"model.path={models('llama')}", "run.require_doctor=true")
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
