@@ -33,6 +33,7 @@ bench: $(VENV)/.vllm
 	$(BIN)/python -m benchmarks.index
 	$(BIN)/python -m benchmarks.ppo_step
 	$(BIN)/python -m benchmarks.refit
+	$(BIN)/python -m benchmarks.sandbox
 	$(BIN)/python -m benchmarks.trackers
 
 $(VENV)/.run: pyproject.toml constraints.txt

@@ -83,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="answer the rows of a file; the same command again goes on")
     _add_asking(generate, "rows to answer", "num_generations=4", "generate", "generations/")
     generate.set_defaults(command=_generate)
+    judge = commands.add_parser("judge-eval", help="compare a judge with people; the same command again goes on")
+    _add_asking(judge, "ranked responses", "judge.num_evals_to_average=1", "judge_eval", "judge-evals/")
+    judge.set_defaults(command=_judge_eval)
     check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
     check.add_argument("run", help="folder of the run")
     check.set_defaults(command=_check)
@@ -155,6 +158,16 @@ def _generate(options: argparse.Namespace) -> int:
     from lockstep.runtime.generate import generate
 
     generate(loaded)
+    return 0
+
+
+def _judge_eval(options: argparse.Namespace) -> int:
+    from lockstep.runtime.judge_eval_recipe import judge_eval_recipe
+
+    loaded = judge_eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
+    from lockstep.runtime.judge_eval import judge_eval
+
+    judge_eval(loaded)
     return 0
 
 

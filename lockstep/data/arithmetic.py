@@ -77,9 +77,9 @@ def write(folder: Path, spec: Arithmetic) -> Files:
         folder / "demonstrations.jsonl" if spec.demonstrations else None,
     )
     for path, problems in ((files.train, train), (files.validation, validation)):
-        _write_rows(path, (problem.pair() if spec.pairs else problem.row() for problem in problems))
+        write_rows(path, (problem.pair() if spec.pairs else problem.row() for problem in problems))
     if files.demonstrations is not None:
-        _write_rows(files.demonstrations, demonstrations(train, spec))
+        write_rows(files.demonstrations, demonstrations(train, spec))
     return files
 
 
@@ -136,7 +136,7 @@ def _problem(draws: Iterator[float]) -> Problem:
     return Problem(" ".join(sentences), tuple(steps), value)
 
 
-def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
     """Writes JSONL aside and renames it into place, so that no one ever reads half a file."""
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     if path.is_file() and path.read_bytes() == content:

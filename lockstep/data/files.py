@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from lockstep.data.json_list import JsonList
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.rows import DataError, Part, Policy, Rows, Skipped
 from lockstep.data.tables import open_table
@@ -20,7 +21,7 @@ class Files:
     """Files whose rows belong together.
 
     Attributes:
-        paths: JSONL, packed or not, Parquet, or folders of a Hugging Face data set.
+        paths: JSONL, packed or not, a JSON list, Parquet, or folders of a Hugging Face data set.
         weights: How often each is drawn from, relative to the others; None: their rows stand one after the other.
     """
 
@@ -46,6 +47,8 @@ def open_rows(files: Files, bad_rows: Policy = "error") -> Rows:
 def _open(path: Path, bad_rows: Policy, label: str) -> Rows:
     if path.is_dir() or path.suffix == ".parquet":
         return open_table(path, label)
+    if path.suffix == ".json":
+        return JsonList(path, bad_rows, label)
     return JsonlIndex(path, bad_rows, label)
 
 

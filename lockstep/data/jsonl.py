@@ -148,21 +148,27 @@ def parse(line: bytes) -> dict[str, Any]:
     Raises:
         ValueError: It is none; the message says what it is, without saying where.
     """
+    row = parse_any(line)
+    if not isinstance(row, dict):
+        raise ValueError(f"is a JSON {json_type(row)}, not an object {{...}}")
+    return row
+
+
+def parse_any(text: bytes) -> Any:
+    """The same for JSON of every type."""
     try:
-        row = _DECODER.decode(line.decode("utf-8"))
+        value = _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start + 1} ({line[error.start]:#04x}) is not UTF-8") from error
+        raise ValueError(f"byte {error.start + 1} ({text[error.start]:#04x}) is not UTF-8") from error
     except _Twice as error:
         raise ValueError(f"has the key {json.dumps(error.key, ensure_ascii=False)} twice in one object") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON ({error.msg} at character {error.colno})") from error
     except (ValueError, RecursionError) as error:  # a number of more digits than Python reads, or too many brackets
         raise ValueError(f"is not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"is a JSON {_json_type(row)}, not an object {{...}}")
-    if _SURROGATE_ESCAPE.search(line):
-        _check_encodable(row)
-    return row
+    if _SURROGATE_ESCAPE.search(text):
+        _check_encodable(value)
+    return value
 
 
 class _Twice(ValueError):
@@ -187,16 +193,17 @@ def _integer(text: str) -> int | AsWritten:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=AsWritten, parse_int=_integer)
 
 
-def _json_type(value: object) -> str:
+def json_type(value: object) -> str:
+    """JSON's word for the type of a value."""
     if value is None:
         return "null"
-    return {list: "array", str: "string", bool: "boolean"}.get(type(value), "number")
+    return {dict: "object", list: "array", str: "string", bool: "boolean"}.get(type(value), "number")
 
 
-def _check_encodable(row: dict[str, Any]) -> None:
+def _check_encodable(value: Any) -> None:
     """Half a surrogate pair is legal JSON but no text: no tokenizer takes it and no UTF-8 file holds it."""
     try:
-        json.dumps(row, ensure_ascii=False).encode("utf-8")
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError("escapes half a surrogate pair (as in \\ud83d alone), which is no text") from error
 

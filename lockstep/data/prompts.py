@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.rows import Row, Rows
-from lockstep.data.selection import Head, Needs, Selection
+from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
 from lockstep.data.templates import render
 from lockstep.recipe import DataSection
 from lockstep.types import Prompt
@@ -110,19 +110,33 @@ class Prompts:
         rows: The data.
         tokenizer: The model's.
         data: Templates, limits, and whether to shuffle.
+        rule: What else a row must be like.
         head: See `Selection`.
 
     Raises:
-        DataError: A row lacks a field of a template, or is over-long, and is not to be skipped.
+        DataError: A row lacks a field of a template, breaks the rule or is over-long, and is not to be skipped.
         ValueError: A template is malformed, or a chat template is wanted and missing.
     """
 
-    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, head: Head = None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataSection,
+        rule: Rule = ANY_ROW,
+        head: Head = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._data = data
         # A row without an answer, too, should stop a run before it starts, not at step 40.
         templates = (*data.prompt_templates, data.answer)
-        needs = Needs(templates, fault_of(tokenizer, data), lambda *read: self._lengths(rows, *read), ("prompts",))
+        unfit = fault_of(tokenizer, data)
+        needs = Needs(
+            templates,
+            lambda row: unfit(row) or rule.fault(row),
+            lambda *read: self._lengths(rows, *read),
+            ("prompts", rule.key),
+        )
         self.selection = Selection(rows, tokenizer, data, needs, head)
 
     def __len__(self) -> int:

@@ -30,8 +30,8 @@ _REMEDIES = {
     _OVERLONG: "raise the limit, or set data.overlong_prompts=skip",
 }
 _DECIDE_NOTHING = {
-    "train", "validation", "weights", "arithmetic", "bad_rows", "overlong_prompts", "max_validation_samples", "shuffle",
-    "limit_train_batches", "limit_val_batches",
+    "train", "validation", "weights", "arithmetic", "letters", "bad_rows", "overlong_prompts",
+    "max_validation_samples", "shuffle", "limit_train_batches", "limit_val_batches",
 }  # fmt: skip
 """Options of `DataSection` that do not change what is wrong with a row."""
 
@@ -60,6 +60,22 @@ class Needs:
     fault: Callable[[Row], str | None]
     lengths: Callable[[Sequence[int], Sequence[Row]], list[str | None]]
     key: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a row must be like for whoever uses it, besides what its data section says.
+
+    Attributes:
+        fault: What is wrong with a row, if anything.
+        key: What that follows from besides the row.
+    """
+
+    fault: Callable[[Row], str | None]
+    key: object
+
+
+ANY_ROW = Rule(lambda row: None, None)
 
 
 class Selection:

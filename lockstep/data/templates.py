@@ -54,7 +54,7 @@ def complaint(row: Row, wanted: Mapping[str, FieldType]) -> str | None:
         if value is None:
             state = "null in the field" if name in row else "no field"
             there = ", ".join(row) or "none"
-            return f"has {state} {name!r}, which a template or data.fields asks for; its fields are {there}"
+            return f"has {state} {name!r}, which a template, data.fields or the reward asks for; its fields are {there}"
         if _kind(value) != kind and (kind != "any" or _kind(value) not in _TYPES):
             return f"has {_kind(value)} in the field {name!r}, which should be {kind}"
     return None

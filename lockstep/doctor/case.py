@@ -167,6 +167,12 @@ class Case:
         noise = [view.noise / math.sqrt(view.repeats) for view in (self.train, self.infer)]
         return math.hypot(max(size(self.floor_N[self.compared]), _DUST), *noise)
 
+    @property
+    def farthest(self) -> Tensor:
+        """The sequence that the sides disagree most about, [T]."""
+        off_B = self.drawn.per_sample(self.delta.nan_to_num(_CLIP).clamp(-_CLIP, _CLIP).square())
+        return self.drawn.sequences()[int(off_B.argmax())]
+
     def side(self, side: Side) -> View:
         """One of the two."""
         return self.train if side == "train" else self.infer

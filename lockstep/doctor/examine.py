@@ -8,7 +8,7 @@ cause has to hold its own: without its counter-setting, all others applied, the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -153,6 +153,12 @@ def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
     return witness
 
 
+def _countered(case: Case, suspects: Iterable[Finding]) -> Case:
+    """A case with the counter-settings of some suspects."""
+    counters = (suspect.counter for suspect in suspects if suspect.counter is not None)
+    return reduce(lambda case, counter: counter(case), counters, case)
+
+
 class _Search:
     """The state of an examination: the case as it is now, and what was found on the way."""
 
@@ -226,12 +232,16 @@ class _Search:
         """Share of the gap that is there again with all counter-settings but this one."""
         if suspect.counter is None:
             return 0.0
-        left = self._now.gap
         if suspect.moved is not None:
-            return suspect.moved**2 / (suspect.moved**2 + left**2)
-        others = [other.counter for other in self._suspects if other is not suspect and other.counter is not None]
-        rest = reduce(lambda case, counter: counter(case), others, self._first)
-        return 1 - left**2 / rest.gap**2 if rest.gap else 0.0
+            return suspect.moved**2 / (suspect.moved**2 + self._now.gap**2)
+        others = [other for other in self._suspects if other is not suspect]
+        if suspect.covers:
+            rest = _countered(self._first, others)
+            return (rest.gap**2 - self._now.gap**2) / self._first.gap**2
+        narrow = [other for other in others if not other.covers]
+        left = self._now if narrow == others else _countered(self._first, [*narrow, suspect])
+        rest = _countered(self._first, narrow)
+        return 1 - left.gap**2 / rest.gap**2 if rest.gap else 0.0
 
     def _named(self, suspect: Finding, share: float) -> Named:
         confidence = "confirmed" if share >= _CONFIRMED else "consistent"

@@ -90,12 +90,12 @@ def compared(reference: Trace, network: Network, tokens_T: Tensor) -> list[Local
         return (right.to(inputs[0].dtype), *inputs[1:]), dict(named)
 
     def gave(path: str, output: Any) -> Any:
-        right = reference.seen.get(f"{path}:out")
-        own = _tensor(output)
-        if right is None or right.shape != own.shape:
+        right = reference.given.get(path)
+        pairs = list(zip(_reals(right), _reals(output), strict=False))
+        if not pairs or pairs[0][0].shape != pairs[0][1].shape:
             return None
-        found.append(_local(f"{path}:out", right, own))
-        return _like(reference.given[path], output)
+        found.append(max((_local(f"{path}:out", *pair) for pair in pairs), key=lambda local: local.error))
+        return _like(right, output)
 
     with _hooked(network.modules, given, gave):
         logits = network.logits(tokens_T)
@@ -138,6 +138,7 @@ def _hooked(modules: nn.Module, given: Hook, gave: Hook) -> Iterator[None]:
 def _local(node: Node, right: Tensor, own: Tensor) -> Local:
     if own.shape[-1] != right.shape[-1]:
         return Local(node, float("inf"), 0, False)
+    right = right.float() if right.ndim > 1 else right.float()[:, None]
     right = right.reshape(-1, right.shape[-2], right.shape[-1]) if right.ndim > 2 else right[None]
     off = own.float().reshape(right.shape) - right
     scale = float(right.square().mean().sqrt()) or 1.0
@@ -153,6 +154,11 @@ def _is_real(x: Any) -> bool:
 
 def _tensor(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
+
+
+def _reals(output: Any) -> list[Tensor]:
+    """All numbers that a module gave."""
+    return [x for x in (output if isinstance(output, tuple) else (output,)) if _is_real(x)]
 
 
 def _copied(output: Any) -> Any:

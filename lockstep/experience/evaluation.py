@@ -159,9 +159,17 @@ def grading(section: RewardSection) -> Grading:
     """How the responses that a recipe's reward judges are counted."""
     if section.type == "math":
         return Grading(pass_score=1.0, majority=True, graded=False)
+    if section.function is None:
+        return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section))
     score = section.pass_score
     # Scores are fp32, so the bound is too: else 0.7 would not pass at 0.7.
     return Grading(None if score is None else float(torch.tensor(score)), majority=False, graded=True)
+
+
+def _all_or_nothing(section: RewardSection) -> bool:
+    """Whether a verifier that could give a share gives 1 or 0."""
+    options = {"instructions": section.instructions, "code": section.code}.get(section.type)
+    return options is not None and options.all_or_nothing
 
 
 def lengths(samples: Sequence[Sample]) -> Metrics:

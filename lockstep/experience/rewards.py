@@ -1,4 +1,4 @@
-"""What responses are worth: right or wrong by math-verify, or whatever a function of the user's says.
+"""What responses are worth: by math-verify, by checks and tests of their rows, or by a function of the user's.
 
 A reward may be None, "no verdict": nobody could say, so the response must count neither for nor against anything.
 """
@@ -6,16 +6,23 @@ A reward may be None, "no verdict": nobody could say, so the response must count
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lockstep.data.jsonl import DataError
-from lockstep.experience import reward_function
+from lockstep.data.rows import DataError, Row
+from lockstep.data.selection import Rule
+from lockstep.data.templates import complaint
+from lockstep.experience import code_reward, instruction_reward, reward_function
 from lockstep.experience.child import Child, ChildDied, ChildError, ChildHangs
+from lockstep.experience.code_reward import CodeReward
+from lockstep.experience.instruction_reward import InstructionReward
 from lockstep.experience.math_verifier import verify
 from lockstep.recipe import RewardSection
 from lockstep.types import Prompt
+
+JUDGE, NOBODY = "judge", "none"
+"""What a row says in place of a verifier: that a judge is to reward it, or nobody."""
 
 _BARE_LATEX = re.compile(r"[\\^]")
 _DELIMITED_LATEX = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[")
@@ -154,12 +161,97 @@ class PythonReward:
         return said["reward"]
 
 
+@dataclass(frozen=True)
+class ByRow:
+    """Each response by the verifier that its row names; None where the row names none.
+
+    Attributes:
+        field: Of the row, with the name of its verifier.
+        verifiers: Rewards by name.
+    """
+
+    field: str
+    verifiers: Mapping[str, Reward]
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`."""
+        rewards: list[float | None] = [None] * len(prompts)
+        for name, verifier in self.verifiers.items():
+            own = [i for i, prompt in enumerate(prompts) if prompt.row[self.field] == name]
+            judged = verifier([prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
+            for i, reward in zip(own, judged, strict=True):
+                rewards[i] = reward
+        return rewards
+
+    def unverified(self, prompts: Sequence[Prompt]) -> list[bool]:
+        """Which prompts are a judge's to reward: no program can tell what a response to them is worth."""
+        return [prompt.row[self.field] == JUDGE for prompt in prompts]
+
+
+@dataclass(frozen=True)
+class NoReward:
+    """No verdict on anything: somebody else judges."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`."""
+        return [None] * len(responses)
+
+
 def build(section: RewardSection) -> Reward:
     """The reward that a recipe asks for.
 
     Raises:
         RewardError: Its function cannot be found.
+        SandboxError: Programs cannot be run in a sandbox here.
     """
-    if section.function is not None:
-        return PythonReward(section.function, section.timeout_s)
-    return MathReward(section.marker)
+    if section.verifier is None:
+        return _verifier(section, section.type)
+    return ByRow(section.verifier, {name: _verifier(section, name) for name in section.verifiers})
+
+
+def _verifier(section: RewardSection, name: str) -> Reward:
+    match name:
+        case "python" if section.function is not None:
+            return PythonReward(section.function, section.timeout_s)
+        case "code" if section.code is not None:
+            return CodeReward(section.code)
+        case "instructions" if section.instructions is not None:
+            return InstructionReward(section.instructions)
+        case _:
+            return MathReward(section.marker)
+
+
+def rule_of(section: RewardSection, judge: bool = False) -> Rule:
+    """What rows must be like for the reward that a recipe asks for.
+
+    Args:
+        section: The recipe's.
+        judge: Whether somebody rewards the rows that say `judge`.
+    """
+    fields = (
+        section.verifier,
+        section.instructions and section.instructions.field,
+        section.code and section.code.tests,
+    )
+    key = (section.type, section.verifiers, fields, judge, instruction_reward.KNOWN)
+    return Rule(lambda row: _fault(section, judge, row), key)
+
+
+def _fault(section: RewardSection, judge: bool, row: Row) -> str | None:
+    """What is wrong with a row, if anything."""
+    name: Any = section.type
+    if section.verifier is not None:
+        name, known = row.get(section.verifier), (*section.verifiers, NOBODY, *([JUDGE] if judge else []))
+        if name not in known:
+            return complaint(row, {section.verifier: "text"}) or (
+                f"names in the field {section.verifier!r} the verifier {name!r}; this recipe has: {', '.join(known)}"
+            )
+    if name == "code" and section.code is not None:
+        return code_reward.fault(row, section.code.tests)
+    if name == "instructions" and section.instructions is not None:
+        return instruction_reward.fault(row, section.instructions.field)
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -34,6 +35,10 @@ class Learner(Protocol):
 
     def optim_step(self) -> Metrics:
         """Divides the gathered gradient by the count of what is active, clips it, and updates the weights."""
+        ...
+
+    def reset_optimizer(self) -> None:
+        """Forgets the optimizer's moments; the schedule of the learning rate goes on."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -83,3 +88,11 @@ def train(learner: Learner, batch: Batch, loss: Loss) -> Metrics:
         return learner.forward_backward(batch, loss) + learner.optim_step()
     except FloatingPointError as error:
         raise NotFiniteError(str(error), batch, type(loss).__name__) from error
+
+
+def hand_over(learner: Learner, successor: Learner) -> None:
+    """Gives a learner's weights to another one of its kind, through a folder: both may live in other processes."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
+        learner.save(Path(folder))
+        learner.saved(wait=True)
+        successor.load(Path(folder))

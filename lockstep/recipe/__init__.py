@@ -13,6 +13,8 @@ from lockstep.recipe.doctor import DoctorData, DoctorRecipe, DoctorRun, Grid, Li
 from lockstep.recipe.dpo import DPO, DPORecipe, PairSection
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
+from lockstep.recipe.judge import AskedSection, ComparisonSection, JudgeSection
+from lockstep.recipe.judge_eval import JudgeEvalRecipe, JudgeEvalRun, RankedSection, TreeSection
 from lockstep.recipe.machinery import (
     VLLM,
     Cluster,
@@ -30,10 +32,14 @@ from lockstep.recipe.ppo import KL, PPO, Correction, DynamicSampling, Overlong, 
 from lockstep.recipe.preference import PreferenceLoss, PreferenceSection
 from lockstep.recipe.run import Bound, Common, Run
 from lockstep.recipe.section import Probability, Section
+from lockstep.recipe.self_rewarding import SelfRewarding, SelfRewardingRecipe
 from lockstep.recipe.sft import SFT, SFTRecipe
 from lockstep.recipe.sources import (
     Arithmetic,
+    CodeSection,
     DataSection,
+    InstructionSection,
+    Letters,
     ModelFolder,
     ModelSection,
     PromptSection,
@@ -45,8 +51,19 @@ from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
 from lockstep.recipe.watch import DoctorSection
 
 Recipe = Annotated[
-    SFTRecipe | PPORecipe | DPORecipe | EvalRecipe | GenerateRecipe | DoctorRecipe, Field(discriminator="algorithm")
+    SFTRecipe
+    | PPORecipe
+    | DPORecipe
+    | SelfRewardingRecipe
+    | EvalRecipe
+    | GenerateRecipe
+    | DoctorRecipe
+    | JudgeEvalRecipe,
+    Field(discriminator="algorithm"),
 ]
+
+SamplingRecipe = PPORecipe | SelfRewardingRecipe
+"""Of runs that sample what they learn from."""
 
 __all__ = [
     "DPO",
@@ -55,9 +72,12 @@ __all__ = [
     "SFT",
     "VLLM",
     "Arithmetic",
+    "AskedSection",
     "Bound",
     "Cluster",
+    "CodeSection",
     "Common",
+    "ComparisonSection",
     "Computation",
     "Correction",
     "DPORecipe",
@@ -75,7 +95,12 @@ __all__ = [
     "GenerateRun",
     "Greedy",
     "Grid",
+    "InstructionSection",
+    "JudgeEvalRecipe",
+    "JudgeEvalRun",
+    "JudgeSection",
     "LearnerSection",
+    "Letters",
     "Limits",
     "MLflow",
     "Method",
@@ -92,6 +117,7 @@ __all__ = [
     "Probability",
     "PromptSection",
     "QuestionSection",
+    "RankedSection",
     "Recipe",
     "RepeatedSampling",
     "RewardScaling",
@@ -100,10 +126,14 @@ __all__ = [
     "SFTRecipe",
     "SamplerSection",
     "Sampling",
+    "SamplingRecipe",
     "Schedule",
     "Scratch",
     "Section",
+    "SelfRewarding",
+    "SelfRewardingRecipe",
     "TensorBoard",
     "Trackers",
+    "TreeSection",
     "WandB",
 ]

@@ -74,7 +74,7 @@ class Common(Section):
 
     @model_validator(mode="after")
     def _validation_has_rows(self) -> Common:
-        rows = self.data.validation is not None or self.data.arithmetic is not None
+        rows = self.data.validation is not None or self.data.made is not None
         limits = (self.data.max_validation_samples, self.data.limit_val_batches)
         if not rows and (self.run.validate_every or any(limit is not None for limit in limits)):
             raise ValueError(

@@ -60,7 +60,17 @@ class Arithmetic(Section):
     seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
 
 
-class _OneSentence:
+class Letters(Section):
+    """Orders to write letters, that are made, not read; see `lockstep.data.letters`."""
+
+    train_prompts: PositiveInt = Field(description="distinct orders to train on")
+    validation_prompts: PositiveInt = Field(description="held-out orders; nothing that is learned shows them")
+    demonstrations: NonNegativeInt = Field(default=0, description="answers and judgements for SFT; 0: none")
+    judge_share: Probability = Field(default=0.57, description="share of judgements among the demonstrations")
+    seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
+
+
+class OneSentence:
     """One complaint about a value, instead of one for each thing that it could have been."""
 
     def __init__(self, expected: str) -> None:
@@ -72,13 +82,13 @@ class _OneSentence:
 
 FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
 Paths = Annotated[
-    str | Annotated[tuple[str, ...], Field(min_length=1)], _OneSentence("the name of a file or a list of names")
+    str | Annotated[tuple[str, ...], Field(min_length=1)], OneSentence("the name of a file or a list of names")
 ]
 
 
 BatchLimit = Annotated[
     PositiveInt | Annotated[float, Field(gt=0.0, le=1.0)],
-    _OneSentence("a whole number of batches, or a share above 0.0 and up to 1.0"),
+    OneSentence("a whole number of batches, or a share above 0.0 and up to 1.0"),
 ]
 
 
@@ -144,6 +154,7 @@ class DataSection(QuestionSection):
         default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
     )
     arithmetic: Arithmetic | None = Field(default=None, description="make the data instead of reading it")
+    letters: Letters | None = Field(default=None, description="likewise")
     completion: str | None = Field(
         default=None,
         description="template of what SFT learns; null: {answer}, or with `messages` the assistant's last word",
@@ -156,6 +167,11 @@ class DataSection(QuestionSection):
     limit_val_batches: BatchLimit | None = Field(
         default=None, description="likewise for the rows to validate on, in batches of as many rows as a step takes"
     )
+
+    @property
+    def made(self) -> Arithmetic | Letters | None:
+        """The rows that are made, if any."""
+        return self.letters if self.arithmetic is None else self.arithmetic
 
     @property
     def completion_templates(self) -> tuple[str, ...]:
@@ -172,42 +188,102 @@ class DataSection(QuestionSection):
 
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:
-        if (self.train is None) == (self.arithmetic is None):
-            raise ValueError("say exactly one of train (a file of rows) and arithmetic")
-        if self.arithmetic is not None and self.validation is not None:
-            raise ValueError("validation does not go with arithmetic, which makes its own")
+        if sum(source is not None for source in (self.train, self.arithmetic, self.letters)) != 1:
+            raise ValueError("say exactly one of train (a file of rows), arithmetic and letters")
+        if self.made is not None and self.validation is not None:
+            raise ValueError("validation does not go with arithmetic and letters, which make their own")
         if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
             raise ValueError("weights needs a list of files in train, and one number for each of them")
         return self
 
 
+class InstructionSection(Section):
+    """Instructions in a row that a program can check, see docs/guides/rewards.md."""
+
+    field: str = Field(description="the field with a list of {id, ...}, one for each instruction")
+    all_or_nothing: bool = Field(default=False, description="1 where every one is followed, else 0; not the share")
+
+
+class CodeSection(Section):
+    """Programs that are run against the tests of their row, each in a process with limits."""
+
+    tests: str = Field(description="the field with a list of tests, see docs/guides/rewards.md")
+    program: Literal["fenced", "text"] = Field(
+        default="fenced", description="where it stands: in the last ``` block, or the whole text is one"
+    )
+    all_or_nothing: bool = Field(default=False, description="1 where every test is passed, else 0; not the share")
+    sandboxes: PositiveInt = Field(default=4, description="programs that are run at a time")
+    cpu_s: PositiveInt = Field(default=5, description="CPU time of each process of a program, for one test")
+    wall_s: PositiveFloat = Field(default=20.0, description="the longest that a test may take on the clock")
+    memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of each process")
+    file_mb: PositiveInt = Field(default=8, description="the largest file, and the most that is printed")
+    processes: PositiveInt = Field(default=8, description="processes and threads of a program")
+    isolation: Literal["namespaces", "limits"] = Field(
+        default="namespaces",
+        description="`namespaces`: no network, no other process, no files of yours; `limits`: only time, memory, "
+        "files and processes are limited, and programs can reach the network and what this user can",
+    )
+
+
 class RewardSection(Section):
     """What a response is worth."""
 
-    type: Literal["math", "python"] = Field(
-        description="`math`: right or wrong by math-verify; `python`: your function"
+    type: Literal["math", "instructions", "code", "python", "by_row"] = Field(
+        description="`math`: right or wrong by math-verify; `instructions`: the share that is followed; `code`: the "
+        "share of tests that its program passes; `python`: your function; `by_row`: each row names one of these"
     )
     marker: str | None = Field(
         default=None, description="math: the answer is what follows the last of these; null: the whole text"
     )
+    instructions: InstructionSection | None = Field(default=None, description="for type: instructions, or by_row")
+    code: CodeSection | None = Field(default=None, description="for type: code, or by_row")
     function: str | None = Field(
         default=None, description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md"
     )
     pass_score: float | None = Field(
-        default=None, description="python: a response passes with this reward or more, for pass@k; null: no pass@k"
+        default=None,
+        description="python: a response passes with this reward or more, for pass@k; null: no pass@k",
     )
     timeout_s: PositiveFloat = Field(
         default=60.0, description="python: the longest the function may take over one response"
     )
+    verifier: str | None = Field(
+        default=None,
+        description="by_row: the field that names the row's verifier, one of those that this section sets up; or "
+        "`none`, or, where a recipe has a judge, `judge`",
+    )
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """What rows may name, of what a program can tell."""
+        others = {"instructions": self.instructions, "code": self.code, "python": self.function}
+        return ("math", *(name for name, given in others.items() if given is not None))
 
     @model_validator(mode="after")
-    def _function_given(self) -> RewardSection:
-        if (self.type == "python") != (self.function is not None):
-            raise ValueError("function goes with type: python, and only with it")
-        if self.type == "python" and self.marker is not None:
-            raise ValueError("marker goes with type: math; a function of yours finds the answer itself")
-        if self.type == "math" and self.pass_score is not None:
-            raise ValueError("pass_score goes with type: python; with math the right answer passes")
-        if self.type == "math" and self.timeout_s != type(self).model_fields["timeout_s"].default:
-            raise ValueError("timeout_s goes with type: python; math-verify has 3 s of CPU time of its own")
+    def _type_has_what_it_needs(self) -> RewardSection:
+        if self.type != "by_row" and self.type not in self.verifiers:
+            option = "function" if self.type == "python" else self.type
+            raise ValueError(f"type: {self.type} needs {option}")
+        if (self.type == "by_row") != (self.verifier is not None):
+            raise ValueError("verifier goes with type: by_row, and only with it")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_left_over(self) -> RewardSection:
+        if self.type == "by_row":
+            return self
+        for name in self.verifiers[1:]:
+            if name != self.type:
+                option = "function" if name == "python" else name
+                raise ValueError(f"{option} goes with type: {name} or by_row")
+        if self.type != "math" and self.marker is not None:
+            raise ValueError("marker goes with type: math or by_row; nothing else looks for an answer")
+        return self
+
+    @model_validator(mode="after")
+    def _a_function_has_its_own(self) -> RewardSection:
+        if self.function is None and self.pass_score is not None:
+            raise ValueError("pass_score goes with type: python; with the others 1 passes")
+        if self.function is None and self.timeout_s != type(self).model_fields["timeout_s"].default:
+            raise ValueError("timeout_s goes with type: python; the others have limits of their own")
         return self

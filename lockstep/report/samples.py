@@ -12,6 +12,7 @@ from lockstep.report.log import SAMPLES, lines
 TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
 
 _LOGGED = ("step", "score", "shaped_score", "tokens", "truncated")
+_PAIR = ("status", "scores", "rejected", "rejected_score", "chosen_judgements", "rejected_judgements")
 _BEGINNING = 96  # characters of a response that the index has
 _TOKENS_PER_BLOCK, _ROWS_PER_BLOCK = 16384, 1024
 
@@ -54,8 +55,8 @@ class _Index:
         for name, at in (("prompt", number), ("block", block), ("place", place)):
             self._places[name].append(at)
         for name, values in self._logged.items():
-            values.append(row.get(name))
-        self._responses.append(_line(row.get("response", "")))
+            values.append(row.get(name, row.get(f"chosen_{name}")))
+        self._responses.append(_line(_response(row)))
 
     def packed(self) -> bytes:
         prompts = [[name, _line(text)] for name, (_, text) in self._prompts.items()]
@@ -81,8 +82,9 @@ class _Block:
     def add(self, row: Mapping[str, Any]) -> None:
         columns = row.get("token", {"text": ()})
         texts = columns["text"]
-        about = {name: row.get(name) for name in ("prompt", "response", "answer")}
-        self._rows.append({**about, "texts": texts, "begin": self._tokens})
+        about = {name: row.get(name) for name in ("prompt", "answer")}
+        pair = {name: row[name] for name in _PAIR if name in row}
+        self._rows.append({**about, **pair, "response": _response(row), "texts": texts, "begin": self._tokens})
         self._tokens += len(texts)
         if not texts:
             return
@@ -94,6 +96,11 @@ class _Block:
             name: shortened(values) for name, values in self._columns.items() if any(v is not None for v in values)
         }
         return pack({"rows": self._rows}, columns)
+
+
+def _response(row: Mapping[str, Any]) -> str:
+    """What was written; of a pair, the answer that was preferred."""
+    return row.get("response", row.get("chosen", ""))
 
 
 def _line(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from lockstep.recipe import Computation, PPORecipe
+from lockstep.recipe import Computation, SamplingRecipe
 from lockstep.runtime.identity import digest
 
 REPORTS = Path("doctor")
@@ -55,7 +55,7 @@ def weights_digest(folder: Path) -> str:
     return digest(sorted(folder.glob("*.safetensors")))
 
 
-def examination(recipe: PPORecipe) -> Examination | None:
+def examination(recipe: SamplingRecipe) -> Examination | None:
     """The newest report on the model that a run begins with; None where the model is made by the run itself.
 
     Raises:

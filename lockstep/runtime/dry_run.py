@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,22 +23,39 @@ from lockstep.data.files import Files, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import Head, head
-from lockstep.experience.rewards import MathReward, build
+from lockstep.experience.rewards import MathReward, build, rule_of
 from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
-from lockstep.recipe import Common, DPORecipe, LearnerSection, PPORecipe, SFTRecipe
+from lockstep.recipe import (
+    Common,
+    DPORecipe,
+    LearnerSection,
+    PPORecipe,
+    RewardSection,
+    SamplingRecipe,
+    SelfRewardingRecipe,
+    SFTRecipe,
+)
 from lockstep.runtime import memory
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.findings import Findings
 from lockstep.runtime.folder import FRAME, changed_options, require_writable, standing
-from lockstep.runtime.jobs import batch_arithmetic, extent_of, require_context
+from lockstep.runtime.jobs import (
+    batch_arithmetic,
+    extent_of,
+    require_context,
+    self_rewarding_arithmetic,
+    self_rewarding_extent,
+    self_rewarding_rules,
+)
 from lockstep.runtime.memory import Sizes, readable
 from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_pairs, open_prompts
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 from lockstep.runtime.trackers.run import views_of
 from lockstep.runtime.trackers.view import Facts
 from lockstep.runtime.workers import require_sampler
+from lockstep.types import Prompt
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
 
@@ -73,7 +92,7 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     recipe = loaded.training
     with found.problem():
         _device(recipe.learner, found)
-    if isinstance(recipe, PPORecipe):
+    if isinstance(recipe, SamplingRecipe):
         with found.problem():
             require_sampler(recipe.sampler, recipe.learner)
         with found.problem():
@@ -88,6 +107,8 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     match recipe:
         case PPORecipe():
             _ppo(recipe, files, model, found)
+        case SelfRewardingRecipe():
+            _self_rewarding(recipe, files, model, found)
         case SFTRecipe() | DPORecipe():
             _supervised(recipe, files, model, found)
     if model is not None:
@@ -98,7 +119,7 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     return model
 
 
-def _examined(recipe: PPORecipe, found: Findings) -> None:
+def _examined(recipe: SamplingRecipe, found: Findings) -> None:
     """What the doctor has said of the model; `run.require_doctor` makes a problem of what is missing."""
     known = examination(recipe)
     if known is not None:
@@ -164,7 +185,7 @@ def _opened(recipe: Common, files: DataFiles | None, frame: Path, found: Finding
     elif files is None:
         return None
     else:
-        tokenizer = scratch_tokenizer(recipe, files.train)
+        tokenizer = scratch_tokenizer(recipe, files.demonstrations)
         config = scratch_config(recipe.model.scratch.config, tokenizer)
         skeleton(config, "model.scratch.config")
         config.save_pretrained(frame)
@@ -207,21 +228,53 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
         found.say("step", batch_arithmetic(recipe, train))
         found.say("micro-batches", _micro_batches(recipe, recipe.ppo.global_batch_size, _longest(recipe)))
         found.say("run", _course(recipe, extent.steps, validation is not None))
-    if recipe.reward.function is not None:
-        found.say("reward", f"{recipe.reward.function} is there and takes four arguments; it was not called")
-    else:
-        with found.problem():
-            _answers(MathReward(recipe.reward.marker), train, found)
+    with found.problem():
+        _reward(recipe.reward, train.first(_ANSWERS), train, found)
+
+
+def _self_rewarding(
+    recipe: SelfRewardingRecipe, files: DataFiles | None, model: _Model | None, found: Findings
+) -> None:
+    if model is None or files is None:
+        return
+    with found.problem():
+        require_context(recipe, model.source)
+    with found.problem():
+        limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
+        prompts = open_prompts(files.train, recipe.data, model.source.tokenizer, head=limit)
+        rules = self_rewarding_rules(recipe, prompts, model.source)
+        validates = files.validation is not None and recipe.validation_reward is not None
+        found.say("step", self_rewarding_arithmetic(recipe, prompts, rules))
+        found.say("run", _course(recipe, self_rewarding_extent(recipe, rules).steps, validates))
 
 
 def _prompts(recipe: PPORecipe, files: Files, limit: Head, model: _Model, found: Findings) -> Prompts | None:
     with found.problem():
-        return open_prompts(files, recipe.data, model.source.tokenizer, limit)
+        return open_prompts(files, recipe.data, model.source.tokenizer, rule_of(recipe.reward), limit)
     return None
 
 
-def _answers(reward: MathReward, rows: Prompts, found: Findings) -> None:
-    first = rows.first(_ANSWERS)
+def _reward(section: RewardSection, first: Sequence[Prompt], rows: Prompts, found: Findings) -> None:
+    """What is known of the reward before there is a response; `rows` have been gone over."""
+    match section.type:
+        case "math":
+            _answers(MathReward(section.marker), first, rows, found)
+        case "python":
+            found.say("reward", f"{section.function} is there and takes four arguments; it was not called")
+        case "code":
+            found.say("reward", "code; a program was run in the sandbox, and every row has tests")
+        case "instructions":
+            found.say("reward", "instructions; those of every row can be checked")
+        case "by_row":
+            named = Counter(str(prompt.row[section.verifier or ""]) for prompt in first)
+            shares = ", ".join(f"{count} {name}" for name, count in named.items())
+            found.say("reward", f"by row; of the first {len(first)} rows: {shares}")
+            math = [prompt for prompt in first if prompt.row[section.verifier or ""] == "math"]
+            if math:
+                _answers(MathReward(section.marker), math, rows, found)
+
+
+def _answers(reward: MathReward, first: Sequence[Prompt], rows: Prompts, found: Findings) -> None:
     answers = [rows.answer(prompt) for prompt in first]
     verdicts = reward(first, answers, answers)
     wrong = next((prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0), None)
@@ -281,7 +334,7 @@ def _course(recipe: Common, steps: int, validates: bool) -> str:
 def _memory(recipe: Common, sizes: Sizes, found: Findings) -> None:
     learner = recipe.learner
     parts = memory.trained("policy", sizes.policy, sizes, learner)
-    parts += memory.frozen(sizes, learner) if isinstance(recipe, DPORecipe) else []
+    parts += memory.frozen(sizes, learner) if isinstance(recipe, DPORecipe | SelfRewardingRecipe) else []
     if isinstance(recipe, PPORecipe):
         parts += memory.trained("critic", sizes.critic, sizes, learner)
         parts += memory.frozen(sizes, learner) if recipe.ppo.kl.coef else []

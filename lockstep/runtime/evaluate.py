@@ -21,6 +21,7 @@ from lockstep.config import Loaded, usage
 from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import Grading, Sample, answered, grading, lengths
 from lockstep.experience.rewards import build as build_reward
+from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
 from lockstep.recipe import EvalRecipe
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
@@ -78,7 +79,8 @@ def _examine(
 ) -> None:
     """Answers what has not been answered, and writes the results."""
     with progress(f"{recipe.model.path} → {folder}") as shown, ExitStack() as workers:
-        rows = open_prompts(files_of(recipe.data.validation), recipe.data.in_order, source.tokenizer)
+        asked = files_of(recipe.data.validation)
+        rows = open_prompts(asked, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))
         spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner)
         engine = Engine(nearest(spec, shown, workers))
         experience = Experience(engine, rows, build_reward(recipe.reward), source.decode, recipe.seed)

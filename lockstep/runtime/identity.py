@@ -37,11 +37,12 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
     return found | {f"code.{name}": importlib.metadata.version(name) for name in _LIBRARIES}
 
 
-def inputs(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
-    """The same without Lockstep and the libraries: what the user gave."""
+def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
+    """The same without Lockstep and the libraries: what the user gave; no model where a server has it."""
     found = recipe_identity(loaded)
     found |= {f"data.{name}": digest for name, digest in data.items()}
-    found |= {f"model.{path.name}": _file(path) for path in sorted(model.iterdir()) if _matters(path)}
+    files = sorted(model.iterdir()) if model is not None else []
+    found |= {f"model.{path.name}": _file(path) for path in files if _matters(path)}
     function = _reward_file(loaded)
     if function is not None:
         found["code.reward.function"] = digest([function])

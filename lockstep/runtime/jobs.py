@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step, held_out_preference, with_reference
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
+from lockstep.algorithms.self_rewarding.step import Rules as SelfRewardingRules
+from lockstep.algorithms.self_rewarding.step import SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
 from lockstep.data.files import Files
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
 from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
+from lockstep.experience.judge.build import score_judge
 from lockstep.experience.refit import random_probe
+from lockstep.experience.rewards import NoReward, rule_of
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.experience.watch import FLOOR, Watch
@@ -26,8 +30,10 @@ from lockstep.losses.preference import Preference
 from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
 from lockstep.objectives.sequential import DriftTest
-from lockstep.recipe import Common, DoctorSection, DPORecipe, PPORecipe, SFTRecipe
-from lockstep.runtime.loop import Extent, Step
+from lockstep.recipe import Common, DoctorSection, DPORecipe, PPORecipe, SamplingRecipe, SelfRewardingRecipe, SFTRecipe
+from lockstep.runtime.collapse import Collapse
+from lockstep.runtime.judges import judge_answers, policy_answers
+from lockstep.runtime.loop import Extent, Hook, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
@@ -49,6 +55,7 @@ class Job:
         validate: Scores the policy, as it is after so many steps, on held-out rows; None where there are none.
         arithmetic: How rows become optimizer steps, for people.
         watch: Looks at each step; checkpoints hold what it knows. None where nothing samples, or nobody asks for it.
+        hooks: More that look at each step, and know nothing afterwards.
     """
 
     step: Step
@@ -57,6 +64,7 @@ class Job:
     validate: Callable[[int], Metrics] | None
     arithmetic: str
     watch: Watch | None = None
+    hooks: tuple[Hook, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,21 +84,24 @@ def job_of(recipe: Common, place: Place) -> Job:
             return _sft(recipe, place)
         case DPORecipe():
             return _dpo(recipe, place)
+        case SelfRewardingRecipe():
+            return _self_rewarding(recipe, place)
         case PPORecipe():
             return _ppo(recipe, place)
         case _:
             raise TypeError(f"no algorithm runs a {type(recipe).__name__}")
 
 
-def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe, source: Source) -> None:
+def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe | SelfRewardingRecipe, source: Source) -> None:
     """Raises ValueError if sequences that the recipe allows do not fit the model."""
     if isinstance(recipe, SFTRecipe):
         return source.require_room("sft.max_tokens", recipe.sft.max_tokens)
     if isinstance(recipe, DPORecipe):
         return source.require_room("dpo.max_tokens", recipe.dpo.max_tokens)
     for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
-        tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
-        source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
+        if sampling is not None:
+            tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
+            source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
     return None
 
 
@@ -162,7 +173,7 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     limit = head(recipe.data.limit_train_batches, recipe.ppo.num_prompts_per_step)
     experience = Experience(
         _engine(policy, source, recipe, place),
-        open_prompts(files.train, recipe.data, source.tokenizer, limit),
+        open_prompts(files.train, recipe.data, source.tokenizer, rule_of(recipe.reward), limit),
         build_reward(recipe.reward),
         source.decode,
         recipe.seed,
@@ -180,13 +191,103 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     )
 
 
+def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
+    files, source, options = place.files, place.source, recipe.self_rewarding
+    require_context(recipe, source)
+    shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
+    policy = _learner(LearnerSpec(head="logits", optimizer=recipe.optimizer, **shared), recipe, place)
+    reference = _learner(LearnerSpec(head="logits", optimizer=None, **shared), recipe, place)
+    limit = head(recipe.data.limit_train_batches, options.global_batch_size)
+    prompts = open_prompts(files.train, recipe.data, source.tokenizer, head=limit)
+    engines = _engines(policy, reference, source, recipe, place)
+    actor = engines[0] if options.acting_policy == "current" else engines[1]
+    experience = Experience(actor, prompts, NoReward(), source.decode, recipe.seed)
+    other = recipe.judge.path is not None or recipe.judge.sampler is not None
+    answering = (
+        judge_answers(recipe.judge, recipe.learner, place.shown, place.workers)
+        if other
+        else policy_answers(recipe.judge, actor, source)
+    )
+    judge = score_judge(recipe.judge, answering, recipe.seed)
+    rules = self_rewarding_rules(recipe, prompts, source)
+    workers = SelfRewardingWorkers(policy, reference, experience, judge, place.shown.phase)
+    return Job(
+        step=lambda step, position: self_rewarding_step(step, position, workers, rules),
+        extent=self_rewarding_extent(recipe, rules),
+        learners={"policy": policy, "reference": reference},
+        validate=_true_worth(recipe, replace(experience, engine=engines[0]), place),
+        arithmetic=self_rewarding_arithmetic(recipe, prompts, rules),
+        hooks=(Collapse(options, place.shown.note),),
+    )
+
+
+def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> SelfRewardingRules:
+    """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
+    options = recipe.self_rewarding
+    rows = len(prompts) // options.max_iterations if options.prompt_source == "split" else len(prompts)
+    rules = SelfRewardingRules(
+        options, source.sampling(recipe.sampling), rows, recipe.run.max_epochs, recipe.run.num_logged_samples
+    )
+    if not rules.steps_per_iteration:
+        raise ValueError(
+            f"an iteration has {rows * recipe.run.max_epochs} prompts, fewer than the {options.global_batch_size} of "
+            "one step; lower self_rewarding.global_batch_size or raise run.max_epochs"
+        )
+    return rules
+
+
+def self_rewarding_extent(recipe: SelfRewardingRecipe, rules: SelfRewardingRules) -> Extent:
+    """All iterations, or `max_steps` where these are fewer."""
+    steps = recipe.self_rewarding.max_iterations * rules.steps_per_iteration
+    return Extent(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1)
+
+
+def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rules: SelfRewardingRules) -> str:
+    """How prompts become optimizer steps, for people."""
+    options = recipe.self_rewarding
+    return (
+        f"{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
+        f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
+        f"answers × {recipe.judge.num_evals_to_average} judgements"
+    )
+
+
+def _engines(
+    policy: Learner, reference: Learner, source: Source, recipe: SelfRewardingRecipe, place: Place
+) -> tuple[Engine, Engine]:
+    """For the policy as it is, and for the reference; one sampler serves both, unless each shares its learner's."""
+    probe, phase = random_probe(source.vocabulary, source.context), place.shown.phase
+    own = _sampler(policy, source, recipe, place)
+    other = _sampler(reference, source, recipe, place) if isinstance(own, TorchSampler) else own
+    return Engine(own, policy, probe, phase), Engine(other, reference, probe, phase)
+
+
+def _true_worth(recipe: SelfRewardingRecipe, experience: Experience, place: Place) -> Callable[[int], Metrics] | None:
+    """What the policy's answers to held-out prompts are worth, by something else than its own judgement."""
+    files, asked, section = place.files.validation, recipe.validation_sampling, recipe.validation_reward
+    if files is None or asked is None or section is None:
+        return None
+    held_out = head(recipe.data.limit_val_batches, recipe.self_rewarding.global_batch_size)
+    prompts = open_prompts(files, recipe.data, place.source.tokenizer, rule_of(section), held_out)
+    rows = prompts.first(recipe.data.max_validation_samples)
+    graded, sampling = grading(section), place.source.sampling(asked)
+    judged = replace(experience, reward=build_reward(section))
+
+    def validate(step: int) -> Metrics:
+        with judged.engine.at(step):
+            samples = answered(judged, rows, 0, sampling, asked.num_samples)
+        return graded.metrics(samples, asked.ks).prefixed("validation")
+
+    return validate
+
+
 def _engine(policy: Learner, source: Source, recipe: PPORecipe, place: Place) -> Engine:
     """The sampler with its bracket."""
     sampler = _sampler(policy, source, recipe, place)
     return Engine(sampler, policy, random_probe(source.vocabulary, source.context), place.shown.phase)
 
 
-def _sampler(policy: Learner, source: Source, recipe: PPORecipe, place: Place) -> Sampler:
+def _sampler(policy: Learner, source: Source, recipe: SamplingRecipe, place: Place) -> Sampler:
     """Shares the weights of a learner in this process, if it is one of torch and alone."""
     section = recipe.sampler
     alone = section.backend == "torch" and section.replicas == 1
@@ -208,7 +309,8 @@ def _validation(
     if files is None:
         return None
     held_out = head(recipe.data.limit_val_batches, recipe.ppo.num_prompts_per_step)
-    rows = open_prompts(files, recipe.data, source.tokenizer, held_out).first(recipe.data.max_validation_samples)
+    prompts = open_prompts(files, recipe.data, source.tokenizer, rule_of(recipe.reward), held_out)
+    rows = prompts.first(recipe.data.max_validation_samples)
     asked, graded = recipe.validation_sampling, grading(recipe.reward)
     sampling = source.sampling(asked)
 

@@ -119,6 +119,9 @@ class DataParallelLearner:
         """On every rank; all say the same, since gradients are summed before their norm is taken."""
         return self._on_all("optim_step")[0]
 
+    def reset_optimizer(self) -> None:
+        self._on_all("reset_optimizer")
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self.ranks[0].stream("weights")
 

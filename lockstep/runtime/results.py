@@ -50,12 +50,13 @@ class Results:
             yield started
 
 
-def results_of(loaded: Loaded, model: str, rows: Mapping[str, Files], root: str, others: str) -> Results:
+def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, Files], root: str, others: str) -> Results:
     """Where the results of a recipe go: `run.folder`, or a folder of their own in `root`.
 
     Args:
         loaded: The recipe.
-        model: Folder of the model. Weights count by all their bytes, since two often differ in nothing else.
+        model: Folder of the model. Weights count by all their bytes, since two often differ in nothing else. None: a
+            server has it, and its name is in the recipe.
         rows: What is asked, by name.
         root: Folder of all such results.
         others: What to call those of other options, weights or rows.
@@ -64,8 +65,9 @@ def results_of(loaded: Loaded, model: str, rows: Mapping[str, Files], root: str,
         ChangedError: If the folder holds those.
     """
     digests = {name: open_rows(files, "skip").digest[:16] for name, files in rows.items()}
-    weights = {f"model.{path.name}": digest([path]) for path in sorted(Path(model).glob("*.safetensors"))}
-    now = inputs(loaded, digests, Path(model)) | weights
+    place = None if model is None else Path(model)
+    weights = {f"model.{path.name}": digest([path]) for path in sorted(place.glob("*.safetensors"))} if place else {}
+    now = inputs(loaded, digests, place) | weights
     key = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:10]
     named = loaded.recipe.run.folder
     folder = Path(root) / f"{loaded.name}-{key}" if named is None else Path(named)

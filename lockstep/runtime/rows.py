@@ -7,13 +7,13 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.data import arithmetic
+from lockstep.data import arithmetic, letters
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import Files, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import Head
-from lockstep.recipe import DataSection, DPORecipe, SFTRecipe
+from lockstep.data.selection import ANY_ROW, Head, Rule
+from lockstep.recipe import Arithmetic, DataSection, DPORecipe, Letters, SFTRecipe
 from lockstep.runtime.source import Source
 
 
@@ -33,12 +33,16 @@ class DataFiles:
 
 def data_files(section: DataSection, folder: Path) -> DataFiles:
     """The recipe's files, made first where the recipe says so."""
-    if section.arithmetic is None:
+    if section.made is None:
         assert section.train is not None, "a recipe names data or makes it"
         train = files_of(section.train, section.weights)
         return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
-    made = arithmetic.write(folder / "data", section.arithmetic)
+    made = _written(folder / "data", section.made)
     return DataFiles(Files((made.train,)), Files((made.demonstrations or made.train,)), Files((made.validation,)))
+
+
+def _written(folder: Path, made: Arithmetic | Letters) -> arithmetic.Files:
+    return arithmetic.write(folder, made) if isinstance(made, Arithmetic) else letters.write(folder, made)
 
 
 def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> Files:
@@ -46,9 +50,15 @@ def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = N
     return Files(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 
-def open_prompts(files: Files, section: DataSection, tokenizer: PreTrainedTokenizerBase, head: Head = None) -> Prompts:
-    """Opens files of rows as prompts."""
-    return Prompts(open_rows(files, section.bad_rows), tokenizer, section, head)
+def open_prompts(
+    files: Files,
+    section: DataSection,
+    tokenizer: PreTrainedTokenizerBase,
+    rule: Rule = ANY_ROW,
+    head: Head = None,
+) -> Prompts:
+    """Opens files of rows as prompts; `rule` is what a reward wants of them."""
+    return Prompts(open_rows(files, section.bad_rows), tokenizer, section, rule, head)
 
 
 def open_demonstrations(files: Files, recipe: SFTRecipe, source: Source, head: Head = None) -> Demonstrations:

@@ -73,7 +73,7 @@ class Session:
                 saver.begin(0, hooks.state(0))
             with heeding_signals(stop, shown.note):
                 step = kept(saved_if_lost(job.step, hooks), self.folder / "faults")
-                loop(step, start, job.extent, shown, [hooks.all, EqualRewards(shown.note)], stop)
+                loop(step, start, job.extent, shown, [hooks.all, EqualRewards(shown.note), *job.hooks], stop)
 
     def _restored(self, checkpoints: Checkpoints) -> Start:
         """Brings the learners to the newest checkpoint."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.config import Loaded
 from lockstep.models.export import copy_frame
-from lockstep.recipe import PPORecipe
+from lockstep.recipe import SamplingRecipe
 from lockstep.report.summary import summary
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.export import export
@@ -47,7 +47,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
-    if isinstance(recipe, PPORecipe):
+    if isinstance(recipe, SamplingRecipe):
         require_sampler(recipe.sampler, recipe.learner)  # before a recipe that is trained first
     require_writable(folder)
     before, changed = Footprint.before(folder), changed_options(loaded, allow_changes)
@@ -55,7 +55,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         _track_finished(loaded, folder)
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
-    health = examination(recipe) if isinstance(recipe, PPORecipe) else None
+    health = examination(recipe) if isinstance(recipe, SamplingRecipe) else None
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), before.restored_on_failure() as started, ExitStack() as workers:
         noted_folder(loaded, folder)
@@ -87,7 +87,7 @@ def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool,
     if first is not None:
         return open_source(_warm_started(loaded.name, first, allow_changes, deadline_s))
     if recipe.model.scratch is not None:
-        return open_source(scratch_model(recipe, files.train, folder / FRAME))
+        return open_source(scratch_model(recipe, files.demonstrations, folder / FRAME))
     return open_source(str(recipe.model.path))
 
 

@@ -10,7 +10,7 @@ import os
 import warnings
 from asyncio import Semaphore
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -43,6 +43,10 @@ _Shape = TypeVar("_Shape", bound=BaseModel)
 
 class ServerError(RuntimeError):
     """A server that is not there, refuses, or says what it should not; one sentence."""
+
+
+Lost = Callable[[int, ServerError], object]
+"""Told the place of a request, and why there is no answer to it."""
 
 
 class OpenAIClient:
@@ -97,7 +101,11 @@ class OpenAIClient:
         return self._replies("/completions", bodies, self._ends(sampling, sampling.stop_token_ids))
 
     def chat(
-        self, conversations: Sequence[Sequence[Mapping[str, str]]], sampling: SamplingParams, keys: Sequence[int]
+        self,
+        conversations: Sequence[Sequence[Mapping[str, str]]],
+        sampling: SamplingParams,
+        keys: Sequence[int],
+        lost: Lost | None = None,
     ) -> Iterator[tuple[int, Reply]]:
         """Continues conversations in the server's own chat template; the model's own stop tokens end an answer too.
 
@@ -105,6 +113,7 @@ class OpenAIClient:
             conversations: Messages with `role` and `content`.
             sampling: How to draw.
             keys: Of the random numbers, one per conversation.
+            lost: Is told what failed after all retries, and the others go on; None: the first failure is an error.
 
         Returns:
             As `replies`.
@@ -115,7 +124,7 @@ class OpenAIClient:
         said = self._fields(sampling) | {"max_completion_tokens": sampling.max_tokens}
         pairs = zip(conversations, keys, strict=True)
         bodies = [said | {"messages": [dict(m) for m in messages], "seed": _seed(key)} for messages, key in pairs]
-        return self._replies("/chat/completions", bodies, self._ends(sampling, None))
+        return self._replies("/chat/completions", bodies, self._ends(sampling, None), lost)
 
     def _greeted(self) -> Model:
         """Asks what is served."""
@@ -144,9 +153,11 @@ class OpenAIClient:
     def _ends(self, sampling: SamplingParams, stops: tuple[int, ...] | None) -> Ends:
         return Ends(sampling.max_tokens, stops, self._vocabulary, self._model.max_model_len)
 
-    def _replies(self, path: str, bodies: Sequence[Mapping[str, object]], ends: Ends) -> Iterator[tuple[int, Reply]]:
+    def _replies(
+        self, path: str, bodies: Sequence[Mapping[str, object]], ends: Ends, lost: Lost | None = None
+    ) -> Iterator[tuple[int, Reply]]:
         """Sends all, and counts how they end."""
-        for place, answer in self._server.answers(path, bodies):
+        for place, answer in self._server.answers(path, bodies, lost):
             choice = answer.choices[0]
             logprobs = tuple(choice.logprobs.token_logprobs) if choice.logprobs else None
             if "logprobs" in bodies[place] and len(logprobs or ()) != answer.num_tokens:
@@ -180,7 +191,9 @@ class _Server:
         if not all("!" <= character <= "~" for character in self._key):
             raise ServerError(f"the environment variable {options.api_key_env} holds characters that no key has")
 
-    def answers(self, path: str, bodies: Sequence[Mapping[str, object]]) -> Iterator[tuple[int, Answer]]:
+    def answers(
+        self, path: str, bodies: Sequence[Mapping[str, object]], lost: Lost | None
+    ) -> Iterator[tuple[int, Answer]]:
         """Sends all, `max_concurrency` at once; what is under way when the caller leaves is called off."""
         gate = Semaphore(self._options.max_concurrency)
 
@@ -191,7 +204,9 @@ class _Server:
         with self.connection() as (portal, client):
             futures = {portal.start_task_soon(answer, client, body): place for place, body in enumerate(bodies)}
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                answered = _answered(future, lost, futures[future])
+                if answered is not None:
+                    yield futures[future], answered
 
     @contextmanager
     def connection(self) -> Iterator[tuple[BlockingPortal, openai.AsyncOpenAI]]:
@@ -242,6 +257,16 @@ class _Server:
                 where = ".".join(map(str, problem["loc"])) or "the whole"
                 return f"its answer is not as OpenAI's protocol has it ({where}: {problem['msg']})"
         return f"its answer cannot be read ({error}); look at what serves there"
+
+
+def _answered(future: Future[Answer], lost: Lost | None, place: int) -> Answer | None:
+    try:
+        return future.result()
+    except ServerError as error:
+        if lost is None:
+            raise
+        lost(place, error)
+        return None
 
 
 def _detail(error: openai.APIStatusError) -> str:

@@ -211,6 +211,22 @@ def test_a_character_in_two_tokens_is_seen_in_the_response(written: Written, ope
     assert page.locator(".token").count() == 0
 
 
+def test_a_pair_shows_both_answers_and_what_the_judge_said(written: Written, opened: Opened) -> None:
+    row = {
+        "id": "a:1", "prompt": "Q", "status": "ok", "scores": [4.0, None, 1.5],
+        "chosen": "good", "chosen_score": 4.0, "chosen_judgements": ["fine. Score: 4"],
+        "rejected": "bad", "rejected_score": 1.5, "rejected_judgements": ["no"],
+    }  # fmt: skip
+    unpaired = {"id": "a:2", "prompt": "Q", "status": "unscored", "scores": [None, None, None]}
+    page = opened(page_of(written(samples=[[row, unpaired]])), "samples")
+    choose(page)
+    page.wait_for_selector(".rollout h3:text-is('Rejected, with score 1.50')")
+    texts = page.locator(".rollout .text").all_inner_texts()
+    assert texts == ["Q", "good", "ok; scores of all answers: 4.00, none, 1.50", "bad", "fine. Score: 4", "no"]
+    choose(page, 1)
+    page.wait_for_selector(".rollout .text:text-is('unscored; scores of all answers: none, none, none')")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_tell_values_apart_and_text_stays_readable(written: Written, opened: Opened, scheme: str) -> None:
     ramp = token_columns(

@@ -68,6 +68,16 @@ def reward(function: str, *overrides: str) -> BadInput:
     return said(" ".join([*kind, *overrides]))
 
 
+def rewarded(fields: str, overrides: str) -> BadInput:
+    """Of the only row, with fields besides question and answer, for a reward that is not math alone."""
+    return own(write("rows.jsonl", f'{{"question": "a", "answer": "1", {fields}}}\n'), overrides)
+
+
+FOLLOWED = "reward={type: instructions, marker: null, instructions: {field: asked}}"
+TESTED = "reward={type: code, marker: null, code: {tests: tests}}"
+BY_ROW = "reward={type: by_row, verifier: kind, code: {tests: tests}}"
+
+
 TINY = "base: tiny.yaml\n"
 WITHOUT_A_LENGTH = """
 algorithm: sft
@@ -128,6 +138,8 @@ RECIPES = {
     "rule: greedy and top_k": said("sampling.temperature=0 sampling.top_k=5"),
     "rule: two kinds of reward": said("reward.function=rewards.py:parity"),
     "rule: a time limit for math": said("reward.timeout_s=5"),
+    "rule: a reward without its section": said("reward.type=code reward.marker=null"),
+    "rule: a verifier for every row": said("reward.verifier=kind"),
     "rule: validation without rows": BadInput("train sft.yaml run.validate_every=2"),
     "rule: two limits": said("data.max_validation_samples=2 data.limit_val_batches=1"),
     "rule: truncated pairs": BadInput("train dpo.yaml data.overlong_prompts=truncate"),
@@ -236,6 +248,18 @@ REWARDS = {
     "reward: returns NaN": reward("rewards.py:no_number").late,
     "reward: hangs": reward("rewards.py:hanging", "reward.timeout_s=0.3").late,
     "reward: ends its process": reward("rewards.py:ending").late,
+    "reward: unknown instruction": rewarded('"asked": [{"id": "wrods", "at_least": 3}]', f"'{FOLLOWED}'"),
+    "reward: an instruction without a number": rewarded('"asked": [{"id": "words"}]', f"'{FOLLOWED}'"),
+    "reward: an argument that is unknown": rewarded('"asked": [{"id": "words", "minimum": 3}]', f"'{FOLLOWED}'"),
+    "reward: an argument of the wrong type": rewarded('"asked": [{"id": "words", "at_least": "3"}]', f"'{FOLLOWED}'"),
+    "reward: no instructions": rewarded('"asked": []', f"'{FOLLOWED}'"),
+    "reward: no tests": rewarded('"tests": []', f"'{TESTED}'"),
+    "reward: a field missing": rewarded('"test": []', f"'{TESTED}'"),
+    "reward: a test that is none": rewarded('"tests": [{"input": "1"}]', f"'{TESTED}'"),
+    "reward: a test that is no Python": rewarded('"tests": ["assert f(1) = 2"]', f"'{TESTED}'"),
+    "reward: unknown verifier": rewarded('"kind": "maths"', f"'{BY_ROW}'"),
+    "reward: no judge": rewarded('"kind": "judge"', f"'{BY_ROW}'"),
+    "reward: no sandbox": rewarded('"tests": ["pass"]', f"'{TESTED.replace('tests}', 'tests, wall_s: 0.00001}')}'"),
 }
 
 RUNS = {

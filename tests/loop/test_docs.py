@@ -41,6 +41,12 @@ CHAT = (
 )
 ANSWERED = ["data.max_prompts=2", "data.overlong_prompts=skip", "sampling.max_tokens=8", "learner.device=cpu"]
 
+JUDGED = [
+    "judge.chat=false", "judge.max_prompt_tokens=400", "judge.sampling.max_tokens=8", "data.max_prompts=2",
+    "learner.device=cpu",
+]  # fmt: skip
+[MIXED] = re.findall(r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL)
+
 
 def commands(program: str) -> list[str]:
     """Lines of shell blocks that call a program, continuation lines joined."""
@@ -107,6 +113,7 @@ def test_command_runs(
     monkeypatch.chdir(workplace)
     if "my_run" in command:
         request.getfixturevalue("my_run")
+    (workplace / "mixed.jsonl").write_text(MIXED)
     chat = "CHAT_MODEL" in command
     if chat:
         command = command.replace("CHAT_MODEL", request.getfixturevalue("chat_model"))
@@ -116,6 +123,8 @@ def test_command_runs(
         "prompts.jsonl": f"{assets}/data/gsm8k/test.jsonl",
         "train.jsonl": f"{assets}/data/gsm8k/train.jsonl",
         "test.jsonl": f"{assets}/data/gsm8k/test.jsonl",
+        "en_100_tree.jsonl": f"{assets}/data/oasst/en_100_tree.jsonl",
+        "Natural_dataset.json": f"{assets}/data/llmbar/Natural_dataset.json",
     }
     _, *arguments = shlex.split(command)
     arguments = [re.sub(r"[^=]+$", lambda given: real.get(given[0], given[0]), word) for word in arguments]
@@ -129,6 +138,8 @@ def test_command_runs(
         arguments += FEW
     if arguments[0] == "generate":
         arguments += ANSWERED + (["data.max_prompt_tokens=400"] if "MODEL" in command else [])
+    if arguments[0] == "judge-eval":
+        arguments += JUDGED
     if arguments[0] == "doctor":
         arguments += EXAMINED
     least = {0, 3} if arguments[0] == "doctor" else {0}  # a few tokens may be too few to tell

@@ -3,18 +3,23 @@
 import gc
 import os
 import pickle
+import re
 import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.experience import math_verifier
 from lockstep.experience.child import Child
-from lockstep.experience.rewards import MathReward, PythonReward, Reward, RewardError, build
-from lockstep.recipe import RewardSection
+from lockstep.experience.code_reward import CodeReward
+from lockstep.experience.evaluation import Grading, grading
+from lockstep.experience.instruction_reward import InstructionReward
+from lockstep.experience.rewards import ByRow, MathReward, PythonReward, Reward, RewardError, build, rule_of
+from lockstep.recipe import CodeSection, InstructionSection, RewardSection
 from lockstep.types import Prompt
 
 PROMPT = Prompt("rows.jsonl:7", "What?", (1, 2), {"answer": "18", "level": 3})
@@ -308,5 +313,114 @@ def test_rewards_cross_a_process_border() -> None:
         assert score(again, "#### 18", "18") is not None
 
 
+CODE, INSTRUCTIONS = CodeSection(tests="tests"), InstructionSection(field="asked")
+MIXED = RewardSection(type="by_row", verifier="by", marker="####", code=CODE, instructions=INSTRUCTIONS)
+
+
+def row(by: Any, **fields: Any) -> Prompt:
+    return Prompt("rows.jsonl:7", "What?", (1, 2), {"by": by, **fields})
+
+
+@pytest.mark.usefixtures("sandboxes", "functions")
 def test_the_recipe_chooses() -> None:
     assert build(RewardSection(type="math", marker="####")) == MathReward("####")
+    assert build(RewardSection(type="instructions", instructions=INSTRUCTIONS)) == InstructionReward(INSTRUCTIONS)
+    assert build(RewardSection(type="code", code=CODE)) == CodeReward(CODE)
+    by_row = build(RewardSection(type="by_row", verifier="by", function="mine.py:right", timeout_s=5.0))
+    assert by_row == ByRow("by", {"math": MathReward(None), "python": mine("right", 5.0)})
+
+
+@pytest.mark.usefixtures("sandboxes")
+def test_each_row_is_rewarded_by_the_verifier_that_it_names() -> None:
+    reward = build(MIXED)
+    assert isinstance(reward, ByRow)
+    rows = [
+        row("judge"),
+        row("instructions", asked=[{"id": "lowercase"}, {"id": "no_commas"}]),
+        row("math"),
+        row("none"),
+        row("code", tests=["assert f(1) == 2"]),
+        row("math"),
+    ]
+    responses = ["Good", "a, b", "#### 18", "x", "```\ndef f(x): return x + 1\n```", "#### 17"]
+    assert reward(rows, responses, ["", "", "18", "", "", "18"]) == [None, 0.5, 1.0, None, 1.0, 0.0]
+    assert reward.unverified(rows) == [True, False, False, False, False, False]
+    assert reward([], [], []) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"by": "math"}, None),
+        ({"by": "none"}, None),
+        ({"by": "instructions", "asked": [{"id": "title"}]}, None),
+        ({"by": "instructions"}, "has no field 'asked'"),
+        ({"by": "code", "tests": ["assert f(1) = 2"]}, "number 1, that is no Python"),
+        ({"by": "python"}, "the verifier 'python'; this recipe has: math, instructions, code, none"),
+        (
+            {"by": "judge"},
+            "names in the field 'by' the verifier 'judge'; this recipe has: math, instructions, code, none",
+        ),
+        ({"by": 3}, "has number in the field 'by', which should be text"),
+        ({"by": None}, "has null in the field 'by'"),
+        ({}, "has no field 'by', which a template, data.fields or the reward asks for"),
+    ],
+)
+def test_a_row_must_have_what_its_verifier_needs(fields: dict[str, Any], wrong: str | None) -> None:
+    said = rule_of(MIXED).fault(fields)
+    assert said is None if wrong is None else said is not None and wrong in said
+
+
+def test_a_row_may_be_a_judges_only_where_there_is_one() -> None:
+    assert rule_of(MIXED, judge=True).fault({"by": "judge"}) is None
+    assert rule_of(MIXED).key != rule_of(MIXED, judge=True).key
+
+
+def test_what_rows_must_be_like_follows_from_the_reward() -> None:
+    assert rule_of(RewardSection(type="math")).fault({}) is None
+    assert rule_of(RewardSection(type="code", code=CODE)).fault({"tests": []}) == "has in the field 'tests' no test"
+    followed = RewardSection(type="instructions", instructions=INSTRUCTIONS)
+    assert rule_of(followed).fault({"asked": []}) == "has in the field 'asked' no instruction"
+
+
+@pytest.mark.parametrize(
+    ("options", "graded"),
+    [
+        ({"type": "math"}, Grading(1.0, majority=True, graded=False)),
+        ({"type": "code", "code": CODE}, Grading(1.0, majority=False, graded=True)),
+        ({"type": "code", "code": CODE.model_copy(update={"all_or_nothing": True})}, Grading(1.0, False, False)),
+        ({"type": "instructions", "instructions": INSTRUCTIONS}, Grading(1.0, False, True)),
+        (
+            {"type": "instructions", "instructions": INSTRUCTIONS.model_copy(update={"all_or_nothing": True})},
+            Grading(1.0, False, False),
+        ),
+        ({"type": "by_row", "verifier": "by"}, Grading(1.0, False, True)),
+        ({"type": "by_row", "verifier": "by", "function": "a:b"}, Grading(None, False, True)),
+        ({"type": "by_row", "verifier": "by", "function": "a:b", "pass_score": 0.5}, Grading(0.5, False, True)),
+    ],
+)
+def test_figures_follow_from_the_reward(options: dict[str, Any], graded: Grading) -> None:
+    assert grading(RewardSection(**options)) == graded
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"type": "code"}, "type: code needs code"),
+        ({"type": "instructions"}, "type: instructions needs instructions"),
+        ({"type": "python"}, "type: python needs function"),
+        ({"type": "by_row"}, "verifier goes with type: by_row, and only with it"),
+        ({"type": "math", "verifier": "by"}, "verifier goes with type: by_row, and only with it"),
+        ({"type": "math", "code": CODE}, "code goes with type: code or by_row"),
+        ({"type": "code", "code": CODE, "instructions": INSTRUCTIONS}, "instructions goes with type: instructions or"),
+        ({"type": "math", "function": "a:b"}, "function goes with type: python or by_row"),
+        ({"type": "code", "code": CODE, "marker": "#"}, "marker goes with type: math or by_row"),
+        ({"type": "code", "code": CODE, "pass_score": 1.0}, "pass_score goes with type: python"),
+        ({"type": "by_row", "verifier": "by", "timeout_s": 1.0}, "timeout_s goes with type: python"),
+        ({"type": "code", "code": {"tests": "tests", "memory_mb": 63}}, "greater than or equal to 64"),
+        ({"type": "code", "code": {"tests": "tests", "program": "last"}}, "'fenced' or 'text'"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        RewardSection(**options)

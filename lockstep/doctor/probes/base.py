@@ -23,6 +23,8 @@ class Finding:
             cause that is named for want of a better one.
         moved: Nats by which the counter-setting moves the numbers, if it can be tried only once, as a cache that was
             dropped is stale no more; None: it can be tried again.
+        covers: The counter-setting takes away whatever else is wrong there, too, so that it only tells of what is left
+            behind other findings.
     """
 
     cause: str
@@ -32,6 +34,7 @@ class Finding:
     counter: Counter | None = None
     least: float = 0.1
     moved: float | None = None
+    covers: bool = False
 
 
 @dataclass(frozen=True)

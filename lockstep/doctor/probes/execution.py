@@ -171,12 +171,19 @@ def _in_company(case: Case, side: Side, usual: Scores, moved_N: Tensor, noise: f
         cause, why = "packed_positions", "its layers are given positions that do not count from 0 in each sequence"
     elif layout == "packed" and all(bool(right.any()) for right in (off_B < 0.02 * off_B.max()).split(rows)):
         cause, why = "packed_positions", "in each pack some sequences are right, and others are far off"
-    elif layout == "padded" and bool(padded.any()) and float(off_B[~padded].mean()) < 0.1 * float(off_B[padded].mean()):
+    elif layout == "padded" and _padding_moves(off_B, padded):
         cause, why = "left_padding", "sequences that need no padding are right, those that are padded are not"
     else:
         cause, why = "batch_variance", "sequences move wherever they stand, whatever stands beside them"
     least = FOR_WANT_OF_A_BETTER if cause == "batch_variance" else 0.1
     return Finding(cause, side, (*said, why), "one sequence at a time", _under(side, _ALONE), least)
+
+
+def _padding_moves(off_B: Tensor, padded_B: Tensor) -> bool:
+    """Whether those with padding, nearly all of them, are off, and those without are not."""
+    with_it, without = off_B[padded_B], off_B[~padded_B]
+    most = float((with_it > 1e-3 * off_B.max()).double().mean()) > 0.8
+    return most and float(without.mean()) < 0.1 * float(with_it.mean())
 
 
 def _misplaced(usual: Scores, batch: Batch) -> bool:
@@ -235,6 +242,7 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
         "take its prefill scores instead",
         lambda case: case.with_side("infer", replace(case.infer, prefill=True)),
         FOR_WANT_OF_A_BETTER,
+        covers=True,
     )
 
 

@@ -20,6 +20,8 @@ _ALONE = Conditions(layout="alone")
 _DUST, _FLOORS = 1e-4, 0.5
 _EXPLAINS = 0.3
 """A guess explains a side's numbers if it leaves less than this share of their difference (of its variance)."""
+_WHOLLY = 1e-3
+"""The same for a guess that may choose for each token."""
 _FEW, _MANY = 8, 32
 """Tokens that a guess has to explain; that have to lie on one side for there to be more in the denominator."""
 
@@ -167,6 +169,14 @@ def _best(rows: Sequence[Row], asked: SamplingParams, off: float) -> Explained |
     best = min(found, key=lambda guess: guess.left, default=None)
     if best is not None and best.left**2 < _EXPLAINS * off**2:
         return best
+    found = [
+        Explained("off_by_one", f"{said}, at some of its tokens", numbers, size(_left(rows, numbers)))
+        for said, guess in _beside(asked)
+        for numbers in (_at_some(guess),)
+    ]
+    best = min(found, key=lambda guess: guess.left)
+    if best.left**2 < _WHOLLY * off**2:
+        return best
     left = _left(rows, lambda row: row.asked)
     if len(left) >= _MANY and bool((left <= 1e-4).all()) and float(left.median()) < 0:
         return Explained("padded_vocabulary", "with more in the denominator", lambda row: row.said, 0.0)
@@ -187,28 +197,48 @@ def _guesses(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, 
         yield cause, "without anything that was asked for", _scored(bare)
     for top_k in _kept_counts(rows, asked):
         yield "top_k", f"with top_k = {top_k}", _scored(replace(asked, top_k=top_k))
+    if asked.top_p < 1:
+        yield "top_p", "without the token that reaches top_p", _short_of(asked)
     for top_p in _kept_shares(rows, asked):
         yield "top_p", f"with top_p = {top_p:.3g}", _scored(replace(asked, top_p=top_p))
     few = rows[:8]
     penalty = _fitted(0.5, 3.0, lambda one: size(_left(few, _penalised(asked, one))))
     yield "penalty", f"with a repetition penalty of {penalty:.3g}", _penalised(asked, penalty)
-    presence = _fitted(0.01, 4.0, lambda one: size(_left(few, _present(asked, one))))
-    yield "penalty", f"with a presence penalty of {presence:.3g}", _present(asked, presence)
+    for name, count in (("presence", _there), ("presence of what it drew as a", _drawn_there)):
+        presence = _fitted(0.01, 4.0, lambda one, count=count: size(_left(few, _lowered(asked, one, count))))
+        yield "penalty", f"with a {name} penalty of {presence:.3g}", _lowered(asked, presence, count)
+    for name, count in (("frequency", _times), ("frequency of what it drew as a", _times_drawn)):
+        frequency = _fitted(0.001, 4.0, lambda one, count=count: size(_left(few, _lowered(asked, one, count))))
+        yield "penalty", f"with a {name} penalty of {frequency:.3g}", _lowered(asked, frequency, count)
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         yield "softmax_precision", f"with a log-softmax in {name}", _low(asked, dtype)
-    for step in (-1, 1):
-        said = f"one position to the {'left' if step < 0 else 'right'}"
-        yield "off_by_one", said, lambda row, step=step: token_scores(row.beside(step), row.token, asked)[0].double()
-        yield (
-            "off_by_one",
-            f"of the token {'after' if step < 0 else 'before'} it",
-            lambda row, step=step: _moved(row, step),
-        )
+    for said, guess in _beside(asked):
+        yield "off_by_one", said, guess
     rows_of_padding = _padding(rows)
     if rows_of_padding > 0:
         said = f"with {rows_of_padding:.0f} more logits of 0 in the denominator"
         yield "padded_vocabulary", said, lambda row: _padded(row, asked, rows_of_padding)
+
+
+def _beside(asked: SamplingParams) -> Iterator[tuple[str, Guess]]:
+    """What it would say one position off: of its own token by logits beside it, or of the token beside it."""
+    for step in (-1, 1):
+        said = f"one position to the {'left' if step < 0 else 'right'}"
+        yield said, lambda row, step=step: token_scores(row.beside(step), row.token, asked)[0].double()
+        said = f"of the token {'after' if step < 0 else 'before'} it"
+        yield said, lambda row, step=step: _moved(row, step)
+
+
+def _at_some(guess: Guess) -> Guess:
+    """Each token by the guess or by what was asked for, whichever is nearer."""
+
+    def numbers(row: Row) -> Tensor:
+        guessed = guess(row)
+        nearer = apart(row.said, guessed).abs() < apart(row.said, row.asked).abs()
+        return torch.where(nearer, guessed, row.asked)
+
+    return numbers
 
 
 def _moved(row: Row, step: int) -> Tensor:
@@ -225,22 +255,55 @@ def _penalised(asked: SamplingParams, penalty: float) -> Guess:
     """Logits of tokens that were there before are divided by the penalty, or multiplied where negative."""
 
     def numbers(row: Row) -> Tensor:
-        seen = _seen(row)
         changed = torch.where(row.logits > 0, row.logits / penalty, row.logits * penalty)
-        return token_scores(torch.where(seen, changed, row.logits), row.token, asked)[0].double()
+        return token_scores(torch.where(_there(row) > 0, changed, row.logits), row.token, asked)[0].double()
 
     return numbers
 
 
-def _present(asked: SamplingParams, presence: float) -> Guess:
-    """Logits of tokens that were drawn before are lowered."""
-    return lambda row: token_scores(row.logits - presence * _seen(row), row.token, asked)[0].double()
+Count = Callable[["Row"], Tensor]
+"""How often each token of the vocabulary counts before each masked token, [M, V]."""
 
 
-def _seen(row: Row) -> Tensor:
-    """Which tokens stand before each masked one, bool [M, V]."""
+def _lowered(asked: SamplingParams, penalty: float, count: Count) -> Guess:
+    """Logits are lowered by the penalty for each time that counts."""
+    return lambda row: token_scores(row.logits - penalty * count(row), row.token, asked)[0].double()
+
+
+def _times(row: Row) -> Tensor:
+    """Anywhere before it."""
     there_TV = torch.zeros(len(row.tokens), row.raw.shape[1]).scatter_(1, row.tokens[:, None], 1.0)
-    return there_TV.cumsum(0)[row.own - 1] > 0
+    return there_TV.cumsum(0)[row.own - 1]
+
+
+def _times_drawn(row: Row) -> Tensor:
+    """Among the masked tokens before it."""
+    drawn_MV = torch.zeros(len(row.own), row.raw.shape[1]).scatter_(1, row.token[:, None], 1.0)
+    return drawn_MV.cumsum(0) - drawn_MV
+
+
+def _there(row: Row) -> Tensor:
+    return (_times(row) > 0).float()
+
+
+def _drawn_there(row: Row) -> Tensor:
+    return (_times_drawn(row) > 0).float()
+
+
+def _short_of(asked: SamplingParams) -> Guess:
+    """Only likeliest tokens that together stay below top_p, but always one."""
+
+    def numbers(row: Row) -> Tensor:
+        heated = row.logits if asked.greedy else row.logits / asked.temperature
+        sorted_MV, order_MV = heated.sort(-1, descending=True)
+        out_MV = sorted_MV.softmax(-1).cumsum(-1) > asked.top_p
+        out_MV[:, 0] = False
+        out_MV = torch.zeros_like(out_MV).scatter_(-1, order_MV, out_MV)
+        # A token that was drawn can be drawn.
+        out_MV = out_MV.scatter(-1, row.token[:, None], False)
+        return heated.masked_fill(out_MV, -torch.inf).log_softmax(-1).gather(-1, row.token[:, None])[:, 0].double()
+
+    return numbers
 
 
 def _low(asked: SamplingParams, dtype: torch.dtype) -> Guess:

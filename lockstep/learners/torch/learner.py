@@ -90,6 +90,10 @@ class TorchLearner:
         self._updates += 1
         return Metrics(grad_norm=Mean(norm), lr=Last(lr))
 
+    def reset_optimizer(self) -> None:
+        assert self._optimizer is not None, "this learner was built without an optimizer"
+        self._optimizer.state.clear()
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in chain(self.model.named_parameters(), self.model.named_buffers()):
             yield canonical(name), tensor.detach()

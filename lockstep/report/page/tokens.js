@@ -13,6 +13,17 @@ const COLOURINGS = {
   mask: { title: "mask", about: "1: trained on", palette: "cool", ends: () => [0, 1.6] },
 };
 
+/** What there is beside the answer that was preferred: [title, text] of the other one, of all scores, of judgements. */
+function pairOf(row) {
+  const replies = (title, texts) => (texts?.length ? [[title, texts.map((text) => text.trim()).join("\n––––\n")]] : []);
+  return [
+    ...(row.status ? [["Pair", `${row.status}; scores of all answers: ${row.scores.map((score) => score?.toFixed(2) ?? "none").join(", ")}`]] : []),
+    ...(row.rejected === undefined ? [] : [[`Rejected, with score ${row.rejected_score.toFixed(2)}`, row.rejected]]),
+    ...replies("Judgements of the response", row.chosen_judgements),
+    ...replies("Judgements of the rejected one", row.rejected_judgements),
+  ];
+}
+
 /** Shows rollouts in `place`, one at a time, coloured by what the reader chose last. */
 class TokenView {
   constructor() {
@@ -46,6 +57,7 @@ class TokenView {
       ...(names.length ? [this.chooser(names), this.legend, this.text] : []),
       ...(row.texts.join("") === row.response ? [] : [element("div.text", { dir: "auto" }, visible(row.response ?? ""))]),
       ...(row.answer ? [element("h3", {}, "Right answer"), element("div.text", { dir: "auto" }, visible(row.answer))] : []),
+      ...pairOf(row).flatMap(([title, text]) => [element("h3", {}, title), element("div.text", { dir: "auto" }, visible(text))]),
     );
     this.tip.hidden = true;
     if (names.length) this.paint();

@@ -1,0 +1,45 @@
+"""What a step tells about answers, verdicts and pairs, under the names that NeMo-Aligner's users know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from lockstep.experience.judge.judge import Judged, mean_score, score_variance
+from lockstep.experience.judge.verdicts import Parser
+from lockstep.experience.rollout import Rollouts
+from lockstep.metrics import Mean, Metrics, StandardDeviation
+from lockstep.objectives.pairing import Pair, Status
+
+_STATUSES: tuple[Status, ...] = ("ok", "unscored", "tie", "identical", "unfinished")
+
+
+def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]], parser: Parser[float]) -> Metrics:
+    """Scores, lengths and ends of all answers.
+
+    `top_class_share` is the share of the verdict that is given most often: a judge that always says 5 has 1.
+    `leaks` is the share of answers in which the judge's own parser finds a verdict: judgements that leak into answers
+    are rewarded by a judge that never saw any.
+    """
+    scores = [score for one in judged if (score := mean_score(one)) is not None]
+    doubts = [doubt for one in judged if (doubt := score_variance(one)) is not None]
+    verdicts = Counter(value for one in judged for value in one.values)
+    leaks = sum(parser(response).value is not None for response in rollouts.responses)
+    length_B = rollouts.batch.per_sample(rollouts.batch.mask.long())
+    squares = sum(score**2 for score in scores)
+    return Metrics(
+        generated_rewards=Mean(sum(scores), len(scores)),
+        generated_rewards_std=StandardDeviation(len(scores), sum(scores), squares),
+        judge_variance=Mean(sum(doubts), len(doubts)),
+        top_class_share=Mean(max(verdicts.values(), default=0), verdicts.total()),
+        leaks=Mean(leaks, len(rollouts.responses)),
+        response_lengths=Mean(length_B.sum(), len(length_B)),
+        bad_ends_per_GBS=Mean(rollouts.batch["truncated"].sum(), len(length_B)),
+    )
+
+
+def pair_metrics(pairs: Sequence[Pair]) -> Metrics:
+    """What became of the rows: `bad_samples_per_GBS` are those without a pair to learn from, by cause besides."""
+    found = Counter(pair.status for pair in pairs)
+    bad = Metrics(bad_samples_per_GBS=Mean(len(pairs) - found["ok"], len(pairs)))
+    return bad + Metrics({f"pairs/{status}": Mean(found[status], len(pairs)) for status in _STATUSES})

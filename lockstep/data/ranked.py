@@ -1,0 +1,149 @@
+"""Responses that people have ranked: from flat rows by fields and templates, or from conversation trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.data.messages import Message
+from lockstep.data.notes import note
+from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped
+from lockstep.data.templates import complaint, fields, render
+from lockstep.recipe import RankedSection, TreeSection
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One prompt with ranked responses.
+
+    Attributes:
+        id: Names the prompt over runs.
+        conversation: What is answered.
+        responses: At least two.
+        ranks: Of each response, the best lowest; not all the same.
+    """
+
+    id: str
+    conversation: tuple[Message, ...]
+    responses: tuple[str, ...]
+    ranks: tuple[float, ...]
+
+
+def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[Ranked], Skipped]:
+    """Reads all ranked responses of some rows, in their order, and what was left out.
+
+    A row of which people say nothing (all ranks the same, or, in a tree, missing) has no part in it, without fault.
+
+    Raises:
+        DataError: A row lacks what the section asks for, and is not to be skipped; or none is left.
+        ValueError: A template is malformed.
+    """
+    found: list[Ranked] = []
+    faults: list[str] = []
+    for i in range(len(rows)):
+        try:
+            found += _of_row(rows.rows([i])[0], rows.id(i), section)
+        except DataError as error:
+            faults.append(f"{rows.where(i)}: {error}")
+            if section.bad_rows == "error":
+                raise DataError(f"{faults[-1]}; correct the row, or set data.bad_rows=skip") from error
+    skipped = rows.skipped + Skipped(len(faults), tuple(faults[:NUM_NAMED]))
+    told = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]
+    if skipped.count:
+        note(f"{skipped.count} bad rows skipped, the first of them:\n  " + "\n  ".join(skipped.first))
+    if not told:
+        raise DataError(
+            f"{', '.join(part.name for part in rows.parts)}: has no responses of which one is ranked above another"
+        )
+    return told, skipped
+
+
+def _of_row(row: Row, name: str, section: RankedSection) -> list[Ranked]:
+    """Raises DataError with what is wrong, without saying where."""
+    if section.tree is not None:
+        return list(_of_tree(row, name, section.tree))
+    responses = _responses(row, section)
+    ranks = _ranks(row, section, len(responses))
+    return [Ranked(name, _conversation(row, section), responses, ranks)]
+
+
+def _conversation(row: Row, section: RankedSection) -> tuple[Message, ...]:
+    if section.messages is None:
+        return ({"role": "user", "content": _filled(section.prompt, row)},)
+    messages = _field(row, section.messages, list)
+    if not messages or not all(
+        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages
+    ):
+        raise DataError(f'has in the field {section.messages!r} no list of {{"role": …, "content": …}}')
+    return tuple(messages)
+
+
+def _responses(row: Row, section: RankedSection) -> tuple[str, ...]:
+    if isinstance(section.responses, tuple):
+        return tuple(_filled(template, row) for template in section.responses)
+    responses = _field(row, section.responses, list)
+    if len(responses) < 2 or not all(isinstance(response, str) for response in responses):
+        raise DataError(f"has in the field {section.responses!r} no list of at least two texts")
+    return tuple(responses)
+
+
+def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
+    if section.ranks is not None:
+        ranks = _field(row, section.ranks, list)
+        if len(ranks) != count or not all(_is_number(rank) for rank in ranks):
+            raise DataError(f"has in the field {section.ranks!r} not one number for each of {count} responses")
+        return tuple(map(float, ranks))
+    best = _filled(section.best or "", row)
+    if best not in map(str, range(1, count + 1)):
+        raise DataError(f"says {best!r} for the best response, and not a number from 1 to {count}")
+    return tuple(0.0 if number == int(best) else 1.0 for number in range(1, count + 1))
+
+
+def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[Ranked]:
+    """Every message with two ranked replies or more, as a prompt with all that was said before it."""
+    waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [(_field(row, tree.root, dict), (), name)]
+    while waiting:
+        message, before, where = waiting.pop()
+        talk = (*before, {"role": _role(message, tree), "content": _field(message, tree.text, str)})
+        replies = _field(message, tree.replies, list)
+        if not all(isinstance(reply, dict) for reply in replies):
+            raise DataError(f"has in the field {tree.replies!r} something that is no message")
+        ranked = [reply for reply in replies if _role(reply, tree) == "assistant" and _is_number(reply.get(tree.rank))]
+        if len(ranked) > 1:
+            texts = tuple(_field(reply, tree.text, str) for reply in ranked)
+            yield Ranked(where, talk, texts, tuple(float(reply[tree.rank]) for reply in ranked))
+        inner = [(reply, talk, f"{where}.{number}") for number, reply in enumerate(replies, start=1)]
+        waiting += reversed(inner)
+
+
+def _role(message: Mapping[str, Any], tree: TreeSection) -> str:
+    said = _field(message, tree.role, str)
+    roles = {tree.user: "user", tree.assistant: "assistant"}
+    if said not in roles:
+        raise DataError(f"has in the field {tree.role!r} {said!r}, and neither {tree.user!r} nor {tree.assistant!r}")
+    return roles[said]
+
+
+def _filled(template: str, row: Row) -> str:
+    wrong = complaint(row, dict.fromkeys(fields(template), "any"))
+    if wrong is not None:
+        raise DataError(wrong)
+    return render(template, row, "row")
+
+
+def _field(row: Mapping[str, Any], name: str, kind: type) -> Any:
+    if not isinstance(row.get(name), kind):
+        words = {list: "list", str: "text", dict: "object"}
+        raise DataError(f"has no {words[kind]} in the field {name!r}; its fields are {', '.join(row) or 'none'}")
+    return row[name]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def described(ranked: Sequence[Ranked], skipped: Skipped) -> str:
+    """How many there are, for people."""
+    responses = sum(len(one.responses) for one in ranked)
+    return f"{len(ranked)} prompts with {responses} ranked responses ({skipped.count or 'no'} rows skipped)"

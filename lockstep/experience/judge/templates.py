@@ -1,0 +1,178 @@
+"""What a judge is asked: templates with fields, conversations as plain text, and control tokens that stay text.
+
+The rubric of `ADDITIVE` counts one point for each of five demands, after Self-Rewarding (Yuan et al. 2024, arXiv
+2401.10020); `META` compares two judgements, after Meta-Rewarding (Wu et al. 2024, arXiv 2407.19594). The words are
+ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from lockstep.data.messages import Message
+from lockstep.data.templates import fields, render
+
+SCORE_FIELDS = ("prompt", "response")
+PAIR_FIELDS = ("prompt", "response_a", "response_b")
+META_FIELDS = ("prompt", "response", "judgement_a", "judgement_b")
+
+_RUBRIC = """\
+The response starts with 0 points and gains one for each of these demands that it meets; each stands by itself:
+1. It is about what the user asked and contains something of use, even if it leaves gaps or strays from the subject.
+2. It covers most of what the user wanted to know or have, although it may not settle the matter.
+3. It settles the core of the request in a way that the user can act on, whoever wrote it.
+4. It is written by a helpful assistant for this user: to the point, complete, in good order, and hardly improvable.
+5. It is what an expert would write for this very user: right in every detail, insightful, easy to follow, and without
+a superfluous word."""
+
+ADDITIVE = f"""\
+Below are a user's request and an assistant's response. Decide how good the response is by counting points.
+
+{_RUBRIC}
+
+<request>
+{{prompt}}
+</request>
+
+<response>
+{{response}}
+</response>
+
+Go through the five demands in at most 100 words and say which of them are met. Then end with one line that holds
+nothing but the sum, from 0 to 5:
+Score: <sum>"""
+
+PAIRWISE = """\
+Below are a user's request and two responses to it, A and B. Decide which of them serves the user better. Look at
+whether it does what was asked, whether it is right, and whether it is complete and clear. Its length, its tone, and the
+order in which the two are shown say nothing about that.
+
+<request>
+{prompt}
+</request>
+
+<response-a>
+{response_a}
+</response-a>
+
+<response-b>
+{response_b}
+</response-b>
+
+Compare the two in at most 100 words. Then end with one line that names the better one, and you must choose:
+Winner: Response A
+or
+Winner: Response B"""
+
+META = f"""\
+Below are a user's request, an assistant's response, and two judgements of that response, A and B. Both judges were told
+to count points as follows.
+
+{_RUBRIC}
+
+<request>
+{{prompt}}
+</request>
+
+<response>
+{{response}}
+</response>
+
+<judgement-a>
+{{judgement_a}}
+</judgement-a>
+
+<judgement-b>
+{{judgement_b}}
+</judgement-b>
+
+Decide which judgement applies these demands to the response more correctly: whose reasons are true of the response, and
+whose points follow from them. How long a judgement is, and how generous, says nothing about that. Explain your choice
+in at most 100 words. Then end with one line that names the better judgement, and you must choose:
+Winner: Judgement A
+or
+Winner: Judgement B"""
+
+COMMON_CONTROLS = (
+    *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
+    *("<start_of_turn>", "<end_of_turn>", "<extra_id_0>", "<extra_id_1>", "<think>", "</think>"),
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"),
+    *("<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),
+)
+"""What the tokenizers of many models read as control tokens, for a server that does not say what its model does."""
+
+_ROLES = {"system": "System", "user": "User", "assistant": "Assistant"}
+
+
+@dataclass(frozen=True)
+class Template:
+    """A question to a judge, with `{field}` where the case goes; `{{` and `}}` stand for braces.
+
+    Attributes:
+        text: The question.
+        fields: All that must be in it, and all that may.
+        option: How messages name it.
+
+    Raises:
+        ValueError: It is malformed, or has other fields.
+    """
+
+    text: str
+    fields: tuple[str, ...]
+    option: str
+
+    def __post_init__(self) -> None:
+        there = list(dict.fromkeys(fields(self.text)))
+        missing = [name for name in self.fields if name not in there]
+        unknown = [name for name in there if name not in self.fields]
+        wrong = [f"lacks {_listed(missing)}"] if missing else []
+        wrong += [f"has {_listed(unknown)}, which nothing fills"] if unknown else []
+        if wrong:
+            raise ValueError(f"{self.option} {' and '.join(wrong)}; its fields must be {_listed(self.fields)}")
+
+    def filled(self, texts: Mapping[str, str]) -> str:
+        """The question about a case."""
+        return render(self.text, texts, self.option)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in names)
+
+
+def as_text(conversation: Sequence[Message]) -> str:
+    """A conversation as plain text: of one user's message the message alone, of several who says what."""
+    if [message["role"] for message in conversation] == ["user"]:
+        return str(conversation[0]["content"])
+    return "\n\n".join(f"{_speaker(message['role'])}: {message['content']}" for message in conversation)
+
+
+def _speaker(role: Any) -> str:
+    return _ROLES.get(role, str(role).capitalize())
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """What a tokenizer reads as one token wherever it stands: its special tokens, and added ones that are no words."""
+    added = tokenizer.added_tokens_decoder.values()
+    signs = (token.content for token in added if token.special or not token.content.strip().isalnum())
+    return tuple(sorted({*signs, *map(str, tokenizer.all_special_tokens)}))
+
+
+def escaping(controls: Iterable[str]) -> Callable[[str], str]:
+    """Makes text of control tokens: with a space behind the first character, `< |im_end|>`, they can still be read."""
+    longest_first = sorted((token for token in controls if token.strip()), key=len, reverse=True)
+    if not longest_first:
+        return lambda text: text
+    found = re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE)
+
+    def escape(text: str) -> str:
+        while found.search(text):  # more than once, where tokens overlap
+            text = found.sub(lambda match: f"{match[0][0]} {match[0][1:]}" if len(match[0]) > 1 else " ", text)
+        return text
+
+    return escape

@@ -1,0 +1,147 @@
+"""Verdicts: what a judge's reply says, or why it says nothing. No verdict is a result of its own, never a number.
+
+A reply is read where it announces its verdict (`Score:`, `Winner:`), at the last such place, since a judge thinks aloud
+before it decides. What follows may be dressed up (`**Score:** <4>/5.`); anything that could be read in two ways (`4-5`,
+`3 + 1`, `A and B`) is no verdict. A reply that is nothing but the value needs no announcement.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar, get_args
+
+Cause = Literal[
+    "no_match",
+    "not_a_number",
+    "not_whole",
+    "out_of_range",
+    "not_a_name",
+    "unfinished",
+    "prompt_too_long",
+    "unreachable",
+]
+"""Why there is no verdict: the reply announces none; announces something that is no number, none of the scale, or no
+name; was cut off; or there is no reply, because the question was too long or nobody answered."""
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+UNANSWERED: tuple[Cause, ...] = ("prompt_too_long", "unreachable")
+"""The causes for which there is no reply."""
+
+Winner = Literal["A", "B"]
+V = TypeVar("V", covariant=True)
+
+_BEFORE = r"(?>(?:[\s*_~`\"'“”‘’(\[{<$|\\]|boxed\b|text\b)*)"
+_AFTER = r"[*_~`\"'“”‘’)\]}>$\\]*"
+_AROUND = r"[\s*_`\"]{0,4}"
+_NUMBER = r"(?>[-−+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))"
+_UNAMBIGUOUS = r"(?![\w%]|,[0-9]|[ \t]*[-−–—+=][ \t]*[0-9])"
+_SCORE = re.compile(
+    rf"{_BEFORE}(?P<number>{_NUMBER})(?>{_AFTER})(?:\s*(?:/|out of)\s*{_BEFORE}(?P<scale>{_NUMBER})(?>{_AFTER}))?"
+    rf"{_UNAMBIGUOUS}(?!\s*/)",
+    re.IGNORECASE,
+)
+_NAME = re.compile(
+    rf"{_BEFORE}(?i:(?:judge?ment|response|answer|assistant|output|option)\b)?{_BEFORE}(?P<name>[AB])(?>{_AFTER})"
+    r"(?=\s*$|\s*\n|[.,;:!]|\s+(?i:because|since|is|wins)\b|\s*[-–—(])(?!,?\s*(?:(?i:and|or)\b|[AB]\b))"
+)
+_DRESS = " *_`#\n"
+_CLOSING = re.compile(r"[\s.!*_~`\"'“”‘’)\]}>$\\]*")
+
+
+@dataclass(frozen=True)
+class Verdict(Generic[V]):
+    """A value, or the cause for which there is none."""
+
+    value: V | None
+    cause: Cause | None = None
+
+    def __post_init__(self) -> None:
+        if (self.value is None) == (self.cause is None):
+            raise ValueError(f"a verdict has a value or a cause, but this one has {self.value!r} and {self.cause!r}")
+
+
+class Parser(Protocol[V]):
+    """Reads a finished reply."""
+
+    def __call__(self, reply: str) -> Verdict[V]: ...
+
+
+class ScoreParser:
+    """Reads scores.
+
+    Args:
+        low: The lowest score of the scale.
+        high: The highest.
+        word: Regular expression, whatever the case, of what stands before the colon that announces the score.
+        decimals: Whether 3.5 is a score; 4.0 always is.
+
+    Raises:
+        ValueError: The expression is none.
+    """
+
+    def __init__(self, low: float, high: float, word: str, decimals: bool) -> None:
+        self._low, self._high, self._decimals = low, high, decimals
+        self._announced = _announcement(word)
+
+    def __call__(self, reply: str) -> Verdict[float]:
+        """See `Parser`."""
+        said = _said(self._announced, _SCORE, reply)
+        if not isinstance(said, re.Match):
+            return Verdict(None, said or "not_a_number")
+        score, scale = float(said["number"].replace("−", "-")), said["scale"]
+        if not self._low <= score <= self._high or (scale is not None and float(scale) != self._high):
+            return Verdict(None, "out_of_range")
+        if not (self._decimals or score.is_integer()):
+            return Verdict(None, "not_whole")
+        return Verdict(score)
+
+    def without_score(self, reply: str) -> str:
+        """A reply without its last score and what announces it: the reasons alone."""
+        announcements = list(self._announced.finditer(reply))
+        if not announcements:
+            return reply
+        last = announcements[-1]
+        value = _SCORE.match(reply, last.end())
+        end = last.end() if value is None else value.end()
+        return f"{reply[: last.start()].rstrip(_DRESS)}\n{reply[end:].lstrip(_DRESS + '.')}".strip()
+
+
+class WinnerParser:
+    """Reads which of two, A or B, is the better one.
+
+    Args:
+        word: As of `ScoreParser`.
+
+    Raises:
+        ValueError: The expression is none.
+    """
+
+    def __init__(self, word: str) -> None:
+        self._announced = _announcement(word)
+
+    def __call__(self, reply: str) -> Verdict[Winner]:
+        """See `Parser`."""
+        said = _said(self._announced, _NAME, reply)
+        if not isinstance(said, re.Match):
+            return Verdict(None, said or "not_a_name")
+        return Verdict("A" if said["name"] == "A" else "B")
+
+
+def _announcement(word: str) -> re.Pattern[str]:
+    """The word, dressed up or not, perhaps with the scale in parentheses, and the colon."""
+    try:
+        re.compile(word)
+    except re.error as error:
+        raise ValueError(f"{word!r} is no regular expression ({error}); escape what is meant as it stands") from error
+    return re.compile(
+        rf"(?<![^\W_])(?:{word})(?![^\W_]){_AROUND}(?:\([^()\n]{{0,40}}\))?{_AROUND}[:：=]", re.IGNORECASE
+    )
+
+
+def _said(announced: re.Pattern[str], value: re.Pattern[str], reply: str) -> re.Match[str] | Cause | None:
+    """The value where the verdict should be, None where something else is; or that there is no such place."""
+    places = [match.end() for match in announced.finditer(reply)]
+    if places:
+        return value.match(reply, places[-1])
+    alone = value.match(reply)
+    return alone if alone is not None and _CLOSING.fullmatch(reply, alone.end()) else "no_match"

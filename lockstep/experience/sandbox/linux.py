@@ -1,0 +1,73 @@
+"""Calls of the Linux kernel that Python's own library has not, with its errors as `OSError`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+NEW_MOUNTS = 0x00020000
+NEW_IPC = 0x08000000
+NEW_USERS = 0x10000000
+NEW_PROCESSES = 0x20000000
+NEW_NETWORK = 0x40000000
+
+NOSUID, NODEV, BIND, MOVE, RECURSIVE, PRIVATE = 0x2, 0x4, 0x1000, 0x2000, 0x4000, 0x40000
+
+_SET_DEATH_SIGNAL, _SET_SUBREAPER, _SET_NO_NEW_PRIVILEGES = 1, 36, 38
+_MOUNT_SETATTR = 442  # the same number on every architecture
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_READ_ONLY, _ATTRIBUTE_NOSUID = 0x1, 0x2
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare(flags: int) -> None:
+    """Gives this process namespaces of its own; of processes, only its children to come."""
+    _done("unshare", _LIBC.unshare(flags))
+
+
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
+    """Mounts, binds, moves or changes a mount, as the flags say."""
+    text = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
+    _done(f"mount {target}", _LIBC.mount(text[0], text[1], text[2], ctypes.c_ulong(flags), text[3]))
+
+
+def make_read_only(target: str) -> None:
+    """Makes a mount read-only, and all that is mounted below it; Linux 5.12."""
+    attributes = (ctypes.c_uint64 * 4)(_READ_ONLY | _ATTRIBUTE_NOSUID, 0, 0, 0)
+    result = _LIBC.syscall(
+        ctypes.c_long(_MOUNT_SETATTR),
+        ctypes.c_long(_AT_FDCWD),
+        ctypes.c_char_p(os.fsencode(target)),
+        ctypes.c_ulong(_AT_RECURSIVE),
+        attributes,
+        ctypes.c_ulong(ctypes.sizeof(attributes)),
+    )
+    _done(f"mount_setattr {target}", result)
+
+
+def die_with_parent() -> None:
+    """Lets the kernel kill this process when its parent ends; a change of user takes that back."""
+    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants that lose theirs."""
+    _prctl(_SET_SUBREAPER, 1)
+
+
+def forbid_privileges() -> None:
+    """No program that this process starts gets more rights than it has."""
+    _prctl(_SET_NO_NEW_PRIVILEGES, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    zero = ctypes.c_ulong(0)
+    _done("prctl", _LIBC.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
+
+
+def _done(what: str, result: int) -> None:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")

@@ -1,0 +1,104 @@
+"""Which of several judgements is best, by battles of two: Bradley & Terry (1952), as Wu et al. 2024 (§2.2) use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Winner = Literal["first", "second"]
+Battles = Mapping[tuple[int, int], Winner | None]
+"""Who won, by the players in the order in which they were shown; None: nobody said. Only what was fought is there."""
+
+_STEPS, _EXACT = 100, 1e-12
+
+
+def consistent_wins(battles: Battles, players: int) -> Tensor:
+    """Wins of a pair count only where both orders agree; where they do not, each has half a win of either order.
+
+    Args:
+        battles: Pairs of which an order is missing, or was not decided, do not count.
+        players: How many there are.
+
+    Returns:
+        How often the first beat the second, float64 [P, P].
+    """
+    wins_PP = torch.zeros(players, players, dtype=torch.float64)
+    for (i, j), winner in battles.items():
+        back = battles.get((j, i))
+        if i > j or winner is None or back is None:
+            continue
+        if winner == back:  # the same place won, whoever stood there
+            wins_PP[i, j] += 1
+            wins_PP[j, i] += 1
+        elif winner == "first":
+            wins_PP[i, j] += 1
+        else:
+            wins_PP[j, i] += 1
+    return wins_PP
+
+
+def position_weighted_wins(battles: Battles, players: int) -> Tensor:
+    """Wins weigh less in the place that wins more often: B = ω₁·[wins shown first] + ω₂·[wins shown second].
+
+    ω₁ is the share of battles that the second place wins, and ω₂ that of the first (Wu et al. 2024, eq. 3–4).
+
+    Args:
+        battles: Those that were not decided do not count.
+        players: How many there are.
+
+    Returns:
+        Weighted wins of the first over the second, float64 [P, P].
+    """
+    decided = {pair: winner for pair, winner in battles.items() if winner is not None}
+    second = sum(winner == "second" for winner in decided.values()) / max(len(decided), 1)
+    wins_PP = torch.zeros(players, players, dtype=torch.float64)
+    for (i, j), winner in decided.items():
+        if winner == "first":
+            wins_PP[i, j] += second
+        else:
+            wins_PP[j, i] += 1 - second
+    return wins_PP
+
+
+def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
+    """Strengths θ that maximise Σ_ij wins_ij · log σ(θ_i − θ_j) − l2/2 · ‖θ‖², by Newton's method.
+
+    The small l2 makes the optimum finite and unique, also where somebody wins every battle.
+
+    Args:
+        wins_PP: How often (or with which weight) i beat j [P, P].
+        l2: Above 0.
+
+    Returns:
+        θ, float64 [P]; its sum is 0. 400·θ/ln 10 + 1000 is the scale that chess players know.
+    """
+    wins_PP = wins_PP.double().clone().fill_diagonal_(0.0)
+    theta_P = torch.zeros(len(wins_PP), dtype=torch.float64)
+    for _ in range(_STEPS):
+        apart_PP = theta_P[:, None] - theta_P[None, :]
+        lost_PP = wins_PP * torch.sigmoid(-apart_PP)
+        gradient_P = lost_PP.sum(1) - lost_PP.sum(0) - l2 * theta_P
+        curve_PP = (wins_PP + wins_PP.T) * torch.sigmoid(apart_PP) * torch.sigmoid(-apart_PP)
+        hessian_PP = torch.diag(curve_PP.sum(1) + l2) - curve_PP
+        step_P = torch.linalg.solve(hessian_PP, gradient_P)
+        theta_P = theta_P + _damped(wins_PP, theta_P, step_P, l2) * step_P
+        if float(gradient_P.abs().max()) < _EXACT:
+            break
+    return theta_P
+
+
+def _damped(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
+    """The largest of 1, ½, ¼, … at which a step does not lose."""
+    here, size = _objective(wins_PP, theta_P, l2), 1.0
+    while size > _EXACT and _objective(wins_PP, theta_P + size * step_P, l2) < here:
+        size /= 2
+    return size
+
+
+def _objective(wins_PP: Tensor, theta_P: Tensor, l2: float) -> float:
+    apart_PP = theta_P[:, None] - theta_P[None, :]
+    likelihood = (wins_PP * torch.nn.functional.logsigmoid(apart_PP)).sum()
+    return float(likelihood - l2 / 2 * theta_P.square().sum())

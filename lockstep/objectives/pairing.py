@@ -1,0 +1,87 @@
+"""From scored answers to the two that are learned from: Yuan et al. 2024 (§2.4), lengths held as Wu et al. 2024 do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "unscored", "tie", "identical", "unfinished", "judge_pair"]
+"""What became of a row: a pair of answers to learn from; fewer than two scores; equal scores; equal answers; fewer than
+two answers that were finished; a pair of judgements to learn from."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is known of an answer when two are chosen.
+
+    Attributes:
+        tokens: Of the answer, the stop token included.
+        finished: Whether it ended by itself.
+        score: Mean of its verdicts; None: there is none.
+        variance: Of its verdicts, of the population; None where they are fewer than two.
+    """
+
+    tokens: tuple[int, ...]
+    finished: bool
+    score: float | None
+    variance: float | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers, by their places among a prompt's answers.
+
+    Attributes:
+        status: Only a pair that is "ok" is learned from.
+        chosen: The better one; None where there is no pair.
+        rejected: The worse one.
+    """
+
+    status: Status
+    chosen: int | None = None
+    rejected: int | None = None
+
+
+def choose(answers: Sequence[Answer], length_control: float) -> Pair:
+    """The answers to prefer and to reject.
+
+    With S the finished answers that have a score, from s_min to s_max, and ρ the length control: the shortest of those
+    within ρ·(s_max − s_min) of the best is preferred, and the longest of those as near to the worst is rejected. With
+    ρ = 0 these are the best and the worst; of equal scores the one whose verdicts agree most.
+
+    Args:
+        answers: Of one prompt.
+        length_control: ρ, from 0 to below 1.
+
+    Raises:
+        ValueError: If ρ is not in [0, 1).
+    """
+    if not 0 <= length_control < 1:
+        raise ValueError(f"length_control is a share of the range of scores, from 0 to below 1, not {length_control}")
+    scored = {place: one.score for place, one in enumerate(answers) if one.score is not None}
+    usable = {place: score for place, score in scored.items() if answers[place].finished}
+    if len(usable) < 2:
+        return Pair("unfinished" if len(scored) >= 2 else "unscored")
+    best, worst = max(usable.values()), min(usable.values())
+    if best == worst:
+        return Pair("tie")
+    slack = length_control * (best - worst)
+    high = [place for place, score in usable.items() if score >= best - slack]
+    low = [place for place, score in usable.items() if score <= worst + slack]
+
+    def length(place: int) -> int:
+        return len(answers[place].tokens)
+
+    def doubt(place: int) -> float:
+        variance = answers[place].variance
+        return float("inf") if variance is None else variance
+
+    if length_control:
+        chosen, rejected = min(high, key=length), max(low, key=length)
+    else:
+        chosen, rejected = min(high, key=doubt), min(low, key=doubt)
+    if answers[chosen].tokens == answers[rejected].tokens:
+        return Pair("identical")
+    # From ρ = ½ on both sets can hold the same answers, and the short one can be the worse one.
+    return Pair("ok", chosen, rejected) if usable[chosen] > usable[rejected] else Pair("tie")

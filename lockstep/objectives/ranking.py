@@ -1,0 +1,87 @@
+"""How far a judge agrees with people who ranked the responses to one prompt.
+
+People give ranks, the best lowest; a judge gives scores, the best highest. Responses that people rank alike say nothing
+about a judge and are left out; a judge who scores responses alike has not told them apart, which is worth what a coin
+would get: half a pair, and a correlation of 0. A measure is None where people leave nothing to agree with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+
+def pairwise_accuracy(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
+    """Share of the pairs that people rank differently in which the judge prefers the same one; a tie counts half."""
+    rights = _rights(ranks, scores)
+    return sum(rights) / len(rights) if rights else None
+
+
+def tie_share(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
+    """Share of the pairs that people rank differently which the judge does not tell apart."""
+    rights = _rights(ranks, scores)
+    return rights.count(0.5) / len(rights) if rights else None
+
+
+def exact_match(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
+    """1 where the judge has the order of people, without a tie in it; else 0."""
+    rights = _rights(ranks, scores)
+    return float(all(right == 1 for right in rights)) if rights else None
+
+
+def top_is_best(ranks: Sequence[float], scores: Sequence[float], top: float) -> float | None:
+    """Share of the responses with the highest score of the scale that people rank best; None where there are none."""
+    best = min(ranks, default=0.0)
+    found = [rank == best for rank, score in zip(ranks, scores, strict=True) if score == top]
+    return sum(found) / len(found) if found and len(set(ranks)) > 1 else None
+
+
+def spearman(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
+    """Pearson's correlation of the places that people and the judge give, equals sharing the mean of theirs (ρ)."""
+    people, judge = _places([-rank for rank in ranks]), _places(scores)
+    if not any(people):
+        return None
+    norm = math.sqrt(sum(a * a for a in people) * sum(b * b for b in judge))
+    return sum(a * b for a, b in zip(people, judge, strict=True)) / norm if norm else 0.0
+
+
+def kendall_tau(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
+    """Kendall's τ_b (1945): agreeing less disagreeing pairs, over √(pairs people tell apart · pairs the judge does)."""
+    rights = _rights(ranks, scores)
+    if not rights:
+        return None
+    apart = sum(a != b for a, b in combinations(scores, 2))
+    return sum(2 * right - 1 for right in rights) / math.sqrt(len(rights) * apart) if apart else 0.0
+
+
+def longer_preferred(right: Sequence[float], excess: Sequence[float]) -> float | None:
+    """Share of the pairs of unequal length in which the longer one is preferred.
+
+    Args:
+        right: Of each pair: 1 where the judge prefers what people do, 0 where not, ½ for a tie. Ones give what people
+            prefer.
+        excess: By how much what people prefer is longer than the other.
+    """
+    longer = [one if more > 0 else 1 - one for one, more in zip(right, excess, strict=True) if more]
+    return sum(longer) / len(longer) if longer else None
+
+
+def decided(ranks: Sequence[float], scores: Sequence[float]) -> Iterator[tuple[int, int, float]]:
+    """For each pair that people rank differently the better one, the other, and whether the judge is right (½: a tie).
+
+    Both are given by their places.
+    """
+    for a, b in combinations(range(len(ranks)), 2):
+        if ranks[a] != ranks[b]:
+            better, worse = (a, b) if ranks[a] < ranks[b] else (b, a)
+            yield better, worse, (1 + (scores[better] > scores[worse]) - (scores[better] < scores[worse])) / 2
+
+
+def _rights(ranks: Sequence[float], scores: Sequence[float]) -> list[float]:
+    return [right for _, _, right in decided(ranks, scores)]
+
+
+def _places(values: Sequence[float]) -> list[float]:
+    """Places by value, centred: how many are lower less how many are higher, halved."""
+    return [sum((a > b) - (a < b) for b in values) / 2 for a in values]

@@ -1,0 +1,74 @@
+"""How far a judge agrees with people, as a table: figures in rows, ways of judging in columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lockstep.report.evaluation import RESULTS
+from lockstep.report.terminal import summary_table
+
+JUDGEMENTS = "judgements.jsonl"
+
+_LABELS = {
+    "pairwise_accuracy": "pairwise accuracy",
+    "ties": "ties",
+    "exact_match": "exact-match ranking",
+    "top_is_best": "top score is best",
+    "spearman": "Spearman ρ",
+    "kendall_tau": "Kendall τ",
+    "first_preferred": "first shown preferred",
+    "consistent": "same in both orders",
+    "consistent_accuracy": "accuracy of these",
+    "longer_preferred": "longer preferred",
+    "longer_preferred_by_people": "longer preferred by people",
+    "length_bias": "length bias",
+}
+_NOTHING: dict[str, Any] = {"value": None}
+
+
+def judge_table(folder: Path) -> str:
+    """Reads the results of an evaluation of a judge. Returns text for a terminal."""
+    results = json.loads((folder / RESULTS).read_text())
+    ways: dict[str, dict[str, Any]] = results["ways"]
+    rows = [("", *ways)]
+    for name, label in _LABELS.items():
+        figures = [way["figures"].get(name, _NOTHING) for way in ways.values()]
+        if any(figure["value"] is not None for figure in figures):
+            rows.append((label, *(_figure(figure, results["prompts"]) for figure in figures)))
+    rows.append(("no verdict", *(_no_verdict(way["judgements"]) for way in ways.values())))
+    rows.append(("shown in part", *(f"{way['judgements']['shortened']:.0f}" for way in ways.values())))
+    asked = f"{results['prompts']} prompts, {results['responses']} responses, {results['skipped_rows']} rows skipped"
+    head = f"{results['judge']} on {results['data']}: {asked}; in brackets 95 % intervals\n\n{summary_table(rows)}"
+    return f"{head}{''.join(map(_warning, ways.items()))}"
+
+
+def _figure(figure: dict[str, Any], prompts: int) -> str:
+    """A figure with its interval, and how many prompts it stands on where that is not all of them."""
+    if figure["value"] is None:
+        return "–"
+    ends = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"
+    some = "" if figure["questions"] == prompts else f" of {figure['questions']} prompts"
+    return f"{figure['value']:.3f}{ends}{some}"
+
+
+def _no_verdict(counts: dict[str, float]) -> str:
+    """How many, and by what cause."""
+    named = {"judgements", "no_verdict", "shortened"}
+    causes = ", ".join(
+        f"{count:.0f} {cause.replace('_', ' ')}" for cause, count in counts.items() if cause not in named
+    )
+    return f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}" + (f" ({causes})" if causes else "")
+
+
+def _warning(way: tuple[str, dict[str, Any]]) -> str:
+    """Where most judgements say nothing, no figure does."""
+    name, counts = way[0], way[1]["judgements"]
+    if counts["no_verdict"] * 2 <= counts["judgements"]:
+        return ""
+    most = "none of them has a verdict" if counts["no_verdict"] == counts["judgements"] else "most have no verdict"
+    return (
+        f"\n\n{name}: {most}, so the figures say nothing about this judge; look at the replies in {JUDGEMENTS}, at the "
+        "template and at the limits on tokens"
+    )

@@ -1,0 +1,370 @@
+"""`lockstep judge-eval` with a real model, which judges nothing, and with a server that judges as a test wants."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.config import RecipeError
+from lockstep.runtime.judge_eval import judge_eval
+from lockstep.runtime.judge_eval_recipe import judge_eval_recipe
+from lockstep.runtime.parts import Parts
+from lockstep.runtime.stop import Stopped
+from lockstep.samplers.openai import ServerError
+
+KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-77d0"
+ASKED = [
+    "judge.template='P {prompt} R {response}'", "pairs.template='P {prompt} A {response_a} B {response_b}'",
+    "judge.sampling.max_tokens=16", "learner.device=cpu", "learner.dtype=fp32",
+]  # fmt: skip
+ROWS = [
+    {"prompt": "p0", "responses": ["worth 5 long long", "worth 1", "worth 3 x"], "ranks": [0, 2, 1]},
+    {"prompt": "p1", "responses": ["worth 2", "worth 4"], "ranks": [0, 1]},
+    {"prompt": "p2", "responses": ["worth ?", "worth 0"], "ranks": [0, 1]},
+]  # fmt: skip
+Said = tuple[int, str]
+"""Status, and what is replied."""
+
+
+def honest(question: str) -> Said:
+    """Says what each response says of itself; the better of two, and the first where that is not known."""
+    worth = re.findall(r"worth ([0-9?])", question)
+    if len(worth) == 1:
+        return 200, f"I see.\n**Score:** {worth[0]}/5"
+    return 200, "Winner: [Response A]" if worth[0] >= worth[1] else "Winner: Response B."
+
+
+@dataclass
+class Server:
+    """A server that speaks OpenAI's protocol.
+
+    Attributes:
+        judge: What it says to a question.
+        bodies: What it was asked.
+    """
+
+    judge: Callable[[str], Said] = honest
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    url: str = ""
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        self.bodies.append(body)
+        status, text = self.judge(body["messages"][-1]["content"])
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        if status != 200:
+            return status, {"error": {"message": text}}
+        return 200, {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 4}}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv(KEY_NAME, KEY)
+    serving = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._say(200, {"data": [{"id": "m/7b", "object": "model", "owned_by": "vllm"}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self._say(*serving.answer(body))
+
+        def _say(self, status: int, words: dict[str, Any]) -> None:
+            serving.keys.append(self.headers["Authorization"])
+            data = json.dumps(words).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        serving.url = f"http://127.0.0.1:{listening.server_address[1]}/v1"
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield serving
+        listening.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def served(server: Server, in_tmp: Path) -> Callable[..., Path]:
+    """Lets the server judge the rows."""
+    (in_tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    asked = ["judge.sampler.openai.model=m/7b", f"judge.sampler.openai.api_key_env={KEY_NAME}", *ASKED]
+    asked += ["judge.sampler.openai.max_retries=0"]
+
+    def go(folder: str | None, *overrides: str) -> Path:
+        return judge_eval(judge_eval_recipe(server.url, "rows.jsonl", [*asked, *overrides], folder=folder))
+
+    return go
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+def figures(folder: Path, way: str) -> dict[str, float]:
+    return {name: figure["value"] for name, figure in results(folder)["ways"][way]["figures"].items()}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "judgements.jsonl").read_text().splitlines()]
+
+
+def test_known_scores_come_to_known_figures(
+    served: Callable[..., Path], server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = served("out")
+    rows, found = lines(folder), results(folder)
+    assert [row["scores"] for row in rows] == [[5.0, 1.0, 3.0], [2.0, 4.0], [None, 0.0]]
+    assert [len(own) for own in rows[0]["judgements"]] == [3, 3, 3]
+    assert rows[2]["judgements"][0][0] == {
+        "verdict": None, "cause": "not_a_number", "reply": "I see.\n**Score:** ?/5", "shortened": False,
+    }  # fmt: skip
+    assert [(pair["first"], pair["second"], pair["said"]["verdict"]) for pair in rows[1]["pairs"]] == [
+        (0, 1, 1.0), (1, 0, 1.0),
+    ]  # fmt: skip
+    scores = figures(folder, "scores")
+    assert (scores["pairwise_accuracy"], scores["exact_match"], scores["ties"]) == (0.5, 0.5, 0.0)
+    assert (scores["spearman"], scores["kendall_tau"], scores["top_is_best"]) == (0.0, 0.0, 1.0)
+    assert found["ways"]["scores"]["judgements"] == {
+        "judgements": 21, "no_verdict": 3, "shortened": 0, "not_a_number": 3,
+    }  # fmt: skip
+    assert found["ways"]["scores"]["figures"]["pairwise_accuracy"]["questions"] == 2
+    assert (found["unscored_responses"], found["responses"]) == (1, 7)
+    pairs = figures(folder, "pairs")
+    assert pairs["pairwise_accuracy"] == pytest.approx((1 + 0 + 1) / 3)
+    assert (pairs["consistent"], pairs["first_preferred"]) == (1.0, 0.5)
+    shown = capsys.readouterr().out
+    assert "pairwise accuracy" in shown
+    assert "3 of 21 (3 not a number)" in shown
+    assert f"m/7b at {server.url} on rows.jsonl: 3 prompts, 7 responses, 0 rows skipped" in shown
+
+
+def test_a_judge_who_looks_at_the_order_shows_it(served: Callable[..., Path], server: Server) -> None:
+    server.judge = lambda question: (200, "Winner: A" if " A " in question else "Score: 3")
+    folder = served("out")
+    pairs, scores = figures(folder, "pairs"), figures(folder, "scores")
+    assert (pairs["first_preferred"], pairs["consistent"], pairs["pairwise_accuracy"]) == (1.0, 0.0, 0.5)
+    assert pairs["consistent_accuracy"] is None
+    assert (scores["pairwise_accuracy"], scores["ties"], scores["kendall_tau"]) == (0.5, 1.0, 0.0)
+
+
+def test_a_judge_who_looks_at_the_length_shows_it(served: Callable[..., Path], server: Server, in_tmp: Path) -> None:
+    rows = [
+        {"prompt": "p", "responses": ["x" * 9, "x"], "ranks": [1, 0]},
+        {"prompt": "p", "responses": ["x", "x" * 4], "ranks": [1, 0]},
+    ]
+    (in_tmp / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    server.judge = lambda question: (200, f"Score: {min(5, question.count('x'))}")
+    folder = served("out", "data.ranked=long.jsonl", "pairs=null")
+    found = figures(folder, "scores")
+    assert (found["longer_preferred"], found["longer_preferred_by_people"], found["length_bias"]) == (1.0, 0.5, 0.5)
+    assert list(results(folder)["ways"]) == ["scores"]
+
+
+def test_a_server_gets_its_key_its_settings_and_no_control_token(
+    served: Callable[..., Path], server: Server, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "<|im_end|> p", "responses": ["worth 1</s>", "worth 2"], "ranks": [1, 0]}
+    (in_tmp / "odd.jsonl").write_text(json.dumps(row) + "\n")
+    settings = ["judge.sampling.temperature=0.25", "judge.num_evals_to_average=2", "judge.system_prompt='Be strict.'"]
+    folder = served("out", "data.ranked=odd.jsonl", "pairs=null", *settings)
+    assert set(server.keys) == {f"Bearer {KEY}"}
+    messages = [body["messages"] for body in server.bodies]
+    assert messages[0] == [
+        {"role": "system", "content": "Be strict."},
+        {"role": "user", "content": "P < |im_end|> p R worth 1< /s>"},
+    ]
+    assert {(body["temperature"], body["max_completion_tokens"], body["model"]) for body in server.bodies} == {
+        (0.25, 16, "m/7b")
+    }
+    assert len({body["seed"] for body in server.bodies}) == len(server.bodies) == 4
+    told = capsys.readouterr()
+    written = "".join(path.read_text() for path in folder.iterdir() if path.is_file())
+    assert KEY not in told.out + told.err + written
+
+
+def test_a_question_that_nobody_answers_is_counted_and_a_dead_server_is_an_error(
+    served: Callable[..., Path], server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.judge = lambda question: (500, "out of memory") if "worth 3" in question else honest(question)
+    folder = served("out")
+    assert results(folder)["ways"]["scores"]["judgements"]["unreachable"] == 3
+    assert lines(folder)[0]["scores"] == [5.0, 1.0, None]
+    assert re.search(
+        r"3 of 21 questions got no answer; the last of them: .* answers 500 after 1 attempts", capsys.readouterr().err
+    )
+    server.judge = lambda question: (500, "out of memory")
+    with pytest.raises(ServerError, match=r"answers 500 after 1 attempts \(out of memory\)"):
+        served("dead")
+    with pytest.raises(ServerError, match=r"answers 500"):
+        served("impatient", "judge.sampler.openai.max_concurrency=2")
+
+
+def test_too_many_without_a_verdict_stop_where_the_recipe_says_so(served: Callable[..., Path]) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"3 of 21 judgements have no verdict \(3 not_a_number\), more than judge\.max"
+    ):
+        served("out", "judge.max_no_verdict_rate=0.1")
+
+
+def test_a_tokenizer_in_a_folder_knows_what_is_too_long(
+    served: Callable[..., Path], assets: Path, in_tmp: Path
+) -> None:
+    model = chat_model(assets, in_tmp)
+    folder = served("out", f"judge.path={model}", "judge.max_prompt_tokens=14", "judge.overlong_judge_prompts=drop")
+    causes = [said["cause"] for row in lines(folder) for own in row["judgements"] for said in own]
+    assert (causes.count("prompt_too_long"), causes.count(None)) == (6, 12)
+
+
+def chat_model(assets: Path, folder: Path) -> Path:
+    """The real model, with a chat template."""
+    model = folder / "chat"
+    shutil.copytree(assets / "models/stories260K/hf", model, copy_function=shutil.copyfile)
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    return model
+
+
+@pytest.fixture
+def ask(assets: Path, in_tmp: Path) -> Callable[..., Path]:
+    """Lets the real model judge real conversations; it writes stories."""
+
+    def go(folder: str | None, *overrides: str) -> Path:
+        model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/oasst/en_100_tree.jsonl"
+        limits = ["judge.chat=false", "judge.max_prompt_tokens=400", "data.max_prompts=5", "run.save_every=2"]
+        return judge_eval(judge_eval_recipe(model, data, [*ASKED, *limits, *overrides], "judge_eval_oasst", folder))
+
+    return go
+
+
+def test_a_model_that_cannot_judge_is_told_as_such(
+    ask: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ask("out")
+    found = results(folder)
+    judgements = found["ways"]["scores"]["judgements"]
+    assert judgements["no_verdict"] == judgements["judgements"] == 3 * found["responses"]
+    assert {"unfinished", "prompt_too_long"} <= judgements.keys()
+    assert found["ways"]["scores"]["figures"]["pairwise_accuracy"] == {
+        "value": None,
+        "low": None,
+        "high": None,
+        "questions": 0,
+    }
+    shown = capsys.readouterr().out
+    assert "pairwise accuracy" not in shown
+    assert "scores: none of them has a verdict, so the figures say nothing about this judge; look at" in shown
+    assert all(score is None for row in lines(folder) for score in row["scores"])
+    assert any(said["reply"] for row in lines(folder) for own in row["judgements"] for said in own)
+
+
+def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goes_on(
+    ask: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, write = ask("plain"), Parts.write
+
+    def interrupted(self: Parts, number: int, text: str) -> None:
+        write(self, number, text)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "write", interrupted)
+        with pytest.raises(Stopped, match="stopped after 2 of 5 prompts, because Ctrl-C was received"):
+            ask("stopped")
+    assert not (Path("stopped") / "results.json").exists()
+    part = Path("stopped/parts/00000000.jsonl")
+    whole, marked = part.read_text(), part.read_text().replace("unfinished", "not_whole")
+    part.write_text(marked)
+    ask("stopped")
+    assert "goes on: the responses to 2 prompts are judged already" in capsys.readouterr().err
+    content = Path("stopped/judgements.jsonl").read_text()
+    assert content.startswith(marked), "what was judged is not judged again"
+    assert content.replace(marked, whole) == (plain / "judgements.jsonl").read_text()
+    other = ask("other", "run.save_every=5", "judge.sampler={backend: torch, max_batch_size: 3}")
+    assert lines(other) == lines(plain)
+    assert results(other) == results(plain)
+
+
+def test_a_finished_evaluation_is_read_and_another_seed_is_another(ask: Callable[..., Path]) -> None:
+    folder = ask(None)
+    (folder / "judgements.jsonl").unlink()
+    assert ask(None) == folder
+    assert not (folder / "judgements.jsonl").exists()
+    assert ask(None, "seed=1") != folder
+    assert folder.parent.name == "judge-evals"
+
+
+def test_options_change_what_is_asked(ask: Callable[..., Path], assets: Path, in_tmp: Path) -> None:
+    def replies(folder: str, *overrides: str) -> list[str | None]:
+        rows = lines(ask(folder, "pairs=null", "judge.num_evals_to_average=1", *overrides))
+        return [said["reply"] for row in rows for own in row["judgements"] for said in own]
+
+    plain = replies("plain")
+    changes = ("seed=1", "judge.sampling.temperature=0.1", "judge.sampling.max_tokens=9", "judge.max_prompt_tokens=200")
+    for number, option in enumerate((*changes, "judge.template='{prompt} {response}'")):
+        assert replies(f"changed-{number}", option) != plain, option
+    assert replies("model", f"judge.path={chat_model(assets, in_tmp)}", "judge.chat=true") != plain
+    assert replies("drop", "judge.overlong_judge_prompts=drop").count(None) > plain.count(None)
+
+
+def test_the_command_and_its_recipes(assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/llmbar/Natural_dataset.json"
+    few = ["judge.chat=false", "judge.max_prompt_tokens=400", "data.max_prompts=2", *ASKED]
+    assert main(["judge-eval", model, data, "--recipe", "judge_eval_llmbar", "--out", "here", *few]) == 0
+    assert [row["ranks"] for row in lines(Path("here"))] == [[0.0, 1.0], [0.0, 1.0]]
+    assert (
+        main(["judge-eval", model, data, "--recipe", "judge_eval_llmbar", "judge.max_prompt_tokens=600", *ASKED]) == 2
+    )
+    assert "judge.max_prompt_tokens + judge.sampling.max_tokens allows sequences of 616" in capsys.readouterr().err
+    assert main(["judge-eval", model, data, *few]) == 2
+    assert "Natural_dataset.json, item 1: has no list in the field 'responses'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"recipe": "eval_gsm8k"}, "eval_gsm8k is for another command: lockstep eval MODEL DATA --recipe eval_gsm8k"),
+        (
+            {"overrides": ["judge.path=null"]},
+            "there is no policy here that could judge; set judge.path, or name a server",
+        ),
+        ({"model": "http://127.0.0.1:1/v1"}, r"judge\.sampler\.openai\.model is missing"),
+        ({"overrides": ["judge.tempalte=x"]}, r"there is no option judge\.tempalte; did you mean judge\.template\?"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(in_tmp: Path, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        judge_eval_recipe(**{"model": "M", "data": "rows.jsonl", **arguments})
+
+
+def test_a_server_may_move() -> None:
+    asked = ["judge.sampler.openai.model=m"]
+    here, there = (judge_eval_recipe(f"http://{host}/v1", "rows.jsonl", asked) for host in ("a", "b"))
+    assert here.digest == there.digest
+    assert here.digest != judge_eval_recipe("http://a/v1", "rows.jsonl", ["judge.sampler.openai.model=n"]).digest
+    assert here.name == "m-rows"
+
+
+def test_other_commands_send_its_recipes_here(in_tmp: Path) -> None:
+    assert main(["train", "judge_eval"]) == 2

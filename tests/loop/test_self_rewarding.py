@@ -1,0 +1,201 @@
+"""Self-rewarding training as its users run it: iterations, their boundaries, who acts, and how it goes on.
+
+The model knows nothing, so its verdicts are digits that it happens to say: enough for pairs, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tiny_recipe import RECIPE
+
+from lockstep.config import RecipeError, load
+from lockstep.data.letters import score
+from lockstep.experience.judge.judge import JudgeError
+from lockstep.report.log import read_metrics
+from lockstep.runtime.stop import Stopped
+from lockstep.runtime.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+
+SELF_REWARDING: dict[str, Any] = {
+    "algorithm": "self_rewarding",
+    "model": RECIPE["model"],
+    "data": {
+        "letters": {"train_prompts": 16, "validation_prompts": 4, "demonstrations": 64},
+        "prompt": "{question}\n",
+        "max_prompt_tokens": 32,
+    },
+    "learner": {"device": "cpu"},
+    "self_rewarding": {
+        "max_iterations": 2, "global_batch_size": 8, "num_responses_to_gen": 5, "length_control": [0.0, 0.4],
+    },
+    "judge": {
+        "chat": False, "template": "judge {prompt} answer{response}\n", "max_prompt_tokens": 64,
+        "num_evals_to_average": 8, "unfinished_judgements": "read", "max_no_verdict_rate": 1.0,
+        "sampling": {"max_tokens": 1},
+    },
+    "sampling": {"max_tokens": 24},
+    "validation_reward": {"type": "python", "function": "lockstep.data.letters:score"},
+    "validation_sampling": {"max_tokens": 8},
+    "optimizer": {"lr": 1.0e-3},
+    "run": {"save_every": 1, "keep": 9, "folder": "run", "num_logged_samples": 8},
+}  # fmt: skip
+
+
+@pytest.fixture
+def learn(in_tmp: Path) -> Run:
+    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING))
+    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+
+
+def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if "train/iteration" in row]
+
+
+def held(step: int, name: str, folder: str = "run") -> dict[str, torch.Tensor]:
+    return load_file(f"{folder}/checkpoints/step_{step:06d}/{name}/model.safetensors")
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_policy(learn: Run) -> None:
+    rows = steps(learn())
+    assert [row["train/iteration"] for row in rows] == [0, 0, 1, 1]
+    assert not equal(held(1, "policy"), held(1, "reference"))
+    assert equal(held(2, "policy"), held(2, "reference"))
+    assert not equal(held(1, "reference"), held(2, "reference"))
+    assert equal(held(3, "reference"), held(2, "reference"))
+    assert not load_file("run/checkpoints/step_000002/policy/optimizer.safetensors")
+    assert load_file("run/checkpoints/step_000001/policy/optimizer.safetensors")
+    assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
+    for row in (rows[0], rows[2]):  # where the policy is the reference
+        assert row["train/preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert rows[1]["train/preference_loss"] != pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_the_current_policy_may_act(learn: Run) -> None:
+    assert [row["refit/version"] for row in steps(learn("self_rewarding.acting_policy=current"))] == [0, 1, 2, 3]
+
+
+def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) -> None:
+    whole = learn("run.folder=whole")
+    for _ in range(3):
+        with pytest.raises(Stopped):
+            learn("run.folder=parts", "run.max_time_s=0.01")
+    assert learn("run.folder=parts") == whole
+    for name in ("policy", "reference"):
+        assert equal(held(4, name, "whole"), held(4, name, "parts"))
+    assert Path("whole/samples.jsonl").read_bytes() == Path("parts/samples.jsonl").read_bytes()
+
+
+def test_pairs_are_those_of_the_scores(learn: Run) -> None:
+    rows = steps(learn())
+    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 4 * 8
+    for one in (one for one in samples if one["status"] == "ok"):
+        scores = [score for score in one["scores"] if score == score]
+        assert one["chosen_score"] > one["rejected_score"]
+        assert {one["chosen_score"], one["rejected_score"]} <= set(scores)
+        assert len(one["chosen_judgements"]) == 8
+    bad = [sum(one["status"] != "ok" for one in samples[8 * i : 8 * i + 8]) / 8 for i in range(4)]
+    assert [row["train/bad_samples_per_GBS"] for row in rows] == pytest.approx(bad)
+    assert all(0 < row["judge/parse_failures"] < 1 for row in rows)
+    told = {
+        "train/chosen_lengths", "train/reject_lengths", "train/bad_ends_per_GBS", "train/chosen_generated_rewards",
+        "train/top_class_share", "train/leaks", "train/pairs/tie", "judge/no_verdict_no_match", "train/acc",
+    }  # fmt: skip
+    assert told <= rows[0].keys()
+
+
+def test_prompts_of_iterations_are_the_same_or_split(learn: Run) -> None:
+    def asked(folder: str) -> list[set[str]]:
+        ids = [json.loads(line)["id"] for line in Path(folder, "samples.jsonl").read_text().splitlines()]
+        return [set(ids[: len(ids) // 2]), set(ids[len(ids) // 2 :])]
+
+    learn("run.folder=same")
+    assert asked("same")[0] == asked("same")[1]
+    rows = steps(learn("run.folder=split", "self_rewarding.prompt_source=split"))
+    assert [row["train/iteration"] for row in rows] == [0, 1]
+    assert not asked("split")[0] & asked("split")[1]
+
+
+@pytest.mark.needs("gloo")
+def test_two_ranks_choose_the_same_pairs(learn: Run) -> None:
+    learn("run.folder=one")
+    learn("run.folder=two", "learner.parallel.dp=2", "run.max_steps=3")  # beyond the end of an iteration
+    first = Path("one/samples.jsonl").read_text().splitlines()[: 3 * 8]
+    assert first == Path("two/samples.jsonl").read_text().splitlines()
+
+
+def test_a_judge_without_verdicts_stops_the_run(learn: Run) -> None:
+    with pytest.raises(JudgeError, match="judgements have no verdict"):
+        learn("judge.max_no_verdict_rate=0.1")
+
+
+def test_a_judge_that_says_one_thing_to_everything_is_told_once(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    learn("self_rewarding.max_class_share=0.05")
+    told = capsys.readouterr().err
+    assert told.count("of the verdicts are one and the same score") == 1
+    assert "at step 1 " in told
+
+
+def test_without_a_pair_nothing_is_learned(learn: Run) -> None:
+    rows = steps(learn("judge.judge_score_low=90", "judge.judge_score_high=91", "run.max_steps=1"))
+    assert (rows[0]["train/bad_samples_per_GBS"], rows[0]["train/updates_skipped"]) == (1.0, 1.0)
+    assert equal(held(1, "policy"), held(1, "reference"))
+
+
+def test_it_can_ask_for_a_report_of_the_doctor(learn: Run, models: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="there is no doctor's report"):
+        learn("model.scratch=null", f"model.path={models('llama')}", "run.require_doctor=true")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("self_rewarding.length_control=[0,0.1,0.2]", "length_control has 3 values for max_iterations = 2"),
+        ("self_rewarding.num_responses_to_gen=1", "greater than or equal to 2"),
+        ("sampling.temperature=0", "pairs need two"),
+        ("validation_sampling=null", "say both, or none"),
+    ],
+)
+def test_what_cannot_work_is_refused(learn: Run, override: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said.replace("(", r"\(")):
+        learn(override)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_its_own_judgement_makes_it_better_by_a_measure_that_it_never_sees(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.chdir(workplace)
+    folder = train(load("self_rewarding_small", [f"seed={seed}", "learner.device=cpu", "run.num_logged_samples=64"]))
+    rows = read_metrics(folder)
+    worth = [row["validation/reward"] for row in rows if "validation/reward" in row]
+    assert worth == sorted(worth)
+    assert worth[-1] - worth[0] >= 1.2
+    assert all(row["judge/parse_failures"] <= 0.01 for row in steps(rows))
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    pairs = [one for one in samples if one["status"] == "ok"]
+    ordered = [truth(one, "chosen") > truth(one, "rejected") for one in pairs]
+    print(f"seed {seed}: {worth}, {sum(ordered) / len(ordered):.1%} of pairs in their true order")
+    assert sum(ordered) / len(ordered) >= 0.85
+
+
+def truth(row: dict[str, Any], which: str) -> float:
+    """What an answer of a pair is really worth."""
+    return score(row["prompt"], row[which], "", {})

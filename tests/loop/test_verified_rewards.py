@@ -1,0 +1,96 @@
+"""Verifiers in runs: PPO and `lockstep eval` on rows that each name their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.config import load
+from lockstep.data.arithmetic import distinct_problems
+from lockstep.runtime.dry_run import dry_run
+from lockstep.runtime.eval_recipe import eval_recipe
+from lockstep.runtime.evaluate import evaluate
+
+Run = Callable[..., list[dict[str, Any]]]
+pytestmark = pytest.mark.usefixtures("sandboxes")
+
+SECTIONS = "instructions: {field: asked}, code: {tests: tests, program: text, sandboxes: 2}"
+BY_ROW = f"reward={{type: by_row, function: null, verifier: kind, {SECTIONS}}}"
+VERIFIED: list[dict[str, Any]] = [
+    {"kind": "math"},
+    {"kind": "instructions", "asked": [{"id": "words", "at_most": 1000}, {"id": "words", "at_least": 1000}]},
+    {"kind": "none"},
+    {"kind": "code", "tests": ["no_such_name"]},
+]
+
+
+def write_rows(count: int) -> list[str]:
+    """Problems, each in turn for another verifier; gives the overrides that read them in this order."""
+    rows = [problem.row() | VERIFIED[i % 4] for i, problem in enumerate(distinct_problems(count, 0))]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["data.arithmetic=null", "data.train=rows.jsonl", "data.validation=rows.jsonl", "data.shuffle=false"]
+
+
+def test_ppo_trains_on_rows_of_several_verifiers(run: Run) -> None:
+    rows = run(*write_rows(16), BY_ROW)
+    trained = [row for row in rows if "train/reward" in row]
+    assert [row["train/no_verdict"] for row in trained] == [4, 4]  # 2 prompts of 8 have none, answered twice
+    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    assert {sample["score"] for sample in samples if sample["id"] in ("rows.jsonl:2", "rows.jsonl:6")} == {0.5}
+    [first, *_] = [row for row in rows if "validation/reward" in row]
+    assert first["validation/reward"] == pytest.approx((4 * 0.5 + 0.0) / 12)
+    assert first["validation/pass@1"] == 0.0
+    assert first["validation/no_verdict"] == 4
+
+
+def test_all_or_nothing_is_an_accuracy(run: Run) -> None:
+    rows = run(
+        *write_rows(8),
+        "reward={type: instructions, function: null, instructions: {field: asked, all_or_nothing: true}}",
+        "data.bad_rows=skip",
+        "ppo.num_prompts_per_step=4",
+        "run.max_steps=1",
+    )
+    assert rows[0]["validation/accuracy"] == rows[0]["validation/pass@1"] == 0.0
+    assert "validation/reward" not in rows[0]
+
+
+def test_rows_that_their_verifier_cannot_read_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*write_rows(12), BY_ROW.replace("asked}", "absent}"), "data.bad_rows=skip", "run.max_steps=1")
+    assert "3 bad rows skipped" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_the_rows_name(run: Run, in_tmp: Path) -> None:
+    report = dry_run(load("tiny.yaml", [*write_rows(16), BY_ROW]))
+    assert "by row; of the first 16 rows: 4 math, 4 instructions, 4 none, 4 code" in report
+    assert "the right answers of the first 4 rows can be read" in report
+    tested = "reward={type: code, function: null, code: {tests: tests}}"
+    assert "every row has tests" in dry_run(load("tiny.yaml", [*write_rows(16), tested, "data.bad_rows=skip"]))
+
+
+def test_an_evaluation_counts_what_passes_wholly(assets: Path, in_tmp: Path) -> None:
+    """On a real model, whose prose is no program, and has words."""
+    rows = [
+        {"kind": "instructions", "asked": [{"id": "words", "at_least": 1}, {"id": "words", "at_most": 9}]},
+        {"kind": "instructions", "asked": [{"id": "words", "at_least": 1}, {"id": "words", "at_least": 99}]},
+        {"kind": "code", "tests": ["pass"]},
+        {"kind": "none"},
+    ]
+    lines = [json.dumps({"question": "Once upon a time", "answer": "", **row}) + "\n" for row in rows]
+    Path("rows.jsonl").write_text("".join(lines))
+    model, few = (
+        f"{assets}/models/stories260K/hf",
+        ["greedy.max_tokens=8", "sampling=null", "learner.dtype=fp32", "data.max_prompt_tokens=400"],
+    )
+    by_row = BY_ROW.replace("function: null", "marker: null")
+    folder = evaluate(eval_recipe(model, "rows.jsonl", [*few, by_row, "learner.device=cpu"]))
+    greedy = json.loads((folder / "results.json").read_text())["settings"]["greedy"]
+    assert {name: figure["value"] for name, figure in greedy["figures"].items()} == {
+        "reward": pytest.approx((1.0 + 0.5 + 0.0) / 3),
+        "pass@1": pytest.approx(1 / 3),
+    }
+    assert greedy["responses"]["no_verdict"] == 1

@@ -1,0 +1,73 @@
+"""Battles of judgements: who won counts by the pair that fought, and strengths are those of Bradley and Terry."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lockstep.objectives.battles import Winner, bradley_terry, consistent_wins, position_weighted_wins
+
+
+def wins(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_a_win_counts_where_both_orders_agree() -> None:
+    battles: dict[tuple[int, int], Winner | None] = {
+        (0, 1): "first", (1, 0): "second",  # 0 beats 1
+        (0, 2): "first", (2, 0): "first",  # whoever stands first
+        (1, 2): "second", (2, 1): None,  # half of it undecided
+    }  # fmt: skip
+    assert torch.equal(consistent_wins(battles, 3), wins([0, 1, 1], [0, 0, 0], [1, 0, 0]))
+
+
+def test_what_was_not_fought_moves_nothing() -> None:
+    """The results belong to pairs, not to places in a list: a missing pair shifts none of the others."""
+    battles: dict[tuple[int, int], Winner | None] = {(0, 2): "second", (2, 0): "first", (1, 2): "first"}
+    assert torch.equal(consistent_wins(battles, 3), wins([0, 0, 0], [0, 0, 0], [1, 0, 0]))
+
+
+def test_the_place_that_wins_more_often_weighs_less() -> None:
+    battles: dict[tuple[int, int], Winner | None] = {
+        (0, 1): "first", (1, 0): "first", (0, 2): "first", (2, 0): "second", (1, 2): None,
+    }  # fmt: skip
+    second = 1 / 4  # of four battles that were decided
+    weighted = position_weighted_wins(battles, 3)
+    assert torch.allclose(weighted, wins([0, second, second + (1 - second)], [second, 0, 0], [0, 0, 0]))
+
+
+def test_two_players_have_a_closed_form() -> None:
+    theta = bradley_terry(wins([0, 3], [1, 0]), l2=1e-9)
+    assert float(theta[0] - theta[1]) == pytest.approx(math.log(3), abs=1e-6)
+    assert float(theta.sum()) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_circle_has_no_best() -> None:
+    assert bradley_terry(wins([0, 1, 0], [0, 0, 1], [1, 0, 0])).abs().max() < 1e-12
+
+
+def test_who_wins_always_has_a_finite_strength() -> None:
+    theta = bradley_terry(wins([0, 5, 5], [0, 0, 5], [0, 0, 0]), l2=1e-4)
+    assert theta.isfinite().all()
+    assert theta.tolist() == sorted(theta.tolist(), reverse=True)
+
+
+@given(st.integers(2, 6), st.data())
+def test_it_is_the_optimum(players: int, data: st.DataObject) -> None:
+    pairs = list(itertools.permutations(range(players), 2))
+    drawn = data.draw(st.lists(st.integers(0, 4), min_size=len(pairs), max_size=len(pairs)))
+    table = torch.zeros(players, players, dtype=torch.float64)
+    for (i, j), count in zip(pairs, drawn, strict=True):
+        table[i, j] = count
+    l2 = 0.05
+    theta = bradley_terry(table, l2).requires_grad_()
+    likelihood = (table * torch.nn.functional.logsigmoid(theta[:, None] - theta[None, :])).sum()
+    (likelihood - l2 / 2 * theta.square().sum()).backward()
+    assert theta.grad is not None
+    assert theta.grad.abs().max() < 1e-8

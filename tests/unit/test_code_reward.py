@@ -1,0 +1,161 @@
+"""Rewards for programs: which text is the program, what a test is, and what passing so many of them is worth."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.experience import code_reward
+from lockstep.experience.code_reward import CodeReward, fenced
+from lockstep.experience.sandbox.sandbox import SandboxError
+from lockstep.recipe.sources import CodeSection
+from lockstep.types import Prompt
+
+pytestmark = pytest.mark.usefixtures("sandboxes")
+
+DOUBLE = "```python\nprint(int(input()) * 2)\n```"
+TESTS = [{"stdin": "4\n", "stdout": "8\n"}, {"stdin": "0", "stdout": "0"}, {"stdin": "1", "stdout": "3"}]
+
+
+def section(**options: Any) -> CodeSection:
+    return CodeSection(**{"tests": "tests", "cpu_s": 1, "wall_s": 10.0, "memory_mb": 128, "sandboxes": 2, **options})
+
+
+def prompt(tests: Any) -> Prompt:
+    return Prompt("rows.jsonl:7", "What?", (1, 2), {"tests": tests})
+
+
+def score(response: str, tests: Any, **options: Any) -> float | None:
+    [value] = CodeReward(section(**options))([prompt(tests)], [response], [""])
+    return value
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("```python\na\n```", "a\n"),
+        ("First\n```python\na\n```\nthen\n```py\nb\n```\ndone", "b\n"),
+        ("```\na\n```", "a\n"),
+        ("``` Python3 \r\na\r\n```\r\n", "a\r\n"),
+        ("```python\na\n```\nIt prints\n```text\n8\n```", "a\n"),
+        ("```python\na\n```\n```python\ncut o", "a\n"),
+        ("```python\n```", ""),
+        ('```python\ns = "```"\n```', 's = "```"\n'),
+        ("print(1)", None),
+        ("Use `a` or ```b```", None),
+        ("```bash\nls\n```", None),
+        ("```python\nnever closed", None),
+    ],
+)
+def test_the_program_stands_in_the_last_block(response: str, program: str | None) -> None:
+    assert fenced(response) == program
+
+
+@pytest.mark.parametrize(
+    ("tests", "wrong"),
+    [
+        ([*TESTS, "assert f(1) == 2"], None),
+        ([{"stdout": ""}], None),
+        (None, "has null in the field 'tests'"),
+        ("assert f(1) == 2", "has text in the field 'tests', which should be list"),
+        ([], "has in the field 'tests' no test"),
+        ([*TESTS, {"stdin": "4"}], "has in the field 'tests' a test, number 4, that is neither Python (text) nor"),
+        ([{"stdin": 4, "stdout": "8"}], "a test, number 1, that is neither"),
+        ([{"stdin": "4", "stdout": "8", "timeout": 1}], "a test, number 1, that is neither"),
+        ([7], "a test, number 1, that is neither"),
+        (["assert f(1) = 2"], "a test, number 1, that is no Python ("),
+        (["assert '\0'"], "a test, number 1, that is no Python ("),
+    ],
+)
+def test_tests_that_are_none_are_told_when_rows_are_read(tests: Any, wrong: str | None) -> None:
+    said = code_reward.fault({"tests": tests}, "tests")
+    assert said is None if wrong is None else said is not None and wrong in said
+
+
+def test_the_share_of_tests_or_all_or_nothing() -> None:
+    assert score(DOUBLE, TESTS) == pytest.approx(2 / 3)
+    assert score(DOUBLE, TESTS, all_or_nothing=True) == 0.0
+    assert score(DOUBLE, TESTS[:2], all_or_nothing=True) == 1.0
+    assert score("I do not know.", TESTS) == 0.0
+
+
+def test_both_kinds_of_test() -> None:
+    both = "```python\ndef double(x):\n  return x * 2\nif __name__ == '__main__':\n  print(double(int(input())))\n```"
+    assert score(both, [*TESTS[:2], "assert double(4) == 8", "assert double('a') == 'aa'"]) == 1.0
+
+
+def test_the_whole_text_is_the_program_by_option() -> None:
+    assert score("print(8)", TESTS[:1], program="text") == 1.0
+    assert score("print(8)", TESTS[:1]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("'8'", "8", True),
+        ("'8 \\n\\n'", "8\n", True),
+        ("'a \\r\\nb'", "a\nb", True),
+        ("'ä→'", "ä→", True),
+        ("''", "", True),
+        ("''", "8", False),
+        ("' 8'", "8", False),
+        ("'a\\n\\nb'", "a\nb", False),
+        ("'8.0'", "8", False),
+    ],
+)
+def test_output_is_compared_by_what_can_be_seen(printed: str, expected: str, same: bool) -> None:
+    assert score(f"print({printed})", [{"stdout": expected}], program="text") == float(same)
+
+
+THREADS = "import time\nfrom threading import Thread\nfor _ in range(9): Thread(target=time.sleep, args=[1]).start()"
+
+
+@pytest.mark.parametrize(
+    ("option", "program"),
+    [
+        ("cpu_s", "import time\nwhile time.process_time() < 1.2: pass"),
+        ("memory_mb", "held = bytearray(160 << 20)"),
+        ("file_mb", "with open('a', 'wb') as file: file.write(bytes(9 << 20))"),
+        ("processes", THREADS),
+        ("wall_s", "import time\ntime.sleep(1)"),
+    ],
+)
+def test_each_limit_is_an_option(option: str, program: str) -> None:
+    enough = {"cpu_s": 4, "memory_mb": 512, "file_mb": 16, "processes": 16, "wall_s": 20.0}
+    tight = {"cpu_s": 1, "memory_mb": 128, "file_mb": 8, "processes": 8, "wall_s": 0.5}
+    tests = [{"stdout": ""}]
+    assert score(program, tests, program="text", **enough) == 1.0
+    assert score(program, tests, program="text", **{**enough, option: tight[option]}) == 0.0
+
+
+def test_isolation_is_an_option() -> None:
+    reaches, tests = "import os\nprint(os.path.exists('/etc/passwd'))", [{"stdout": "True"}]
+    assert score(reaches, tests, program="text") == 0.0
+    python = Path(CodeReward(section())._sandboxes[0].interpreter)
+    if os.geteuid() or all(folder.stat().st_mode & stat.S_IXOTH for folder in python.parents):
+        assert score(reaches, tests, program="text", isolation="limits") == 1.0
+    else:  # a Python in a folder of root's own is none for the user that the program is run as
+        refusal = r"reward\.code: programs cannot be run .*Permission denied.* docs/guides/rewards\.md says"
+        with pytest.raises(SandboxError, match=refusal):
+            score(reaches, tests, program="text", isolation="limits")
+
+
+def test_several_run_at_a_time_and_rewards_keep_their_order() -> None:
+    sleeps = [1.5, 0.9, 1.2, 1.0]
+    responses = [f"import time\ntime.sleep({s})\nprint({i % 2})" for i, s in enumerate(sleeps)]
+    reward, begun = CodeReward(section(program="text", sandboxes=4)), time.monotonic()
+    assert reward([prompt([{"stdout": "1"}])] * 4, responses, [""] * 4) == [0.0, 1.0, 0.0, 1.0]
+    assert time.monotonic() - begun < sum(sleeps)
+
+
+def test_it_crosses_a_process_border() -> None:
+    reward = CodeReward(section())
+    again = pickle.loads(pickle.dumps(reward))
+    assert again == reward
+    assert again([prompt(TESTS[:2])], [DOUBLE], [""]) == [1.0]

@@ -1,0 +1,179 @@
+"""Instructions that a program can check: what each kind means, and what is said of one that is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.data.jsonl import JsonlIndex
+from lockstep.experience import instruction_reward
+from lockstep.experience.instruction_kinds import KINDS
+from lockstep.experience.instruction_reward import InstructionReward
+from lockstep.recipe import InstructionSection
+from lockstep.types import Prompt
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/rewards.md"
+
+
+def score(response: str, *asked: dict[str, Any], all_or_nothing: bool = False) -> float | None:
+    prompt = Prompt("rows.jsonl:7", "What?", (1, 2), {"asked": list(asked)})
+    section = InstructionSection(field="asked", all_or_nothing=all_or_nothing)
+    [value] = InstructionReward(section)([prompt], [response], [""])
+    return value
+
+
+CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
+    ("words", {"at_least": 3}, ["a b c", "It's well-known, yes", "один два три"], ["a b", "", "... - !"]),
+    ("words", {"at_most": 2}, ["a b", "", "don’t stop"], ["a b c"]),
+    ("words", {"at_least": 2, "at_most": 2}, ["a b"], ["a", "a b c"]),
+    (
+        "sentences",
+        {"at_least": 2, "at_most": 2},
+        ["A b. C!", "A? B", "“A.” B…", "你好。再见！", "3.14 is it. Yes"],
+        ["A", "A. B. C.", "3.14"],
+    ),
+    (
+        "paragraphs",
+        {"at_least": 2, "at_most": 2},
+        ["a\n\nb", "a\nb\n \n\nc\n\n", "\n\na\n\nb"],
+        ["a\nb", "a\n\nb\n\nc", ""],
+    ),
+    (
+        "parts",
+        {"separator": "******", "at_least": 2, "at_most": 2},
+        ["a\n******\nb", "a****** b ******"],
+        ["a", "a ****** ", "a******b******c"],
+    ),
+    (
+        "bullets",
+        {"at_least": 2, "at_most": 2},
+        ["* a\n- b", "Here:\n  • a\n  * b\nend"],
+        ["* a", "*a\n*b", "- a\n- b\n- c", "-\n-"],
+    ),
+    (
+        "sections",
+        {"heading": "Section", "at_least": 2},
+        ["Section 1\na\nSection 2\nb", "## Section 1\n**Section 2**"],
+        ["Section 1", "in Section 1\nand Section 2", "Section\nSection"],
+    ),
+    ("highlights", {"at_least": 2}, ["*a* and *b c*", "**a** *b*"], ["*a*", "* a *\n* b *", "2*3*4", "**a\n**b"]),
+    ("placeholders", {"at_least": 2}, ["[name], [street 1]"], ["[name]", "[] []", "[a\n] [b]"]),
+    ("capital_words", {"at_most": 1}, ["NO way", "none"], ["NO WAY", "A B"]),
+    ("letter", {"letter": "ä", "at_least": 2}, ["Ää", "äxä"], ["aä", ""]),
+    (
+        "keywords",
+        {"words": ["red", "deep blue"], "at_least": 1},
+        ["Red and deep blue.", "deep blue-red"],
+        ["red", "reddish, deep blue", "deep\nblue"],
+    ),
+    ("keywords", {"words": ["red", "blue"], "at_most": 0}, ["reddish", ""], ["Red", "a blue one"]),
+    ("keywords", {"words": ["red"], "at_least": 2, "at_most": 2}, ["red Red"], ["red", "red red red"]),
+    ("keywords", {"words": ["C++"], "at_least": 1}, ["I like C++."], ["I like C."]),
+    ("starts_with", {"text": "Dear all"}, ["Dear all,", "  dear ALL!"], ["Oh dear all", "Dear"]),
+    ("ends_with", {"text": "Any questions?"}, ["Yes. Any questions?\n", "any questions?"], ["Any questions? No."]),
+    (
+        "paragraph_starts_with",
+        {"paragraph": 2, "text": "Then"},
+        ["a\n\nthen b", "a\n\nThen\n\nc"],
+        ["Then", "Then\n\na", ""],
+    ),
+    ("one_of", {"texts": ["Yes", "No"]}, ["yes", " No\n"], ["Yes.", "maybe", ""]),
+    ("uppercase", {}, ["A B 1!", "ÄÖ"], ["A b", "1", ""]),
+    ("lowercase", {}, ["a b 1!", "straße"], ["A b", "1", ""]),
+    ("no_commas", {}, ["a b", ""], ["a, b", "1,000", "好，"]),
+    ("quoted", {}, ['"a b"', " “a”\n", "«a»"], ['"a', 'a"', '""', '"', "'a'", '“a"']),
+    (
+        "json",
+        {},
+        ['{"a": [1]}', " [1]\n", '```json\n{"a": 1}\n```', "```\n[1]\n```"],
+        ["{a: 1}", "", 'So: {"a": 1}', "```json\n{\n```", "[" * 100_000],
+    ),
+    ("title", {}, ["<<A title>>\ntext", "x\n<<a>>"], ["<a>", "<<>>", "<< >>", "text <<a>>"]),
+    ("postscript", {}, ["a\nP.S. b", "a\n\np.s.: b"], ["a", "P.S.", "see P.S. b"]),
+    ("postscript", {"marker": "PS:"}, ["a\nPS: b"], ["a\nP.S. b"]),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "followed", "not_followed"), CASES)
+def test_a_kind_means_what_it_says(
+    name: str, arguments: dict[str, Any], followed: list[str], not_followed: list[str]
+) -> None:
+    asked = {"id": name, **arguments}
+    assert instruction_reward.fault({"asked": [asked]}, "asked") is None
+    assert [response for response in followed if score(response, asked) != 1.0] == []
+    assert [response for response in not_followed if score(response, asked) != 0.0] == []
+
+
+def test_every_kind_has_cases_and_stands_in_the_guide() -> None:
+    assert {name for name, *_ in CASES} == KINDS.keys()
+    rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", GUIDE.read_text(), re.MULTILINE))
+    for name, kind in KINDS.items():
+        own = set(kind.model_fields) - {"id", "at_least", "at_most"}
+        ranged = {"at_least"} & set(kind.model_fields)
+        assert set(re.findall(r"`(\w+)`", rows[name])) == own | ranged | ({"at_most"} if ranged else set()), name
+
+
+def test_the_share_or_all_or_nothing() -> None:
+    asked = [{"id": "no_commas"}, {"id": "lowercase"}, {"id": "words", "at_least": 2}, {"id": "title"}]
+    assert score("a b", *asked) == 0.75
+    assert score("a b", *asked, all_or_nothing=True) == 0.0
+    assert score("a b", *asked[:3], all_or_nothing=True) == 1.0
+
+
+KNOWN = "words, sentences, paragraphs, parts, "
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"id": "word", "at_least": 3}, 'whose id is "word"; there are: ' + KNOWN),
+        ({"at_least": 3}, "that has no id; there are: " + KNOWN),
+        ({"id": ["words"]}, "whose id is a list; there are: " + KNOWN),
+        ("words", 'that is not {"id": text, ...}; ids are: ' + KNOWN),
+        ({"id": "words", "at_lest": 3}, "words, that takes no at_lest; it takes at_least, at_most"),
+        ({"id": "json", "at_least": 3}, "json, that takes no at_least; it takes nothing"),
+        ({"id": "words"}, "words, that cannot be followed: say at_least, at_most or both"),
+        (
+            {"id": "words", "at_least": 5, "at_most": 2},
+            "words, that cannot be followed: at_least is 5 and at_most 2, so no",
+        ),
+        ({"id": "words", "at_least": -3}, "words, whose at_least is -3: input should be greater than or equal to 0"),
+        ({"id": "words", "at_least": "3"}, 'words, whose at_least is "3": input should be a valid integer'),
+        ({"id": "words", "at_least": True}, "words, whose at_least is true: input should be a valid integer"),
+        ({"id": "keywords", "at_least": 1}, "keywords, that lacks words"),
+        (
+            {"id": "keywords", "at_least": 1, "words": []},
+            "keywords, whose words is a list: list should have at least 1",
+        ),
+        ({"id": "keywords", "at_least": 1, "words": ["a", ""]}, 'keywords, whose words.1 is "": string should have'),
+        ({"id": "letter", "at_most": 1, "letter": "ab"}, 'letter, whose letter is "ab": string should have at most 1'),
+    ],
+)
+def test_what_is_no_instruction_is_told_when_rows_are_read(asked: Any, sentence: str) -> None:
+    said = instruction_reward.fault({"asked": [{"id": "title"}, asked]}, "asked")
+    assert said is not None
+    assert said.startswith(f"has in the field 'asked' an instruction, number 2, {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({}, "has no field 'asked', which a template, data.fields or the reward asks for"),
+        ({"asked": {"id": "title"}}, "has object in the field 'asked', which should be list"),
+        ({"asked": []}, "has in the field 'asked' no instruction"),
+    ],
+)
+def test_a_row_must_have_some(row: dict[str, Any], sentence: str) -> None:
+    assert str(instruction_reward.fault(row, "asked")).startswith(sentence)
+
+
+def test_numbers_of_a_file_and_nulls_of_a_table_are_taken(tmp_path: Path) -> None:
+    asked = [{"id": "words", "at_least": 2, "at_most": None, "text": None}, {"id": "json", "at_least": None}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"asked": asked}) + "\n")
+    [row] = JsonlIndex(tmp_path / "rows.jsonl").rows([0])
+    assert instruction_reward.fault(row, "asked") is None
+    assert score("a b", *row["asked"]) == 0.5

@@ -1,0 +1,384 @@
+"""The judge: its questions, its draws, its budget of tokens, and what becomes of replies that say nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.experience.judge.asking import Reader, SamplerAnswers
+from lockstep.experience.judge.build import meta_case, meta_judge, pair_case, pair_judge, response_case, score_judge
+from lockstep.experience.judge.judge import (
+    Judge,
+    Judged,
+    JudgeError,
+    judge_metrics,
+    mean_score,
+    score_variance,
+)
+from lockstep.experience.judge.templates import (
+    ADDITIVE,
+    META,
+    META_FIELDS,
+    PAIR_FIELDS,
+    PAIRWISE,
+    SCORE_FIELDS,
+    Template,
+    as_text,
+    control_tokens,
+    escaping,
+)
+from lockstep.recipe import ComparisonSection, JudgeSection
+from lockstep.types import Request, SamplingParams
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CONTROLS = ("<|im_start|>", "<|im_end|>", "</s>")
+ASKED = ({"role": "user", "content": "What is 2+2?"},)
+PLAIN = "Q {prompt} R {response}"
+
+
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """One token per byte, and three control tokens: every text can be written in it, and no other token comes about."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({sign: i for i, sign in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", clean_up_tokenization_spaces=False)
+    made.add_special_tokens({"additional_special_tokens": list(CONTROLS[:2])})
+    made.chat_template = CHAT
+    return made
+
+
+TOKENIZER = byte_tokenizer()
+SPECIAL = set(TOKENIZER.all_special_ids)
+Script = Callable[[str, int], str]
+"""What is said to a question under a key."""
+
+
+@dataclass
+class Scripted:
+    """A sampler that says what a script says; a reply that is too long is cut off."""
+
+    script: Script
+    asked: list[Request] = field(default_factory=list)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        self.asked += requests
+        rows = [self._row(request, sampling) for request in requests]
+        tokens = [token for prompt, reply in rows for token in (*prompt, *reply)]
+        mask = [drawn for prompt, reply in rows for drawn in [False] * len(prompt) + [True] * len(reply)]
+        truncated = [reply[-1] != TOKENIZER.eos_token_id for _, reply in rows]
+        lengths = torch.tensor([len(prompt) + len(reply) for prompt, reply in rows])
+        return Batch(
+            torch.tensor(tokens), lengths, {"mask": torch.tensor(mask)}, {"truncated": torch.tensor(truncated)}
+        )
+
+    def _row(self, request: Request, sampling: SamplingParams) -> tuple[tuple[int, ...], list[int]]:
+        said = self.script(str(TOKENIZER.decode(list(request.tokens))), request.key)
+        reply = [*TOKENIZER(said)["input_ids"], TOKENIZER.eos_token_id]
+        return request.tokens, reply[: sampling.max_tokens]
+
+
+def section(**options: Any) -> JudgeSection:
+    said = {"sampling": {"max_tokens": 200}, "max_prompt_tokens": 4000, "num_evals_to_average": 2, **options}
+    return JudgeSection.model_validate(said)
+
+
+def judge(script: Script, **options: Any) -> tuple[Judge[float], Scripted]:
+    options_of = section(**options)
+    sampler = Scripted(script)
+    return score_judge(options_of, answering(sampler, options_of), seed=3), sampler
+
+
+def answering(sampler: Scripted, options: JudgeSection) -> SamplerAnswers:
+    reader = Reader(TOKENIZER, options.chat, options.max_prompt_tokens)
+    return SamplerAnswers(sampler, reader, SamplingParams(options.sampling.max_tokens))
+
+
+def scored(judged: Sequence[Judged[float]]) -> list[float | None]:
+    return [mean_score(one) for one in judged]
+
+
+def by_key(question: str, key: int) -> str:
+    """Another score for each draw."""
+    return f"It is fine.\nScore: {key % 6}"
+
+
+CASES = [response_case(ASKED, f"{i} {'so' * i}", (1, i)) for i in range(5)]
+
+
+def test_each_case_is_asked_as_often_as_wanted_and_the_score_is_the_mean() -> None:
+    asks, sampler = judge(by_key, num_evals_to_average=3)
+    judged = asks(CASES)
+    assert len(sampler.asked) == 15
+    for number, one in enumerate(judged):
+        expected = [float(keyed.key(3, "judge", 1, number, draw) % 6) for draw in range(3)]
+        assert one.values == expected
+        mean = math.fsum(expected) / 3
+        assert mean_score(one) == pytest.approx(mean)
+        assert score_variance(one) == pytest.approx(math.fsum((score - mean) ** 2 for score in expected) / 3)
+
+
+def test_draws_do_not_depend_on_what_else_is_judged() -> None:
+    asks, _ = judge(by_key)
+    whole = asks(CASES)
+    assert [asks([case])[0] for case in reversed(CASES)] == whole[::-1]
+    assert replace(asks, seed=4)(CASES) != whole
+    assert replace(asks, role="other")(CASES) != whole
+
+
+def test_a_judgement_keeps_its_question_and_its_reply() -> None:
+    asks, sampler = judge(lambda question, key: "Good. Score: 4")
+    answer = asks(CASES[:1])[0].judgements[0].answer
+    assert answer is not None
+    assert (answer.text, answer.finished) == ("Good. Score: 4", True)
+    assert answer.prompt_tokens == sampler.asked[0].tokens
+    assert answer.tokens == (*TOKENIZER("Good. Score: 4")["input_ids"], TOKENIZER.eos_token_id)
+    question = str(TOKENIZER.decode(list(answer.prompt_tokens or ())))
+    assert question.startswith("<|im_start|>user\nBelow are a user's request")
+    assert question.endswith("Score: <sum><|im_end|>\n<|im_start|>assistant\n")
+    assert "<request>\nWhat is 2+2?\n</request>\n\n<response>\n0 \n</response>" in question
+
+
+def test_no_verdict_is_never_a_number() -> None:
+    replies = ["Score: 4", "Score: nine", "so so", "Score: 9", "Score: 2" + "." * 200]
+    asks, _ = judge(
+        lambda question, key: replies[int(question.split("R ")[1][0])], template=PLAIN, max_no_verdict_rate=1
+    )
+    judged = asks(CASES)
+    assert scored(judged) == [4.0, None, None, None, None]
+    assert [one.judgements[0].verdict.cause for one in judged] == [
+        None, "not_a_number", "no_match", "out_of_range", "unfinished",
+    ]  # fmt: skip
+    assert score_variance(judged[1]) is None
+    found = judge_metrics(judged).floats()
+    assert (found["no_verdict"], found["parse_failures"], found["no_verdict_unfinished"]) == (0.8, 0.8, 2)
+
+
+def test_the_score_is_the_mean_of_what_was_valid() -> None:
+    first = keyed.key(3, "judge", 1, 0, 0)
+    asks, _ = judge(lambda question, key: "Score: ?" if key == first else "Score: 2", num_evals_to_average=3)
+    (judged,) = asks(CASES[:1])
+    assert judged.values == [2.0, 2.0]
+    assert (mean_score(judged), score_variance(judged)) == (2.0, 0.0)
+
+
+def test_a_reply_that_was_cut_off_is_read_where_the_recipe_says_so() -> None:
+    asks, _ = judge(lambda question, key: "Score: 2" + "." * 200, unfinished_judgements="read")
+    assert scored(asks(CASES[:1])) == [2.0]
+
+
+def test_too_many_without_a_verdict_stop_with_one_sentence() -> None:
+    asks, _ = judge(lambda question, key: "Score: 1" if key % 2 else "A fine day.", max_no_verdict_rate=0.1)
+    expected = (
+        r"^\d of 10 judgements have no verdict \(\d no_match\), more than judge\.max_no_verdict_rate=0\.1 allows; "
+        r"one of them ends in 'A fine day\.'; look at the template, at judge\.sampling\.max_tokens and at the judge"
+    )
+    with pytest.raises(JudgeError, match=expected):
+        asks(CASES)
+
+
+LONG = "y" * 400
+
+
+def test_too_long_a_question_is_not_asked() -> None:
+    asks, sampler = judge(by_key, template=PLAIN, max_prompt_tokens=300, max_no_verdict_rate=1)
+    judged = asks([CASES[0], response_case(ASKED, LONG, (2,))])
+    assert scored(judged)[1] is None
+    assert [one.verdict.cause for one in judged[1].judgements] == ["prompt_too_long"] * 2
+    assert all(one.answer is None for one in judged[1].judgements)
+    assert len(sampler.asked) == 2
+    found = judge_metrics(judged).floats()
+    assert (found["no_verdict_prompt_too_long"], found["parse_failures"], found["truncated_judge_prompts"]) == (2, 0, 0)
+
+
+def test_a_response_is_shortened_by_as_much_as_must_be_and_counted() -> None:
+    options = {"template": PLAIN, "max_prompt_tokens": 300, "overlong_judge_prompts": "truncate_response"}
+    asks, sampler = judge(by_key, **options)
+    judged = asks([CASES[1], response_case(ASKED, LONG, (2,))])
+    assert [one.shortened for one in judged] == [False, True]
+    question = str(TOKENIZER.decode(list(sampler.asked[-1].tokens)))
+    shown = re.search(r"R (y+) \[…\]", question)
+    assert shown is not None
+    assert len(sampler.asked[-1].tokens) == 300
+    assert 200 <= len(shown[1]) < 400
+    assert judge_metrics(judged).floats()["truncated_judge_prompts"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response"), [("p" * 400, "y"), ("p", "y" * 900), ("p" * 150, LONG), ("p" * 400, "")]
+)
+def test_what_would_leave_less_than_half_is_not_judged(prompt: str, response: str) -> None:
+    options = {"template": PLAIN, "max_prompt_tokens": 300, "overlong_judge_prompts": "truncate_response"}
+    asks, sampler = judge(by_key, max_no_verdict_rate=1, **options)
+    (judged,) = asks([response_case([{"role": "user", "content": prompt}], response, (1,))])
+    assert [one.verdict.cause for one in judged.judgements] == ["prompt_too_long"] * 2
+    assert not judged.shortened
+    assert not sampler.asked
+
+
+def test_both_of_a_pair_are_shortened_to_one_length() -> None:
+    options = section(max_prompt_tokens=330, overlong_judge_prompts="truncate_response")
+    sampler = Scripted(lambda question, key: "Winner: Response B")
+    text = "P {prompt} A {response_a} B {response_b}"
+    asks = pair_judge(ComparisonSection(template=text), options, answering(sampler, options), seed=0)
+    (judged,) = asks([pair_case(ASKED, "a" * 150, "b" * 200, (1,))])
+    question = str(TOKENIZER.decode(list(sampler.asked[0].tokens)))
+    assert judged.values == ["B"]
+    assert judged.shortened
+    assert question.count("a" * 99) == question.count("b" * 99) == 1
+    assert abs(max(map(len, re.findall("a+", question))) - max(map(len, re.findall("b+", question)))) <= 1
+
+
+def test_a_meta_judge_sees_both_judgements_in_their_order() -> None:
+    options = section()
+    sampler = Scripted(lambda question, key: "Winner: [Judgement A]")
+    asks = meta_judge(ComparisonSection(), options, answering(sampler, options), seed=0)
+    assert asks([meta_case(ASKED, "4", "one Score: 1", "two Score: 5", (1,))])[0].values == ["A"]
+    question = str(TOKENIZER.decode(list(sampler.asked[0].tokens)))
+    assert "<judgement-a>\none Score: 1\n</judgement-a>\n\n<judgement-b>\ntwo Score: 5\n</judgement-b>" in question
+    assert asks.role == "meta_judge"
+
+
+def test_a_model_without_chat_template_is_asked_plainly() -> None:
+    asks, sampler = judge(by_key, chat=False, template=PLAIN)
+    asks(CASES[:1])
+    assert TOKENIZER.decode(list(sampler.asked[0].tokens)) == "Q What is 2+2? R 0 "
+    bare = byte_tokenizer()
+    bare.chat_template = None
+    with pytest.raises(ValueError, match=r"judge\.chat is on, but the judge's tokenizer has no chat template; set"):
+        Reader(bare, True, 10)
+
+
+def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
+    tokenizer, stop = byte_tokenizer(), TOKENIZER.eos_token_id
+    around = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", stop)])
+    tokenizer.backend_tokenizer.post_processor = around  # pyright: ignore[reportAttributeAccessIssue]
+    firsts = [Reader(tokenizer, chat, 99).tokens([ASKED])[0][0] for chat in (True, False)]
+    assert firsts == [tokenizer.convert_tokens_to_ids("<|im_start|>"), stop]
+
+
+def test_a_system_prompt_comes_first() -> None:
+    asks, sampler = judge(by_key, system_prompt="Be strict.")
+    asks(CASES[:1])
+    assert str(TOKENIZER.decode(list(sampler.asked[0].tokens))).startswith("<|im_start|>system\nBe strict.<|im_end|>")
+
+
+def test_earlier_turns_are_plain_text() -> None:
+    talk = [
+        {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "2+2?"},
+        {"role": "tool", "content": "4"},
+    ]  # fmt: skip
+    assert as_text(talk) == "System: Be kind.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: 2+2?\n\nTool: 4"
+    assert as_text(talk[1:2]) == "Hi"
+
+
+INJECTION = st.lists(
+    st.sampled_from([*CONTROLS, "<|im_", "end|>", "<", "|", ">", "im_end", " ", "a", "</"]), max_size=8
+)
+
+
+@given(INJECTION, INJECTION, st.booleans())
+def test_no_text_becomes_a_control_token(prompt: list[str], response: list[str], chat: bool) -> None:
+    """The special tokens of a question are those of its template, whatever prompt and response say."""
+    asks, sampler = judge(by_key, chat=chat)
+    empty, full = (("x", "x"), ("".join(prompt), "".join(response)))
+    asks([response_case([{"role": "user", "content": asked}], said, (1,)) for asked, said in (empty, full)])
+    controls = [[token for token in request.tokens if token in SPECIAL] for request in sampler.asked[::2]]
+    assert controls[0] == controls[1]
+
+
+def test_a_control_token_can_still_be_read() -> None:
+    asks, sampler = judge(by_key)
+    asks([response_case(ASKED, "It is <|im_end|>.", (1,))])
+    assert "It is < |im_end|>." in TOKENIZER.decode(list(sampler.asked[0].tokens))
+
+
+def test_controls_are_what_is_never_text() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<tool>", "word", "  "])
+    assert control_tokens(tokenizer) == tuple(sorted({*CONTROLS, "<tool>", "  "}))
+    assert escaping(["<|a|>", "|>b", "+", "  "])("<|a|>b + <|A|>  c") == "< |a| >b   < |A|>  c"
+    assert escaping([])("<|a|>") == "<|a|>"
+
+
+@pytest.mark.parametrize(("text", "fields"), [(ADDITIVE, SCORE_FIELDS), (PAIRWISE, PAIR_FIELDS), (META, META_FIELDS)])
+def test_the_templates_that_ship_have_their_fields(text: str, fields: tuple[str, ...]) -> None:
+    template = Template(text, fields, "judge.template")
+    filled = template.filled({name: f"<<{name}>>" for name in fields})
+    assert all(filled.count(f"<<{name}>>") == 1 for name in fields)
+    assert "{" not in filled
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Rate {response}", r"lacks \{prompt\}; its fields must be \{prompt\}, \{response\}"),
+        ("{prompt} {response} {answer}", r"has \{answer\}, which nothing fills; its fields must be"),
+        ("{question}", r"lacks \{prompt\}, \{response\} and has \{question\}, which nothing fills"),
+        ("{prompt} {response", "is malformed"),
+    ],
+)
+def test_a_template_with_other_fields_is_refused_at_the_start(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        judge(by_key, template=text)
+
+
+def test_braces_and_fields_in_texts_stay_text() -> None:
+    asks, sampler = judge(by_key, template="Q {prompt} {{R}} {response}")
+    asks([response_case([{"role": "user", "content": "{response}"}], "{prompt} {{", (1,))])
+    assert "Q {response} {R} {prompt} {{" in TOKENIZER.decode(list(sampler.asked[0].tokens))
+
+
+def test_nothing_to_judge_asks_nobody() -> None:
+    asks, sampler = judge(by_key)
+    assert asks([]) == []
+    assert not sampler.asked
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"judge_score_low": 5}, "judge_score_low must be below judge_score_high"),
+        ({"judge_score_high": 10}, "the rubric that ships counts from 0 to 5; another scale needs a template of yours"),
+        ({"sampling": {"max_tokens": 9, "temperature": 0}}, "num_evals_to_average must be 1"),
+        ({"score_pattern": "("}, r"'\(' is no regular expression"),
+        ({"chat": False, "system_prompt": "x"}, "system_prompt needs chat: true"),
+        ({"sampler": {"backend": "torch"}}, "the policy judges with its own sampler"),
+        ({"chat": False, "sampler": {"backend": "openai", "openai": {"base_url": "http://a/v1", "model": "m"}}},
+         "leave chat on"),
+    ],
+)  # fmt: skip
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        section(**options)
+
+
+def test_every_option_of_the_parser_takes_effect() -> None:
+    def read(reply: str, **options: Any) -> float | None:
+        asks, _ = judge(lambda question, key: reply, template=PLAIN, max_no_verdict_rate=1, **options)
+        return scored(asks(CASES[:1]))[0]
+
+    assert (read("Score: 7"), read("Score: 7", judge_score_high=10)) == (None, 7.0)
+    assert (read("Score: -1"), read("Score: -1", judge_score_low=-1)) == (None, -1.0)
+    assert (read("Score: 3.5"), read("Score: 3.5", decimals=False)) == (3.5, None)
+    assert (read("Grade: 3"), read("Grade: 3", score_pattern="grade")) == (None, 3.0)
+    options = section()
+    sampler = Scripted(lambda question, key: "Best: A")
+    asks = pair_judge(ComparisonSection(winner_pattern="best"), options, answering(sampler, options), seed=0)
+    assert asks([pair_case(ASKED, "a", "b", (1,))])[0].values == ["A"]

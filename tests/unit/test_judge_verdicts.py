@@ -1,0 +1,191 @@
+"""What judges say, and what it is taken to mean: a corpus of replies, and properties of both parsers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.experience.judge.verdicts import CAUSES, ScoreParser, Verdict, WinnerParser
+
+SCORES = ScoreParser(0, 5, "score|points", decimals=True)
+WINNERS = WinnerParser("winner")
+
+SCORED = (
+    ("Score: 4", 4),
+    ("The answer is relevant (+1) and complete (+1).\n\nScore: 2", 2),
+    ("score = 3", 3),
+    ("**Score:** 4", 4),
+    ("**Score: 4**", 4),
+    ("**Score**: 4", 4),
+    ("_Score_: `4`", 4),
+    ("### Total Score: 4", 4),
+    ("Score: <4>", 4),
+    ("Score: [[4]]", 4),
+    ("Score: \"4\".", 4),
+    ("Score: $\\boxed{4}$", 4),
+    ("Score:\n\n**4**\n", 4),
+    ("Score:4", 4),
+    ("Score : 4", 4),
+    ("Score：4", 4),
+    ("Score: 4.", 4),
+    ("Score: 4, because it is complete", 4),
+    ("Score: 4 - well done", 4),
+    ("Score: 4\n- 3 of the demands are met at once", 4),
+    ("Score: 4/5", 4),
+    ("Score: **4**/5.", 4),
+    ("Score: 4 out of 5", 4),
+    ("Score (out of 5): 4", 4),
+    ("Score (0-5): 4", 4),
+    ("Score: 3.5", 3.5),
+    ("Score: .5", 0.5),
+    ("Score: 4.0", 4),
+    ("Score: +4", 4),
+    ("Score: 0", 0),
+    ("Points: 3", 3),
+    ("[4]", 4),
+    ("4/5", 4),
+    ("4.", 4),
+    (" **3** ", 3),
+    ("Score: 1 for the first demand. On the whole, Score: 3", 3),
+    ("Score: 2. It lacks what a score of 5 has.", 2),
+)  # fmt: skip
+
+UNSCORED = (
+    ("", "no_match"),
+    ("The response is good.", "no_match"),
+    ("I would give 4 points to it", "no_match"),
+    ("This deserves a score of 4", "no_match"),
+    ("4. The last demand is not met", "no_match"),
+    ("Underscore: 4", "no_match"),
+    ("Score: four", "not_a_number"),
+    ("Score: <sum>", "not_a_number"),
+    ("Score: N/A", "not_a_number"),
+    ("Score:", "not_a_number"),
+    ("Score: 4\n\nScore: not known", "not_a_number"),
+    ("Score: 4-5", "not_a_number"),
+    ("Score: 3 + 1 = 4", "not_a_number"),
+    ("Score: 4,5", "not_a_number"),
+    ("Score: 80%", "not_a_number"),
+    ("Score: 4.5%", "not_a_number"),
+    ("Score: 4th", "not_a_number"),
+    ("Score: 4/5/6", "not_a_number"),
+    ("Score: 6", "out_of_range"),
+    ("Score: -1", "out_of_range"),
+    ("Score: −1", "out_of_range"),
+    ("Score: 5.5", "out_of_range"),
+    ("Score: 4/10", "out_of_range"),
+    ("Score: 8 out of 10", "out_of_range"),
+    ("Score: " + "9" * 400, "out_of_range"),
+)
+
+WON = (
+    ("Winner: Judgement A", "A"),
+    ("Winner: Judgement A.", "A"),
+    ("Winner: [Judgement A]", "A"),
+    ("Winner: <Judgment B>", "B"),
+    ("**Winner:** **Judgment B.**", "B"),
+    ("**Winner: B**", "B"),
+    ("Winner: Response B because it is right", "B"),
+    ("winner = Assistant A", "A"),
+    ("Winner: JUDGEMENT A", "A"),
+    ("Winner:\nJudgement A\n", "A"),
+    ("Winner: A (by far)", "A"),
+    ("At first Winner: A. But then Winner: B", "B"),
+    ("[Judgement A]", "A"),
+    ("Judgment B.", "B"),
+    ("A", "A"),
+)
+
+UNDECIDED = (
+    ("Judgement A is better than Judgement B", "no_match"),
+    ("", "no_match"),
+    ("Winner: A tie", "not_a_name"),
+    ("Winner: a better one cannot be named", "not_a_name"),
+    ("Winner: both", "not_a_name"),
+    ("Winner: A and B", "not_a_name"),
+    ("Winner: A, B", "not_a_name"),
+    ("Winner: Judgement A or Judgement B", "not_a_name"),
+    ("Winner: [Judgement A | Judgement B]", "not_a_name"),
+    ("Winner: Judgement A/B", "not_a_name"),
+    ("Winner: Judgement C", "not_a_name"),
+    ("Winner: Judgement AB", "not_a_name"),
+    ("Winner: A\nWinner: none", "not_a_name"),
+)
+
+
+@pytest.mark.parametrize(("reply", "score"), SCORED)
+def test_a_score_is_read_however_it_is_dressed_up(reply: str, score: float) -> None:
+    assert SCORES(reply) == Verdict(float(score))
+
+
+@pytest.mark.parametrize(("reply", "cause"), UNSCORED)
+def test_what_is_no_score_has_a_cause_and_no_number(reply: str, cause: str) -> None:
+    verdict = SCORES(reply)
+    assert (verdict.value, verdict.cause) == (None, cause)
+
+
+@pytest.mark.parametrize(("reply", "winner"), WON)
+def test_a_winner_is_read_however_it_is_dressed_up(reply: str, winner: str) -> None:
+    assert WINNERS(reply).value == winner
+
+
+@pytest.mark.parametrize(("reply", "cause"), UNDECIDED)
+def test_what_names_no_winner_has_a_cause(reply: str, cause: str) -> None:
+    verdict = WINNERS(reply)
+    assert (verdict.value, verdict.cause) == (None, cause)
+
+
+@pytest.mark.parametrize(("reply", "verdict"), [("Score: 4.0", 4.0), ("Score: 3.5", None)])
+def test_decimals_may_be_refused(reply: str, verdict: float | None) -> None:
+    found = ScoreParser(0, 5, "score", decimals=False)(reply)
+    assert found == (Verdict(None, "not_whole") if verdict is None else Verdict(verdict))
+
+
+def test_the_word_before_the_colon_is_an_option() -> None:
+    rating = ScoreParser(1, 10, r"(?:final )?rating", decimals=True)
+    assert rating("Score: 3\nFinal rating: [[7]]") == Verdict(7.0)
+    assert rating("Score: 3") == Verdict(None, "no_match")
+    assert WinnerParser("best")("Best: B").value == "B"
+    with pytest.raises(ValueError, match=r"'\(' is no regular expression \(missing \), .*\); escape what is meant"):
+        ScoreParser(0, 5, "(", decimals=True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reasons"),
+    [
+        ("Complete. Score: 1 at first.\n**Score:** <4>/5", "Complete. Score: 1 at first."),
+        ("It is complete.\nScore: 4", "It is complete."),
+        ("a y b n Score: 1", "a y b n"),
+        ("Score: unknown, alas", "unknown, alas"),
+        ("It has no score", "It has no score"),
+    ],
+)
+def test_the_reasons_are_what_is_left_without_the_score(reply: str, reasons: str) -> None:
+    assert SCORES.without_score(reply) == reasons
+
+
+@pytest.mark.parametrize(("value", "cause"), [(None, None), (1.0, "no_match")])
+def test_a_verdict_is_one_or_the_other(value: float | None, cause: str | None) -> None:
+    with pytest.raises(ValueError, match="a verdict has a value or a cause"):
+        Verdict(value, cause)  # pyright: ignore[reportArgumentType]
+
+
+@given(st.text(), st.integers(0, 50), st.sampled_from(["", "**", "`", "<", "[", '"', "\n"]))
+def test_the_last_announced_score_counts_whatever_stands_before(before: str, tenths: int, mark: str) -> None:
+    closing = {"<": ">", "[": "]"}.get(mark, mark)
+    assert SCORES(f"{before}\nScore: {mark}{tenths / 10:g}{closing}") == Verdict(tenths / 10)
+
+
+@given(st.text(alphabet="Score:Winner JudgementAB 0123456789./-+*<>[]()\n%", max_size=60))
+def test_any_reply_has_a_verdict_of_the_scale_or_a_cause(reply: str) -> None:
+    score, winner = SCORES(reply), WINNERS(reply)
+    assert score.cause in CAUSES if score.value is None else 0 <= score.value <= 5
+    assert winner.cause in CAUSES if winner.value is None else winner.value in ("A", "B")
+
+
+def test_a_long_reply_of_brackets_is_read_at_once() -> None:
+    assert SCORES("Score: " + "(" * 100_000).cause == "not_a_number"
+    assert SCORES("score" * 20_000).cause == "no_match"
+    assert SCORES("score (" * 20_000).cause == "no_match"
+    assert WINNERS("Winner: " + "*" * 100_000).cause == "not_a_name"

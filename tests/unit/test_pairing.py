@@ -1,0 +1,80 @@
+"""Which two answers are learned from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.objectives.pairing import Answer, Pair, choose
+
+
+def answer(score: float | None, length: int = 3, finished: bool = True, variance: float | None = 0.0) -> Answer:
+    return Answer(tuple(range(length)), finished, score, variance)
+
+
+def several(*scores: float | None) -> list[Answer]:
+    """Answers of different lengths, so that none is another."""
+    return [answer(score, length=place + 1) for place, score in enumerate(scores)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "pair"),
+    [
+        (several(1.0, 4.0, 2.5), Pair("ok", 1, 0)),
+        (several(4.0, None, 1.0), Pair("ok", 0, 2)),
+        (several(3.0, 3.0), Pair("tie")),
+        (several(None, None, 3.0), Pair("unscored")),
+        (several(), Pair("unscored")),
+        ([answer(1.0), answer(4.0, finished=False)], Pair("unfinished")),
+        ([answer(1.0), answer(4.0)], Pair("identical")),
+        ([answer(1.0, 2), answer(2.0, 3), answer(5.0, 4, finished=False)], Pair("ok", 1, 0)),
+        # Equal scores: the verdicts that agree most; one verdict alone agrees with nobody.
+        ([answer(4.0, 1, variance=0.5), answer(4.0, 2, variance=0.1), answer(0.0, 3)], Pair("ok", 1, 2)),
+        ([answer(4.0, 1, variance=None), answer(4.0, 2, variance=2.0), answer(0.0, 3)], Pair("ok", 1, 2)),
+    ],
+)
+def test_without_length_control(answers: list[Answer], pair: Pair) -> None:
+    assert choose(answers, 0.0) == pair
+
+
+def test_with_length_control_the_short_one_is_preferred_and_the_long_one_rejected() -> None:
+    answers = [answer(5.0, 9), answer(4.6, 2), answer(4.4, 1), answer(0.0, 3), answer(0.5, 8), answer(0.6, 7)]
+    assert choose(answers, 0.1) == Pair("ok", 1, 4)
+    assert choose(answers, 0.12) == Pair("ok", 2, 4)
+    assert choose(answers, 0.0) == Pair("ok", 0, 3)
+
+
+def test_a_worse_one_is_never_preferred() -> None:
+    assert choose([answer(3.0, 1), answer(5.0, 2), answer(4.0, 6), answer(0.0, 2)], 0.8) == Pair("tie")
+
+
+@pytest.mark.parametrize("length_control", [-0.1, 1.0])
+def test_a_length_control_is_a_share(length_control: float) -> None:
+    with pytest.raises(ValueError, match="from 0 to below 1"):
+        choose(several(1.0, 2.0), length_control)
+
+
+scores = st.lists(st.tuples(st.sampled_from([None, 0.0, 1.0, 2.5, 4.0, 5.0]), st.integers(1, 9), st.booleans()))
+
+
+@given(scores, st.sampled_from([0.0, 0.1, 0.3, 0.45]))
+def test_it_is_the_rule_of_the_paper(rows: list[tuple[float | None, int, bool]], rho: float) -> None:
+    answers = [Answer((place, *range(length)), done, score, 0.0) for place, (score, length, done) in enumerate(rows)]
+    pair = choose(answers, rho)
+    usable = [one for one in answers if one.finished and one.score is not None]
+    values = [one.score for one in usable if one.score is not None]
+    if len(usable) < 2 or min(values) == max(values):
+        assert pair.status != "ok"
+        return
+    assert pair.chosen is not None
+    assert pair.rejected is not None
+    best, worst = max(values), min(values)
+    high = [one for one in usable if one.score is not None and one.score >= (1 - rho) * best + rho * worst - 1e-12]
+    low = [one for one in usable if one.score is not None and one.score <= (1 - rho) * worst + rho * best + 1e-12]
+    chosen, rejected = answers[pair.chosen], answers[pair.rejected]
+    assert chosen in high
+    assert rejected in low
+    if rho:
+        assert len(chosen.tokens) == min(len(one.tokens) for one in high)
+        assert len(rejected.tokens) == max(len(one.tokens) for one in low)

@@ -1,0 +1,173 @@
+"""Ranked responses from flat rows and from trees; what is wrong with a row is said, or counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.data.files import Files, open_rows
+from lockstep.data.ranked import Ranked, read_ranked
+from lockstep.data.rows import DataError, Skipped
+from lockstep.recipe import RankedSection
+
+FLAT: dict[str, Any] = {"ranked": "x", "ranks": "ranks"}
+TREE: dict[str, Any] = {"ranked": "x", "tree": {}}
+
+
+def ranked(
+    folder: Path, rows: list[Any], section: dict[str, Any], name: str = "rows.jsonl"
+) -> tuple[list[Ranked], Skipped]:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) if name.endswith("l") else json.dumps(rows))
+    options = RankedSection.model_validate_json(json.dumps(section))
+    return read_ranked(open_rows(Files((path,)), options.bad_rows), options)
+
+
+def said(role: str, text: str, *replies: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
+    return {"role": role, "text": text, "replies": list(replies), "rank": rank}
+
+
+def test_rows_with_lists(tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "responses": ["a", "b", "c"], "ranks": [2, 0, 1.5]}]
+    (one,), skipped = ranked(tmp_path, rows, FLAT)
+    assert one == Ranked("rows.jsonl:1", ({"role": "user", "content": "p"},), ("a", "b", "c"), (2.0, 0.0, 1.5))
+    assert skipped.count == 0
+
+
+def test_rows_with_a_template_for_each_response_and_the_best_of_them(tmp_path: Path) -> None:
+    rows = [{"input": "p", "output_1": "a", "output_2": "b", "label": 2}]
+    section = {"ranked": "x", "prompt": "Q {input}", "responses": ["{output_1}", "{output_2}!"], "best": "{label}"}
+    for name in ("rows.jsonl", "rows.json"):
+        (one,), _ = ranked(tmp_path, rows, section, name)
+        assert one == Ranked(f"{name}:1", ({"role": "user", "content": "Q p"},), ("a", "b!"), (1.0, 0.0))
+
+
+def test_rows_with_a_conversation(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}]
+    (one,), _ = ranked(
+        tmp_path, [{"talk": talk, "responses": ["a", "b"], "ranks": [0, 1]}], FLAT | {"messages": "talk"}
+    )
+    assert list(one.conversation) == talk
+
+
+def test_every_message_of_a_tree_with_ranked_replies_is_a_prompt(tmp_path: Path) -> None:
+    again = said("prompter", "q", said("assistant", "c", rank=1), said("assistant", "d", rank=0))
+    unranked = said("assistant", "e", said("prompter", "r", said("assistant", "f"), said("assistant", "g", rank=0)))
+    first = said("prompter", "p", said("assistant", "a", again, rank=0), said("assistant", "b", rank=1), unranked)
+    found, _ = ranked(tmp_path, [{"prompt": first}], TREE)
+    assert [(one.id, one.responses, one.ranks) for one in found] == [
+        ("rows.jsonl:1", ("a", "b"), (0.0, 1.0)),
+        ("rows.jsonl:1.1.1", ("c", "d"), (1.0, 0.0)),
+    ]
+    assert [(message["role"], message["content"]) for message in found[1].conversation] == [
+        ("user", "p"), ("assistant", "a"), ("user", "q"),
+    ]  # fmt: skip
+
+
+def test_the_words_of_a_tree_are_options(tmp_path: Path) -> None:
+    replies = [{"who": "bot", "says": text, "below": [], "place": place} for text, place in (("a", 1), ("b", 0))]
+    row = {"top": {"who": "human", "says": "p", "below": replies}}
+    names = {"root": "top", "replies": "below", "text": "says", "rank": "place", "role": "who", "user": "human"}
+    (one,), _ = ranked(tmp_path, [row], {"ranked": "x", "tree": names | {"assistant": "bot"}})
+    assert (one.responses, one.ranks) == (("a", "b"), (1.0, 0.0))
+
+
+def test_what_people_rank_alike_is_left_out(tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "responses": ["a", "b"], "ranks": ranks} for ranks in ([1, 1], [0, 1], [1, 0])]
+    assert [one.id for one in ranked(tmp_path, rows, FLAT)[0]] == ["rows.jsonl:2", "rows.jsonl:3"]
+    assert [one.id for one in ranked(tmp_path, rows, FLAT | {"max_prompts": 1})[0]] == ["rows.jsonl:2"]
+    with pytest.raises(DataError, match="has no responses of which one is ranked above another"):
+        ranked(tmp_path, rows[:1], FLAT)
+
+
+BAD = (
+    ({"responses": ["a", "b"], "ranks": [0, 1]}, FLAT, "has no field 'prompt'"),
+    ({"prompt": "p", "ranks": [0, 1]}, FLAT, "has no list in the field 'responses'; its fields are prompt, ranks"),
+    ({"prompt": "p", "responses": ["a"], "ranks": [0]}, FLAT, "no list of at least two texts"),
+    ({"prompt": "p", "responses": ["a", "b"], "ranks": [0]}, FLAT, "not one number for each of 2 responses"),
+    ({"prompt": "p", "responses": ["a", "b"], "ranks": [0, "1"]}, FLAT, "not one number for each of 2 responses"),
+    ({"prompt": "p", "responses": ["a", "b"], "best": 3}, {"ranked": "x", "best": "{best}"}, "says '3' for the best"),
+    ({"prompt": "p"}, TREE, "has no object in the field 'prompt'"),
+    ({"prompt": said("system", "p")}, TREE, "has in the field 'role' 'system', and neither 'prompter' nor 'assistant'"),
+    (
+        {"talk": [3], "responses": ["a", "b"], "ranks": [0, 1]},
+        FLAT | {"messages": "talk"},
+        "has in the field 'talk' no",
+    ),
+)
+
+
+@pytest.mark.parametrize(("row", "section", "sentence"), BAD)
+def test_a_bad_row_is_named_or_counted(tmp_path: Path, row: Any, section: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(
+        DataError, match=rf"rows\.jsonl, line 1: .*{sentence}.*; correct the row, or set data\.bad_rows=s"
+    ):
+        ranked(tmp_path, [row], section)
+    good = {
+        "prompt": "p",
+        "responses": ["a", "b"],
+        "ranks": [0, 1],
+        "best": 1,
+        "talk": [{"role": "user", "content": ""}],
+    }
+    if section is TREE:
+        good = {"prompt": said("prompter", "p", said("assistant", "a", rank=0), said("assistant", "b", rank=1))}
+    found, skipped = ranked(tmp_path, [row, good], section | {"bad_rows": "skip"})
+    assert (len(found), skipped.count) == (1, 1)
+    assert skipped.first[0].startswith(f"{tmp_path / 'rows.jsonl'}, line 1: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{}", r"is a JSON object, not a list of objects"),
+        ("[1, {}]", r"item 1: is a JSON number, not an object .*; correct the item, or set data\.bad_rows=skip"),
+        ("[", r"is not JSON .*; name a file with a JSON list"),
+        ("[]", "holds no rows"),
+        ('[{"a": 1, "a": 2}]', 'has the key "a" twice'),
+    ],
+)
+def test_a_json_list_that_is_none_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=sentence):
+        open_rows(Files((path,)))
+    with pytest.raises(DataError, match="No such file"):
+        open_rows(Files((tmp_path / "none.json",)))
+
+
+def test_a_json_list_may_have_bad_items(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('[3, {"a": "007"}, null]')
+    rows = open_rows(Files((path,)), "skip")
+    assert (len(rows), rows.rows([0]), rows.id(0), rows.where(0)) == (
+        1,
+        [{"a": "007"}],
+        "rows.json:2",
+        f"{path}, item 2",
+    )
+    assert rows.skipped.count == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "say exactly one of ranks, best and tree"),
+        ({"ranks": "r", "tree": {}}, "say exactly one of ranks, best and tree"),
+        ({"ranks": "r", "messages": "m", "prompt": "{q}"}, "say one of prompt and messages"),
+        ({"ranks": "r", "responses": ["{a}"]}, "the name of a field or a list of templates"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        RankedSection.model_validate_json(json.dumps({"ranked": "x", **options}))
+
+
+def test_the_real_data_can_be_read(assets: Path) -> None:
+    section = RankedSection.model_validate({"ranked": "x", "tree": {}})
+    found, skipped = read_ranked(open_rows(Files((assets / "data/oasst/en_100_tree.jsonl",))), section)
+    assert (len(found), sum(len(one.responses) for one in found), skipped.count) == (212, 641, 0)
+    assert {len(one.conversation) % 2 for one in found} == {1}

@@ -1,0 +1,120 @@
+"""Agreement with people, against brute force in float64, and by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise, permutations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.objectives.ranking import (
+    decided,
+    exact_match,
+    kendall_tau,
+    longer_preferred,
+    pairwise_accuracy,
+    spearman,
+    tie_share,
+    top_is_best,
+)
+
+RANKED = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=2, max_size=7)
+
+
+def columns(rows: Sequence[tuple[int, int]]) -> tuple[list[float], list[float]]:
+    return [float(rank) for rank, _ in rows], [score / 2 for _, score in rows]
+
+
+def matrix(values: Sequence[float]) -> torch.Tensor:
+    """sign(v_i − v_j), float64."""
+    column = torch.tensor(values, dtype=torch.float64)
+    return torch.sign(column[:, None] - column[None, :])
+
+
+@given(RANKED)
+def test_pairs_are_counted_as_brute_force_counts_them(rows: list[tuple[int, int]]) -> None:
+    ranks, scores = columns(rows)
+    people, judge = -matrix(ranks), matrix(scores)
+    apart = people != 0
+    if not apart.any():
+        assert [measure(ranks, scores) for measure in (pairwise_accuracy, tie_share, exact_match)] == [None] * 3
+        return
+    agreed, tied = (people * judge)[apart], (judge == 0)[apart]
+    assert pairwise_accuracy(ranks, scores) == pytest.approx(float(((agreed + 1) / 2).mean()))
+    assert tie_share(ranks, scores) == pytest.approx(float(tied.double().mean()))
+    assert exact_match(ranks, scores) == float((agreed == 1).all())
+    assert len(list(decided(ranks, scores))) == int(apart.sum()) // 2
+
+
+@given(RANKED)
+def test_kendall_is_tau_b(rows: list[tuple[int, int]]) -> None:
+    """(C − D) / √((n₀ − n₁)(n₀ − n₂)), over all ordered pairs."""
+    ranks, scores = columns(rows)
+    people, judge = -matrix(ranks), matrix(scores)
+    norm = math.sqrt(float(people.abs().sum()) * float(judge.abs().sum()))
+    expected = float((people * judge).sum()) / norm if norm else 0.0
+    assert kendall_tau(ranks, scores) == (pytest.approx(expected) if people.any() else None)
+
+
+@given(RANKED)
+def test_spearman_is_pearson_over_mean_places(rows: list[tuple[int, int]]) -> None:
+    ranks, scores = columns(rows)
+    places = torch.stack([mean_places([-rank for rank in ranks]), mean_places(scores)])
+    deviations = places.std(dim=1)
+    expected = float(torch.corrcoef(places)[0, 1]) if deviations.all() else 0.0
+    assert spearman(ranks, scores) == (pytest.approx(expected, abs=1e-12) if deviations[0] else None)
+
+
+def mean_places(values: Sequence[float]) -> torch.Tensor:
+    """Place of each value, those of equal ones averaged over all orders of them, by trying all sorted orders."""
+    orders = [order for order in permutations(range(len(values))) if is_sorted([values[i] for i in order])]
+    total = torch.zeros(len(values), dtype=torch.float64)
+    for order in orders:
+        total[list(order)] += torch.arange(len(values), dtype=torch.float64)
+    return total / len(orders)
+
+
+def is_sorted(values: Sequence[float]) -> bool:
+    return all(a <= b for a, b in pairwise(values))
+
+
+@given(RANKED)
+def test_the_top_score_is_best_as_often_as_brute_force_says(rows: list[tuple[int, int]]) -> None:
+    ranks, scores = columns(rows)
+    there = [rank == min(ranks) for rank, score in rows if score == 4]
+    expected = sum(there) / len(there) if there and len(set(ranks)) > 1 else None
+    assert top_is_best(ranks, scores, 2.0) == expected
+
+
+def test_by_hand() -> None:
+    ranks, scores = [0.0, 1.0, 2.0], [5.0, 2.0, 3.0]
+    assert pairwise_accuracy(ranks, scores) == pytest.approx(2 / 3)
+    assert exact_match(ranks, scores) == 0
+    assert spearman(ranks, scores) == pytest.approx(0.5)
+    assert kendall_tau(ranks, scores) == pytest.approx(1 / 3)
+    assert top_is_best(ranks, scores, 5.0) == 1
+    assert top_is_best(ranks, scores, 4.0) is None
+
+
+def test_a_judge_who_says_the_same_of_all_has_what_a_coin_has() -> None:
+    ranks, scores = [0.0, 1.0, 2.0], [3.0, 3.0, 3.0]
+    assert (pairwise_accuracy(ranks, scores), tie_share(ranks, scores), exact_match(ranks, scores)) == (0.5, 1, 0)
+    assert (spearman(ranks, scores), kendall_tau(ranks, scores)) == (0, 0)
+
+
+def test_people_who_say_the_same_of_all_leave_nothing() -> None:
+    same, scores = [1.0, 1.0], [3.0, 2.0]
+    measures = (pairwise_accuracy, tie_share, exact_match, spearman, kendall_tau)
+    assert [measure(same, scores) for measure in measures] == [None] * 5
+    assert top_is_best(same, scores, 3.0) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(-2, 2)), max_size=8))
+def test_the_longer_is_preferred_as_often_as_brute_force_says(pairs: list[tuple[float, int]]) -> None:
+    longer = [right for right, excess in pairs if excess > 0] + [1 - right for right, excess in pairs if excess < 0]
+    expected = float(torch.tensor(longer, dtype=torch.float64).mean()) if longer else None
+    assert longer_preferred(*zip(*pairs, strict=True)) == expected if pairs else longer_preferred([], []) is None

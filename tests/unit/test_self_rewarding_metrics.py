@@ -1,0 +1,64 @@
+"""What a self-rewarding step tells, and when it is told that something goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
+from lockstep.algorithms.step import StepResult
+from lockstep.batch import Batch
+from lockstep.experience.judge.judge import Judged, Judgement
+from lockstep.experience.judge.verdicts import ScoreParser, Verdict
+from lockstep.experience.rollout import Rollouts
+from lockstep.metrics import Metrics
+from lockstep.objectives.pairing import Pair
+from lockstep.recipe import SelfRewarding
+from lockstep.runtime.collapse import Collapse
+from lockstep.runtime.loop import Turn
+from lockstep.types import Prompt
+
+
+def judged(*verdicts: float | None) -> Judged[float]:
+    causes = (Verdict(None, "no_match") if one is None else Verdict(one) for one in verdicts)
+    return Judged(tuple(Judgement(verdict) for verdict in causes))
+
+
+def rollouts(responses: list[str]) -> Rollouts:
+    """Each response has as many tokens as words, behind a prompt of one."""
+    lengths = torch.tensor([1 + len(response.split()) for response in responses])
+    mask = torch.cat([torch.arange(int(length)) > 0 for length in lengths])
+    cut = torch.tensor([response.endswith("…") for response in responses])
+    batch = Batch(torch.zeros(len(mask), dtype=torch.int64), lengths, {"mask": mask}, {"truncated": cut})
+    return Rollouts(batch, [Prompt("a:1", "Q", (0,), {})] * len(responses), responses)
+
+
+def test_answers_by_hand() -> None:
+    written = rollouts(["one two", "Score: 4", "three words here", "cut off …"])
+    verdicts = [judged(1.0, 3.0), judged(None, 5.0), judged(None, None), judged(5.0, 5.0)]
+    parser = ScoreParser(0.0, 5.0, "score|points", True)
+    metrics = answer_metrics(written, verdicts, parser).floats()
+    assert metrics["generated_rewards"] == pytest.approx((2 + 5 + 5) / 3)
+    assert metrics["generated_rewards_std"] == pytest.approx(2**0.5)
+    assert metrics["judge_variance"] == pytest.approx((1 + 0 + 0) / 3)
+    assert metrics["top_class_share"] == 3 / 5
+    assert metrics["leaks"] == 1 / 4
+    assert metrics["response_lengths"] == (2 + 2 + 3 + 3) / 4
+    assert metrics["bad_ends_per_GBS"] == 1 / 4
+
+
+def test_rows_by_what_became_of_them() -> None:
+    pairs = [Pair("ok", 0, 1), Pair("tie"), Pair("unscored"), Pair("ok", 1, 0), Pair("tie")]
+    metrics = pair_metrics(pairs).floats()
+    assert metrics["bad_samples_per_GBS"] == 3 / 5
+    assert (metrics["pairs/ok"], metrics["pairs/tie"], metrics["pairs/unfinished"]) == (2 / 5, 2 / 5, 0)
+
+
+def test_a_collapse_is_told_when_it_begins_and_when_it_begins_again() -> None:
+    told: list[str] = []
+    options = SelfRewarding(global_batch_size=8, max_leak_share=0.1, max_class_share=0.9)
+    look = Collapse(options, told.append)
+    for step, leaks in enumerate([0.0, 0.2, 0.3, 0.1, 0.5], start=1):
+        values = {"train/leaks": leaks, "train/top_class_share": 0.9}
+        look(Turn(step, StepResult(Metrics(), 0, 0), False, False, values))
+    assert [line.split(" hold")[0] for line in told] == ["at step 2 20% of the answers", "at step 5 50% of the answers"]
