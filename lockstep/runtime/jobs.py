@@ -30,7 +30,17 @@ from lockstep.losses.preference import Preference
 from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
 from lockstep.objectives.sequential import DriftTest
-from lockstep.recipe import Common, DoctorSection, DPORecipe, PPORecipe, SamplingRecipe, SelfRewardingRecipe, SFTRecipe
+from lockstep.recipe import (
+    Common,
+    DoctorSection,
+    DPORecipe,
+    PPORecipe,
+    RepeatedSampling,
+    RewardSection,
+    SamplingRecipe,
+    SelfRewardingRecipe,
+    SFTRecipe,
+)
 from lockstep.runtime.collapse import Collapse
 from lockstep.runtime.judges import judge_answers, policy_answers
 from lockstep.runtime.loop import Extent, Hook, Step
@@ -114,6 +124,12 @@ def _learner(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     return learner
 
 
+def _policy_and_reference(recipe: DPORecipe | SelfRewardingRecipe, place: Place) -> tuple[Learner, Learner]:
+    """The same first model twice, one of them to be trained."""
+    trained = LearnerSpec(place.source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
+    return _learner(trained, recipe, place), _learner(replace(trained, optimizer=None), recipe, place)
+
+
 def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
     """`max_steps` steps, or else `max_epochs` passes over the data."""
     if recipe.run.max_steps >= 0:
@@ -147,9 +163,7 @@ def _dpo(recipe: DPORecipe, place: Place) -> Job:
     files, source, size = place.files, place.source, recipe.dpo.global_batch_size
     require_context(recipe, source)
     pairs = open_pairs(files.train, recipe, source, head(recipe.data.limit_train_batches, size))
-    shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
-    policy = _learner(LearnerSpec(head="logits", optimizer=recipe.optimizer, **shared), recipe, place)
-    reference = _learner(LearnerSpec(head="logits", optimizer=None, **shared), recipe, place)
+    policy, reference = _policy_and_reference(recipe, place)
     workers = DPOWorkers(policy, reference, pairs, place.shown.phase)
     loss = preference.build(recipe.dpo, recipe.dpo.ref_policy_kl_penalty)
     return Job(
@@ -180,12 +194,14 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     )
     watch = _watch(policy, experience.engine, recipe.doctor, place)
     workers = PPOWorkers(policy, critic, reference, experience, place.shown.phase, watch)
+    size = recipe.ppo.num_prompts_per_step
+    held_out = _held_out_answers(recipe, recipe.reward, recipe.validation_sampling, size, experience, place)
     rows = experience.prompts
     return Job(
         step=lambda step, position: ppo_step(step, position, workers, options),
         extent=extent_of(recipe, len(rows), recipe.ppo.num_prompts_per_step),
         learners={"policy": policy, "critic": critic},
-        validate=_validation(recipe, experience, files.validation, source),
+        validate=None if held_out is None else lambda step: held_out(policy_version(step, recipe.ppo)),
         arithmetic=batch_arithmetic(recipe, rows),
         watch=watch,
     )
@@ -194,9 +210,7 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
 def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
     files, source, options = place.files, place.source, recipe.self_rewarding
     require_context(recipe, source)
-    shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
-    policy = _learner(LearnerSpec(head="logits", optimizer=recipe.optimizer, **shared), recipe, place)
-    reference = _learner(LearnerSpec(head="logits", optimizer=None, **shared), recipe, place)
+    policy, reference = _policy_and_reference(recipe, place)
     limit = head(recipe.data.limit_train_batches, options.global_batch_size)
     prompts = open_prompts(files.train, recipe.data, source.tokenizer, head=limit)
     engines = _engines(policy, reference, source, recipe, place)
@@ -215,7 +229,7 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
         step=lambda step, position: self_rewarding_step(step, position, workers, rules),
         extent=self_rewarding_extent(recipe, rules),
         learners={"policy": policy, "reference": reference},
-        validate=_true_worth(recipe, replace(experience, engine=engines[0]), place),
+        validate=_true_worth(recipe, replace(experience, engine=engines[0]), place),  # by the policy as it is
         arithmetic=self_rewarding_arithmetic(recipe, prompts, rules),
         hooks=(Collapse(options, place.shown.note),),
     )
@@ -264,21 +278,11 @@ def _engines(
 
 def _true_worth(recipe: SelfRewardingRecipe, experience: Experience, place: Place) -> Callable[[int], Metrics] | None:
     """What the policy's answers to held-out prompts are worth, by something else than its own judgement."""
-    files, asked, section = place.files.validation, recipe.validation_sampling, recipe.validation_reward
-    if files is None or asked is None or section is None:
+    reward, asked = recipe.validation_reward, recipe.validation_sampling
+    if reward is None or asked is None:
         return None
-    held_out = head(recipe.data.limit_val_batches, recipe.self_rewarding.global_batch_size)
-    prompts = open_prompts(files, recipe.data, place.source.tokenizer, rule_of(section), held_out)
-    rows = prompts.first(recipe.data.max_validation_samples)
-    graded, sampling = grading(section), place.source.sampling(asked)
-    judged = replace(experience, reward=build_reward(section))
-
-    def validate(step: int) -> Metrics:
-        with judged.engine.at(step):
-            samples = answered(judged, rows, 0, sampling, asked.num_samples)
-        return graded.metrics(samples, asked.ks).prefixed("validation")
-
-    return validate
+    judged = replace(experience, reward=build_reward(reward))
+    return _held_out_answers(recipe, reward, asked, recipe.self_rewarding.global_batch_size, judged, place)
 
 
 def _engine(policy: Learner, source: Source, recipe: PPORecipe, place: Place) -> Engine:
@@ -303,19 +307,34 @@ def _watch(policy: Learner, engine: Engine, section: DoctorSection, place: Place
     return Watch(policy, engine, test, place.shown.note)
 
 
-def _validation(
-    recipe: PPORecipe, experience: Experience, files: Files | None, source: Source
+def _held_out_answers(
+    recipe: SamplingRecipe,
+    reward: RewardSection,
+    asked: RepeatedSampling,
+    size: int,
+    experience: Experience,
+    place: Place,
 ) -> Callable[[int], Metrics] | None:
+    """What answers to held-out prompts are worth, by the weights of a version.
+
+    Args:
+        recipe: With the data.
+        reward: Judges them.
+        asked: How many, and how they are drawn.
+        size: Prompts of a step.
+        experience: Answers, with the engine of the policy as it is.
+        place: With the rows.
+    """
+    files = place.files.validation
     if files is None:
         return None
-    held_out = head(recipe.data.limit_val_batches, recipe.ppo.num_prompts_per_step)
-    prompts = open_prompts(files, recipe.data, source.tokenizer, rule_of(recipe.reward), held_out)
+    held_out = head(recipe.data.limit_val_batches, size)
+    prompts = open_prompts(files, recipe.data, place.source.tokenizer, rule_of(reward), held_out)
     rows = prompts.first(recipe.data.max_validation_samples)
-    asked, graded = recipe.validation_sampling, grading(recipe.reward)
-    sampling = source.sampling(asked)
+    graded, sampling = grading(reward), place.source.sampling(asked)
 
-    def validate(step: int) -> Metrics:
-        with experience.engine.at(policy_version(step, recipe.ppo)):
+    def validate(version: int) -> Metrics:
+        with experience.engine.at(version):
             samples = answered(experience, rows, 0, sampling, asked.num_samples)
         return graded.metrics(samples, asked.ks).prefixed("validation")
 

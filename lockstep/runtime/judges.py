@@ -24,7 +24,8 @@ def policy_answers(section: AskedSection, policy: Generates, source: Source, nam
     Raises:
         ValueError: The questions that the section allows do not fit the model, or there is no chat template.
     """
-    return _answers(section, policy, source, name)
+    _require_room(section, source, name)
+    return _answers(section, policy, source)
 
 
 def judge_answers(
@@ -49,9 +50,7 @@ def judge_answers(
     assert section.path is not None, "who judges is the policy, a folder, or a server"
     source = open_source(section.path)
     _require_room(section, source, name)
-    return _answers(
-        section, _awake(nearest(SamplerSpec(source.folder, sampler, computation), shown, workers)), source, name
-    )
+    return _answers(section, _awake(nearest(SamplerSpec(source.folder, sampler, computation), shown, workers)), source)
 
 
 def _awake(sampler: Sampler) -> Sampler:
@@ -60,8 +59,7 @@ def _awake(sampler: Sampler) -> Sampler:
     return sampler
 
 
-def _answers(section: AskedSection, sampler: Generates, source: Source, name: str) -> SamplerAnswers:
-    _require_room(section, source, name)
+def _answers(section: AskedSection, sampler: Generates, source: Source) -> SamplerAnswers:
     reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
     return SamplerAnswers(sampler, reader, source.sampling(section.sampling))
 

@@ -151,8 +151,10 @@ def _finding(case: Case, worst: Local, cause: str, alike: Sequence[Local]) -> Fi
         return counter(case.with_side(wrong, replace(case.side(wrong).under(_ALONE), prefill=True)))
 
     setting = f"give what {kind(worst.node)} computes the other side's values"
-    if counter(case).gap < 0.9 * case.gap:
-        return Finding(cause, side, tuple(said), setting, counter)
+    swapped = counter(case)
+    if swapped.gap < 0.9 * case.gap:
+        # What was tried on this case need not be computed again for it.
+        return Finding(cause, side, tuple(said), setting, lambda other: swapped if other is case else counter(other))
     # What a node does may depend on what is computed beside it; a swap is of sequences by themselves.
     return Finding(cause, side, tuple(said), f"{setting}, each sequence by itself and by prefill", plainly, _MOST)
 
