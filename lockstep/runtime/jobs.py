@@ -287,6 +287,7 @@ def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rul
         f"{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
         f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
         f"answers × {recipe.judge.num_evals_to_average} judgements"
+        + (", which are judged, too" if recipe.meta_judge else "")
     )
 
 

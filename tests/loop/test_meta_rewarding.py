@@ -17,6 +17,7 @@ from lockstep.runtime.stop import Stopped
 from lockstep.runtime.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
+EXACT, ACCURACY = "validation/judge_exact", "validation/meta_judge_accuracy"
 SHORT = [
     "data.letters.train_prompts=16", "data.letters.validation_prompts=4", "data.letters.known=8",
     "self_rewarding.max_iterations=2", "self_rewarding.global_batch_size=4", "judge.max_no_verdict_rate=1",
@@ -149,3 +150,33 @@ def test_known_rows_of_ones_own(learn: Run) -> None:
     Path("scores.jsonl").write_text(json.dumps({"prompt": "p", "response": "r"}) + "\n")
     with pytest.raises(ValueError, match=r"scores.jsonl, line 1: lacks score"):
         learn("known.judgements=scores.jsonl", "run.folder=other")
+
+
+SEEDS = [11, 12, 13]
+PLAIN = ["self_rewarding.use_meta_judge=false", "meta_judge=null"]
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(6000)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_good_meta_judge_makes_a_better_judge(
+    workplace: Path, warm: str, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Beside it the plain loop, and one whose meta-judge names winners by chance; all three from one warm start."""
+    monkeypatch.chdir(workplace)
+
+    def judged(name: str, *overrides: str) -> list[float]:
+        own = [f"seed={seed}", "learner.device=cpu", f"run.folder={name}_{seed}", *overrides]
+        rows = read_metrics(train(load("self_rewarding_meta_small", own)))
+        told = {key: [row[key] for row in rows if key in row] for key in ("validation/reward", EXACT, ACCURACY)}
+        print(f"seed {seed}, {name}: {told}")
+        if told[ACCURACY] and name == "meta" and told[ACCURACY][0] < 0.85:
+            pytest.skip(f"the meta-judge of this seed is a poor one: {told[ACCURACY][0]:.2f}")
+        return told[EXACT]
+
+    meta = judged("meta")
+    plain = judged("plain", *PLAIN)
+    chance = judged("chance", f"meta_judge.path={warm}")
+    assert meta[-1] - meta[0] >= 0.1
+    assert meta[-1] - plain[-1] >= 0.15
+    assert chance[-1] - chance[0] < 0.1
