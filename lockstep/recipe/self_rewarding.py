@@ -72,6 +72,10 @@ class SelfRewardingRecipe(Common):
     algorithm: Literal["self_rewarding"] = Field(description="what is run")
     self_rewarding: SelfRewarding
     judge: JudgeSection
+    verifier: RewardSection | None = Field(
+        default=None,
+        description="programs that score answers in place of the judge, of rows that name one; null: all are judged",
+    )
     sampling: Sampling
     sampler: EngineSection = SamplerSection()
     optimizer: Optimizer

@@ -235,13 +235,18 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
 def _self_rewarding(
     recipe: SelfRewardingRecipe, files: DataFiles | None, model: _Model | None, found: Findings
 ) -> None:
+    with found.problem():
+        build(recipe.verifier)
     if model is None or files is None:
         return
     with found.problem():
         require_context(recipe, model.source)
     with found.problem():
         limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
-        prompts = open_prompts(files.train, recipe.data, model.source.tokenizer, head=limit)
+        wanted = rule_of(recipe.verifier, judge=True)
+        prompts = open_prompts(files.train, recipe.data, model.source.tokenizer, wanted, limit)
+        if recipe.verifier is not None:
+            _reward(recipe.verifier, prompts.first(_ANSWERS), prompts, found)
         rules = self_rewarding_rules(recipe, prompts, model.source)
         validates = files.validation is not None and recipe.validation_reward is not None
         found.say("step", self_rewarding_arithmetic(recipe, prompts, rules))

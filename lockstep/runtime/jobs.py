@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step, held_out_preference, with_reference
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
+from lockstep.algorithms.self_rewarding.scoring import Verifiers
 from lockstep.algorithms.self_rewarding.step import Rules as SelfRewardingRules
 from lockstep.algorithms.self_rewarding.step import SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
@@ -19,8 +20,8 @@ from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
 from lockstep.experience.judge.build import score_judge
 from lockstep.experience.refit import random_probe
-from lockstep.experience.rewards import NoReward, rule_of
 from lockstep.experience.rewards import build as build_reward
+from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
 from lockstep.experience.watch import FLOOR, Watch
 from lockstep.learners.base import Learner
@@ -212,10 +213,11 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
     require_context(recipe, source)
     policy, reference = _policy_and_reference(recipe, place)
     limit = head(recipe.data.limit_train_batches, options.global_batch_size)
-    prompts = open_prompts(files.train, recipe.data, source.tokenizer, head=limit)
+    wanted = rule_of(recipe.verifier, judge=True)
+    prompts = open_prompts(files.train, recipe.data, source.tokenizer, wanted, limit)
     engines = _engines(policy, reference, source, recipe, place)
     actor = engines[0] if options.acting_policy == "current" else engines[1]
-    experience = Experience(actor, prompts, NoReward(), source.decode, recipe.seed)
+    experience = Experience(actor, prompts, build_reward(recipe.verifier), source.decode, recipe.seed)
     other = recipe.judge.path is not None or recipe.judge.sampler is not None
     answering = (
         judge_answers(recipe.judge, recipe.learner, place.shown, place.workers)
@@ -240,7 +242,12 @@ def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: 
     options = recipe.self_rewarding
     rows = len(prompts) // options.max_iterations if options.prompt_source == "split" else len(prompts)
     rules = SelfRewardingRules(
-        options, source.sampling(recipe.sampling), rows, recipe.run.max_epochs, recipe.run.num_logged_samples
+        options,
+        source.sampling(recipe.sampling),
+        rows,
+        recipe.run.max_epochs,
+        recipe.run.num_logged_samples,
+        Verifiers(recipe.verifier, recipe.judge.judge_score_low, recipe.judge.judge_score_high),
     )
     if not rules.steps_per_iteration:
         raise ValueError(

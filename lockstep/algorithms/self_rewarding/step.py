@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.self_rewarding.scoring import Scored, Verifiers, scored
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.experience.judge.build import response_case
-from lockstep.experience.judge.judge import Case, Judge, Judged, judge_metrics, mean_score, score_variance
+from lockstep.experience.judge.judge import Case, Judge, score_variance
 from lockstep.experience.rollout import Experience, Rollouts
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import build as preference_loss
@@ -46,6 +47,7 @@ class Rules:
         rows: Prompts that an iteration goes through.
         epochs: How often it does.
         num_logged_samples: Prompts of a step that the sample log shows.
+        verifiers: Programs that score in place of the judge.
     """
 
     options: SelfRewarding
@@ -53,6 +55,7 @@ class Rules:
     rows: int
     epochs: int
     num_logged_samples: int
+    verifiers: Verifiers
 
     @property
     def steps_per_iteration(self) -> int:
@@ -80,18 +83,18 @@ class Ranked:
 
     Attributes:
         rollouts: All answers, one prompt's next to each other.
-        judged: What the judge says of each.
+        scored: What each is worth, and who says so.
         pairs: One for each prompt.
     """
 
     rollouts: Rollouts
-    judged: Sequence[Judged[float]]
+    scored: Scored
     pairs: Sequence[Pair]
 
     @property
     def group(self) -> int:
         """Answers to each prompt."""
-        return len(self.judged) // len(self.pairs)
+        return len(self.scored.scores) // len(self.pairs)
 
     def batch(self) -> Batch:
         """The chosen and the rejected answer of each pair to learn from, next to each other, with their scores.
@@ -116,10 +119,10 @@ def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers,
                 position, options.global_batch_size, rules.sampling, options.num_responses_to_gen
             )
         with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
-            judged = workers.judge(_cases(rollouts, step))
-    ranked = _ranked(rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen)
-    metrics = refitted + judge_metrics(judged).prefixed("judge")
-    metrics += (answer_metrics(ranked.rollouts, judged, workers.judge.parser) + pair_metrics(ranked.pairs)).prefixed(
+            found = scored(rollouts, _cases(rollouts, step), workers.judge, rules.verifiers)
+    ranked = _ranked(rollouts, found, options.length_control_of(iteration), options.num_responses_to_gen)
+    metrics = refitted + found.metrics()
+    metrics += (answer_metrics(ranked.rollouts, found, workers.judge.parser) + pair_metrics(ranked.pairs)).prefixed(
         "train"
     )
     metrics += _learned(ranked.batch(), workers, rules, iteration)
@@ -144,18 +147,18 @@ def _cases(rollouts: Rollouts, step: int) -> list[Case]:
     ]
 
 
-def _ranked(rollouts: Rollouts, judged: Sequence[Judged[float]], length_control: float, group: int) -> Ranked:
+def _ranked(rollouts: Rollouts, found: Scored, length_control: float, group: int) -> Ranked:
     sequences = zip(rollouts.batch.sequences(), rollouts.batch.sequences("mask"), strict=True)
     tokens = [tuple(sequence[mask].tolist()) for sequence, mask in sequences]
     cut = rollouts.batch["truncated"].tolist()
     answers = [
-        Answer(own, not unfinished, mean_score(one), score_variance(one) if len(one.values) > 1 else None)
-        for own, unfinished, one in zip(tokens, cut, judged, strict=True)
+        Answer(own, not unfinished, score, score_variance(one) if len(one.values) > 1 else None)
+        for own, unfinished, score, one in zip(tokens, cut, found.scores, found.judged, strict=True)
     ]
     pairs = [choose(answers[start : start + group], length_control) for start in range(0, len(answers), group)]
     score_B = torch.tensor([float("nan") if answer.score is None else answer.score for answer in answers])
     batch = rollouts.batch.with_columns(sample={"score": score_B})
-    return Ranked(Rollouts(batch, rollouts.prompts, rollouts.responses), judged, pairs)
+    return Ranked(Rollouts(batch, rollouts.prompts, rollouts.responses), found, pairs)
 
 
 def _learned(batch: Batch, workers: SelfRewardingWorkers, rules: Rules, iteration: int) -> Metrics:
@@ -179,9 +182,12 @@ def _sample_row(ranked: Ranked, prompt: int, pair: Pair) -> dict[str, Any]:
     scores: Tensor = ranked.rollouts.batch["score"][first : first + ranked.group]
     asked = ranked.rollouts.prompts[first]
     row = {"id": asked.id, "prompt": asked.text, "status": pair.status, "scores": scores.tolist()}
+    row |= {"scored_by": ranked.scored.scorer(first)}
     for name, place in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         if place is not None:
-            replies = [one.answer.text for one in ranked.judged[first + place].judgements if one.answer is not None]
+            replies = [
+                one.answer.text for one in ranked.scored.judged[first + place].judgements if one.answer is not None
+            ]
             row |= {name: ranked.rollouts.responses[first + place], f"{name}_score": float(scores[place])}
             row |= {f"{name}_judgements": replies}
     return row
