@@ -39,6 +39,10 @@ class SelfRewarding(PreferenceSection):
     prompt_source: Literal["same", "split"] = Field(
         default="same", description="prompts of an iteration: all, or a share of its own that no other has"
     )
+    first_iteration_sft: bool = Field(
+        default=False,
+        description="the first iteration learns the data's own answers as SFT does, and generates and judges nothing",
+    )
     max_class_share: Probability = Field(
         default=0.9, description="warn where more of the verdicts are one and the same score"
     )
@@ -53,6 +57,14 @@ class SelfRewarding(PreferenceSection):
     def beta_of(self, iteration: int) -> float:
         """β of an iteration, counted from 0."""
         return _of(self.ref_policy_kl_penalty, iteration)
+
+    @model_validator(mode="after")
+    def _an_iteration_is_left(self) -> SelfRewarding:
+        if self.first_iteration_sft and self.max_iterations == 1:
+            raise ValueError(
+                "first_iteration_sft takes the only iteration; raise max_iterations, or run algorithm: sft"
+            )
+        return self
 
     @model_validator(mode="after")
     def _lists_have_one_for_each_iteration(self) -> SelfRewarding:
@@ -95,6 +107,15 @@ class SelfRewardingRecipe(Common):
     def _prompts_are_gone_through_once(self) -> SelfRewardingRecipe:
         if self.self_rewarding.prompt_source == "split" and self.run.max_epochs > 1:
             raise ValueError("prompt_source=split gives each iteration prompts of its own, once; leave max_epochs at 1")
+        return self
+
+    @model_validator(mode="after")
+    def _demonstrations_are_whole(self) -> SelfRewardingRecipe:
+        if self.self_rewarding.first_iteration_sft and self.data.overlong_prompts == "truncate":
+            raise ValueError(
+                "data.overlong_prompts=truncate is for prompts that a sampler answers; first_iteration_sft learns "
+                "whole rows, so say error or skip"
+            )
         return self
 
     @model_validator(mode="after")

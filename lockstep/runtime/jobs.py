@@ -15,7 +15,7 @@ from lockstep.algorithms.self_rewarding.step import SelfRewardingWorkers, self_r
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
 from lockstep.data.files import Files
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import head
+from lockstep.data.selection import Head, head
 from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
 from lockstep.experience.judge.build import score_judge
@@ -48,7 +48,7 @@ from lockstep.runtime.loop import Extent, Hook, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
-from lockstep.runtime.rows import DataFiles, open_demonstrations, open_pairs, open_prompts
+from lockstep.runtime.rows import DataFiles, open_demonstrations, open_own_answers, open_pairs, open_prompts
 from lockstep.runtime.source import Source
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
@@ -226,7 +226,8 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
     )
     judge = score_judge(recipe.judge, answering, recipe.seed)
     rules = self_rewarding_rules(recipe, prompts, source)
-    workers = SelfRewardingWorkers(policy, reference, experience, judge, place.shown.phase)
+    imitate = _imitation(recipe, policy, place, limit)
+    workers = SelfRewardingWorkers(policy, reference, experience, judge, place.shown.phase, imitate)
     return Job(
         step=lambda step, position: self_rewarding_step(step, position, workers, rules),
         extent=self_rewarding_extent(recipe, rules),
@@ -235,6 +236,16 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
         arithmetic=self_rewarding_arithmetic(recipe, prompts, rules),
         hooks=(Collapse(options, place.shown.note),),
     )
+
+
+def _imitation(recipe: SelfRewardingRecipe, policy: Learner, place: Place, limit: Head) -> Step | None:
+    """A step of SFT on the answers of the data, where the first iteration is that."""
+    options = recipe.self_rewarding
+    if not options.first_iteration_sft:
+        return None
+    rows = open_own_answers(place.files.demonstrations, recipe, place.source, limit)
+    workers = SFTWorkers(policy, rows, place.shown.phase)
+    return lambda step, position: sft_step(step, position, workers, options.global_batch_size, recipe.seed)
 
 
 def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> SelfRewardingRules:
@@ -266,10 +277,11 @@ def self_rewarding_extent(recipe: SelfRewardingRecipe, rules: SelfRewardingRules
 def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rules: SelfRewardingRules) -> str:
     """How prompts become optimizer steps, for people."""
     options = recipe.self_rewarding
+    first = ", the first of them on the answers of the data" if options.first_iteration_sft else ""
     return (
         f"{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
         f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
-        f"answers × {recipe.judge.num_evals_to_average} judgements"
+        f"answers × {recipe.judge.num_evals_to_average} judgements{first}"
     )
 
 

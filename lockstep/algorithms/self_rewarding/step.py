@@ -6,7 +6,7 @@ prompts; what acts and judges in it is the policy that it began with. At its end
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,13 +30,18 @@ from lockstep.types import Phase, SamplingParams
 
 @dataclass(frozen=True)
 class SelfRewardingWorkers:
-    """Who does the work: π, the frozen π_ref, the source of answers, and the judge, who may be the same model."""
+    """Who does the work: π, the frozen π_ref, the source of answers, and the judge, who may be the same model.
+
+    Attributes:
+        imitate: A step of the first iteration, where that is SFT on the answers of the data; takes step and position.
+    """
 
     policy: Learner
     reference: Learner
     experience: Experience
     judge: Judge[float]
     phase: Phase
+    imitate: Callable[[int, int], StepResult] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,22 @@ class Ranked:
 
 
 def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
-    """One optimizer step: answer, judge, choose, learn; at the end of an iteration the policy becomes the reference."""
+    """One optimizer step; at the end of an iteration the policy becomes the reference."""
+    iteration = step // rules.steps_per_iteration
+    if iteration == 0 and workers.imitate is not None:
+        result = workers.imitate(step, position)
+    else:
+        result = _rewarded(step, position, workers, rules)
+    done = Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
+    if (step + 1) % rules.steps_per_iteration == 0:
+        with workers.phase("reference"):
+            hand_over(workers.policy, workers.reference)  # π_ref ← π
+            workers.policy.reset_optimizer()
+    return replace(result, metrics=result.metrics + done, position=rules.position(step + 1))
+
+
+def _rewarded(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
+    """Answer, judge, choose, learn."""
     options, iteration = rules.options, step // rules.steps_per_iteration
     with workers.experience.engine.at(rules.acting_version(step)) as refitted:
         with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
@@ -126,14 +146,8 @@ def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers,
         "train"
     )
     metrics += _learned(ranked.batch(), workers, rules, iteration)
-    metrics += Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
-    if (step + 1) % rules.steps_per_iteration == 0:
-        with workers.phase("reference"):
-            hand_over(workers.policy, workers.reference)  # π_ref ← π
-            workers.policy.reset_optimizer()
-    return StepResult(
-        metrics, rules.position(step + 1), rollouts.batch.tokens.numel(), _sample_rows(ranked, rules.num_logged_samples)
-    )
+    samples = _sample_rows(ranked, rules.num_logged_samples)
+    return StepResult(metrics, position + options.global_batch_size, rollouts.batch.tokens.numel(), samples)
 
 
 def _cases(rollouts: Rollouts, step: int) -> list[Case]:
