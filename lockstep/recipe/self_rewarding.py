@@ -54,6 +54,10 @@ class SelfRewarding(PreferenceSection):
         description="of a step's pairs of judgements, no more than this share prefer a judgement of one and the same "
         "score; one of each may always be there",
     )
+    first_iteration_sft: bool = Field(
+        default=False,
+        description="the first iteration learns the data's own answers as SFT does, and generates and judges nothing",
+    )
     max_class_share: Probability = Field(
         default=0.9, description="warn where more of the verdicts are one and the same score"
     )
@@ -72,6 +76,14 @@ class SelfRewarding(PreferenceSection):
     def meta_judge_pcnt_of(self, iteration: int) -> float:
         """Largest share of pairs of judgements in an iteration, counted from 0."""
         return _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
+
+    @model_validator(mode="after")
+    def _an_iteration_is_left(self) -> SelfRewarding:
+        if self.first_iteration_sft and self.max_iterations == 1:
+            raise ValueError(
+                "first_iteration_sft takes the only iteration; raise max_iterations, or run algorithm: sft"
+            )
+        return self
 
     @model_validator(mode="after")
     def _lists_have_one_for_each_iteration(self) -> SelfRewarding:
@@ -106,6 +118,10 @@ class SelfRewardingRecipe(Common):
     self_rewarding: SelfRewarding
     judge: JudgeSection
     meta_judge: MetaJudgeSection | None = Field(default=None, description="with use_meta_judge: who judges judgements")
+    verifier: RewardSection | None = Field(
+        default=None,
+        description="programs that score answers in place of the judge, of rows that name one; null: all are judged",
+    )
     sampling: Sampling
     sampler: EngineSection = SamplerSection()
     optimizer: Optimizer
@@ -143,6 +159,15 @@ class SelfRewardingRecipe(Common):
             )
         if self.judge.num_evals_to_average < 2:
             raise ValueError("use_meta_judge compares judgements of one answer; set judge.num_evals_to_average to 2 up")
+        return self
+
+    @model_validator(mode="after")
+    def _demonstrations_are_whole(self) -> SelfRewardingRecipe:
+        if self.self_rewarding.first_iteration_sft and self.data.overlong_prompts == "truncate":
+            raise ValueError(
+                "data.overlong_prompts=truncate is for prompts that a sampler answers; first_iteration_sft learns "
+                "whole rows, so say error or skip"
+            )
         return self
 
     @model_validator(mode="after")

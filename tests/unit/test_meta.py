@@ -12,10 +12,11 @@ from test_judge import META_SECTION
 
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
 from lockstep.algorithms.self_rewarding.ranked import Ranked
+from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
 from lockstep.experience.judge.asking import Answer, Conversation
 from lockstep.experience.judge.build import meta_judge
-from lockstep.experience.judge.judge import Judged, Judgement
+from lockstep.experience.judge.judge import Judged, Judgement, mean_score
 from lockstep.experience.judge.verdicts import ScoreParser, Verdict
 from lockstep.experience.rollout import Rollouts
 from lockstep.objectives.battles import consistent_wins
@@ -79,8 +80,8 @@ def answers(*every: Judged[float], group: int = 1, unfinished: Sequence[int] = (
         {"truncated": truncated, "score": torch.zeros(count)},
     )
     prompts = [Prompt(f"rows:{place // group}", f"ask {place // group}", (1,), {}) for place in range(count)]
-    pairs = [Pair("tie")] * (count // group)
-    return Ranked(Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), every, pairs)
+    pairs, scored = [Pair("tie")] * (count // group), Scored([mean_score(one) for one in every], every, None)
+    return Ranked(Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), scored, pairs)
 
 
 def named(pairs: Sequence[JudgePair]) -> list[tuple[str, str, str]]:

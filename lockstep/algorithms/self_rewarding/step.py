@@ -7,16 +7,18 @@ end that policy is replaced.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
 from lockstep.algorithms.self_rewarding.ranked import Ranked, ranked, response_cases
+from lockstep.algorithms.self_rewarding.scoring import Verifiers, scored
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch, concat
-from lockstep.experience.judge.judge import Judge, judge_metrics
+from lockstep.experience.judge.judge import Judge
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import build as preference_loss
@@ -28,7 +30,11 @@ from lockstep.types import Phase, SamplingParams
 
 @dataclass(frozen=True)
 class SelfRewardingWorkers:
-    """Who does the work: π, the frozen π_ref, the source of answers, and the judges, who may be the same model."""
+    """Who does the work: π, the frozen π_ref, the source of answers, and the judges, who may be the same model.
+
+    Attributes:
+        imitate: A step of the first iteration, where that is SFT on the answers of the data; takes step and position.
+    """
 
     policy: Learner
     reference: Learner
@@ -36,6 +42,7 @@ class SelfRewardingWorkers:
     judge: Judge[float]
     meta: MetaJudging | None
     phase: Phase
+    imitate: Callable[[int, int], StepResult] | None
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Rules:
         rows: Prompts that an iteration goes through.
         epochs: How often it does.
         num_logged_samples: Prompts of a step that the sample log shows.
+        verifiers: Programs that score in place of the judge.
     """
 
     options: SelfRewarding
@@ -53,6 +61,7 @@ class Rules:
     rows: int
     epochs: int
     num_logged_samples: int
+    verifiers: Verifiers
 
     @property
     def steps_per_iteration(self) -> int:
@@ -75,7 +84,22 @@ class Rules:
 
 
 def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
-    """One optimizer step: answer, judge, choose, learn; at the end of an iteration the policy becomes the reference."""
+    """One optimizer step; at the end of an iteration the policy becomes the reference."""
+    iteration = step // rules.steps_per_iteration
+    if iteration == 0 and workers.imitate is not None:
+        result = workers.imitate(step, position)
+    else:
+        result = _rewarded(step, position, workers, rules)
+    done = Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
+    if (step + 1) % rules.steps_per_iteration == 0:
+        with workers.phase("reference"):
+            hand_over(workers.policy, workers.reference)  # π_ref ← π
+            workers.policy.reset_optimizer()
+    return replace(result, metrics=result.metrics + done, position=rules.position(step + 1))
+
+
+def _rewarded(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
+    """Answer, judge, choose, learn."""
     options, iteration = rules.options, step // rules.steps_per_iteration
     with workers.experience.engine.at(rules.acting_version(step)) as refitted:
         with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
@@ -83,21 +107,16 @@ def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers,
                 position, options.global_batch_size, rules.sampling, options.num_responses_to_gen
             )
         with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
-            judged = workers.judge(response_cases(rollouts, step))
-        answers = ranked(rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen)
+            found = scored(rollouts, response_cases(rollouts, step), workers.judge, rules.verifiers)
+        answers = ranked(rollouts, found, options.length_control_of(iteration), options.num_responses_to_gen)
         judgements, metrics = _judged_judgements(answers, workers, options.meta_judge_pcnt_of(iteration), step)
-    metrics += refitted + judge_metrics(judged).prefixed("judge")
-    metrics += answer_metrics(answers.rollouts, judged, workers.judge.parser).prefixed("train")
+    metrics += refitted + found.metrics()
+    metrics += answer_metrics(answers.rollouts, found, workers.judge.parser).prefixed("train")
     metrics += pair_metrics(answers.pairs).prefixed("train")
     metrics += _learned(_batch(answers, judgements), workers, rules, iteration)
-    metrics += Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
-    if (step + 1) % rules.steps_per_iteration == 0:
-        with workers.phase("reference"):
-            hand_over(workers.policy, workers.reference)  # π_ref ← π
-            workers.policy.reset_optimizer()
     samples = answers.sample_rows(rules.num_logged_samples)
     samples += [judge_pair_row(pair, workers.experience.decode) for pair in judgements[: rules.num_logged_samples]]
-    return StepResult(metrics, rules.position(step + 1), rollouts.batch.tokens.numel(), samples)
+    return StepResult(metrics, position + options.global_batch_size, rollouts.batch.tokens.numel(), samples)
 
 
 def _judged_judgements(
