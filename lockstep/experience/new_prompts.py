@@ -36,7 +36,7 @@ Request {_EXAMPLES + 1}:
 """
 
 Outcome = Literal["made", "request_too_long", "unfinished", "empty", "too_long", "known", "repeated"]
-"""What became of an attempt: a prompt; no text, because the request was too long; or a text that was cut off, is empty, is
+"""What became of an attempt: a prompt; no text, as the request was too long; or a text that was cut off, is empty, is
 longer than a prompt may be, is a prompt of the data, or was written before in this iteration."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
