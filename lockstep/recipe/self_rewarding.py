@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lockstep.recipe.judge import JudgeSection, MetaJudgeSection
 from lockstep.recipe.machinery import Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.recipe.new_prompts import NewPromptsSection
 from lockstep.recipe.ppo import EngineSection
 from lockstep.recipe.preference import PreferenceSection
 from lockstep.recipe.run import Bound, Common
@@ -36,8 +37,14 @@ class SelfRewarding(PreferenceSection):
     acting_policy: Literal["reference", "current"] = Field(
         default="reference", description="who answers and judges: the policy of the iteration's beginning, or as it is"
     )
-    prompt_source: Literal["same", "split"] = Field(
-        default="same", description="prompts of an iteration: all, or a share of its own that no other has"
+    prompt_source: Literal["same", "split", "new"] = Field(
+        default="same",
+        description="prompts of an iteration: all, a share of its own that no other has, or new ones that the policy "
+        "of its beginning writes (`new_prompts`)",
+    )
+    first_iteration_sft: bool = Field(
+        default=False,
+        description="the first iteration learns the data's own answers as SFT does, and generates and judges nothing",
     )
     use_meta_judge: bool = Field(
         default=False,
@@ -53,10 +60,6 @@ class SelfRewarding(PreferenceSection):
         default=0.4,
         description="of a step's pairs of judgements, no more than this share prefer a judgement of one and the same "
         "score; one of each may always be there",
-    )
-    first_iteration_sft: bool = Field(
-        default=False,
-        description="the first iteration learns the data's own answers as SFT does, and generates and judges nothing",
     )
     max_class_share: Probability = Field(
         default=0.9, description="warn where more of the verdicts are one and the same score"
@@ -122,6 +125,9 @@ class SelfRewardingRecipe(Common):
         default=None,
         description="programs that score answers in place of the judge, of rows that name one; null: all are judged",
     )
+    new_prompts: NewPromptsSection | None = Field(
+        default=None, description="how prompts are written, with self_rewarding.prompt_source=new"
+    )
     sampling: Sampling
     sampler: EngineSection = SamplerSection()
     optimizer: Optimizer
@@ -145,6 +151,26 @@ class SelfRewardingRecipe(Common):
         return self
 
     @model_validator(mode="after")
+    def _new_prompts_are_the_judges(self) -> SelfRewardingRecipe:
+        written = self.self_rewarding.prompt_source == "new"
+        if written != (self.new_prompts is not None):
+            raise ValueError("new_prompts goes with self_rewarding.prompt_source=new; say both, or none")
+        if written and self.verifier is not None:
+            raise ValueError(
+                "verifier scores rows of the data, but with prompt_source=new no row is answered; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _demonstrations_are_whole(self) -> SelfRewardingRecipe:
+        if self.self_rewarding.first_iteration_sft and self.data.overlong_prompts == "truncate":
+            raise ValueError(
+                "data.overlong_prompts=truncate is for prompts that a sampler answers; first_iteration_sft learns "
+                "whole rows, so say error or skip"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _judgements_can_be_learned_from(self) -> SelfRewardingRecipe:
         if self.self_rewarding.use_meta_judge != (self.meta_judge is not None):
             raise ValueError("use_meta_judge and the section meta_judge go together; say both, or none")
@@ -159,15 +185,6 @@ class SelfRewardingRecipe(Common):
             )
         if self.judge.num_evals_to_average < 2:
             raise ValueError("use_meta_judge compares judgements of one answer; set judge.num_evals_to_average to 2 up")
-        return self
-
-    @model_validator(mode="after")
-    def _demonstrations_are_whole(self) -> SelfRewardingRecipe:
-        if self.self_rewarding.first_iteration_sft and self.data.overlong_prompts == "truncate":
-            raise ValueError(
-                "data.overlong_prompts=truncate is for prompts that a sampler answers; first_iteration_sft learns "
-                "whole rows, so say error or skip"
-            )
         return self
 
     @model_validator(mode="after")

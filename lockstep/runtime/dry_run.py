@@ -50,6 +50,7 @@ from lockstep.runtime.jobs import (
     self_rewarding_rules,
 )
 from lockstep.runtime.memory import Sizes, readable
+from lockstep.runtime.new_prompts import request_of
 from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_own_answers, open_pairs, open_prompts
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 from lockstep.runtime.trackers.run import views_of
@@ -248,6 +249,8 @@ def _self_rewarding(
         if recipe.verifier is not None:
             _reward(recipe.verifier, prompts.first(_ANSWERS), prompts, found)
         rules = self_rewarding_rules(recipe, prompts, model.source)
+        if recipe.new_prompts is not None:
+            request_of(recipe, recipe.new_prompts, prompts, model.source)
         if recipe.self_rewarding.first_iteration_sft:
             open_own_answers(files.demonstrations, recipe, model.source, limit)
         validates = files.validation is not None and recipe.validation_reward is not None

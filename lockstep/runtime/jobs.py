@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step, held_out_preference, with_reference
@@ -48,6 +49,7 @@ from lockstep.runtime.collapse import Collapse
 from lockstep.runtime.judges import Policy, answering
 from lockstep.runtime.known import asked_of, known_judgements
 from lockstep.runtime.loop import Extent, Hook, Step
+from lockstep.runtime.new_prompts import new_prompts
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
@@ -83,8 +85,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job is made ready: the run's data, its first model, its display, and what ends worker processes."""
+    """Where a job is made ready: the run's folder, data, first model and display, and what ends worker processes."""
 
+    folder: Path
     files: DataFiles
     source: Source
     shown: Progress
@@ -226,8 +229,9 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
         recipe.judge, answering(recipe.judge, recipe.learner, own, place.shown, place.workers), recipe.seed
     )
     rules, meta = self_rewarding_rules(recipe, prompts, source), _meta_judging(recipe, own, place)
+    written = new_prompts(recipe, prompts, rules.rows, engines[1], source, place.folder)
     imitate = _imitation(recipe, policy, place, limit)
-    workers = SelfRewardingWorkers(policy, reference, experience, judge, meta, place.shown.phase, imitate)
+    workers = SelfRewardingWorkers(policy, reference, experience, judge, meta, place.shown.phase, written, imitate)
     return Job(
         step=lambda step, position: self_rewarding_step(step, position, workers, rules),
         extent=self_rewarding_extent(recipe, rules),
@@ -276,6 +280,8 @@ def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: 
     """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
     options = recipe.self_rewarding
     rows = len(prompts) // options.max_iterations if options.prompt_source == "split" else len(prompts)
+    if recipe.new_prompts is not None and recipe.new_prompts.count is not None:
+        rows = recipe.new_prompts.count
     rules = SelfRewardingRules(
         options,
         source.sampling(recipe.sampling),
@@ -301,12 +307,14 @@ def self_rewarding_extent(recipe: SelfRewardingRecipe, rules: SelfRewardingRules
 def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rules: SelfRewardingRules) -> str:
     """How prompts become optimizer steps, for people."""
     options = recipe.self_rewarding
-    judged = ", which are judged, too" if recipe.meta_judge is not None else ""
     first = ", the first of them on the answers of the data" if options.first_iteration_sft else ""
+    written = "" if recipe.new_prompts is None else f"{rules.rows} new prompts after examples from "
     return (
-        f"{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
+        f"{written}{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
         f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
-        f"answers × {recipe.judge.num_evals_to_average} judgements{judged}{first}"
+        f"answers × {recipe.judge.num_evals_to_average} judgements"
+        + (", which are judged, too" if recipe.meta_judge else "")
+        + first
     )
 
 

@@ -16,7 +16,7 @@ from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
 from lockstep.experience.judge.asking import Answer, Conversation
 from lockstep.experience.judge.build import meta_judge
-from lockstep.experience.judge.judge import Judged, Judgement, mean_score
+from lockstep.experience.judge.judge import Judged, Judgement
 from lockstep.experience.judge.verdicts import ScoreParser, Verdict
 from lockstep.experience.rollout import Rollouts
 from lockstep.objectives.battles import consistent_wins
@@ -80,7 +80,8 @@ def answers(*every: Judged[float], group: int = 1, unfinished: Sequence[int] = (
         {"truncated": truncated, "score": torch.zeros(count)},
     )
     prompts = [Prompt(f"rows:{place // group}", f"ask {place // group}", (1,), {}) for place in range(count)]
-    pairs, scored = [Pair("tie")] * (count // group), Scored([mean_score(one) for one in every], every, None)
+    pairs = [Pair("tie")] * (count // group)
+    scored = Scored([0.0] * count, every, None)
     return Ranked(Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), scored, pairs)
 
 

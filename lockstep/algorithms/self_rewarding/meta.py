@@ -150,13 +150,16 @@ def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _doubted(ranked: Ranked, reasons: Callable[[str], str]) -> list[Doubted]:
     """Of each prompt the finished answer whose verdicts vary most, if they do; those first that vary most of all."""
     finished = (~ranked.rollouts.batch["truncated"]).tolist()
-    judged = ranked.scored.judged
-    variances = [score_variance(one) or 0.0 if ended else 0.0 for one, ended in zip(judged, finished, strict=True)]
+    variances = [
+        score_variance(one) or 0.0 if ended else 0.0 for one, ended in zip(ranked.judged, finished, strict=True)
+    ]
     groups = (range(start, start + ranked.group) for start in range(0, len(variances), ranked.group))
     places = [max(group, key=variances.__getitem__) for group in groups]
     varied = sorted((place for place in places if variances[place] > 0), key=variances.__getitem__, reverse=True)
-    rollouts = ranked.rollouts
-    found = (_differing(rollouts.prompts[at], rollouts.responses[at], judged[at], reasons) for at in varied)
+    found = (
+        _differing(ranked.rollouts.prompts[place], ranked.rollouts.responses[place], ranked.judged[place], reasons)
+        for place in varied
+    )
     return [one for one in found if len(one.judgements) > 1]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
 from lockstep.experience.judge.build import response_case
-from lockstep.experience.judge.judge import Case, score_variance
+from lockstep.experience.judge.judge import Case, Judged, score_variance
 from lockstep.experience.rollout import Rollouts
 from lockstep.objectives.pairing import Answer, Pair, choose
 
@@ -32,9 +32,14 @@ class Ranked:
     pairs: Sequence[Pair]
 
     @property
+    def judged(self) -> Sequence[Judged[float]]:
+        """What the judge says of each answer."""
+        return self.scored.judged
+
+    @property
     def group(self) -> int:
         """Answers to each prompt."""
-        return len(self.scored.scores) // len(self.pairs)
+        return len(self.judged) // len(self.pairs)
 
     @property
     def usable(self) -> int:
@@ -70,7 +75,7 @@ def response_cases(rollouts: Rollouts, step: int) -> list[Case]:
 
 
 def ranked(rollouts: Rollouts, found: Scored, length_control: float, group: int) -> Ranked:
-    """Takes the scores of answers, `group` to each prompt, and chooses pairs with ρ as `objectives.pairing` says."""
+    """Chooses pairs from answers, `group` to each prompt, with ρ as `objectives.pairing` says."""
     sequences = zip(rollouts.batch.sequences(), rollouts.batch.sequences("mask"), strict=True)
     tokens = [tuple(sequence[mask].tolist()) for sequence, mask in sequences]
     cut = rollouts.batch["truncated"].tolist()
@@ -92,7 +97,7 @@ def _sample_row(own: Ranked, prompt: int, pair: Pair) -> dict[str, Any]:
     row |= {"scored_by": own.scored.scorer(first)}
     for name, place in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         if place is not None:
-            replies = [one.answer.text for one in own.scored.judged[first + place].judgements if one.answer is not None]
+            replies = [one.answer.text for one in own.judged[first + place].judgements if one.answer is not None]
             row |= {name: own.rollouts.responses[first + place], f"{name}_score": float(scores[place])}
             row |= {f"{name}_judgements": replies}
     return row

@@ -18,6 +18,7 @@ from lockstep.algorithms.self_rewarding.scoring import Verifiers, scored
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch, concat
+from lockstep.data.prompts import Prompts
 from lockstep.experience.judge.judge import Judge
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner, hand_over, train
@@ -33,6 +34,8 @@ class SelfRewardingWorkers:
     """Who does the work: π, the frozen π_ref, the source of answers, and the judges, who may be the same model.
 
     Attributes:
+        new_prompts: Of an iteration, by its number and the version of the weights at its beginning, and what is told of
+            how they were made; None: the prompts are those of the data.
         imitate: A step of the first iteration, where that is SFT on the answers of the data; takes step and position.
     """
 
@@ -42,7 +45,8 @@ class SelfRewardingWorkers:
     judge: Judge[float]
     meta: MetaJudging | None
     phase: Phase
-    imitate: Callable[[int, int], StepResult] | None
+    new_prompts: Callable[[int, int], tuple[Prompts, Metrics]] | None = None
+    imitate: Callable[[int, int], StepResult] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,13 @@ class Rules:
         """Passes over its prompts that an iteration has done before a step."""
         return step % self.steps_per_iteration * self.options.global_batch_size // self.rows
 
+    def beginning(self, step: int) -> int:
+        """The first step of a step's iteration."""
+        return step - step % self.steps_per_iteration
+
     def acting_version(self, step: int) -> int:
         """Of the weights that act in a step: after how many steps the policy had them."""
-        began = step - step % self.steps_per_iteration
-        return began if self.options.acting_policy == "reference" else step
+        return self.beginning(step) if self.options.acting_policy == "reference" else step
 
 
 def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
@@ -101,22 +108,33 @@ def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers,
 def _rewarded(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
     """Answer, judge, choose, learn."""
     options, iteration = rules.options, step // rules.steps_per_iteration
-    with workers.experience.engine.at(rules.acting_version(step)) as refitted:
+    experience, told = _asking(step, workers, rules)
+    with experience.engine.at(rules.acting_version(step)) as refitted:
         with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
-            rollouts = workers.experience.collect(
+            rollouts = experience.collect(
                 position, options.global_batch_size, rules.sampling, options.num_responses_to_gen
             )
         with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
             found = scored(rollouts, response_cases(rollouts, step), workers.judge, rules.verifiers)
         answers = ranked(rollouts, found, options.length_control_of(iteration), options.num_responses_to_gen)
         judgements, metrics = _judged_judgements(answers, workers, options.meta_judge_pcnt_of(iteration), step)
-    metrics += refitted + found.metrics()
+    metrics += told + refitted + found.metrics()
     metrics += answer_metrics(answers.rollouts, found, workers.judge.parser).prefixed("train")
     metrics += pair_metrics(answers.pairs).prefixed("train")
     metrics += _learned(_batch(answers, judgements), workers, rules, iteration)
     samples = answers.sample_rows(rules.num_logged_samples)
-    samples += [judge_pair_row(pair, workers.experience.decode) for pair in judgements[: rules.num_logged_samples]]
+    samples += [judge_pair_row(pair, experience.decode) for pair in judgements[: rules.num_logged_samples]]
     return StepResult(metrics, position + options.global_batch_size, rollouts.batch.tokens.numel(), samples)
+
+
+def _asking(step: int, workers: SelfRewardingWorkers, rules: Rules) -> tuple[Experience, Metrics]:
+    """What answers the prompts of a step's iteration; new ones are told of at its beginning."""
+    if workers.new_prompts is None:
+        return workers.experience, Metrics()
+    began = rules.beginning(step)
+    with workers.phase("prompts"):
+        prompts, told = workers.new_prompts(step // rules.steps_per_iteration, began)
+    return replace(workers.experience, prompts=prompts), told if step == began else Metrics()
 
 
 def _judged_judgements(
