@@ -47,6 +47,18 @@ def test_answers_by_hand() -> None:
     assert metrics["bad_ends_per_GBS"] == 1 / 4
 
 
+@pytest.mark.parametrize(
+    ("answer", "leaks"),
+    [
+        ("4", 0), ("#### 4", 0), ("$4$.", 0), ("The score was 4 to 3.", 0), ("Score: many", 0), ("Score: 9", 0),
+        ("It is good.\nScore: 4", 1), ("**Points:** 3/5", 1),
+    ],
+)  # fmt: skip
+def test_only_what_announces_a_verdict_and_gives_one_is_a_leak(answer: str, leaks: float) -> None:
+    parser = ScoreParser(0.0, 5.0, "score|points", True)
+    assert answer_metrics(rollouts([answer]), [judged(1.0)], parser).floats()["leaks"] == leaks
+
+
 def test_rows_by_what_became_of_them() -> None:
     pairs = [Pair("ok", 0, 1), Pair("tie"), Pair("unscored"), Pair("ok", 1, 0), Pair("tie")]
     metrics = pair_metrics(pairs).floats()

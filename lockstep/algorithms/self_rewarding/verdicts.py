@@ -18,13 +18,13 @@ def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]], parser: 
     """Scores, lengths and ends of all answers.
 
     `top_class_share` is the share of the verdict that is given most often: a judge that always says 5 has 1.
-    `leaks` is the share of answers in which the judge's own parser finds a verdict: judgements that leak into answers
-    are rewarded by a judge that never saw any.
+    `leaks` is the share of answers that announce a verdict and give one, as the judge's own parser reads them:
+    judgements that leak into answers are rewarded by a judge that never saw any. A number alone is no such thing.
     """
     scores = [score for one in judged if (score := mean_score(one)) is not None]
     doubts = [doubt for one in judged if (doubt := score_variance(one)) is not None]
     verdicts = Counter(value for one in judged for value in one.values)
-    leaks = sum(parser(response).value is not None for response in rollouts.responses)
+    leaks = sum(parser.announced(text) and parser(text).value is not None for text in rollouts.responses)
     length_B = rollouts.batch.per_sample(rollouts.batch.mask.long())
     squares = sum(score**2 for score in scores)
     return Metrics(
