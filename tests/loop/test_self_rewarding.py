@@ -157,6 +157,20 @@ def test_without_a_pair_nothing_is_learned(learn: Run) -> None:
     assert equal(held(1, "policy"), held(1, "reference"))
 
 
+def test_a_finished_run_can_be_lengthened(learn: Run) -> None:
+    whole = learn("run.folder=whole", "run.max_steps=3")
+    learn("run.max_steps=1")
+    train(load("tiny.yaml", ["run.max_steps=3"]), allow_changes=True)
+    assert steps(read_metrics(Path("run"))) == steps(whole)
+    assert equal(held(3, "reference"), held(3, "reference", "whole"))
+
+
+def test_fewer_held_out_prompts_than_a_batch_are_enough(learn: Run) -> None:
+    rows = learn("run.validate_every=1", "run.max_steps=1")
+    worth = [row["validation/reward"] for row in rows if "validation/reward" in row]
+    assert (len(worth), all(0 <= one <= 5 for one in worth)) == (2, True)
+
+
 def test_it_can_ask_for_a_report_of_the_doctor(learn: Run, models: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="there is no doctor's report"):
         learn("model.scratch=null", f"model.path={models('llama')}", "run.require_doctor=true")
