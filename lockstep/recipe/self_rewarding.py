@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from lockstep.recipe.judge import JudgeSection
+from lockstep.recipe.judge import JudgeSection, expression
 from lockstep.recipe.machinery import Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.recipe.ppo import EngineSection
 from lockstep.recipe.preference import PreferenceSection
@@ -45,6 +45,10 @@ class SelfRewarding(PreferenceSection):
     max_leak_share: Probability = Field(
         default=0.1, description="warn where more of the answers hold a verdict, as judgements do"
     )
+    leak_pattern: str | None = Field(
+        default=None,
+        description="regular expression of what tells a judgement from an answer; null: a verdict that is announced",
+    )
 
     def length_control_of(self, iteration: int) -> float:
         """ρ of an iteration, counted from 0."""
@@ -53,6 +57,11 @@ class SelfRewarding(PreferenceSection):
     def beta_of(self, iteration: int) -> float:
         """β of an iteration, counted from 0."""
         return _of(self.ref_policy_kl_penalty, iteration)
+
+    @field_validator("leak_pattern")
+    @classmethod
+    def _an_expression(cls, pattern: str | None) -> str | None:
+        return None if pattern is None else expression(pattern)
 
     @model_validator(mode="after")
     def _lists_have_one_for_each_iteration(self) -> SelfRewarding:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
+from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.experience.judge.build import response_case
@@ -119,9 +119,8 @@ def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers,
             judged = workers.judge(_cases(rollouts, step))
     ranked = _ranked(rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen)
     metrics = refitted + judge_metrics(judged).prefixed("judge")
-    metrics += (answer_metrics(ranked.rollouts, judged, workers.judge.parser) + pair_metrics(ranked.pairs)).prefixed(
-        "train"
-    )
+    leaks = leak_test(options.leak_pattern, workers.judge.parser)
+    metrics += (answer_metrics(ranked.rollouts, judged, leaks) + pair_metrics(ranked.pairs)).prefixed("train")
     metrics += _learned(ranked.batch(), workers, rules, iteration)
     metrics += Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
     if (step + 1) % rules.steps_per_iteration == 0:
