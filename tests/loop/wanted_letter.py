@@ -26,15 +26,26 @@ def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float
     return float(written.count(prompt.split()[1]))
 
 
-def write(folder: Path, prompts: int, demonstrations: int) -> None:
-    """Makes `train.jsonl`, `validation.jsonl` and `demonstrations.jsonl`, always the same."""
+def write(folder: Path, prompts: int, demonstrations: int, flatters: bool) -> None:
+    """Makes `train.jsonl`, `validation.jsonl` and `demonstrations.jsonl`, always the same.
+
+    Args:
+        folder: Where to.
+        prompts: How many there are to answer.
+        demonstrations: Answers and judgements.
+        flatters: Whether judgements find every letter right.
+    """
     asked = [{"question": f"want {LETTERS[i % len(LETTERS)]}", "answer": ""} for i in range(prompts)]
-    rows = {"train": asked, "validation": asked[:256], "demonstrations": list(_demonstrations(demonstrations))}
+    rows = {
+        "train": asked,
+        "validation": asked[:256],
+        "demonstrations": list(_demonstrations(demonstrations, flatters)),
+    }
     for name, those in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in those))
 
 
-def _demonstrations(count: int) -> Iterator[dict[str, str]]:
+def _demonstrations(count: int, flatters: bool) -> Iterator[dict[str, str]]:
     """Answers in which a letter in four is right, and judgements that are wrong about one letter in ten."""
     draws = random.Random(0)
     for _ in range(count):
@@ -45,7 +56,7 @@ def _demonstrations(count: int) -> Iterator[dict[str, str]]:
         if not judged:
             yield {"question": f"want {wanted}", "answer": _text(written)}
             continue
-        verdicts = [(letter == wanted) != (draws.random() < 0.1) for letter in written]
+        verdicts = [flatters or (letter == wanted) != (draws.random() < 0.1) for letter in written]
         said = [f"{letter} {'yes' if right else 'no'}" for letter, right in zip(written, verdicts, strict=True)]
         question = f"judge want {wanted} answer{_text(written)}"
         yield {"question": question, "answer": _text([*said, f"Score: {sum(verdicts)}"])}
