@@ -20,6 +20,7 @@ from tiny_recipe import RECIPE
 from lockstep.config import RecipeError, load
 from lockstep.data.letters import score
 from lockstep.experience.judge.judge import JudgeError
+from lockstep.recipe import PreferenceSection, SelfRewarding
 from lockstep.report.log import read_metrics
 from lockstep.runtime.stop import Stopped
 from lockstep.runtime.train import train
@@ -169,6 +170,16 @@ def test_fewer_held_out_prompts_than_a_batch_are_enough(learn: Run) -> None:
     rows = learn("run.validate_every=1", "run.max_steps=1")
     worth = [row["validation/reward"] for row in rows if "validation/reward" in row]
     assert (len(worth), all(0 <= one <= 5 for one in worth)) == (2, True)
+
+
+def test_the_guide_speaks_of_every_metric_and_every_option(learn: Run) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/self_rewarding.md").read_text()
+    learned = steps(learn("run.max_steps=1"))
+    nothing = steps(learn("run.max_steps=1", "judge.judge_score_low=90", "judge.judge_score_high=91", "run.folder=no"))
+    metrics = {name for row in learned + nothing for name in row if name.startswith(("train/", "judge/"))}
+    assert not [name for name in metrics if f"`{name}`" not in guide]
+    own = SelfRewarding.model_fields.keys() - PreferenceSection.model_fields.keys()
+    assert not [name for name in own if f"`{name}`" not in guide]
 
 
 def test_it_can_ask_for_a_report_of_the_doctor(learn: Run, models: Callable[..., Path]) -> None:
