@@ -17,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 from tiny_recipe import RECIPE
 
+from lockstep.cli import main
 from lockstep.config import RecipeError, load
 from lockstep.data.letters import score
 from lockstep.experience.judge.judge import JudgeError
@@ -170,6 +171,17 @@ def test_fewer_held_out_prompts_than_a_batch_are_enough(learn: Run) -> None:
     rows = learn("run.validate_every=1", "run.max_steps=1")
     worth = [row["validation/reward"] for row in rows if "validation/reward" in row]
     assert (len(worth), all(0 <= one <= 5 for one in worth)) == (2, True)
+
+
+def test_a_run_can_be_checked(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    bounds = (
+        "acceptance=[{metric: judge/parse_failures, step: 1, min: 0, max: 1}, {metric: train/leaks, step: 1, min: 2}]"
+    )
+    learn("run.max_steps=1", bounds)
+    assert main(["check", "run"]) == 1
+    told = capsys.readouterr().out
+    assert "passed: judge/parse_failures" in told
+    assert "failed: train/leaks" in told
 
 
 def test_the_guide_speaks_of_every_metric_and_every_option(learn: Run) -> None:
