@@ -103,7 +103,7 @@ class Pairs:
 
     def _shown(self, pair: Pair) -> dict[str, Any]:
         answers = {"chosen": pair.chosen, "rejected": pair.rejected}
-        texts = {name: self._tokenizer.decode(ids, skip_special_tokens=True) for name, ids in answers.items()}
+        texts = {name: self._tokenizer.decode(list(ids), skip_special_tokens=True) for name, ids in answers.items()}
         scores = {f"{name}_score": score for name, score in zip(answers, pair.scores, strict=False)}
         return {"id": pair.prompt.id, "prompt": pair.prompt.text, **texts, **scores}
 
