@@ -45,7 +45,7 @@ def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[
     policy = TorchLearner(LogitsHead(lm), section, Optimizer(lr=1e-6))
     if algorithm == "dpo":
         reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), section)
-        pairs = DPOWorkers(policy, reference, Pairs(index, words, data, 512), untimed)
+        pairs = DPOWorkers(policy, reference, Pairs(index, words, data, 512), untimed, 0)
         loss = Preference("dpo", beta=0.1)
         return lambda step: dpo_step(step, step * batch, pairs, loss, batch, 0).metrics.floats()
     chosen = Demonstrations(index, words, data.model_copy(update={"completion": "{chosen}"}), 512)

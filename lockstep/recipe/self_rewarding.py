@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from lockstep.recipe.judge import JudgeSection, MetaJudgeSection
+from lockstep.recipe.judge import JudgeSection, MetaJudgeSection, expression
 from lockstep.recipe.machinery import Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.recipe.new_prompts import NewPromptsSection
 from lockstep.recipe.ppo import EngineSection
@@ -67,6 +67,10 @@ class SelfRewarding(PreferenceSection):
     max_leak_share: Probability = Field(
         default=0.1, description="warn where more of the answers hold a verdict, as judgements do"
     )
+    leak_pattern: str | None = Field(
+        default=None,
+        description="regular expression of what tells a judgement from an answer; null: a verdict that is announced",
+    )
 
     def length_control_of(self, iteration: int) -> float:
         """ρ of an iteration, counted from 0."""
@@ -79,6 +83,11 @@ class SelfRewarding(PreferenceSection):
     def meta_judge_pcnt_of(self, iteration: int) -> float:
         """Largest share of pairs of judgements in an iteration, counted from 0."""
         return _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
+
+    @field_validator("leak_pattern")
+    @classmethod
+    def _an_expression(cls, pattern: str | None) -> str | None:
+        return None if pattern is None else expression(pattern)
 
     @model_validator(mode="after")
     def _an_iteration_is_left(self) -> SelfRewarding:

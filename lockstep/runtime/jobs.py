@@ -171,7 +171,7 @@ def _dpo(recipe: DPORecipe, place: Place) -> Job:
     require_context(recipe, source)
     pairs = open_pairs(files.train, recipe, source, head(recipe.data.limit_train_batches, size))
     policy, reference = _policy_and_reference(recipe, place)
-    workers = DPOWorkers(policy, reference, pairs, place.shown.phase)
+    workers = DPOWorkers(policy, reference, pairs, place.shown.phase, recipe.run.num_logged_samples)
     loss = preference.build(recipe.dpo, recipe.dpo.ref_policy_kl_penalty)
     return Job(
         step=lambda step, position: dpo_step(step, position, workers, loss, size, recipe.seed),

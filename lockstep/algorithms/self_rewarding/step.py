@@ -15,7 +15,7 @@ import torch
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
 from lockstep.algorithms.self_rewarding.ranked import Ranked, ranked, response_cases
 from lockstep.algorithms.self_rewarding.scoring import Verifiers, scored
-from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
+from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
@@ -119,7 +119,8 @@ def _rewarded(step: int, position: int, workers: SelfRewardingWorkers, rules: Ru
         answers = ranked(rollouts, found, options.length_control_of(iteration), options.num_responses_to_gen)
         judgements, metrics = _judged_judgements(answers, workers, options.meta_judge_pcnt_of(iteration), step)
     metrics += told + refitted + found.metrics()
-    metrics += answer_metrics(answers.rollouts, found, workers.judge.parser).prefixed("train")
+    leaks = leak_test(options.leak_pattern, workers.judge.parser)
+    metrics += answer_metrics(answers.rollouts, found, leaks).prefixed("train")
     metrics += pair_metrics(answers.pairs).prefixed("train")
     metrics += _learned(_batch(answers, judgements), workers, rules, iteration)
     samples = answers.sample_rows(rules.num_logged_samples)
