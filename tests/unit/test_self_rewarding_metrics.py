@@ -6,10 +6,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
-from lockstep.experience.judge.judge import Judged, Judgement
+from lockstep.experience.judge.judge import Judged, Judgement, mean_score
 from lockstep.experience.judge.verdicts import ScoreParser, Verdict
 from lockstep.experience.rollout import Rollouts
 from lockstep.metrics import Metrics
@@ -27,6 +28,10 @@ def judged(*verdicts: float | None) -> Judged[float]:
     return Judged(tuple(Judgement(verdict) for verdict in causes))
 
 
+def scored(*verdicts: Judged[float]) -> Scored:
+    return Scored([mean_score(one) for one in verdicts], verdicts, None)
+
+
 def rollouts(responses: list[str]) -> Rollouts:
     """Each response has as many tokens as words, behind a prompt of one."""
     lengths = torch.tensor([1 + len(response.split()) for response in responses])
@@ -39,7 +44,7 @@ def rollouts(responses: list[str]) -> Rollouts:
 def test_answers_by_hand() -> None:
     written = rollouts(["one two", "Score: 4", "three words here", "cut off …"])
     verdicts = [judged(1.0, 3.0), judged(None, 5.0), judged(None, None), judged(5.0, 5.0)]
-    metrics = answer_metrics(written, verdicts, leak_test(None, SCORES)).floats()
+    metrics = answer_metrics(written, scored(*verdicts), leak_test(None, SCORES)).floats()
     assert metrics["generated_rewards"] == pytest.approx((2 + 5 + 5) / 3)
     assert metrics["generated_rewards_std"] == pytest.approx(2**0.5)
     assert metrics["judge_variance"] == pytest.approx((1 + 0 + 0) / 3)
@@ -57,7 +62,7 @@ def test_answers_by_hand() -> None:
     ],
 )  # fmt: skip
 def test_only_what_announces_a_verdict_and_gives_one_is_a_leak(answer: str, leaks: float) -> None:
-    assert answer_metrics(rollouts([answer]), [judged(1.0)], leak_test(None, SCORES)).floats()["leaks"] == leaks
+    assert answer_metrics(rollouts([answer]), scored(judged(1.0)), leak_test(None, SCORES)).floats()["leaks"] == leaks
 
 
 def test_a_recipe_may_say_what_a_judgement_looks_like() -> None:

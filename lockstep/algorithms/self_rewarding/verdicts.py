@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from lockstep.experience.judge.judge import Judged, mean_score, score_variance
+from lockstep.algorithms.self_rewarding.scoring import Scored
+from lockstep.experience.judge.judge import score_variance
 from lockstep.experience.judge.verdicts import Parser
 from lockstep.experience.rollout import Rollouts
 from lockstep.metrics import Mean, Metrics, StandardDeviation
@@ -28,15 +29,15 @@ def leak_test(pattern: str | None, parser: Parser[float]) -> Callable[[str], boo
     return lambda text: parser.announced(text) and parser(text).value is not None
 
 
-def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]], leaks: Callable[[str], bool]) -> Metrics:
+def answer_metrics(rollouts: Rollouts, scored: Scored, leaks: Callable[[str], bool]) -> Metrics:
     """Scores, lengths and ends of all answers.
 
     `top_class_share` is the share of the verdict that is given most often: a judge that always says 5 has 1.
     `leaks` is the share of answers that read like judgements: those are rewarded by a judge that never saw any.
     """
-    scores = [score for one in judged if (score := mean_score(one)) is not None]
-    doubts = [doubt for one in judged if (doubt := score_variance(one)) is not None]
-    verdicts = Counter(value for one in judged for value in one.values)
+    scores = [score for score in scored.scores if score is not None]
+    doubts = [doubt for one in scored.judged if (doubt := score_variance(one)) is not None]
+    verdicts = Counter(value for one in scored.judged for value in one.values)
     length_B = rollouts.batch.per_sample(rollouts.batch.mask.long())
     squares = sum(score**2 for score in scores)
     return Metrics(
