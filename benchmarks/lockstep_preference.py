@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.preference import Preference
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead
-from lockstep.recipe import LearnerSection, Optimizer, PairSection
+from lockstep.recipe import DataSection, LearnerSection, Optimizer, PairSection
 from lockstep.types import untimed
 
 
@@ -38,17 +39,17 @@ def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows(BATCHES * batch, lengths)))
     index, words = JsonlIndex(file, "error"), tokenizer()
-    data = PairSection(train=str(file), prompt="{prompt}", max_prompt_tokens=512)
+    prompts: dict[str, Any] = {"train": str(file), "prompt": "{prompt}", "max_prompt_tokens": 512}
     lm = causal_lm(llama_config()).eval()
     lm.set_attn_implementation(attention.NAME)
     section = LearnerSection(device="cpu")
     policy = TorchLearner(LogitsHead(lm), section, Optimizer(lr=1e-6))
     if algorithm == "dpo":
         reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), section)
-        pairs = DPOWorkers(policy, reference, Pairs(index, words, data, 512), untimed)
+        pairs = DPOWorkers(policy, reference, Pairs(index, words, PairSection(**prompts), 512), untimed)
         loss = Preference("dpo", beta=0.1)
         return lambda step: dpo_step(step, step * batch, pairs, loss, batch, 0).metrics.floats()
-    chosen = Demonstrations(index, words, data.model_copy(update={"completion": "{chosen}"}), 512)
+    chosen = Demonstrations(index, words, DataSection(**prompts, completion="{chosen}"), 512)
     workers = SFTWorkers(policy, chosen, untimed)
     return lambda step: sft_step(step, step * batch, workers, batch, 0).metrics.floats()
 
