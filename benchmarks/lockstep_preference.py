@@ -23,6 +23,7 @@ from benchmarks.preference_rows import BATCHES, rows, tokenizer, undisturbed
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step
 from lockstep.algorithms.sft import SFTWorkers, sft_step
+from lockstep.algorithms.step import StepResult
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.pairs import Pairs
@@ -34,7 +35,7 @@ from lockstep.recipe import DataSection, LearnerSection, Optimizer, PairSection
 from lockstep.types import untimed
 
 
-def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[[int], dict[str, float]]:
+def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[[int], StepResult]:
     """The step as a function of its number."""
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows(BATCHES * batch, lengths)))
@@ -48,10 +49,10 @@ def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[
         reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), section)
         pairs = DPOWorkers(policy, reference, Pairs(index, words, PairSection(**prompts), 512), untimed)
         loss = Preference("dpo", beta=0.1)
-        return lambda step: dpo_step(step, step * batch, pairs, loss, batch, 0).metrics.floats()
+        return lambda step: dpo_step(step, step * batch, pairs, loss, batch, 0)
     chosen = Demonstrations(index, words, DataSection(**prompts, completion="{chosen}"), 512)
     workers = SFTWorkers(policy, chosen, untimed)
-    return lambda step: sft_step(step, step * batch, workers, batch, 0).metrics.floats()
+    return lambda step: sft_step(step, step * batch, workers, batch, 0)
 
 
 def arguments() -> argparse.Namespace:
@@ -67,25 +68,28 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
-    ticks, losses = [], []
+    ticks, losses, tokens = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         step = step_of(Path(folder), args.algorithm, args.lengths, args.batch)
         for number in range(args.warmup + args.steps):
-            metrics = step(number)
+            result = step(number)
+            metrics = result.metrics.floats()
+            tokens.append(result.tokens)
             losses.append(metrics.get("train/loss", metrics.get("policy/loss")))
             ticks.append(time.process_time())
     steps = [b - a for a, b in pairwise(ticks)][args.warmup - 1 :]
-    result = {
+    figures = {
         "program": f"lockstep, torch {torch.__version__}",
         "algorithm": args.algorithm,
         "lengths": args.lengths,
         "steps": len(steps),
+        "tokens_per_pass": sum(tokens[-BATCHES:]),
         "cpu_s": undisturbed(steps),
         "cpu_median_s": statistics.median(steps),
         "loss": statistics.mean(losses),
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }
-    print(json.dumps(result), flush=True)
+    print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

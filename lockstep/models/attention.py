@@ -100,7 +100,7 @@ class Packed:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         grids = zip(*(self._grids(x) for x in (query, key, value)), strict=True)
-        out = torch.cat([_causal(*grid, scaling, window) for grid in grids])
+        out = torch.cat([_causal(q, k, v, scaling, window) for q, k, v in grids])
         return out.index_select(0, self.from_cells)[None]
 
     def _grids(self, x: Tensor) -> list[Tensor]:
