@@ -47,7 +47,7 @@ def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[
     policy = TorchLearner(LogitsHead(lm), section, Optimizer(lr=1e-6))
     if algorithm == "dpo":
         reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), section)
-        pairs = DPOWorkers(policy, reference, Pairs(index, words, PairSection(**prompts), 512), untimed)
+        pairs = DPOWorkers(policy, reference, Pairs(index, words, PairSection(**prompts), 512), untimed, 0)
         loss = Preference("dpo", beta=0.1)
         return lambda step: dpo_step(step, step * batch, pairs, loss, batch, 0)
     chosen = Demonstrations(index, words, DataSection(**prompts, completion="{chosen}"), 512)

@@ -190,13 +190,13 @@ def _check(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from lockstep.config import load
-    from lockstep.recipe import DPORecipe, PPORecipe
+    from lockstep.recipe import DPORecipe, PPORecipe, SelfRewardingRecipe
     from lockstep.report.acceptance import check
     from lockstep.report.log import read_metrics, require_run
 
     require_run(Path(options.run))
     recipe = load(str(Path(options.run) / "recipe.yaml")).recipe
-    bounds = recipe.acceptance if isinstance(recipe, PPORecipe | DPORecipe) else ()
+    bounds = recipe.acceptance if isinstance(recipe, PPORecipe | DPORecipe | SelfRewardingRecipe) else ()
     if not bounds:
         raise ValueError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
     verdicts = check(bounds, read_metrics(Path(options.run)))

@@ -49,6 +49,17 @@ def permutation(length: int, *parts: int | str) -> Tensor:
     return torch.argsort(draws, stable=True)
 
 
+def sample(length: int, count: int, *parts: int | str) -> list[int]:
+    """Draws `count` different numbers of `range(length)` by the key alone; `length` may be large."""
+    moved: dict[int, int] = {}
+    chosen = []
+    for place, share in enumerate(uniforms(torch.tensor([key(*parts)]), torch.arange(count))[0].tolist()):
+        other = place + int(share * (length - place))  # the first steps of a Fisher-Yates shuffle
+        chosen.append(moved.get(other, other))
+        moved[other] = moved.get(place, place)
+    return chosen
+
+
 def generator(*parts: int | str) -> torch.Generator:
     """A torch generator seeded by a key, for initialising weights."""
     return torch.Generator().manual_seed(key(*parts) & (2**63 - 1))

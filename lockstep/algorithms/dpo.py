@@ -20,12 +20,13 @@ from lockstep.types import Phase
 
 @dataclass(frozen=True)
 class DPOWorkers:
-    """Who does the work: π, the frozen π_ref, and the pairs."""
+    """Who does the work: π, the frozen π_ref, and the pairs, of which the sample log shows the first of each step."""
 
     policy: Learner
     reference: Learner
     pairs: Pairs
     phase: Phase
+    num_logged_samples: int
 
 
 def dpo_step(
@@ -38,7 +39,8 @@ def dpo_step(
         batch = with_reference(batch, workers.reference)  # log π_ref(y | x)
     with workers.phase("policy"):
         metrics = train(workers.policy, batch, loss)
-    return StepResult(metrics.prefixed("train"), position + global_batch_size, batch.tokens.numel())
+    shown = workers.pairs.shown(position, min(workers.num_logged_samples, global_batch_size), seed)
+    return StepResult(metrics.prefixed("train"), position + global_batch_size, batch.tokens.numel(), shown)
 
 
 def with_reference(batch: Batch, reference: Learner) -> Batch:

@@ -12,7 +12,7 @@ from lockstep.data import messages
 from lockstep.data.learned import Answers, learned_batch
 from lockstep.data.prompts import fault_of, prompts_of, too_long
 from lockstep.data.rows import Row, Rows
-from lockstep.data.selection import Head, Needs, Selection
+from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
 from lockstep.data.templates import render
 from lockstep.recipe import DataSection
 from lockstep.types import Prompt
@@ -35,6 +35,13 @@ class Demonstration:
         return len(self.prompt.tokens) + len(self.completion)
 
 
+def answer_of(row: Row, where: str, data: DataSection) -> str:
+    """What the template makes of a row, or the last word of its messages."""
+    if data.messages is not None and not data.completion_templates:
+        return messages.answered(row, data.messages)
+    return "".join(render(template, row, where) for template in data.completion_templates)
+
+
 class Demonstrations:
     """The demonstrations of a data file, read and tokenised when asked for; indexed and ordered as `Prompts` are.
 
@@ -45,6 +52,8 @@ class Demonstrations:
         max_tokens: Longest prompt and completion together; a longer row is over-long, like one with a long prompt.
         stops: See `Answers`.
         head: See `Selection`.
+        rule: What else a row must be like.
+        limit: How messages name `max_tokens`.
 
     Raises:
         DataError: A row lacks a field of a template, or is over-long, and is not to be skipped.
@@ -59,12 +68,15 @@ class Demonstrations:
         max_tokens: int,
         stops: Collection[int] = (),
         head: Head = None,
+        rule: Rule = ANY_ROW,
+        limit: str = "sft.max_tokens",
     ) -> None:
         self._answers = Answers(tokenizer, data, stops)
         self._tokenizer = tokenizer
         self._data = data
-        self._max_tokens = max_tokens
-        key = ("demonstrations", max_tokens)
+        self._max_tokens, self._limit = max_tokens, limit
+        self._rule = rule
+        key = ("demonstrations", max_tokens, limit, rule.key)
         self._prompt_fault = fault_of(tokenizer, data)
         templates = (*data.prompt_templates, *data.completion_templates)
         needs = Needs(templates, self._fault, lambda *read: self._lengths(rows, *read), key)
@@ -98,22 +110,15 @@ class Demonstrations:
 
     def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Demonstration]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
-        texts = [self._completion(row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)]
+        texts = [answer_of(row, rows.where(i), self._data) for i, row in zip(numbers, contents, strict=True)]
         return [Demonstration(*parts) for parts in zip(prompts, self._answers(texts), strict=True)]
-
-    def _completion(self, row: Row, where: str) -> str:
-        """What the template makes of the row, or the last word of its messages."""
-        data = self._data
-        if data.messages is not None and not data.completion_templates:
-            return messages.answered(row, data.messages)
-        return "".join(render(template, row, where) for template in data.completion_templates)
 
     def _fault(self, row: Row) -> str | None:
         """What is wrong with a row that has the fields of the templates, if anything."""
         data, wrong = self._data, self._prompt_fault(row)
         if wrong is None and data.messages is not None and not data.completion_templates:
-            return messages.answer_fault(row, data.messages)
-        return wrong
+            wrong = messages.answer_fault(row, data.messages)
+        return wrong or self._rule.fault(row)
 
     def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
         return [self._complaint(row) for row in self._of(rows, numbers, contents)]
@@ -121,4 +126,4 @@ class Demonstrations:
     def _complaint(self, row: Demonstration) -> str | None:
         if len(row) <= self._max_tokens:
             return too_long(row.prompt, self._data.max_prompt_tokens)
-        return f"prompt and completion have {len(row)} tokens, more than sft.max_tokens={self._max_tokens}"
+        return f"prompt and completion have {len(row)} tokens, more than {self._limit}={self._max_tokens}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -86,6 +87,10 @@ class Pairs:
         """The pairs at `position` … `position + count − 1` of a run, two sequences each; see `data.order`."""
         return self._collate(self.selection.at(position, count, seed))
 
+    def shown(self, position: int, count: int, seed: int) -> list[dict[str, Any]]:
+        """The same pairs as text, plain enough for JSON."""
+        return [self._shown(pair) for pair in self._read(self.selection.at(position, count, seed))]
+
     def first(self, limit: int | None = None) -> Batch:
         """The pairs in the order of the file, at most the first `limit`."""
         return self._collate(self.selection.first(limit))
@@ -95,6 +100,12 @@ class Pairs:
         answers = [(pair.prompt.tokens, answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
         scores = [score for pair in pairs for score in pair.scores]
         return replace(learned_batch(answers), sample={"score": torch.tensor(scores)} if scores else {}, group_size=2)
+
+    def _shown(self, pair: Pair) -> dict[str, Any]:
+        answers = {"chosen": pair.chosen, "rejected": pair.rejected}
+        texts = {name: self._tokenizer.decode(list(ids), skip_special_tokens=True) for name, ids in answers.items()}
+        scores = {f"{name}_score": score for name, score in zip(answers, pair.scores, strict=False)}
+        return {"id": pair.prompt.id, "prompt": pair.prompt.text, **texts, **scores}
 
     def _read(self, numbers: Sequence[int]) -> list[Pair]:
         rows = self.selection.rows

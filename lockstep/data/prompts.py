@@ -30,18 +30,25 @@ def prompts_of(
 
     A plain prompt gets the special tokens that the tokenizer puts around text; a chat template brings its own.
     """
-    if not numbers:
+    return _named_prompts([(rows.id(i), rows.where(i)) for i in numbers], contents, tokenizer, data)
+
+
+def _named_prompts(
+    names: Sequence[tuple[str, str]], contents: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
+) -> list[Prompt]:
+    """The same for rows by their id, and by how messages name them."""
+    if not names:
         return []
     if is_chat(data):
-        talks = [_messages(row, rows.where(i), data) for i, row in zip(numbers, contents, strict=True)]
+        talks = [_messages(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
         texts = [messages.opened(talk, tokenizer) for talk in talks]
     else:
-        talks = [None] * len(numbers)
-        texts = [render(data.prompt, row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)]
+        talks = [None] * len(names)
+        texts = [render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)]
     tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data))
     whole = [
-        Prompt(rows.id(i), text, tuple(ids), row, talk)
-        for i, text, ids, row, talk in zip(numbers, texts, tokens, contents, talks, strict=True)
+        Prompt(name, text, tuple(ids), row, talk)
+        for (name, _), text, ids, row, talk in zip(names, texts, tokens, contents, talks, strict=True)
     ]
     return [_truncated(prompt, tokenizer, data) for prompt in whole] if data.overlong_prompts == "truncate" else whole
 
@@ -157,6 +164,15 @@ class Prompts:
     def first(self, limit: int | None = None) -> list[Prompt]:
         """The prompts in the order of the file, at most the first `limit`."""
         return self._read(self.selection.first(limit))
+
+    def contents(self, places: Sequence[int]) -> list[Row]:
+        """The rows at these places in the order of the file, as they are."""
+        return list(self.selection.rows.rows(self.selection.numbers(places)))
+
+    def short_enough(self, contents: Sequence[Row]) -> list[bool]:
+        """Whether rows that are not of this data would make prompts of the length that is allowed."""
+        prompts = _named_prompts([("new", "a new row")] * len(contents), contents, self._tokenizer, self._data)
+        return [too_long(prompt, self._data.max_prompt_tokens) is None for prompt in prompts]
 
     def answer(self, prompt: Prompt) -> str:
         """The right answer of a prompt, as `data.answer` renders it."""

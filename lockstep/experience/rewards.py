@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lockstep.data.rows import DataError, Row
-from lockstep.data.selection import Rule
+from lockstep.data.selection import ANY_ROW, Rule
 from lockstep.data.templates import complaint
 from lockstep.experience import code_reward, instruction_reward, reward_function
 from lockstep.experience.child import Child, ChildDied, ChildError, ChildHangs
@@ -185,10 +185,6 @@ class ByRow:
                 rewards[i] = reward
         return rewards
 
-    def unverified(self, prompts: Sequence[Prompt]) -> list[bool]:
-        """Which prompts are a judge's to reward: no program can tell what a response to them is worth."""
-        return [prompt.row[self.field] == JUDGE for prompt in prompts]
-
 
 @dataclass(frozen=True)
 class NoReward:
@@ -201,13 +197,15 @@ class NoReward:
         return [None] * len(responses)
 
 
-def build(section: RewardSection) -> Reward:
-    """The reward that a recipe asks for.
+def build(section: RewardSection | None) -> Reward:
+    """The reward that a recipe asks for; it may ask for none.
 
     Raises:
         RewardError: Its function cannot be found.
         SandboxError: Programs cannot be run in a sandbox here.
     """
+    if section is None:
+        return NoReward()
     if section.verifier is None:
         return _verifier(section, section.type)
     return ByRow(section.verifier, {name: _verifier(section, name) for name in section.verifiers})
@@ -225,13 +223,22 @@ def _verifier(section: RewardSection, name: str) -> Reward:
             return MathReward(section.marker)
 
 
-def rule_of(section: RewardSection, judge: bool = False) -> Rule:
+def unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:
+    """Which prompts are a judge's to reward: no program can tell what a response to them is worth."""
+    if section is None or section.verifier is None:
+        return [section is None] * len(prompts)
+    return [prompt.row[section.verifier] == JUDGE for prompt in prompts]
+
+
+def rule_of(section: RewardSection | None, judge: bool = False) -> Rule:
     """What rows must be like for the reward that a recipe asks for.
 
     Args:
-        section: The recipe's.
+        section: The recipe's; None: it asks for none.
         judge: Whether somebody rewards the rows that say `judge`.
     """
+    if section is None:
+        return ANY_ROW
     fields = (
         section.verifier,
         section.instructions and section.instructions.field,

@@ -28,6 +28,7 @@ from lockstep.recipe.machinery import (
     Sampling,
     Schedule,
 )
+from lockstep.recipe.new_prompts import NewPromptsSection
 from lockstep.recipe.ppo import KL, PPO, Correction, DynamicSampling, Overlong, PPORecipe, RewardScaling
 from lockstep.recipe.preference import PreferenceLoss, PreferenceSection
 from lockstep.recipe.run import Bound, Common, Run
@@ -108,6 +109,7 @@ __all__ = [
     "Method",
     "ModelFolder",
     "ModelSection",
+    "NewPromptsSection",
     "OpenAI",
     "Optimizer",
     "Overlong",

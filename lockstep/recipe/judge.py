@@ -76,7 +76,7 @@ class JudgeSection(AskedSection):
     @field_validator("score_pattern")
     @classmethod
     def _an_expression(cls, pattern: str) -> str:
-        return _expression(pattern)
+        return expression(pattern)
 
     @model_validator(mode="after")
     def _scores_differ(self) -> JudgeSection:
@@ -107,7 +107,7 @@ class ComparisonSection(Section):
     @field_validator("winner_pattern")
     @classmethod
     def _an_expression(cls, pattern: str) -> str:
-        return _expression(pattern)
+        return expression(pattern)
 
 
 class MetaJudgeSection(AskedSection, ComparisonSection):
@@ -123,7 +123,7 @@ class MetaJudgeSection(AskedSection, ComparisonSection):
     )
 
 
-def _expression(pattern: str) -> str:
+def expression(pattern: str) -> str:
     """Raises ValueError for what is no regular expression."""
     try:
         re.compile(pattern)

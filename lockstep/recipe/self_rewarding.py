@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from lockstep.recipe.judge import JudgeSection, MetaJudgeSection
+from lockstep.recipe.judge import JudgeSection, MetaJudgeSection, expression
 from lockstep.recipe.machinery import Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.recipe.new_prompts import NewPromptsSection
 from lockstep.recipe.ppo import EngineSection
 from lockstep.recipe.preference import PreferenceSection
 from lockstep.recipe.run import Bound, Common
@@ -36,8 +37,14 @@ class SelfRewarding(PreferenceSection):
     acting_policy: Literal["reference", "current"] = Field(
         default="reference", description="who answers and judges: the policy of the iteration's beginning, or as it is"
     )
-    prompt_source: Literal["same", "split"] = Field(
-        default="same", description="prompts of an iteration: all, or a share of its own that no other has"
+    prompt_source: Literal["same", "split", "new"] = Field(
+        default="same",
+        description="prompts of an iteration: all, a share of its own that no other has, or new ones that the policy "
+        "of its beginning writes (`new_prompts`)",
+    )
+    first_iteration_sft: bool = Field(
+        default=False,
+        description="the first iteration learns the data's own answers as SFT does, and generates and judges nothing",
     )
     use_meta_judge: bool = Field(
         default=False,
@@ -60,6 +67,10 @@ class SelfRewarding(PreferenceSection):
     max_leak_share: Probability = Field(
         default=0.1, description="warn where more of the answers hold a verdict, as judgements do"
     )
+    leak_pattern: str | None = Field(
+        default=None,
+        description="regular expression of what tells a judgement from an answer; null: a verdict that is announced",
+    )
 
     def length_control_of(self, iteration: int) -> float:
         """ρ of an iteration, counted from 0."""
@@ -72,6 +83,19 @@ class SelfRewarding(PreferenceSection):
     def meta_judge_pcnt_of(self, iteration: int) -> float:
         """Largest share of pairs of judgements in an iteration, counted from 0."""
         return _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
+
+    @field_validator("leak_pattern")
+    @classmethod
+    def _an_expression(cls, pattern: str | None) -> str | None:
+        return None if pattern is None else expression(pattern)
+
+    @model_validator(mode="after")
+    def _an_iteration_is_left(self) -> SelfRewarding:
+        if self.first_iteration_sft and self.max_iterations == 1:
+            raise ValueError(
+                "first_iteration_sft takes the only iteration; raise max_iterations, or run algorithm: sft"
+            )
+        return self
 
     @model_validator(mode="after")
     def _lists_have_one_for_each_iteration(self) -> SelfRewarding:
@@ -106,6 +130,13 @@ class SelfRewardingRecipe(Common):
     self_rewarding: SelfRewarding
     judge: JudgeSection
     meta_judge: MetaJudgeSection | None = Field(default=None, description="with use_meta_judge: who judges judgements")
+    verifier: RewardSection | None = Field(
+        default=None,
+        description="programs that score answers in place of the judge, of rows that name one; null: all are judged",
+    )
+    new_prompts: NewPromptsSection | None = Field(
+        default=None, description="how prompts are written, with self_rewarding.prompt_source=new"
+    )
     sampling: Sampling
     sampler: EngineSection = SamplerSection()
     optimizer: Optimizer
@@ -126,6 +157,26 @@ class SelfRewardingRecipe(Common):
     def _prompts_are_gone_through_once(self) -> SelfRewardingRecipe:
         if self.self_rewarding.prompt_source == "split" and self.run.max_epochs > 1:
             raise ValueError("prompt_source=split gives each iteration prompts of its own, once; leave max_epochs at 1")
+        return self
+
+    @model_validator(mode="after")
+    def _new_prompts_are_the_judges(self) -> SelfRewardingRecipe:
+        written = self.self_rewarding.prompt_source == "new"
+        if written != (self.new_prompts is not None):
+            raise ValueError("new_prompts goes with self_rewarding.prompt_source=new; say both, or none")
+        if written and self.verifier is not None:
+            raise ValueError(
+                "verifier scores rows of the data, but with prompt_source=new no row is answered; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _demonstrations_are_whole(self) -> SelfRewardingRecipe:
+        if self.self_rewarding.first_iteration_sft and self.data.overlong_prompts == "truncate":
+            raise ValueError(
+                "data.overlong_prompts=truncate is for prompts that a sampler answers; first_iteration_sft learns "
+                "whole rows, so say error or skip"
+            )
         return self
 
     @model_validator(mode="after")

@@ -50,7 +50,8 @@ from lockstep.runtime.jobs import (
     self_rewarding_rules,
 )
 from lockstep.runtime.memory import Sizes, readable
-from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_pairs, open_prompts
+from lockstep.runtime.new_prompts import request_of
+from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_own_answers, open_pairs, open_prompts
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 from lockstep.runtime.trackers.run import views_of
 from lockstep.runtime.trackers.view import Facts
@@ -235,14 +236,23 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
 def _self_rewarding(
     recipe: SelfRewardingRecipe, files: DataFiles | None, model: _Model | None, found: Findings
 ) -> None:
+    with found.problem():
+        build(recipe.verifier)
     if model is None or files is None:
         return
     with found.problem():
         require_context(recipe, model.source)
     with found.problem():
         limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
-        prompts = open_prompts(files.train, recipe.data, model.source.tokenizer, head=limit)
+        wanted = rule_of(recipe.verifier, judge=True)
+        prompts = open_prompts(files.train, recipe.data, model.source.tokenizer, wanted, limit)
+        if recipe.verifier is not None:
+            _reward(recipe.verifier, prompts.first(_ANSWERS), prompts, found)
         rules = self_rewarding_rules(recipe, prompts, model.source)
+        if recipe.new_prompts is not None:
+            request_of(recipe, recipe.new_prompts, prompts, model.source)
+        if recipe.self_rewarding.first_iteration_sft:
+            open_own_answers(files.demonstrations, recipe, model.source, limit)
         validates = files.validation is not None and recipe.validation_reward is not None
         found.say("step", self_rewarding_arithmetic(recipe, prompts, rules))
         found.say("run", _course(recipe, self_rewarding_extent(recipe, rules).steps, validates))

@@ -43,9 +43,11 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     found |= {f"data.{name}": digest for name, digest in data.items()}
     files = sorted(model.iterdir()) if model is not None else []
     found |= {f"model.{path.name}": _file(path) for path in files if _matters(path)}
-    function = _reward_file(loaded)
-    if function is not None:
-        found["code.reward.function"] = digest([function])
+    options = dict(_flat(loaded.dump()))
+    for name in ("reward.function", "verifier.function"):
+        function = _function_file(str(options.get(name) or ""))
+        if function is not None:
+            found[f"code.{name}"] = digest([function])
     return found
 
 
@@ -72,9 +74,9 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
             yield f"{above}{key}", value
 
 
-def _reward_file(loaded: Loaded) -> Path | None:
+def _function_file(name: str) -> Path | None:
     """The file of `file.py:name` or `package.module:name`, found as an import finds it, but not imported."""
-    place = str(dict(_flat(loaded.dump())).get("reward.function") or "").rpartition(":")[0]
+    place = name.rpartition(":")[0]
     if not place or place.endswith(".py"):
         return Path(place) if Path(place).is_file() else None
     inside = place.replace(".", "/")

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step, held_out_preference, with_reference
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
 from lockstep.algorithms.self_rewarding.meta import MetaJudging
+from lockstep.algorithms.self_rewarding.scoring import Verifiers
 from lockstep.algorithms.self_rewarding.step import Rules as SelfRewardingRules
 from lockstep.algorithms.self_rewarding.step import SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
 from lockstep.data.files import Files
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import head
+from lockstep.data.selection import Head, head
 from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
 from lockstep.experience.judge.build import meta_judge, score_judge, score_parser
 from lockstep.experience.refit import random_probe
-from lockstep.experience.rewards import NoReward, rule_of
 from lockstep.experience.rewards import build as build_reward
+from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
 from lockstep.experience.watch import FLOOR, Watch
 from lockstep.learners.base import Learner
@@ -47,10 +49,11 @@ from lockstep.runtime.collapse import Collapse
 from lockstep.runtime.judges import Policy, answering
 from lockstep.runtime.known import asked_of, known_judgements
 from lockstep.runtime.loop import Extent, Hook, Step
+from lockstep.runtime.new_prompts import new_prompts
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
-from lockstep.runtime.rows import DataFiles, open_demonstrations, open_pairs, open_prompts
+from lockstep.runtime.rows import DataFiles, open_demonstrations, open_own_answers, open_pairs, open_prompts
 from lockstep.runtime.source import Source
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
@@ -82,8 +85,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job is made ready: the run's data, its first model, its display, and what ends worker processes."""
+    """Where a job is made ready: the run's folder, data, first model and display, and what ends worker processes."""
 
+    folder: Path
     files: DataFiles
     source: Source
     shown: Progress
@@ -167,7 +171,7 @@ def _dpo(recipe: DPORecipe, place: Place) -> Job:
     require_context(recipe, source)
     pairs = open_pairs(files.train, recipe, source, head(recipe.data.limit_train_batches, size))
     policy, reference = _policy_and_reference(recipe, place)
-    workers = DPOWorkers(policy, reference, pairs, place.shown.phase)
+    workers = DPOWorkers(policy, reference, pairs, place.shown.phase, recipe.run.num_logged_samples)
     loss = preference.build(recipe.dpo, recipe.dpo.ref_policy_kl_penalty)
     return Job(
         step=lambda step, position: dpo_step(step, position, workers, loss, size, recipe.seed),
@@ -215,16 +219,19 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
     require_context(recipe, source)
     policy, reference = _policy_and_reference(recipe, place)
     limit = head(recipe.data.limit_train_batches, options.global_batch_size)
-    prompts = open_prompts(files.train, recipe.data, source.tokenizer, head=limit)
+    wanted = rule_of(recipe.verifier, judge=True)
+    prompts = open_prompts(files.train, recipe.data, source.tokenizer, wanted, limit)
     engines = _engines(policy, reference, source, recipe, place)
     actor = engines[0] if options.acting_policy == "current" else engines[1]
-    experience = Experience(actor, prompts, NoReward(), source.decode, recipe.seed)
+    experience = Experience(actor, prompts, build_reward(recipe.verifier), source.decode, recipe.seed)
     own = Policy(actor, source)
     judge = score_judge(
         recipe.judge, answering(recipe.judge, recipe.learner, own, place.shown, place.workers), recipe.seed
     )
     rules, meta = self_rewarding_rules(recipe, prompts, source), _meta_judging(recipe, own, place)
-    workers = SelfRewardingWorkers(policy, reference, experience, judge, meta, place.shown.phase)
+    written = new_prompts(recipe, prompts, rules.rows, engines[1], source, place.folder)
+    imitate = _imitation(recipe, policy, place, limit)
+    workers = SelfRewardingWorkers(policy, reference, experience, judge, meta, place.shown.phase, written, imitate)
     return Job(
         step=lambda step, position: self_rewarding_step(step, position, workers, rules),
         extent=self_rewarding_extent(recipe, rules),
@@ -259,12 +266,29 @@ def _meta_judging(recipe: SelfRewardingRecipe, policy: Policy, place: Place) -> 
     )
 
 
+def _imitation(recipe: SelfRewardingRecipe, policy: Learner, place: Place, limit: Head) -> Step | None:
+    """A step of SFT on the answers of the data, where the first iteration is that."""
+    options = recipe.self_rewarding
+    if not options.first_iteration_sft:
+        return None
+    rows = open_own_answers(place.files.demonstrations, recipe, place.source, limit)
+    workers = SFTWorkers(policy, rows, place.shown.phase)
+    return lambda step, position: sft_step(step, position, workers, options.global_batch_size, recipe.seed)
+
+
 def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> SelfRewardingRules:
     """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
     options = recipe.self_rewarding
     rows = len(prompts) // options.max_iterations if options.prompt_source == "split" else len(prompts)
+    if recipe.new_prompts is not None and recipe.new_prompts.count is not None:
+        rows = recipe.new_prompts.count
     rules = SelfRewardingRules(
-        options, source.sampling(recipe.sampling), rows, recipe.run.max_epochs, recipe.run.num_logged_samples
+        options,
+        source.sampling(recipe.sampling),
+        rows,
+        recipe.run.max_epochs,
+        recipe.run.num_logged_samples,
+        Verifiers(recipe.verifier, recipe.judge.judge_score_low, recipe.judge.judge_score_high),
     )
     if not rules.steps_per_iteration:
         raise ValueError(
@@ -283,11 +307,14 @@ def self_rewarding_extent(recipe: SelfRewardingRecipe, rules: SelfRewardingRules
 def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rules: SelfRewardingRules) -> str:
     """How prompts become optimizer steps, for people."""
     options = recipe.self_rewarding
+    first = ", the first of them on the answers of the data" if options.first_iteration_sft else ""
+    written = "" if recipe.new_prompts is None else f"{rules.rows} new prompts after examples from "
     return (
-        f"{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
+        f"{written}{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
         f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
         f"answers × {recipe.judge.num_evals_to_average} judgements"
         + (", which are judged, too" if recipe.meta_judge else "")
+        + first
     )
 
 

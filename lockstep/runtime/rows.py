@@ -8,12 +8,13 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.data import arithmetic, letters
-from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.demonstrations import Demonstrations, answer_of
 from lockstep.data.files import Files, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
+from lockstep.data.rows import DataError
 from lockstep.data.selection import ANY_ROW, Head, Rule
-from lockstep.recipe import Arithmetic, DataSection, DPORecipe, Letters, SFTRecipe
+from lockstep.recipe import Arithmetic, DataSection, DPORecipe, Letters, SelfRewardingRecipe, SFTRecipe
 from lockstep.runtime.source import Source
 
 
@@ -72,6 +73,21 @@ def open_demonstrations(files: Files, recipe: SFTRecipe, source: Source, head: H
     """Opens files of rows as demonstrations."""
     data, rows = recipe.data, open_rows(files, recipe.data.bad_rows)
     return Demonstrations(rows, source.tokenizer, data, recipe.sft.max_tokens, source.stop_token_ids, head)
+
+
+def open_own_answers(files: Files, recipe: SelfRewardingRecipe, source: Source, head: Head = None) -> Demonstrations:
+    """Opens files of rows as demonstrations for an iteration that learns the data's own answers.
+
+    Raises:
+        DataError: A row has no answer, or a longer one than the policy may give, and is not to be skipped.
+    """
+    data, rows = recipe.data, open_rows(files, recipe.data.bad_rows)
+    answered = Rule(lambda row: None if answer_of(row, "row", data).strip() else "has an empty answer", "answered")
+    longest, limit = data.max_prompt_tokens + recipe.sampling.max_tokens, "data.max_prompt_tokens + sampling.max_tokens"
+    try:
+        return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, head, answered, limit)
+    except DataError as error:
+        raise DataError(f"self_rewarding.first_iteration_sft learns the answers of the data, but {error}") from error
 
 
 def open_pairs(files: Files, recipe: DPORecipe, source: Source, head: Head = None) -> Pairs:

@@ -67,7 +67,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         if health is not None:
             shown.note(health.sentence)
         tracker = workers.enter_context(tracked(Logs(folder), views, shown.note))
-        job = job_of(recipe, Place(files, source, shown, workers))
+        job = job_of(recipe, Place(folder, files, source, shown, workers))
         started()
         adopt(loaded, changed)
         shown.total(job.extent.steps, job.arithmetic)

@@ -57,6 +57,18 @@ def test_a_policy_begins_at_ln_2_and_learns_which_answers_are_better(learn: Run)
     assert {"train/grad_norm", "train/lr", "train/rewards_chosen_mean", "train/reject_lengths"} <= rows[1].keys()
 
 
+def test_pairs_are_shown_as_they_were_learned_from(learn: Run) -> None:
+    learn("run.max_steps=2", "run.num_logged_samples=3")
+    shown = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in shown] == [1, 1, 1, 2, 2, 2]
+    made = [json.loads(line) for line in Path("run/data/train.jsonl").read_text().splitlines()]
+    known = {(f"{row['question']}\n", row["chosen"], row["rejected"]) for row in made}
+    assert {(one["prompt"], one["chosen"], one["rejected"]) for one in shown} <= known
+    assert len({one["id"] for one in shown}) == 6
+    learn("run.max_steps=1", "run.num_logged_samples=99", "run.folder=all")
+    assert len(Path("all/samples.jsonl").read_text().splitlines()) == 8
+
+
 def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
     whole = learn("run.folder=whole", "run.max_steps=4", "run.validate_every=2")
     options = ("run.folder=stopped", "run.max_steps=4", "run.validate_every=2", "run.save_every=2")

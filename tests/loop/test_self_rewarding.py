@@ -17,9 +17,11 @@ import yaml
 from safetensors.torch import load_file
 from tiny_recipe import RECIPE
 
+from lockstep.cli import main
 from lockstep.config import RecipeError, load
 from lockstep.data.letters import score
 from lockstep.experience.judge.judge import JudgeError
+from lockstep.recipe import PreferenceSection, SelfRewarding
 from lockstep.report.log import read_metrics
 from lockstep.runtime.stop import Stopped
 from lockstep.runtime.train import train
@@ -155,6 +157,41 @@ def test_without_a_pair_nothing_is_learned(learn: Run) -> None:
     rows = steps(learn("judge.judge_score_low=90", "judge.judge_score_high=91", "run.max_steps=1"))
     assert (rows[0]["train/bad_samples_per_GBS"], rows[0]["train/updates_skipped"]) == (1.0, 1.0)
     assert equal(held(1, "policy"), held(1, "reference"))
+
+
+def test_a_finished_run_can_be_lengthened(learn: Run) -> None:
+    whole = learn("run.folder=whole", "run.max_steps=3")
+    learn("run.max_steps=1")
+    train(load("tiny.yaml", ["run.max_steps=3"]), allow_changes=True)
+    assert steps(read_metrics(Path("run"))) == steps(whole)
+    assert equal(held(3, "reference"), held(3, "reference", "whole"))
+
+
+def test_fewer_held_out_prompts_than_a_batch_are_enough(learn: Run) -> None:
+    rows = learn("run.validate_every=1", "run.max_steps=1")
+    worth = [row["validation/reward"] for row in rows if "validation/reward" in row]
+    assert (len(worth), all(0 <= one <= 5 for one in worth)) == (2, True)
+
+
+def test_a_run_can_be_checked(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    bounds = (
+        "acceptance=[{metric: judge/parse_failures, step: 1, min: 0, max: 1}, {metric: train/leaks, step: 1, min: 2}]"
+    )
+    learn("run.max_steps=1", bounds)
+    assert main(["check", "run"]) == 1
+    told = capsys.readouterr().out
+    assert "passed: judge/parse_failures" in told
+    assert "failed: train/leaks" in told
+
+
+def test_the_guide_speaks_of_every_metric_and_every_option(learn: Run) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/self_rewarding.md").read_text()
+    learned = steps(learn("run.max_steps=1"))
+    nothing = steps(learn("run.max_steps=1", "judge.judge_score_low=90", "judge.judge_score_high=91", "run.folder=no"))
+    metrics = {name for row in learned + nothing for name in row if name.startswith(("train/", "judge/"))}
+    assert not [name for name in metrics if f"`{name}`" not in guide]
+    own = SelfRewarding.model_fields.keys() - PreferenceSection.model_fields.keys()
+    assert not [name for name in own if f"`{name}`" not in guide]
 
 
 def test_it_can_ask_for_a_report_of_the_doctor(learn: Run, models: Callable[..., Path]) -> None:

@@ -12,6 +12,7 @@ from test_judge import META_SECTION
 
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
 from lockstep.algorithms.self_rewarding.ranked import Ranked
+from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
 from lockstep.experience.judge.asking import Answer, Conversation
 from lockstep.experience.judge.build import meta_judge
@@ -80,7 +81,8 @@ def answers(*every: Judged[float], group: int = 1, unfinished: Sequence[int] = (
     )
     prompts = [Prompt(f"rows:{place // group}", f"ask {place // group}", (1,), {}) for place in range(count)]
     pairs = [Pair("tie")] * (count // group)
-    return Ranked(Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), every, pairs)
+    scored = Scored([0.0] * count, every, None)
+    return Ranked(Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), scored, pairs)
 
 
 def named(pairs: Sequence[JudgePair]) -> list[tuple[str, str, str]]:

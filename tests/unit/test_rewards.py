@@ -18,7 +18,7 @@ from lockstep.experience.child import Child
 from lockstep.experience.code_reward import CodeReward
 from lockstep.experience.evaluation import Grading, grading
 from lockstep.experience.instruction_reward import InstructionReward
-from lockstep.experience.rewards import ByRow, MathReward, PythonReward, Reward, RewardError, build, rule_of
+from lockstep.experience.rewards import ByRow, MathReward, PythonReward, Reward, RewardError, build, rule_of, unverified
 from lockstep.recipe import CodeSection, InstructionSection, RewardSection
 from lockstep.types import Prompt
 
@@ -344,7 +344,9 @@ def test_each_row_is_rewarded_by_the_verifier_that_it_names() -> None:
     ]
     responses = ["Good", "a, b", "#### 18", "x", "```\ndef f(x): return x + 1\n```", "#### 17"]
     assert reward(rows, responses, ["", "", "18", "", "", "18"]) == [None, 0.5, 1.0, None, 1.0, 0.0]
-    assert reward.unverified(rows) == [True, False, False, False, False, False]
+    assert unverified(MIXED, rows) == [True, False, False, False, False, False]
+    assert unverified(None, rows) == [True] * 6
+    assert unverified(RewardSection(type="math"), rows) == [False] * 6
     assert reward([], [], []) == []
 
 

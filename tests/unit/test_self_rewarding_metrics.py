@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
+from lockstep.algorithms.self_rewarding.scoring import Scored
+from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
-from lockstep.experience.judge.judge import Judged, Judgement
+from lockstep.experience.judge.judge import Judged, Judgement, mean_score
 from lockstep.experience.judge.verdicts import ScoreParser, Verdict
 from lockstep.experience.rollout import Rollouts
 from lockstep.metrics import Metrics
@@ -18,10 +20,16 @@ from lockstep.runtime.collapse import Collapse
 from lockstep.runtime.loop import Turn
 from lockstep.types import Prompt
 
+SCORES = ScoreParser(0.0, 5.0, "score|points", True)
+
 
 def judged(*verdicts: float | None) -> Judged[float]:
     causes = (Verdict(None, "no_match") if one is None else Verdict(one) for one in verdicts)
     return Judged(tuple(Judgement(verdict) for verdict in causes))
+
+
+def scored(*verdicts: Judged[float]) -> Scored:
+    return Scored([mean_score(one) for one in verdicts], verdicts, None)
 
 
 def rollouts(responses: list[str]) -> Rollouts:
@@ -36,8 +44,7 @@ def rollouts(responses: list[str]) -> Rollouts:
 def test_answers_by_hand() -> None:
     written = rollouts(["one two", "Score: 4", "three words here", "cut off …"])
     verdicts = [judged(1.0, 3.0), judged(None, 5.0), judged(None, None), judged(5.0, 5.0)]
-    parser = ScoreParser(0.0, 5.0, "score|points", True)
-    metrics = answer_metrics(written, verdicts, parser).floats()
+    metrics = answer_metrics(written, scored(*verdicts), leak_test(None, SCORES)).floats()
     assert metrics["generated_rewards"] == pytest.approx((2 + 5 + 5) / 3)
     assert metrics["generated_rewards_std"] == pytest.approx(2**0.5)
     assert metrics["judge_variance"] == pytest.approx((1 + 0 + 0) / 3)
@@ -45,6 +52,24 @@ def test_answers_by_hand() -> None:
     assert metrics["leaks"] == 1 / 4
     assert metrics["response_lengths"] == (2 + 2 + 3 + 3) / 4
     assert metrics["bad_ends_per_GBS"] == 1 / 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "leaks"),
+    [
+        ("4", 0), ("#### 4", 0), ("$4$.", 0), ("The score was 4 to 3.", 0), ("Score: many", 0), ("Score: 9", 0),
+        ("It is good.\nScore: 4", 1), ("**Points:** 3/5", 1),
+    ],
+)  # fmt: skip
+def test_only_what_announces_a_verdict_and_gives_one_is_a_leak(answer: str, leaks: float) -> None:
+    assert answer_metrics(rollouts([answer]), scored(judged(1.0)), leak_test(None, SCORES)).floats()["leaks"] == leaks
+
+
+def test_a_recipe_may_say_what_a_judgement_looks_like() -> None:
+    leaks = leak_test("yes|no", SCORES)
+    assert [leaks(text) for text in (" a c f", " a yes c f", "Score: 4")] == [False, True, False]
+    with pytest.raises(ValidationError, match="is no regular expression"):
+        SelfRewarding(global_batch_size=8, leak_pattern="(")
 
 
 def test_rows_by_what_became_of_them() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
 from lockstep.experience.judge.build import response_case
-from lockstep.experience.judge.judge import Case, Judged, mean_score, score_variance
+from lockstep.experience.judge.judge import Case, Judged, score_variance
 from lockstep.experience.rollout import Rollouts
 from lockstep.objectives.pairing import Answer, Pair, choose
 
@@ -22,13 +23,18 @@ class Ranked:
 
     Attributes:
         rollouts: All answers, one prompt's next to each other.
-        judged: What the judge says of each.
+        scored: What each is worth, and who says so.
         pairs: One for each prompt.
     """
 
     rollouts: Rollouts
-    judged: Sequence[Judged[float]]
+    scored: Scored
     pairs: Sequence[Pair]
+
+    @property
+    def judged(self) -> Sequence[Judged[float]]:
+        """What the judge says of each answer."""
+        return self.scored.judged
 
     @property
     def group(self) -> int:
@@ -68,19 +74,19 @@ def response_cases(rollouts: Rollouts, step: int) -> list[Case]:
     ]
 
 
-def ranked(rollouts: Rollouts, judged: Sequence[Judged[float]], length_control: float, group: int) -> Ranked:
-    """Scores answers, `group` to each prompt, and chooses pairs with ρ as `objectives.pairing` says."""
+def ranked(rollouts: Rollouts, found: Scored, length_control: float, group: int) -> Ranked:
+    """Chooses pairs from answers, `group` to each prompt, with ρ as `objectives.pairing` says."""
     sequences = zip(rollouts.batch.sequences(), rollouts.batch.sequences("mask"), strict=True)
     tokens = [tuple(sequence[mask].tolist()) for sequence, mask in sequences]
     cut = rollouts.batch["truncated"].tolist()
     answers = [
-        Answer(own, not unfinished, mean_score(one), score_variance(one) if len(one.values) > 1 else None)
-        for own, unfinished, one in zip(tokens, cut, judged, strict=True)
+        Answer(own, not unfinished, score, score_variance(one) if len(one.values) > 1 else None)
+        for own, unfinished, score, one in zip(tokens, cut, found.scores, found.judged, strict=True)
     ]
     pairs = [choose(answers[start : start + group], length_control) for start in range(0, len(answers), group)]
     score_B = torch.tensor([float("nan") if answer.score is None else answer.score for answer in answers])
     batch = rollouts.batch.with_columns(sample={"score": score_B})
-    return Ranked(Rollouts(batch, rollouts.prompts, rollouts.responses), judged, pairs)
+    return Ranked(Rollouts(batch, rollouts.prompts, rollouts.responses), found, pairs)
 
 
 def _sample_row(own: Ranked, prompt: int, pair: Pair) -> dict[str, Any]:
@@ -88,6 +94,7 @@ def _sample_row(own: Ranked, prompt: int, pair: Pair) -> dict[str, Any]:
     scores: Tensor = own.rollouts.batch["score"][first : first + own.group]
     asked = own.rollouts.prompts[first]
     row = {"id": asked.id, "prompt": asked.text, "status": pair.status, "scores": scores.tolist()}
+    row |= {"scored_by": own.scored.scorer(first)}
     for name, place in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         if place is not None:
             replies = [one.answer.text for one in own.judged[first + place].judgements if one.answer is not None]

@@ -7,16 +7,19 @@ end that policy is replaced.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
 from lockstep.algorithms.self_rewarding.ranked import Ranked, ranked, response_cases
-from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
+from lockstep.algorithms.self_rewarding.scoring import Verifiers, scored
+from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch, concat
-from lockstep.experience.judge.judge import Judge, judge_metrics
+from lockstep.data.prompts import Prompts
+from lockstep.experience.judge.judge import Judge
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import build as preference_loss
@@ -28,7 +31,13 @@ from lockstep.types import Phase, SamplingParams
 
 @dataclass(frozen=True)
 class SelfRewardingWorkers:
-    """Who does the work: π, the frozen π_ref, the source of answers, and the judges, who may be the same model."""
+    """Who does the work: π, the frozen π_ref, the source of answers, and the judges, who may be the same model.
+
+    Attributes:
+        new_prompts: Of an iteration, by its number and the version of the weights at its beginning, and what is told of
+            how they were made; None: the prompts are those of the data.
+        imitate: A step of the first iteration, where that is SFT on the answers of the data; takes step and position.
+    """
 
     policy: Learner
     reference: Learner
@@ -36,6 +45,8 @@ class SelfRewardingWorkers:
     judge: Judge[float]
     meta: MetaJudging | None
     phase: Phase
+    new_prompts: Callable[[int, int], tuple[Prompts, Metrics]] | None = None
+    imitate: Callable[[int, int], StepResult] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,7 @@ class Rules:
         rows: Prompts that an iteration goes through.
         epochs: How often it does.
         num_logged_samples: Prompts of a step that the sample log shows.
+        verifiers: Programs that score in place of the judge.
     """
 
     options: SelfRewarding
@@ -53,6 +65,7 @@ class Rules:
     rows: int
     epochs: int
     num_logged_samples: int
+    verifiers: Verifiers
 
     @property
     def steps_per_iteration(self) -> int:
@@ -68,36 +81,61 @@ class Rules:
         """Passes over its prompts that an iteration has done before a step."""
         return step % self.steps_per_iteration * self.options.global_batch_size // self.rows
 
+    def beginning(self, step: int) -> int:
+        """The first step of a step's iteration."""
+        return step - step % self.steps_per_iteration
+
     def acting_version(self, step: int) -> int:
         """Of the weights that act in a step: after how many steps the policy had them."""
-        began = step - step % self.steps_per_iteration
-        return began if self.options.acting_policy == "reference" else step
+        return self.beginning(step) if self.options.acting_policy == "reference" else step
 
 
 def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
-    """One optimizer step: answer, judge, choose, learn; at the end of an iteration the policy becomes the reference."""
-    options, iteration = rules.options, step // rules.steps_per_iteration
-    with workers.experience.engine.at(rules.acting_version(step)) as refitted:
-        with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
-            rollouts = workers.experience.collect(
-                position, options.global_batch_size, rules.sampling, options.num_responses_to_gen
-            )
-        with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
-            judged = workers.judge(response_cases(rollouts, step))
-        answers = ranked(rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen)
-        judgements, metrics = _judged_judgements(answers, workers, options.meta_judge_pcnt_of(iteration), step)
-    metrics += refitted + judge_metrics(judged).prefixed("judge")
-    metrics += answer_metrics(answers.rollouts, judged, workers.judge.parser).prefixed("train")
-    metrics += pair_metrics(answers.pairs).prefixed("train")
-    metrics += _learned(_batch(answers, judgements), workers, rules, iteration)
-    metrics += Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
+    """One optimizer step; at the end of an iteration the policy becomes the reference."""
+    iteration = step // rules.steps_per_iteration
+    if iteration == 0 and workers.imitate is not None:
+        result = workers.imitate(step, position)
+    else:
+        result = _rewarded(step, position, workers, rules)
+    done = Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
     if (step + 1) % rules.steps_per_iteration == 0:
         with workers.phase("reference"):
             hand_over(workers.policy, workers.reference)  # π_ref ← π
             workers.policy.reset_optimizer()
+    return replace(result, metrics=result.metrics + done, position=rules.position(step + 1))
+
+
+def _rewarded(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
+    """Answer, judge, choose, learn."""
+    options, iteration = rules.options, step // rules.steps_per_iteration
+    experience, told = _asking(step, workers, rules)
+    with experience.engine.at(rules.acting_version(step)) as refitted:
+        with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
+            rollouts = experience.collect(
+                position, options.global_batch_size, rules.sampling, options.num_responses_to_gen
+            )
+        with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
+            found = scored(rollouts, response_cases(rollouts, step), workers.judge, rules.verifiers)
+        answers = ranked(rollouts, found, options.length_control_of(iteration), options.num_responses_to_gen)
+        judgements, metrics = _judged_judgements(answers, workers, options.meta_judge_pcnt_of(iteration), step)
+    metrics += told + refitted + found.metrics()
+    leaks = leak_test(options.leak_pattern, workers.judge.parser)
+    metrics += answer_metrics(answers.rollouts, found, leaks).prefixed("train")
+    metrics += pair_metrics(answers.pairs).prefixed("train")
+    metrics += _learned(_batch(answers, judgements), workers, rules, iteration)
     samples = answers.sample_rows(rules.num_logged_samples)
-    samples += [judge_pair_row(pair, workers.experience.decode) for pair in judgements[: rules.num_logged_samples]]
-    return StepResult(metrics, rules.position(step + 1), rollouts.batch.tokens.numel(), samples)
+    samples += [judge_pair_row(pair, experience.decode) for pair in judgements[: rules.num_logged_samples]]
+    return StepResult(metrics, position + options.global_batch_size, rollouts.batch.tokens.numel(), samples)
+
+
+def _asking(step: int, workers: SelfRewardingWorkers, rules: Rules) -> tuple[Experience, Metrics]:
+    """What answers the prompts of a step's iteration; new ones are told of at its beginning."""
+    if workers.new_prompts is None:
+        return workers.experience, Metrics()
+    began = rules.beginning(step)
+    with workers.phase("prompts"):
+        prompts, told = workers.new_prompts(step // rules.steps_per_iteration, began)
+    return replace(workers.experience, prompts=prompts), told if step == began else Metrics()
 
 
 def _judged_judgements(

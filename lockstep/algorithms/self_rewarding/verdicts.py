@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from lockstep.experience.judge.judge import Judged, mean_score, score_variance
+from lockstep.algorithms.self_rewarding.scoring import Scored
+from lockstep.experience.judge.judge import score_variance
 from lockstep.experience.judge.verdicts import Parser
 from lockstep.experience.rollout import Rollouts
 from lockstep.metrics import Mean, Metrics, StandardDeviation
@@ -14,17 +16,28 @@ from lockstep.objectives.pairing import Pair, Status
 _STATUSES: tuple[Status, ...] = ("ok", "unscored", "tie", "identical", "unfinished")
 
 
-def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]], parser: Parser[float]) -> Metrics:
+def leak_test(pattern: str | None, parser: Parser[float]) -> Callable[[str], bool]:
+    """Whether an answer reads like a judgement.
+
+    Args:
+        pattern: Regular expression of what only judgements hold; None: they announce a verdict, and give one. A number
+            alone is none: it may well be the answer.
+        parser: Of the judge.
+    """
+    if pattern is not None:
+        return lambda text: re.search(pattern, text) is not None
+    return lambda text: parser.announced(text) and parser(text).value is not None
+
+
+def answer_metrics(rollouts: Rollouts, scored: Scored, leaks: Callable[[str], bool]) -> Metrics:
     """Scores, lengths and ends of all answers.
 
     `top_class_share` is the share of the verdict that is given most often: a judge that always says 5 has 1.
-    `leaks` is the share of answers in which the judge's own parser finds a verdict: judgements that leak into answers
-    are rewarded by a judge that never saw any.
+    `leaks` is the share of answers that read like judgements: those are rewarded by a judge that never saw any.
     """
-    scores = [score for one in judged if (score := mean_score(one)) is not None]
-    doubts = [doubt for one in judged if (doubt := score_variance(one)) is not None]
-    verdicts = Counter(value for one in judged for value in one.values)
-    leaks = sum(parser(response).value is not None for response in rollouts.responses)
+    scores = [score for score in scored.scores if score is not None]
+    doubts = [doubt for one in scored.judged if (doubt := score_variance(one)) is not None]
+    verdicts = Counter(value for one in scored.judged for value in one.values)
     length_B = rollouts.batch.per_sample(rollouts.batch.mask.long())
     squares = sum(score**2 for score in scores)
     return Metrics(
@@ -32,7 +45,7 @@ def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]], parser: 
         generated_rewards_std=StandardDeviation(len(scores), sum(scores), squares),
         judge_variance=Mean(sum(doubts), len(doubts)),
         top_class_share=Mean(max(verdicts.values(), default=0), verdicts.total()),
-        leaks=Mean(leaks, len(rollouts.responses)),
+        leaks=Mean(sum(map(leaks, rollouts.responses)), len(rollouts.responses)),
         response_lengths=Mean(length_B.sum(), len(length_B)),
         bad_ends_per_GBS=Mean(rollouts.batch["truncated"].sum(), len(length_B)),
     )

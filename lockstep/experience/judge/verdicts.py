@@ -65,6 +65,10 @@ class Parser(Protocol[V]):
 
     def __call__(self, reply: str) -> Verdict[V]: ...
 
+    def announced(self, text: str) -> bool:
+        """Whether a verdict is announced somewhere, as judgements do it; a number alone is none."""
+        ...
+
 
 class ScoreParser:
     """Reads scores.
@@ -94,6 +98,10 @@ class ScoreParser:
         if not (self._decimals or score.is_integer()):
             return Verdict(None, "not_whole")
         return Verdict(score)
+
+    def announced(self, text: str) -> bool:
+        """See `Parser`."""
+        return self._announced.search(text) is not None
 
     def without_score(self, reply: str) -> str:
         """A reply without its last score and what announces it: the reasons alone."""
@@ -125,6 +133,10 @@ class WinnerParser:
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_name")
         return Verdict("A" if said["name"] == "A" else "B")
+
+    def announced(self, text: str) -> bool:
+        """See `Parser`."""
+        return self._announced.search(text) is not None
 
 
 def _announcement(word: str) -> re.Pattern[str]:

@@ -1,0 +1,101 @@
+"""What answers are worth: by a program where the row names one, else by the judge; all on the judge's scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.experience.judge.judge import Case, Judge, Judged, judge_metrics, mean_score
+from lockstep.experience.rewards import RewardError, unverified
+from lockstep.experience.rollout import Rollouts
+from lockstep.metrics import Mean, Metrics, Sum
+from lockstep.recipe import RewardSection
+from lockstep.types import Prompt
+
+
+@dataclass(frozen=True)
+class Verifiers:
+    """Programs that score answers in place of the judge.
+
+    Attributes:
+        section: Of which rows, and how; None: of none.
+        low: The score of what they reward with 0.
+        high: The score of what they reward with 1.
+    """
+
+    section: RewardSection | None
+    low: float
+    high: float
+
+    def score(self, prompt: Prompt, reward: float) -> float | None:
+        """A reward on the judge's scale; NaN is no verdict.
+
+        Raises:
+            RewardError: It is not from 0 to 1.
+        """
+        if math.isnan(reward):
+            return None
+        if not 0 <= reward <= 1:
+            raise RewardError(
+                f"{prompt.id}: its verifier gives {reward:g}, but beside a judge rewards go from 0 to 1, which becomes "
+                f"{self.low:g} to {self.high:g}; let verifier.function return such a number"
+            )
+        return self.low + reward * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of answers, and where they come from.
+
+    Attributes:
+        scores: Of each answer; None: nobody could say.
+        judged: What the judge says of each: of verified ones nothing, for it is not asked.
+        verified: Which of them a program scores; None where all rows are the judge's.
+    """
+
+    scores: Sequence[float | None]
+    judged: Sequence[Judged[float]]
+    verified: Sequence[bool] | None
+
+    def scorer(self, place: int) -> Literal["judge", "verifier"]:
+        """Who scores an answer."""
+        return "verifier" if self.verified is not None and self.verified[place] else "judge"
+
+    def metrics(self) -> Metrics:
+        """What the judge was asked; and, where programs score too, what each of them says."""
+        asked = judge_metrics([one for one in self.judged if one.judgements]).prefixed("judge")
+        return asked if self.verified is None else asked + self._by_scorer(self.verified).prefixed("train")
+
+    def _by_scorer(self, verified: Sequence[bool]) -> Metrics:
+        both = list(zip(self.scores, verified, strict=True))
+        programs = [score for score, own in both if own and score is not None]
+        judge = [score for score, own in both if not own and score is not None]
+        return Metrics(
+            verified=Mean(sum(verified), len(verified)),
+            verified_rewards=Mean(sum(programs), len(programs)),
+            judged_rewards=Mean(sum(judge), len(judge)),
+            verifier_no_verdict=Sum(sum(verified) - len(programs)),
+        )
+
+
+def scored(rollouts: Rollouts, cases: Sequence[Case], judge: Judge[float], verifiers: Verifiers) -> Scored:
+    """Asks the judge about all answers that no program scores.
+
+    Args:
+        rollouts: Answers, with the rewards of those that programs score.
+        cases: What the judge would be shown of each.
+        judge: Scores the others.
+        verifiers: Which ones, and on what scale.
+
+    Raises:
+        RewardError: A reward is not from 0 to 1.
+        JudgeError: As from the judge.
+    """
+    waiting = unverified(verifiers.section, rollouts.prompts)
+    verdicts = iter(judge([case for case, waits in zip(cases, waiting, strict=True) if waits]))
+    judged = [next(verdicts) if waits else Judged[float](()) for waits in waiting]
+    rewards = zip(rollouts.prompts, rollouts.batch["score"].tolist(), judged, waiting, strict=True)
+    scores = [mean_score(one) if waits else verifiers.score(prompt, reward) for prompt, reward, one, waits in rewards]
+    return Scored(scores, judged, None if verifiers.section is None else [not waits for waits in waiting])

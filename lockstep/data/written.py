@@ -1,0 +1,51 @@
+"""Rows that consist of one written text: what stands in a row where the user speaks, and a row made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.data.rows import Row
+from lockstep.data.templates import fields, render
+from lockstep.recipe import DataSection
+
+
+@dataclass(frozen=True)
+class TextField:
+    """The one field of a row that makes its prompt.
+
+    Attributes:
+        name: Of the field.
+        talk: Whether it holds messages, of which the user's first is the text; else it is the text.
+    """
+
+    name: str
+    talk: bool
+
+    def text(self, row: Row) -> str:
+        """The text of a row; of messages without a user's, nothing."""
+        if not self.talk:
+            return render(f"{{{self.name}}}", row, "row")
+        said = (str(message["content"]) for message in row[self.name] if message["role"] == "user")
+        return next(said, "")
+
+    def row(self, text: str) -> dict[str, Any]:
+        """A row with this text."""
+        return {self.name: [{"role": "user", "content": text}] if self.talk else text}
+
+
+def text_field(data: DataSection) -> TextField:
+    """Where a section's rows have their text.
+
+    Raises:
+        ValueError: A prompt is made of several fields, or of none.
+    """
+    if data.messages is not None:
+        return TextField(data.messages, talk=True)
+    names = sorted(set(fields(data.prompt)))
+    if len(names) != 1:
+        raise ValueError(
+            f"self_rewarding.prompt_source=new has one text written for each prompt, but data.prompt has {len(names)} "
+            f"fields{': ' if names else ''}{', '.join(names)}; write a template with one"
+        )
+    return TextField(names[0], talk=False)

@@ -1,0 +1,136 @@
+"""New prompts: what is asked, what is taken, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep import keyed
+from lockstep.data.jsonl import JsonlIndex
+from lockstep.data.prompts import Prompts
+from lockstep.data.written import TextField, text_field
+from lockstep.experience.judge.asking import Answer, Conversation
+from lockstep.experience.judge.templates import Template
+from lockstep.experience.new_prompts import PromptWriter, TooFewPromptsError, request_template
+from lockstep.models.tokenizer import words_tokenizer
+from lockstep.recipe import DataSection, NewPromptsSection
+
+
+class Scripted:
+    """Answers in the order of a list; remembers what it was asked. Implements `Answering`."""
+
+    def __init__(self, replies: Sequence[Answer], too_long: str = "never") -> None:
+        self._replies, self._too_long = iter(replies), too_long
+        self.asked: list[str] = []
+        self.keys: list[int] = []
+
+    def escaped(self, text: str) -> str:
+        return text.replace("<s>", "< s>")
+
+    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+        return [int(self._too_long in conversation[0]["content"]) for conversation in conversations]
+
+    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+        self.asked += [str(conversation[0]["content"]) for conversation in conversations]
+        self.keys += keys
+        return [next(self._replies) for _ in conversations]
+
+
+def said(*texts: str) -> list[Answer]:
+    return [Answer(text, finished=True) for text in texts]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Prompts:
+    """Four prompts, one of them with a control token."""
+    rows = ["What is 1 + 1?", "What is 2 + 2?", "what  is 3 + 3?", "<s> 4"]
+    tokenizer = words_tokenizer(rows)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"question": text, "answer": ""}) + "\n" for text in rows))
+    return Prompts(JsonlIndex(path), tokenizer, DataSection(train="rows.jsonl", max_prompt_tokens=20))
+
+
+def writer(prompts: Prompts, answering: Scripted, max_attempts: int = 3) -> PromptWriter:
+    template = Template("{example_1} / {example_2} ?", ("example_1", "example_2"), "new_prompts.template")
+    return PromptWriter(answering, template, prompts, TextField("question", talk=False), max_attempts, 0)
+
+
+def test_what_is_no_new_prompt_is_counted_by_cause_and_asked_for_again(prompts: Prompts) -> None:
+    replies = [
+        *said("", "What is\n1 + 1? ", "What is 5 + 5?"),
+        Answer("What is", finished=False),
+        *said("1 + " * 40, "WHAT IS 5 + 5?", " What is <s> 6? "),
+        *said("What is 7?"),
+    ]
+    answering = Scripted(replies)
+    written = writer(prompts, answering)(0, 3)
+    assert [row["question"] for row in written.rows] == ["What is 5 + 5?", "What is < s> 6?", "What is 7?"]
+    assert dict(written.outcomes) == {
+        "made": 3, "empty": 1, "known": 1, "unfinished": 1, "too_long": 1, "repeated": 1
+    }  # fmt: skip
+    told = written.metrics().floats()
+    assert (told["attempts"], told["made"], told["request_too_long"]) == (8, 3, 0)
+    assert len(set(answering.keys)) == 8
+
+
+def test_requests_that_are_too_long_are_not_sent(prompts: Prompts) -> None:
+    answering = Scripted(said(*(f"What is {number}?" for number in range(9))), too_long="2 + 2")
+    written = writer(prompts, answering, max_attempts=8)(0, 3)
+    assert written.outcomes["request_too_long"] > 0
+    assert not any("2 + 2" in text for text in answering.asked)
+    assert len(answering.asked) == 3
+
+
+def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: Prompts) -> None:
+    def asked(iteration: int) -> list[str]:
+        answering = Scripted(said(*(f"What is {number}?" for number in range(12))))
+        writer(prompts, answering)(iteration, 12)
+        return answering.asked
+
+    pairs = [text.removesuffix(" ?").split(" / ") for text in asked(0)]
+    assert all(one != other for one, other in pairs)
+    assert {text for pair in pairs for text in pair} == {
+        "What is 1 + 1?", "What is 2 + 2?", "what  is 3 + 3?", "< s> 4"
+    }  # fmt: skip
+    assert asked(0) == asked(0) != asked(1)
+
+
+def test_attempts_are_limited(prompts: Prompts) -> None:
+    answering = Scripted(said("new", "", "", "", "", ""))
+    with pytest.raises(TooFewPromptsError, match=r"iteration 1: 6 attempts gave 1 new prompts of 2 \(5 empty\)"):
+        writer(prompts, answering)(1, 2)
+    assert len(answering.asked) == 6
+
+
+def test_the_shipped_request_shows_eight_prompts() -> None:
+    section = NewPromptsSection.model_validate({"sampling": {"max_tokens": 9}, "max_prompt_tokens": 9})
+    template = request_template(section)
+    assert len(template.fields) == 8
+    asked = template.filled({name: f"<{name}>" for name in template.fields})
+    assert asked.index("<example_1>") < asked.index("<example_8>") < asked.index("Request 9:")
+
+
+def test_conversations_give_the_first_that_the_user_says_and_take_a_text() -> None:
+    field = text_field(DataSection(train="rows.jsonl", messages="talk", max_prompt_tokens=9))
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    more = [{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "And?"}]
+    assert field.text({"talk": [*said, *more]}) == "Hi"
+    assert field.row("Why?") == {"talk": [{"role": "user", "content": "Why?"}]}
+
+
+@given(length=st.integers(1, 60), count=st.integers(0, 60), seed=st.integers(0, 9))
+def test_samples_are_different_numbers(length: int, count: int, seed: int) -> None:
+    chosen = keyed.sample(length, min(count, length), seed)
+    assert len(set(chosen)) == min(count, length) == len(chosen)
+    assert all(0 <= number < length for number in chosen)
+    assert chosen == keyed.sample(length, min(count, length), seed)
+
+
+def test_samples_are_uniform() -> None:
+    first = [keyed.sample(10**12, 2, number)[1] / 10**12 for number in range(2000)]
+    assert sum(first) / len(first) == pytest.approx(0.5, abs=0.03)
