@@ -12,7 +12,7 @@ tokenizing the rows, TRL's does not.
 
 Rows are made of random words, with the lengths that questions and answers of GSM8K have, or all with their medians.
 Where lengths differ, TRL computes on padding and Lockstep, but for attention, does not; where they do not, both do the
-same products. The losses of both sides are printed, since they must agree.
+same products. Both sides must train on the same number of tokens; their losses are printed, since they must agree.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ def compare(algorithm: str, lengths: str, args: argparse.Namespace) -> tuple[Row
     pairs = [
         [run(python, module, algorithm, lengths, args.steps) for python, module in sides] for _ in range(args.rounds)
     ]
+    counts = {process["tokens_per_pass"] for pair in pairs for process in pair}
+    if len(counts) != 1:
+        raise RuntimeError(f"{algorithm}, {lengths}: the two sides do not train on the same tokens: {sorted(counts)}")
     theirs, ours = (statistics.median(pair[side]["cpu_s"] for pair in pairs) for side in (0, 1))
     return Row(f"{algorithm.upper()}, {NAMES[lengths]}", theirs, ours, theirs / ours), [
         p for pair in pairs for p in pair

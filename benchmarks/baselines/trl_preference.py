@@ -58,6 +58,13 @@ def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
     return trl.SFTTrainer(args=trl.SFTConfig(**common), train_dataset=Dataset.from_list(completions), **shared)
 
 
+def tokens_of(row: dict[str, list[int]]) -> int:
+    """Tokens that one row of the trainer's data puts through the model, padding not counted."""
+    if "input_ids" in row:
+        return len(row["input_ids"])
+    return 2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--algorithm", choices=("dpo", "sft"), default="dpo")
@@ -74,13 +81,16 @@ def main() -> None:
     torch.set_num_threads(1)
     clock = StepClock()
     with tempfile.TemporaryDirectory() as folder:
-        done = trainer(args, folder, clock).train()
+        learner = trainer(args, folder, clock)
+        tokens = sum(tokens_of(row) for row in learner.train_dataset)
+        done = learner.train()
     steps = [b - a for a, b in pairwise(clock.ticks)][args.warmup - 1 :]
     result = {
         "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
         "algorithm": args.algorithm,
         "lengths": args.lengths,
         "steps": len(steps),
+        "tokens_per_pass": tokens,
         "cpu_s": undisturbed(steps),
         "cpu_median_s": statistics.median(steps),
         "loss": done.training_loss,

@@ -7,7 +7,9 @@ with the keys and values of the tokens before it. So training and sampling run t
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -18,6 +20,9 @@ from transformers import AttentionInterface
 from lockstep.batch import Batch
 
 NAME = "lockstep"
+
+_FILLED = 0.75
+"""Each row of a grid is filled at least so far. Less pays for padding, more for many small products."""
 
 
 class Layout(Protocol):
@@ -65,40 +70,56 @@ AttentionInterface.register(NAME, attention)
 
 @dataclass(frozen=True)
 class Packed:
-    """Sequences end to end in one row of N tokens; attention alone sees them as a grid of B × T, right-padded.
+    """Sequences end to end in one row of N tokens; attention alone sees them in grids, right-padded.
 
-    Padding lies to the right, so causality already hides it, and only the attention product pays for it.
+    Padding lies to the right, so causality already hides it, and only the attention product pays for it. It pays by the
+    square of the width, so sequences share a grid only with those of like length.
 
     Attributes:
-        to_grid: For each cell of the grid its flat token (any token where the cell is padding), int64 [B·T].
-        from_grid: For each token its cell, int64 [N].
-        rows: B.
+        to_cells: For each cell, one grid after the other, its flat token (any where the cell is padding), int64 [C].
+        from_cells: For each token its cell, int64 [N].
+        shapes: Rows and width of each grid.
     """
 
-    to_grid: Tensor
-    from_grid: Tensor
-    rows: int
+    to_cells: Tensor
+    from_cells: Tensor
+    shapes: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, batch: Batch) -> Packed:
-        width = int(batch.lengths.max())
-        starts = batch.starts.to(batch.tokens.device)[:, None]
-        last = starts + batch.lengths.to(batch.tokens.device)[:, None] - 1
-        cells = torch.minimum(starts + torch.arange(width, device=batch.tokens.device), last)
-        return cls(cells.reshape(-1), batch.row * width + batch.position, len(batch))
+        length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
+        widths = list(accumulate(length_B.tolist(), _width))
+        cells = Batch(torch.arange(sum(widths)), torch.tensor(widths))
+        token_C = batch.starts[order_B][cells.row] + torch.minimum(cells.position, length_B[cells.row] - 1)
+        first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
+        shapes = tuple((rows, width) for width, rows in Counter(widths).items())
+        device = batch.tokens.device
+        return cls(token_C.to(device), first_B.to(device)[batch.row] + batch.position, shapes)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        q, k, v = (self._grid(x) for x in (query, key, value))
-        mask = _window_mask(q.shape[2], window, q.device)
-        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=True)
-        return out.transpose(1, 2).flatten(0, 1).index_select(0, self.from_grid)[None]
+        grids = zip(*(self._grids(x) for x in (query, key, value)), strict=True)
+        out = torch.cat([_causal(q, k, v, scaling, window) for q, k, v in grids])
+        return out.index_select(0, self.from_cells)[None]
 
-    def _grid(self, x: Tensor) -> Tensor:
-        """[1, heads, N, size] to [B, heads, T, size]."""
-        flat = x[0].transpose(0, 1).index_select(0, self.to_grid)
-        return flat.unflatten(0, (self.rows, -1)).transpose(1, 2)
+    def _grids(self, x: Tensor) -> list[Tensor]:
+        """[1, heads, N, size] to [rows, heads, width, size] of each grid."""
+        cells = x[0].transpose(0, 1).index_select(0, self.to_cells)
+        pieces = cells.split([rows * width for rows, width in self.shapes])
+        return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+
+def _width(width: int, length: int) -> int:
+    """The width of the grid of a sequence that follows on longer ones: theirs, or its own where it is much shorter."""
+    return width if length >= _FILLED * width else length
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
+    """Attention of the rows of one grid. Returns [rows · width, heads, size]."""
+    mask = _window_mask(q.shape[2], window, q.device)
+    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2).flatten(0, 1)
 
 
 def _window_mask(width: int, window: int | None, device: torch.device) -> Tensor | None:

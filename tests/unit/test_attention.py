@@ -35,7 +35,7 @@ def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tens
 
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
 def test_packed_attention_is_that_of_each_sequence_alone(window: int | None) -> None:
-    batch = ragged((5, 1, 9, 3))
+    batch = ragged((5, 1, 9, 3, 8, 4))
     query, key, value = projections(batch, 0)
     out = Packed.of(batch).attend(0, query, key, value, 0.3, window)[0]
     pieces = [x[0].split(batch.lengths.tolist(), dim=1) for x in (query, key, value)]
@@ -46,6 +46,13 @@ def test_packed_attention_is_that_of_each_sequence_alone(window: int | None) -> 
     others = torch.autograd.grad((expected * weights).sum(), [query, key, value])
     for gradient, other in zip(gradients, others, strict=True):
         torch.testing.assert_close(gradient, other, atol=1e-6, rtol=0.0)
+
+
+def test_only_sequences_of_like_length_share_a_grid_of_attention() -> None:
+    packed = Packed.of(ragged((40, 100, 31, 75, 74, 40)))
+    assert packed.shapes == ((2, 100), (1, 74), (3, 40))
+    assert packed.to_cells.numel() == 2 * 100 + 74 + 3 * 40
+    assert Packed.of(ragged((7,) * 5)).shapes == ((5, 7),)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
