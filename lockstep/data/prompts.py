@@ -37,8 +37,6 @@ def _named_prompts(
     names: Sequence[tuple[str, str]], contents: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> list[Prompt]:
     """The same for rows by their id, and by how messages name them."""
-    if not names:
-        return []
     if is_chat(data):
         talks = [_messages(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
         texts = [messages.opened(talk, tokenizer) for talk in talks]
@@ -97,6 +95,8 @@ def _truncated(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSec
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
     """Tokenises texts in one call, each to its own length."""
+    if not texts:  # a tokenizer cannot be called with none
+        return []
     # verbose=False: over-long rows are our own to complain of, with their place in the file.
     encoded = tokenizer(list(texts), add_special_tokens=add_special_tokens, verbose=False, return_attention_mask=False)
     return encoded["input_ids"]
