@@ -91,9 +91,10 @@ def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
 
 
 def _damped(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
-    """The largest of 1, ½, ¼, … at which a step does not lose."""
+    """The largest of 1, ½, ¼, … at which a step does not lose; near the optimum, more than rounding does."""
     here, size = _objective(wins_PP, theta_P, l2), 1.0
-    while size > _EXACT and _objective(wins_PP, theta_P + size * step_P, l2) < here:
+    enough = here - _EXACT * max(1.0, abs(here))
+    while size > _EXACT and _objective(wins_PP, theta_P + size * step_P, l2) < enough:
         size /= 2
     return size
 
