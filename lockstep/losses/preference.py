@@ -72,7 +72,9 @@ class Preference:
             return total, metrics + _of_answers(batch, rewards, active_P)
         judge_P, _ = paired(batch, batch["judge_pair"])
         metrics += _of_answers(batch, rewards, active_P & ~judge_P)
-        return total, metrics + _of_pairs(batch, rewards, active_P & judge_P).prefixed("judge_pairs")
+        judged_P = active_P & judge_P
+        learned = Metrics(preference_loss=Mean(trainable(preference_P.detach(), judged_P).sum(), judged_P.sum()))
+        return total, metrics + (learned + _of_pairs(batch, rewards, judged_P)).prefixed("judge_pairs")
 
     def _preferences(self, gap_P: Tensor, batch: Batch) -> Tensor:
         """L of each pair, from Δ. Returns [P]."""

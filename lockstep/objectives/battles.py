@@ -46,13 +46,13 @@ def position_weighted_wins(battles: Battles, players: int) -> Tensor:
     ω₁ is the share of battles that the second place wins, and ω₂ that of the first (Wu et al. 2024, eq. 3–4).
 
     Args:
-        battles: Those that were not decided do not count.
+        battles: Pairs of which an order is missing, or was not decided, do not count.
         players: How many there are.
 
     Returns:
         Weighted wins of the first over the second, float64 [P, P].
     """
-    decided = {pair: winner for pair, winner in battles.items() if winner is not None}
+    decided = {(i, j): winner for (i, j), winner in battles.items() if winner and battles.get((j, i)) is not None}
     second = sum(winner == "second" for winner in decided.values()) / max(len(decided), 1)
     wins_PP = torch.zeros(players, players, dtype=torch.float64)
     for (i, j), winner in decided.items():

@@ -88,16 +88,6 @@ def choose(answers: Sequence[Answer], length_control: float) -> Pair:
     return Pair("ok", chosen, rejected) if usable[chosen] > usable[rejected] else Pair("tie")
 
 
-def room_for(judge_pairs: float, answer_pairs: int) -> int:
-    """How many pairs of judgements may join some pairs of answers, to be at most this share of them all.
-
-    Args:
-        judge_pairs: Their largest share, from 0 to below 1.
-        answer_pairs: How many there are.
-    """
-    return int(judge_pairs / (1 - judge_pairs) * answer_pairs + 1e-9)
-
-
 def balanced(classes: Sequence[float], room: int, share: float) -> list[int]:
     """The first places that may be taken together, as many as there can be.
 

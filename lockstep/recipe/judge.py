@@ -41,6 +41,11 @@ class AskedSection(Section):
         default=0.5, description="stop where more of the judgements that are asked for at once have no verdict"
     )
 
+    @property
+    def is_policy(self) -> bool:
+        """Whether the policy judges, where there is one."""
+        return self.path is None and self.sampler is None
+
     @model_validator(mode="after")
     def _a_judge_has_one_engine(self) -> AskedSection:
         served = self.sampler is not None and self.sampler.backend == "openai"

@@ -80,9 +80,10 @@ class SelfRewarding(PreferenceSection):
         """β of an iteration, counted from 0."""
         return _of(self.ref_policy_kl_penalty, iteration)
 
-    def meta_judge_pcnt_of(self, iteration: int) -> float:
-        """Largest share of pairs of judgements in an iteration, counted from 0."""
-        return _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
+    def room_for_judge_pairs(self, iteration: int, answer_pairs: int) -> int:
+        """How many pairs of judgements may join so many pairs of answers, to be at most their share of them all."""
+        share = _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
+        return int(share / (1 - share) * answer_pairs + 1e-9)
 
     @field_validator("leak_pattern")
     @classmethod
@@ -106,6 +107,17 @@ class SelfRewarding(PreferenceSection):
                     f"{name} has {len(values)} values for max_iterations = {self.max_iterations}; give one for each "
                     "iteration, or a single one"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _judge_pairs_have_room(self) -> SelfRewarding:
+        rewarded = range(1 if self.first_iteration_sft else 0, self.max_iterations)
+        room = any(self.room_for_judge_pairs(iteration, self.global_batch_size) for iteration in rewarded)
+        if self.use_meta_judge and not room:
+            raise ValueError(
+                f"meta_judge_pcnt leaves no room for a pair of judgements beside {self.global_batch_size} pairs of "
+                "answers; raise it or global_batch_size, or turn use_meta_judge off"
+            )
         return self
 
 
@@ -171,6 +183,15 @@ class SelfRewardingRecipe(Common):
         return self
 
     @model_validator(mode="after")
+    def _judges_see_what_is_answered(self) -> SelfRewardingRecipe:
+        if self.data.overlong_prompts == "truncate" and (self.data.chat or self.data.messages is not None):
+            raise ValueError(
+                "data.overlong_prompts=truncate cuts what the policy reads of a conversation, while judges are shown "
+                "all of it; say error or skip"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _demonstrations_are_whole(self) -> SelfRewardingRecipe:
         if self.self_rewarding.first_iteration_sft and self.data.overlong_prompts == "truncate":
             raise ValueError(
@@ -187,7 +208,7 @@ class SelfRewardingRecipe(Common):
             if self.known.comparisons is not None:
                 raise ValueError("known.comparisons measures a meta-judge, and there is none; set use_meta_judge")
             return self
-        if self.judge.path is not None or self.judge.sampler is not None:
+        if not self.judge.is_policy:
             raise ValueError(
                 "use_meta_judge trains the policy to judge, so the policy must be the judge; leave judge.path and "
                 "judge.sampler out"

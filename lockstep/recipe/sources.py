@@ -75,6 +75,14 @@ class Letters(Section):
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
 
     @model_validator(mode="after")
+    def _there_are_so_many(self) -> Letters:
+        if self.train_prompts + self.validation_prompts > 500_000:
+            raise ValueError(
+                "there are 524,160 different orders; ask for at most 500,000 prompts to train and validate on"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shares_leave_room(self) -> Letters:
         if self.judge_share + self.compare_share > 1:
             raise ValueError("judge_share and compare_share are shares of the same rows; together they are above 1")

@@ -17,12 +17,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from lockstep.batch import Batch
 from lockstep.config import Loaded
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import Files, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import Head, head
+from lockstep.experience.judge.build import meta_judge, score_judge
 from lockstep.experience.rewards import MathReward, build, rule_of
 from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
@@ -49,6 +51,8 @@ from lockstep.runtime.jobs import (
     self_rewarding_extent,
     self_rewarding_rules,
 )
+from lockstep.runtime.judges import Policy, policy_answers
+from lockstep.runtime.known import known_rows
 from lockstep.runtime.memory import Sizes, readable
 from lockstep.runtime.new_prompts import request_of
 from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_own_answers, open_pairs, open_prompts
@@ -56,7 +60,7 @@ from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 from lockstep.runtime.trackers.run import views_of
 from lockstep.runtime.trackers.view import Facts
 from lockstep.runtime.workers import require_sampler
-from lockstep.types import Prompt
+from lockstep.types import Prompt, Request, SamplingParams
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
 
@@ -233,6 +237,13 @@ def _ppo(recipe: PPORecipe, files: DataFiles | None, model: _Model | None, found
         _reward(recipe.reward, train.first(_ANSWERS), train, found)
 
 
+class _Nobody:
+    """Stands where a sampler will be, and is asked nothing."""
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        raise AssertionError("a dry run generates nothing")
+
+
 def _self_rewarding(
     recipe: SelfRewardingRecipe, files: DataFiles | None, model: _Model | None, found: Findings
 ) -> None:
@@ -242,6 +253,13 @@ def _self_rewarding(
         return
     with found.problem():
         require_context(recipe, model.source)
+    policy = Policy(_Nobody(), model.source)
+    with found.problem():
+        if recipe.judge.is_policy:
+            score_judge(recipe.judge, policy_answers(recipe.judge, policy, "judge"), recipe.seed)
+    with found.problem():
+        if recipe.meta_judge is not None and recipe.meta_judge.is_policy:
+            meta_judge(recipe.meta_judge, policy_answers(recipe.meta_judge, policy, "meta_judge"), recipe.seed)
     with found.problem():
         limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
         wanted = rule_of(recipe.verifier, judge=True)
@@ -253,7 +271,8 @@ def _self_rewarding(
             request_of(recipe, recipe.new_prompts, prompts, model.source)
         if recipe.self_rewarding.first_iteration_sft:
             open_own_answers(files.demonstrations, recipe, model.source, limit)
-        validates = files.validation is not None and recipe.validation_reward is not None
+        known = any(known_rows(recipe.known, files))
+        validates = known or (files.validation is not None and recipe.validation_reward is not None)
         found.say("step", self_rewarding_arithmetic(recipe, prompts, rules))
         found.say("run", _course(recipe, self_rewarding_extent(recipe, rules).steps, validates))
 

@@ -242,7 +242,7 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
                 recipe.known,
                 files,
                 asked_of(judge, actor, engines[0]),
-                None if meta is None else asked_of(meta.judge, actor, engines[0]),
+                None if meta is None else replace(meta, judge=asked_of(meta.judge, actor, engines[0])),
                 engines[0],
                 place.shown.note,
             ),

@@ -38,15 +38,19 @@ def answering(
 
     Arguments and errors are those of `judge_answers`.
     """
-    if section.path is not None or section.sampler is not None:
+    if not section.is_policy:
         return judge_answers(section, computation, shown, workers, name)
-    return _policy_answers(section, policy.sampler, policy.source, name)
+    return policy_answers(section, policy, name)
 
 
-def _policy_answers(section: AskedSection, policy: Generates, source: Source, name: str) -> Answering:
-    """The policy judges, with a sampler that is there already."""
-    _require_room(section, source, name)
-    return _answers(section, policy, source)
+def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answering:
+    """The policy judges, with a sampler that is there already.
+
+    Raises:
+        ValueError: As `judge_answers`.
+    """
+    _require_room(section, policy.source, name)
+    return _answers(section, policy.sampler, policy.source, name)
 
 
 def judge_answers(
@@ -71,7 +75,8 @@ def judge_answers(
     assert section.path is not None, "who judges is the policy, a folder, or a server"
     source = open_source(section.path)
     _require_room(section, source, name)
-    return _answers(section, _awake(nearest(SamplerSpec(source.folder, sampler, computation), shown, workers)), source)
+    started = _awake(nearest(SamplerSpec(source.folder, sampler, computation), shown, workers))
+    return _answers(section, started, source, name)
 
 
 def _awake(sampler: Sampler) -> Sampler:
@@ -80,8 +85,8 @@ def _awake(sampler: Sampler) -> Sampler:
     return sampler
 
 
-def _answers(section: AskedSection, sampler: Generates, source: Source) -> SamplerAnswers:
-    reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
+def _answers(section: AskedSection, sampler: Generates, source: Source, name: str) -> SamplerAnswers:
+    reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens, name)
     return SamplerAnswers(sampler, reader, source.sampling(section.sampling))
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from lockstep.algorithms.self_rewarding.meta import MetaJudging
 from lockstep.data.files import Files, open_rows
 from lockstep.data.rows import Rows
 from lockstep.experience.engine import Engine
 from lockstep.experience.judge.asking import Generates, SamplerAnswers
 from lockstep.experience.judge.judge import Judge
-from lockstep.experience.judge.known import judged_scores, judged_winners, read_scores, read_winners
-from lockstep.experience.judge.verdicts import V, Winner
+from lockstep.experience.judge.known import (
+    KnownScore,
+    KnownWinner,
+    judged_scores,
+    judged_winners,
+    read_scores,
+    read_winners,
+)
+from lockstep.experience.judge.verdicts import V
 from lockstep.metrics import Metrics
 from lockstep.recipe import KnownSection
 from lockstep.runtime.rows import DataFiles, files_of
@@ -29,7 +37,7 @@ def known_judgements(
     section: KnownSection,
     files: DataFiles,
     judge: Judge[float],
-    meta: Judge[Winner] | None,
+    meta: MetaJudging | None,
     engine: Engine,
     note: Callable[[str], None],
 ) -> Callable[[int], Metrics] | None:
@@ -39,25 +47,22 @@ def known_judgements(
         section: Of the recipe.
         files: What made data brings.
         judge: Scores.
-        meta: Compares judgements, if anybody does.
+        meta: How judgements are compared, if they are.
         engine: Of the policy.
         note: Tells the user about a poor meta-judge.
 
     Raises:
         DataError: A row lacks what it needs.
     """
-    judgements = files.judgements if section.judgements is None else files_of(section.judgements)
-    comparisons = files.comparisons if section.comparisons is None else files_of(section.comparisons)
-    scores = [] if judgements is None else read_scores(_opened(judgements))
-    winners = [] if comparisons is None or meta is None else read_winners(_opened(comparisons))
-    if not scores and not winners:
+    scores, winners = known_rows(section, files)
+    if not scores and (not winners or meta is None):
         return None
 
     def measure(version: int) -> Metrics:
         with engine.at(version):
             found = judged_scores(scores, judge) if scores else Metrics()
             if meta is not None and winners:
-                found += judged_winners(winners, meta)
+                found += judged_winners(winners, meta.judge, meta.reasons)
         accuracy = found.floats().get("meta_judge_accuracy", 1.0)
         if accuracy < section.min_meta_accuracy:
             note(
@@ -68,6 +73,18 @@ def known_judgements(
         return found.prefixed("validation")
 
     return measure
+
+
+def known_rows(section: KnownSection, files: DataFiles) -> tuple[list[KnownScore], list[KnownWinner]]:
+    """What is known: of the recipe's files, or of data that is made.
+
+    Raises:
+        DataError: A row lacks what it needs.
+    """
+    judgements = files.judgements if section.judgements is None else files_of(section.judgements)
+    comparisons = files.comparisons if section.comparisons is None else files_of(section.comparisons)
+    scores = [] if judgements is None else read_scores(_opened(judgements))
+    return scores, [] if comparisons is None else read_winners(_opened(comparisons))
 
 
 def _opened(files: Files) -> Rows:

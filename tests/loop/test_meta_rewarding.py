@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 
 from lockstep.config import RecipeError, load
 from lockstep.report.log import read_metrics
+from lockstep.runtime.dry_run import dry_run
+from lockstep.runtime.findings import DryRunError
 from lockstep.runtime.stop import Stopped
 from lockstep.runtime.train import train
 
@@ -22,6 +24,7 @@ SHORT = [
     "data.letters.train_prompts=16", "data.letters.validation_prompts=4", "data.letters.known=8",
     "self_rewarding.max_iterations=2", "self_rewarding.global_batch_size=4", "judge.max_no_verdict_rate=1",
     "meta_judge.max_no_verdict_rate=1", "run.validate_every=0", "run.save_every=1", "run.keep=9",
+    "self_rewarding.meta_judge_pcnt=0.3",
     "run.num_logged_samples=8", "learner.device=cpu", "run.folder=run", "meta_judge.battles=position",
 ]  # fmt: skip
 
@@ -89,12 +92,13 @@ def test_the_plain_loop_asks_no_meta_judge(learn: Run) -> None:
 
 def test_options_of_the_meta_judge(learn: Run) -> None:
     always = ["self_rewarding.meta_judge_pcnt=0.5", "data.letters.known=0"]
-    learn(*always, "run.folder=any")
+    one = steps(learn(*always, "run.folder=any"))[0]
     assert judge_pairs("any")
     learn(*always, "run.folder=short", "meta_judge.max_judgement_tokens=1", "run.max_steps=1")
     assert not judge_pairs("short")
-    learn(*always, "run.folder=agreed", "meta_judge.battles=order_consistency")
-    assert judge_pairs("agreed") != judge_pairs("any")
+    other = steps(learn(*always, "run.folder=agreed", "run.max_steps=1", "meta_judge.battles=order_consistency"))[0]
+    assert one["meta_judge/first_wins"] == other["meta_judge/first_wins"]
+    assert one["meta_judge/elo_gap"] != other["meta_judge/elo_gap"]
 
 
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) -> None:
@@ -135,6 +139,7 @@ def test_a_poor_meta_judge_is_told_before_the_first_step(learn: Run, capsys: pyt
         (["judge.path=elsewhere"], "the policy must be the judge"),
         (["self_rewarding.meta_judge_pcnt=[0.1,0.1,0.1]"], "meta_judge_pcnt has 3 values for max_iterations = 2"),
         (["self_rewarding.meta_judge_pcnt=1"], "less than 1"),
+        (["self_rewarding.meta_judge_pcnt=0.1"], "leaves no room for a pair of judgements beside 4 pairs"),
     ],
 )
 def test_what_cannot_work_is_refused(learn: Run, overrides: list[str], said: str) -> None:
@@ -142,14 +147,29 @@ def test_what_cannot_work_is_refused(learn: Run, overrides: list[str], said: str
         learn(*overrides)
 
 
+def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str) -> None:
+    model = ["model.from_recipe=null", f"model.path={warm}"]
+    wrong = ["meta_judge.template=compare {prompt}", "judge.max_prompt_tokens=500", "known.judgements=nowhere.jsonl"]
+    with pytest.raises(DryRunError) as found:
+        dry_run(load("self_rewarding_meta_small", [*SHORT, *model, *wrong]))
+    for said in ("meta_judge.template", "judge.max_prompt_tokens", "nowhere.jsonl"):
+        assert said in str(found.value)
+    assert "validations" in dry_run(load("self_rewarding_meta_small", [*SHORT, *model]))
+
+
 def test_known_rows_of_ones_own(learn: Run) -> None:
     scores = [{"prompt": "start a end b has c has d no e", "response": " a c d b", "score": 5}]
     Path("scores.jsonl").write_text("".join(json.dumps(one) + "\n" for one in scores))
     rows = learn("known.judgements=scores.jsonl", "data.letters.known=0", "run.max_steps=1")
     assert {"validation/judge_exact", "validation/meta_judge_accuracy"} & rows[0].keys() == {"validation/judge_exact"}
-    Path("scores.jsonl").write_text(json.dumps({"prompt": "p", "response": "r"}) + "\n")
-    with pytest.raises(ValueError, match=r"scores.jsonl, line 1: lacks score"):
-        learn("known.judgements=scores.jsonl", "run.folder=other")
+    for row, said in (
+        ({"prompt": "p", "response": "r"}, "lacks score"),
+        ({"prompt": None, "response": "r", "score": 1}, "has null in the field 'prompt'"),
+        ({"prompt": "p", "response": "r", "score": "high"}, "has text in the field 'score', which should be number"),
+    ):
+        Path("scores.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(ValueError, match=f"scores.jsonl, line 1: {said}"):
+            learn("known.judgements=scores.jsonl", "run.folder=other")
 
 
 SEEDS = [11, 12, 13]

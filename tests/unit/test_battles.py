@@ -35,9 +35,9 @@ def test_what_was_not_fought_moves_nothing() -> None:
 
 def test_the_place_that_wins_more_often_weighs_less() -> None:
     battles: dict[tuple[int, int], Winner | None] = {
-        (0, 1): "first", (1, 0): "first", (0, 2): "first", (2, 0): "second", (1, 2): None,
+        (0, 1): "first", (1, 0): "first", (0, 2): "first", (2, 0): "second", (1, 2): None, (2, 1): "first",
     }  # fmt: skip
-    second = 1 / 4  # of four battles that were decided
+    second = 1 / 4  # of four battles that were decided in both orders
     weighted = position_weighted_wins(battles, 3)
     assert torch.allclose(weighted, wins([0, second, second + (1 - second)], [second, 0, 0], [0, 0, 0]))
 

@@ -262,7 +262,9 @@ def test_a_model_without_chat_template_is_asked_plainly() -> None:
     assert TOKENIZER.decode(list(sampler.asked[0].tokens)) == "Q What is 2+2? R 0 "
     bare = byte_tokenizer()
     bare.chat_template = None
-    with pytest.raises(ValueError, match=r"judge\.chat is on, but the judge's tokenizer has no chat template; set"):
+    with pytest.raises(
+        ValueError, match=r"judge\.chat is on, but the tokenizer of who is asked has no chat template; set"
+    ):
         Reader(bare, True, 10)
 
 

@@ -30,14 +30,14 @@ class Referee:
     """Answers questions about two judgements; implements `Answering`."""
 
     def __init__(self, decide: Callable[[str, str], str]) -> None:
-        self._decide = decide
+        self._decide, self.limit = decide, 10**6
         self.asked: list[str] = []
 
     def escaped(self, text: str) -> str:
         return text
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
-        return [0] * len(conversations)
+        return [max(0, len(str(one[0]["content"])) - self.limit) for one in conversations]
 
     def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
         assert len(set(keys)) == len(keys)
@@ -138,6 +138,27 @@ def test_what_was_not_finished_has_no_part() -> None:
 def test_there_may_be_no_pair(one: Judged[float], decide: Callable[[str, str], str]) -> None:
     rules, _ = meta(decide)
     assert judge_pairs(answers(one), 1, rules, 0)[0] == []
+
+
+def test_an_answer_of_which_the_judge_saw_only_the_beginning_has_no_part() -> None:
+    rules, _ = meta(alphabetical)
+    one = judged(("a", 1.0), ("b", 4.0))
+    assert judge_pairs(answers(replace(one, shortened=True)), 1, rules, 0)[0] == []
+
+
+def test_answers_whose_judgements_are_too_long_to_ask_about_make_room_for_others() -> None:
+    rules, referee = meta(alphabetical)
+    long, short = judged(("a" * 99, 0.0), ("b", 5.0)), judged(("a", 3.0), ("b", 4.0))
+    referee.limit = 60
+    pairs, told = judge_pairs(answers(long, short), 1, rules, 0)
+    assert [pair.doubted.response for pair in pairs] == ["answer 1"]
+    assert (told.floats()["too_long"], told.floats()["no_verdict"]) == (1, 0)
+
+
+def test_scores_alone_are_no_reasons() -> None:
+    rules, _ = meta(alphabetical)
+    bare = Judged(tuple(Judgement(Verdict(s), Answer(f"**{s:g}**", True, (7,), (0,))) for s in (1.0, 4.0)))
+    assert judge_pairs(answers(bare), 1, rules, 0)[0] == []
 
 
 def test_a_judgement_that_is_too_long_is_not_preferred() -> None:

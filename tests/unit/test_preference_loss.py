@@ -168,5 +168,6 @@ def test_pairs_of_judgements_are_learned_from_alike_and_told_apart() -> None:
     assert (metrics["rewards_chosen_mean"], metrics["judge_pairs/rewards_chosen_mean"]) == (0.5, 0.25)
     assert (metrics["acc"], metrics["judge_pairs/acc"]) == (1.0, 0.0)
     assert (metrics["chosen_lengths"], metrics["judge_pairs/chosen_lengths"]) == (2.0, 1.0)
+    assert metrics["judge_pairs/preference_loss"] == pytest.approx(math.log(2))
     assert metrics["chosen_generated_rewards"] == 4.0
     assert "judge_pairs/chosen_generated_rewards" not in metrics

@@ -47,7 +47,7 @@ def test_answers_by_hand() -> None:
     metrics = answer_metrics(written, scored(*verdicts), leak_test(None, SCORES)).floats()
     assert metrics["generated_rewards"] == pytest.approx((2 + 5 + 5) / 3)
     assert metrics["generated_rewards_std"] == pytest.approx(2**0.5)
-    assert metrics["judge_variance"] == pytest.approx((1 + 0 + 0) / 3)
+    assert metrics["judge_variance"] == pytest.approx((1 + 0) / 2)  # one verdict alone agrees with nobody
     assert metrics["top_class_share"] == 3 / 5
     assert metrics["leaks"] == 1 / 4
     assert metrics["response_lengths"] == (2 + 2 + 3 + 3) / 4

@@ -8,7 +8,7 @@ nothing waits in a queue, and nothing has to be saved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -22,7 +22,7 @@ from lockstep.experience.judge.asking import Answer
 from lockstep.experience.judge.build import meta_case
 from lockstep.experience.judge.judge import Case, Judge, Judged, judge_metrics, score_variance
 from lockstep.experience.judge.verdicts import Winner as Named
-from lockstep.metrics import Mean, Metrics
+from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.objectives.battles import Battles, Winner, bradley_terry
 from lockstep.objectives.pairing import balanced
 from lockstep.types import Prompt
@@ -72,11 +72,13 @@ class Doubted:
     """An answer whose judgements differ.
 
     Attributes:
+        place: Among a step's answers.
         prompt: What it answers.
         response: It.
         judgements: No two of them give the same reasons.
     """
 
+    place: int
     prompt: Prompt
     response: str
     judgements: Sequence[Reading]
@@ -106,14 +108,15 @@ class JudgePair:
 
 def judge_pairs(ranked: Ranked, room: int, meta: MetaJudging, step: int) -> tuple[list[JudgePair], Metrics]:
     """Pairs of judgements of a step's answers, at most `room`, and what the battles told."""
-    doubted = _doubted(ranked, meta.reasons)[: _SPARE * room]
+    doubted, left_out = _fitting(_doubted(ranked, meta.reasons), _SPARE * room, meta, step)
     judged = meta.judge([case for one in doubted for case in _cases(one, step)])
     fought = iter(judged)
     battles: list[Battles] = [{order: _winner(next(fought)) for order in one.orders} for one in doubted]
     found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
     pairs = [pair for pair in found if pair is not None]
     places = balanced([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
-    return [pairs[place] for place in places], judge_metrics(judged) + _told(battles, found)
+    told = judge_metrics(judged) + _told(battles, found) + Metrics(too_long=Sum(left_out))
+    return [pairs[place] for place in places], told
 
 
 def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
@@ -148,37 +151,52 @@ def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _doubted(ranked: Ranked, reasons: Callable[[str], str]) -> list[Doubted]:
-    """Of each prompt the finished answer whose verdicts vary most, if they do; those first that vary most of all."""
+    """Of each prompt the finished answer whose verdicts vary most, if they do; those first that vary most of all.
+
+    An answer of which the judge saw only the beginning is none of them.
+    """
     finished = (~ranked.rollouts.batch["truncated"]).tolist()
-    variances = [
-        score_variance(one) or 0.0 if ended else 0.0 for one, ended in zip(ranked.judged, finished, strict=True)
-    ]
+    seen = [ended and not one.shortened for one, ended in zip(ranked.judged, finished, strict=True)]
+    variances = [score_variance(one) or 0.0 if whole else 0.0 for one, whole in zip(ranked.judged, seen, strict=True)]
     groups = (range(start, start + ranked.group) for start in range(0, len(variances), ranked.group))
     places = [max(group, key=variances.__getitem__) for group in groups]
     varied = sorted((place for place in places if variances[place] > 0), key=variances.__getitem__, reverse=True)
     found = (
-        _differing(ranked.rollouts.prompts[place], ranked.rollouts.responses[place], ranked.judged[place], reasons)
-        for place in varied
+        Doubted(place, ranked.rollouts.prompts[place], ranked.rollouts.responses[place], _differing(judged, reasons))
+        for place, judged in ((place, ranked.judged[place]) for place in varied)
     )
     return [one for one in found if len(one.judgements) > 1]
 
 
-def _differing(prompt: Prompt, response: str, judged: Judged[float], reasons: Callable[[str], str]) -> Doubted:
-    """Its finished judgements; of those that give the same reasons, the first."""
-    readings = [
-        Reading(one.verdict.value, reasons(one.answer.text), one.answer)
-        for one in judged.judgements
-        if one.verdict.value is not None and one.answer is not None and one.answer.finished
-    ]
-    first = {one.reasons: one for one in reversed(readings)}
-    return Doubted(prompt, response, list(reversed(first.values())))
+def _differing(judged: Judged[float], reasons: Callable[[str], str]) -> list[Reading]:
+    """Finished judgements; of those that give the same reasons, the first."""
+    found: dict[str, Reading] = {}
+    for one in judged.judgements:
+        if one.verdict.value is not None and one.answer is not None and one.answer.finished:
+            said = reasons(one.answer.text)
+            found.setdefault(said, Reading(one.verdict.value, said, one.answer))
+    return list(found.values())
+
+
+def _fitting(doubted: Iterable[Doubted], count: int, meta: MetaJudging, step: int) -> tuple[list[Doubted], int]:
+    """The first so many whose battles the meta-judge can be asked about; and how many were left out before."""
+    found: list[Doubted] = []
+    left_out = 0
+    for one in doubted:
+        if len(found) == count:
+            break
+        if meta.judge.fits(_cases(one, step)):
+            found.append(one)
+        else:
+            left_out += 1
+    return found, left_out
 
 
 def _cases(doubted: Doubted, step: int) -> list[Case]:
     """All battles: what was asked and answered, and the reasons of two judgements in one order."""
     asked, said = doubted.prompt, [one.reasons for one in doubted.judgements]
     return [
-        meta_case(asked.conversation, doubted.response, said[i], said[j], (step, asked.id, i, j))
+        meta_case(asked.conversation, doubted.response, said[i], said[j], (step, asked.id, doubted.place, i, j))
         for i, j in doubted.orders
     ]
 

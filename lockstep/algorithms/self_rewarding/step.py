@@ -24,7 +24,6 @@ from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import build as preference_loss
 from lockstep.metrics import Last, Mean, Metrics, Sum
-from lockstep.objectives.pairing import room_for
 from lockstep.recipe import SelfRewarding
 from lockstep.types import Phase, SamplingParams
 
@@ -117,7 +116,8 @@ def _rewarded(step: int, position: int, workers: SelfRewardingWorkers, rules: Ru
         with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
             found = scored(rollouts, response_cases(rollouts, step), workers.judge, rules.verifiers)
         answers = ranked(rollouts, found, options.length_control_of(iteration), options.num_responses_to_gen)
-        judgements, metrics = _judged_judgements(answers, workers, options.meta_judge_pcnt_of(iteration), step)
+        room = options.room_for_judge_pairs(iteration, answers.usable)
+        judgements, metrics = _judged_judgements(answers, workers, room, step)
     metrics += told + refitted + found.metrics()
     leaks = leak_test(options.leak_pattern, workers.judge.parser)
     metrics += answer_metrics(answers.rollouts, found, leaks).prefixed("train")
@@ -139,13 +139,13 @@ def _asking(step: int, workers: SelfRewardingWorkers, rules: Rules) -> tuple[Exp
 
 
 def _judged_judgements(
-    answers: Ranked, workers: SelfRewardingWorkers, share: float, step: int
+    answers: Ranked, workers: SelfRewardingWorkers, room: int, step: int
 ) -> tuple[list[JudgePair], Metrics]:
-    """Pairs of judgements, at most this share of all pairs."""
-    if workers.meta is None or not share:
+    """Pairs of judgements, at most so many."""
+    if workers.meta is None or not room:
         return [], Metrics()
     with workers.phase("meta_judge"):  # which of two judgements of y_n is better, says π_ref
-        found, told = judge_pairs(answers, room_for(share, answers.usable), workers.meta, step)
+        found, told = judge_pairs(answers, room, workers.meta, step)
     total = answers.usable + len(found)
     return found, told.prefixed("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(found), total)})
 

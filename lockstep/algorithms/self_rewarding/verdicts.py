@@ -36,7 +36,7 @@ def answer_metrics(rollouts: Rollouts, scored: Scored, leaks: Callable[[str], bo
     `leaks` is the share of answers that read like judgements: those are rewarded by a judge that never saw any.
     """
     scores = [score for score in scored.scores if score is not None]
-    doubts = [doubt for one in scored.judged if (doubt := score_variance(one)) is not None]
+    doubts = [doubt for one in scored.judged if len(one.values) > 1 and (doubt := score_variance(one)) is not None]
     verdicts = Counter(value for one in scored.judged for value in one.values)
     length_B = rollouts.batch.per_sample(rollouts.batch.mask.long())
     squares = sum(score**2 for score in scores)

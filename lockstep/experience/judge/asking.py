@@ -70,6 +70,7 @@ class Reader:
         tokenizer: The model's.
         chat: Whether through the tokenizer's chat template; else the messages alone, one after the other.
         max_prompt_tokens: The longest that may be asked.
+        section: Of the recipe, for messages.
 
     Raises:
         ValueError: A chat template is wanted and missing.
@@ -78,13 +79,14 @@ class Reader:
     tokenizer: PreTrainedTokenizerBase
     chat: bool
     max_prompt_tokens: int
+    section: str = "judge"
     escaped: Callable[[str], str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.chat and self.tokenizer.chat_template is None:
             raise ValueError(
-                "judge.chat is on, but the judge's tokenizer has no chat template; set judge.chat=false, or use a "
-                "judge that has one"
+                f"{self.section}.chat is on, but the tokenizer of who is asked has no chat template; set "
+                f"{self.section}.chat=false, or ask a model that has one"
             )
         object.__setattr__(self, "escaped", escaping(control_tokens(self.tokenizer)))
 

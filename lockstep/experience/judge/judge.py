@@ -77,7 +77,7 @@ class Judged(Generic[V]):
 
 def mean_score(judged: Judged[float]) -> float | None:
     """The mean of the verdicts; None where there is none."""
-    return sum(judged.values) / len(judged.values) if judged.values else None
+    return math.fsum(judged.values) / len(judged.values) if judged.values else None
 
 
 def score_variance(judged: Judged[float]) -> float | None:
@@ -149,6 +149,11 @@ class Judge(Generic[V]):
         ]
         self._require_verdicts(judged)
         return judged
+
+    def fits(self, cases: Sequence[Case]) -> bool:
+        """Whether none of the questions would be too long, or too long ones are shortened."""
+        whole = [self._conversation(self._fields(case)) for case in cases]
+        return self.rules.shortens or not any(self.answering.excesses(whole))
 
     def _questions(self, cases: Sequence[Case]) -> list[tuple[Conversation | None, bool]]:
         """The question about each case, None where it is too long; and whether it was shortened."""

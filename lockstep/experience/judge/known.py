@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from lockstep.data.rows import DataError, Rows
+from lockstep.data.templates import complaint
 from lockstep.experience.judge.asking import Conversation
 from lockstep.experience.judge.build import meta_case, response_case
 from lockstep.experience.judge.judge import Judge
 from lockstep.experience.judge.verdicts import Winner
 from lockstep.metrics import Mean, Metrics
+from lockstep.recipe.sources import FieldType
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ def read_scores(rows: Rows) -> list[KnownScore]:
         DataError: A row lacks one of them.
     """
     return [
-        KnownScore(_asked(row), str(row["response"]), _number(row["score"], where))
-        for where, row in _all(rows, ("prompt", "response", "score"))
+        KnownScore(_asked(row), row["response"], _finite(row["score"], where))
+        for where, row in _all(rows, {"prompt": "text", "response": "text", "score": "number"})
     ]
 
 
@@ -51,13 +54,12 @@ def read_winners(rows: Rows) -> list[KnownWinner]:
     Raises:
         DataError: A row lacks one of them, or nobody has won.
     """
-    names = ("prompt", "response", "judgement_a", "judgement_b", "winner")
     found: list[KnownWinner] = []
-    for where, row in _all(rows, names):
+    for where, row in _all(rows, dict.fromkeys(("prompt", "response", "judgement_a", "judgement_b", "winner"), "text")):
         if row["winner"] not in ("A", "B"):
             raise DataError(f"{where}: winner is {row['winner']!r}, which is neither A nor B")
-        judgements = str(row["judgement_a"]), str(row["judgement_b"])
-        found.append(KnownWinner(_asked(row), str(row["response"]), judgements, cast("Winner", row["winner"])))
+        judgements = row["judgement_a"], row["judgement_b"]
+        found.append(KnownWinner(_asked(row), row["response"], judgements, cast("Winner", row["winner"])))
     return found
 
 
@@ -71,13 +73,18 @@ def judged_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
     )
 
 
-def judged_winners(known: Sequence[KnownWinner], judge: Judge[Winner]) -> Metrics:
-    """How often a meta-judge names the winner, asked in both orders; no verdict is not right."""
+def judged_winners(known: Sequence[KnownWinner], judge: Judge[Winner], reasons: Callable[[str], str]) -> Metrics:
+    """How often a meta-judge names the winner, asked in both orders; no verdict is not right.
+
+    Args:
+        known: Judgements.
+        judge: Compares them.
+        reasons: Takes the score from a judgement, as in training.
+    """
     cases = [
-        meta_case(
-            one.conversation, one.response, one.judgements[first], one.judgements[1 - first], ("known", place, first)
-        )
+        meta_case(one.conversation, one.response, said[first], said[1 - first], ("known", place, first))
         for place, one in enumerate(known)
+        for said in [[reasons(judgement) for judgement in one.judgements]]
         for first in (0, 1)
     ]
     wanted = [winner for one in known for winner in (one.winner, "B" if one.winner == "A" else "A")]
@@ -85,22 +92,25 @@ def judged_winners(known: Sequence[KnownWinner], judge: Judge[Winner]) -> Metric
     return Metrics(meta_judge_accuracy=Mean(right, len(cases)))
 
 
-def _all(rows: Rows, names: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+def _all(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
     """Each row with its place, once it has all that it needs."""
     found = list(zip(map(rows.where, range(len(rows))), rows.rows(range(len(rows))), strict=True))
     for where, row in found:
-        missing = [name for name in names if name not in row]
+        missing = [name for name in wanted if name not in row]
         if missing:
-            raise DataError(f"{where}: lacks {', '.join(missing)}; a row of what is known has {', '.join(names)}")
+            raise DataError(f"{where}: lacks {', '.join(missing)}; a row of what is known has {', '.join(wanted)}")
+        fault = complaint(row, wanted)
+        if fault is not None:
+            raise DataError(f"{where}: {fault}")
     return found
 
 
 def _asked(row: Mapping[str, Any]) -> Conversation:
-    return ({"role": "user", "content": str(row["prompt"])},)
+    return ({"role": "user", "content": row["prompt"]},)
 
 
-def _number(value: object, where: str) -> float:
-    try:
-        return float(str(value))
-    except ValueError as error:
-        raise DataError(f"{where}: score is {value!r}, which is no number") from error
+def _finite(value: object, where: str) -> float:
+    score = float(str(value))
+    if not math.isfinite(score):
+        raise DataError(f"{where}: score is {value}, which is no score")
+    return score

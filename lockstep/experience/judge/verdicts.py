@@ -104,10 +104,10 @@ class ScoreParser:
         return self._announced.search(text) is not None
 
     def without_score(self, reply: str) -> str:
-        """A reply without its last score and what announces it: the reasons alone."""
+        """A reply without its last score and what announces it: the reasons alone; none, where it is but a score."""
         announcements = list(self._announced.finditer(reply))
         if not announcements:
-            return reply
+            return "" if self(reply).value is not None else reply
         last = announcements[-1]
         value = _SCORE.match(reply, last.end())
         end = last.end() if value is None else value.end()
