@@ -70,6 +70,11 @@ class Prompt:
     messages: tuple[Mapping[str, Any], ...] | None = None
     tokens_cut: int = 0
 
+    @property
+    def conversation(self) -> tuple[Mapping[str, Any], ...]:
+        """The conversation; a text that was made of none is what a user says."""
+        return self.messages or ({"role": "user", "content": self.text.strip()},)
+
 
 @dataclass(frozen=True)
 class Request:

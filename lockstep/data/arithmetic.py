@@ -52,11 +52,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Files:
-    """Where `write` put the rows; `demonstrations` is None where none were asked for."""
+    """Where `write` put the rows; None is what was not asked for."""
 
     train: Path
     validation: Path
     demonstrations: Path | None
+    judgements: Path | None = None
+    comparisons: Path | None = None
 
 
 def write(folder: Path, spec: Arithmetic) -> Files:

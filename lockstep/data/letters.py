@@ -4,9 +4,12 @@
      k g f a c                            an answer that is worth 5, one point for each order that it keeps
     judge start k end c has g has a no m answer k g f a c
      k yes c yes g yes a yes m yes Score: 5
+    compare start k end c has g has a no m answer k g f a c A k yes c no g yes a yes m yes B k no c no g yes a no m yes
+     k yes A c yes none g yes both a yes A m yes both Winner: A
 
-A model that is small enough for a laptop learns both to answer and to judge, neither of them perfectly: answers keep
-each order half of the time, and one verdict in ten is wrong. So it has something to gain from its own judgement.
+A model that is small enough for a laptop learns to answer and to judge, neither of them perfectly: answers keep each
+order half of the time, and one verdict in ten is wrong. So it has something to gain from its own judgement. Where it
+learns to compare judgements, too, it learns that without mistakes: the judgement with fewer wrong verdicts is better.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,7 @@ _ORDERS = ("start", "end", "has", "has", "no")
 _SHORTEST, _LONGEST = 5, 10
 _DRAWS = 96  # random numbers of a row, more than any row takes
 _BLOCK = 4096
+_JUDGED_WRONG, _COMPARED_WRONG = 0.1, 0.12
 _MALFORMED, _STRANGE = 0.15, ("yes", "no", "Score", "judge", "start", "answer")
 _ASKED = re.compile(r"start (\w) end (\w) has (\w) has (\w) no (\w)")
 
@@ -62,6 +67,8 @@ def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float
 def write(folder: Path, spec: Letters) -> Files:
     """Makes the rows and writes them as JSONL; the same spec always gives the same bytes.
 
+    Judgements, and comparisons of judgements, that are known to be right are of orders that are held out.
+
     Args:
         folder: Where to, made if missing.
         spec: How many, and which.
@@ -71,6 +78,8 @@ def write(folder: Path, spec: Letters) -> Files:
         folder / "train.jsonl",
         folder / "validation.jsonl",
         folder / "demonstrations.jsonl" if spec.demonstrations else None,
+        folder / "judgements.jsonl" if spec.known else None,
+        folder / "comparisons.jsonl" if spec.known else None,
     )
     orders = _distinct(spec.train_prompts + spec.validation_prompts, spec.seed)
     train, validation = orders[: spec.train_prompts], orders[spec.train_prompts :]
@@ -79,6 +88,13 @@ def write(folder: Path, spec: Letters) -> Files:
     write_rows(files.validation, (_answer(one, own) for one, own in zip(validation, draws, strict=False)))
     if files.demonstrations is not None:
         write_rows(files.demonstrations, demonstrations(spec, {one.letters for one in validation}))
+    for file, make, role in (
+        (files.judgements, _known_judgement, "judgements"),
+        (files.comparisons, _known_comparison, "comparisons"),
+    ):
+        if file is not None:
+            own = (draws for block in _blocks(spec.seed, role) for _, draws in block)
+            write_rows(file, (make(one, draws) for one, draws in islice(zip(cycle(validation), own), spec.known)))
     return files
 
 
@@ -87,7 +103,13 @@ def demonstrations(spec: Letters, held_out: set[tuple[str, ...]]) -> Iterator[di
     made = (pair for block in _blocks(spec.seed, "demonstrations") for pair in block)
     for _ in range(spec.demonstrations):
         orders, draws = next(pair for pair in made if pair[0].letters not in held_out)
-        yield _judgement(orders, draws) if draws.chance(spec.judge_share) else _answer(orders, draws)
+        kind = draws.share()
+        if kind < spec.judge_share:
+            yield _judgement(orders, draws)
+        elif kind < spec.judge_share + spec.compare_share:
+            yield _comparison(orders, draws)
+        else:
+            yield _answer(orders, draws)
 
 
 class _Draws:
@@ -159,13 +181,78 @@ def _answer(orders: Orders, draws: _Draws) -> dict[str, str]:
 
 def _judgement(orders: Orders, draws: _Draws) -> dict[str, str]:
     """A judgement of an answer of any worth; answers with strange words in them are worth nothing, without a doubt."""
-    answer, noise = _written(orders, draws, draws.share()), 0.1
+    answer, noise = _written(orders, draws, draws.share()), _JUDGED_WRONG
     if draws.chance(_MALFORMED):
         answer, noise = _malformed(answer, draws), 0.0
     verdicts = [kept != draws.chance(noise) for kept in orders.kept(answer)]
-    said = [f"{letter} {'yes' if kept else 'no'}" for letter, kept in zip(orders.letters, verdicts, strict=True)]
     question = f"judge {orders} answer{_text(answer)}"
-    return {"question": question, "answer": _text([*said, f"Score: {sum(verdicts)}"])}
+    return {"question": question, "answer": _text([_reasons(orders, verdicts), f"Score: {sum(verdicts)}"])}
+
+
+def _reasons(orders: Orders, verdicts: Sequence[bool]) -> str:
+    """A judgement without its score."""
+    return " ".join(f"{letter} {_said(kept)}" for letter, kept in zip(orders.letters, verdicts, strict=True))
+
+
+def _said(kept: bool) -> str:
+    return "yes" if kept else "no"
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """An answer with two judgements, of which one has fewer wrong verdicts."""
+
+    answer: list[str]
+    kept: list[bool]
+    first: list[bool]
+    second: list[bool]
+
+    @property
+    def winner(self) -> str:
+        wrong = [
+            sum(said != kept for said, kept in zip(own, self.kept, strict=True)) for own in (self.first, self.second)
+        ]
+        return "A" if wrong[0] < wrong[1] else "B"
+
+    @property
+    def marks(self) -> list[str]:
+        """Of each order, whose verdict is right: that of A, of B, of both, or no one's."""
+        right = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "none"}
+        told = zip(self.kept, self.first, self.second, strict=True)
+        return [right[first == kept, second == kept] for kept, first, second in told]
+
+
+def _compared(orders: Orders, draws: _Draws) -> _Compared:
+    answer = _written(orders, draws, draws.share())
+    kept = orders.kept(answer)
+    first, second = ([own != draws.chance(_COMPARED_WRONG) for own in kept] for _ in range(2))
+    if sum(own != one for own, one in zip(kept, first, strict=True)) == sum(
+        own != one for own, one in zip(kept, second, strict=True)
+    ):
+        changed, place = (first, second)[draws.chance(0.5)], draws.between(0, len(kept) - 1)
+        changed[place] = not changed[place]
+    return _Compared(answer, kept, first, second)
+
+
+def _comparison(orders: Orders, draws: _Draws) -> dict[str, str]:
+    """Which of two judgements is better, found by going through the orders; without a mistake."""
+    one = _compared(orders, draws)
+    judgements = f"A {_reasons(orders, one.first)} B {_reasons(orders, one.second)}"
+    verdicts = zip(orders.letters, one.kept, one.marks, strict=True)
+    said = [f"{letter} {_said(kept)} {mark}" for letter, kept, mark in verdicts]
+    question = f"compare {orders} answer{_text(one.answer)} {judgements}"
+    return {"question": question, "answer": _text([*said, f"Winner: {one.winner}"])}
+
+
+def _known_judgement(orders: Orders, draws: _Draws) -> dict[str, Any]:
+    answer = _written(orders, draws, draws.share())
+    return {"prompt": str(orders), "response": _text(answer), "score": sum(orders.kept(answer))}
+
+
+def _known_comparison(orders: Orders, draws: _Draws) -> dict[str, Any]:
+    one = _compared(orders, draws)
+    judgements = {"judgement_a": _reasons(orders, one.first), "judgement_b": _reasons(orders, one.second)}
+    return {"prompt": str(orders), "response": _text(one.answer), **judgements, "winner": one.winner}
 
 
 def _malformed(answer: list[str], draws: _Draws) -> list[str]:

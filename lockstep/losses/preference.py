@@ -21,7 +21,8 @@ class Preference:
 
     A pair is two neighbouring sequences of a batch with `group_size` 2, the chosen one first; what is trainable of each
     is its answer, the stop token included. Reads the per-token column `ref_logprob`, and the per-sequence column
-    `score` where `kind` weighs or aims by scores.
+    `score` where `kind` weighs or aims by scores. Pairs of judgements (`judge_pair`) are learned from like all others,
+    and their metrics stand apart.
 
     Attributes:
         kind: L, see `objectives.preference`.
@@ -66,12 +67,12 @@ class Preference:
             metrics[name] = Mean(summed.detach(), count)
             total = total + coef * summed
         metrics["loss"] = Mean(total.detach(), count)
-        metrics += _rewards(self.beta * chosen_P.detach(), self.beta * rejected_P.detach(), active_P)
-        metrics += _means(("chosen_lengths", "reject_lengths"), paired(batch, length_B), active_P)
-        if "score" in batch.sample:
-            names = ("chosen_generated_rewards", "rejected_generated_rewards")
-            metrics += _means(names, paired(batch, batch["score"]), active_P)
-        return total, metrics
+        rewards = self.beta * chosen_P.detach(), self.beta * rejected_P.detach()
+        if "judge_pair" not in batch.sample:
+            return total, metrics + _of_answers(batch, rewards, active_P)
+        judge_P, _ = paired(batch, batch["judge_pair"])
+        metrics += _of_answers(batch, rewards, active_P & ~judge_P)
+        return total, metrics + _of_pairs(batch, rewards, active_P & judge_P).prefixed("judge_pairs")
 
     def _preferences(self, gap_P: Tensor, batch: Batch) -> Tensor:
         """L of each pair, from Δ. Returns [P]."""
@@ -106,6 +107,22 @@ def build(section: PreferenceSection, beta: float) -> Preference:
         sft_coef=section.sft_loss_weight,
         sft_length_normalized=by_length if section.sft_average_log_probs is None else section.sft_average_log_probs,
     )
+
+
+def _of_answers(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
+    """What pairs of answers come to, and what their judge said."""
+    metrics = _of_pairs(batch, rewards, active_P)
+    if "score" in batch.sample:
+        names = ("chosen_generated_rewards", "rejected_generated_rewards")
+        metrics += _means(names, paired(batch, batch["score"]), active_P)
+    return metrics
+
+
+def _of_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
+    """Implicit rewards and lengths."""
+    length_B = batch.per_sample(batch.mask.long())
+    lengths = _means(("chosen_lengths", "reject_lengths"), paired(batch, length_B), active_P)
+    return _rewards(*rewards, active_P) + lengths
 
 
 def _rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -85,3 +86,32 @@ def choose(answers: Sequence[Answer], length_control: float) -> Pair:
         return Pair("identical")
     # From ρ = ½ on both sets can hold the same answers, and the short one can be the worse one.
     return Pair("ok", chosen, rejected) if usable[chosen] > usable[rejected] else Pair("tie")
+
+
+def room_for(judge_pairs: float, answer_pairs: int) -> int:
+    """How many pairs of judgements may join some pairs of answers, to be at most this share of them all.
+
+    Args:
+        judge_pairs: Their largest share, from 0 to below 1.
+        answer_pairs: How many there are.
+    """
+    return int(judge_pairs / (1 - judge_pairs) * answer_pairs + 1e-9)
+
+
+def balanced(classes: Sequence[float], room: int, share: float) -> list[int]:
+    """The first places that may be taken together, as many as there can be.
+
+    Args:
+        classes: What each place is of.
+        room: At most so many are taken.
+        share: No class has more than this share of what is taken; one place it may always have.
+    """
+    for total in range(min(room, len(classes)), 0, -1):
+        most, counts, taken = max(1, int(share * total)), Counter[float](), list[int]()
+        for place, own in enumerate(classes):
+            if counts[own] < most:
+                counts[own] += 1
+                taken.append(place)
+        if len(taken) >= total:
+            return taken[:total]
+    return []

@@ -13,7 +13,7 @@ from lockstep.recipe.doctor import DoctorData, DoctorRecipe, DoctorRun, Grid, Li
 from lockstep.recipe.dpo import DPO, DPORecipe, PairSection
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
-from lockstep.recipe.judge import AskedSection, ComparisonSection, JudgeSection
+from lockstep.recipe.judge import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.recipe.judge_eval import JudgeEvalRecipe, JudgeEvalRun, RankedSection, TreeSection
 from lockstep.recipe.machinery import (
     VLLM,
@@ -32,7 +32,7 @@ from lockstep.recipe.ppo import KL, PPO, Correction, DynamicSampling, Overlong, 
 from lockstep.recipe.preference import PreferenceLoss, PreferenceSection
 from lockstep.recipe.run import Bound, Common, Run
 from lockstep.recipe.section import Probability, Section
-from lockstep.recipe.self_rewarding import SelfRewarding, SelfRewardingRecipe
+from lockstep.recipe.self_rewarding import KnownSection, SelfRewarding, SelfRewardingRecipe
 from lockstep.recipe.sft import SFT, SFTRecipe
 from lockstep.recipe.sources import (
     Arithmetic,
@@ -99,10 +99,12 @@ __all__ = [
     "JudgeEvalRecipe",
     "JudgeEvalRun",
     "JudgeSection",
+    "KnownSection",
     "LearnerSection",
     "Letters",
     "Limits",
     "MLflow",
+    "MetaJudgeSection",
     "Method",
     "ModelFolder",
     "ModelSection",

@@ -110,6 +110,19 @@ class ComparisonSection(Section):
         return _expression(pattern)
 
 
+class MetaJudgeSection(AskedSection, ComparisonSection):
+    """An LLM that says which of two judgements is better."""
+
+    battles: Literal["order_consistency", "position"] = Field(
+        default="order_consistency",
+        description="each two judgements are shown in both orders; a win counts if both agree, or weighs less in the "
+        "place that wins more often",
+    )
+    max_judgement_tokens: PositiveInt | None = Field(
+        default=None, description="a judgement that is longer is not preferred; null: any may be"
+    )
+
+
 def _expression(pattern: str) -> str:
     """Raises ValueError for what is no regular expression."""
     try:

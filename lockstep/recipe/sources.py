@@ -67,7 +67,18 @@ class Letters(Section):
     validation_prompts: PositiveInt = Field(description="held-out orders; nothing that is learned shows them")
     demonstrations: NonNegativeInt = Field(default=0, description="answers and judgements for SFT; 0: none")
     judge_share: Probability = Field(default=0.57, description="share of judgements among the demonstrations")
+    compare_share: Probability = Field(default=0.0, description="share of comparisons of two judgements among them")
+    known: NonNegativeInt = Field(
+        default=0,
+        description="held-out judgements, and as many comparisons of two, by which judges are measured; 0: none",
+    )
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
+
+    @model_validator(mode="after")
+    def _shares_leave_room(self) -> Letters:
+        if self.judge_share + self.compare_share > 1:
+            raise ValueError("judge_share and compare_share are shares of the same rows; together they are above 1")
+        return self
 
 
 class OneSentence:

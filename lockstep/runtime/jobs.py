@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step, held_out_preference, with_reference
 from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
+from lockstep.algorithms.self_rewarding.meta import MetaJudging
 from lockstep.algorithms.self_rewarding.step import Rules as SelfRewardingRules
 from lockstep.algorithms.self_rewarding.step import SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
@@ -17,7 +18,7 @@ from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
 from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
-from lockstep.experience.judge.build import score_judge
+from lockstep.experience.judge.build import meta_judge, score_judge, score_parser
 from lockstep.experience.refit import random_probe
 from lockstep.experience.rewards import NoReward, rule_of
 from lockstep.experience.rewards import build as build_reward
@@ -29,6 +30,7 @@ from lockstep.losses import preference
 from lockstep.losses.preference import Preference
 from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead
+from lockstep.objectives.battles import consistent_wins, position_weighted_wins
 from lockstep.objectives.sequential import DriftTest
 from lockstep.recipe import (
     Common,
@@ -42,7 +44,8 @@ from lockstep.recipe import (
     SFTRecipe,
 )
 from lockstep.runtime.collapse import Collapse
-from lockstep.runtime.judges import judge_answers, policy_answers
+from lockstep.runtime.judges import Policy, answering
+from lockstep.runtime.known import asked_of, known_judgements
 from lockstep.runtime.loop import Extent, Hook, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
@@ -216,22 +219,43 @@ def _self_rewarding(recipe: SelfRewardingRecipe, place: Place) -> Job:
     engines = _engines(policy, reference, source, recipe, place)
     actor = engines[0] if options.acting_policy == "current" else engines[1]
     experience = Experience(actor, prompts, NoReward(), source.decode, recipe.seed)
-    other = recipe.judge.path is not None or recipe.judge.sampler is not None
-    answering = (
-        judge_answers(recipe.judge, recipe.learner, place.shown, place.workers)
-        if other
-        else policy_answers(recipe.judge, actor, source)
+    own = Policy(actor, source)
+    judge = score_judge(
+        recipe.judge, answering(recipe.judge, recipe.learner, own, place.shown, place.workers), recipe.seed
     )
-    judge = score_judge(recipe.judge, answering, recipe.seed)
-    rules = self_rewarding_rules(recipe, prompts, source)
-    workers = SelfRewardingWorkers(policy, reference, experience, judge, place.shown.phase)
+    rules, meta = self_rewarding_rules(recipe, prompts, source), _meta_judging(recipe, own, place)
+    workers = SelfRewardingWorkers(policy, reference, experience, judge, meta, place.shown.phase)
     return Job(
         step=lambda step, position: self_rewarding_step(step, position, workers, rules),
         extent=self_rewarding_extent(recipe, rules),
         learners={"policy": policy, "reference": reference},
-        validate=_true_worth(recipe, replace(experience, engine=engines[0]), place),  # by the policy as it is
+        validate=_together(
+            _true_worth(recipe, replace(experience, engine=engines[0]), place),  # by the policy as it is
+            known_judgements(
+                recipe.known,
+                files,
+                asked_of(judge, actor, engines[0]),
+                None if meta is None else asked_of(meta.judge, actor, engines[0]),
+                engines[0],
+                place.shown.note,
+            ),
+        ),
         arithmetic=self_rewarding_arithmetic(recipe, prompts, rules),
         hooks=(Collapse(options, place.shown.note),),
+    )
+
+
+def _meta_judging(recipe: SelfRewardingRecipe, policy: Policy, place: Place) -> MetaJudging | None:
+    section, options = recipe.meta_judge, recipe.self_rewarding
+    if section is None:
+        return None
+    asked = answering(section, recipe.learner, policy, place.shown, place.workers, "meta_judge")
+    return MetaJudging(
+        meta_judge(section, asked, recipe.seed),
+        consistent_wins if section.battles == "order_consistency" else position_weighted_wins,
+        score_parser(recipe.judge).without_score,
+        options.meta_max_relative_pcnt,
+        section.max_judgement_tokens,
     )
 
 
@@ -263,6 +287,7 @@ def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rul
         f"{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
         f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
         f"answers × {recipe.judge.num_evals_to_average} judgements"
+        + (", which are judged, too" if recipe.meta_judge else "")
     )
 
 
@@ -274,6 +299,12 @@ def _engines(
     own = _sampler(policy, source, recipe, place)
     other = _sampler(reference, source, recipe, place) if isinstance(own, TorchSampler) else own
     return Engine(own, policy, probe, phase), Engine(other, reference, probe, phase)
+
+
+def _together(*measures: Callable[[int], Metrics] | None) -> Callable[[int], Metrics] | None:
+    """All that is measured of a version; None where nothing is."""
+    told = [measure for measure in measures if measure is not None]
+    return (lambda version: sum((measure(version) for measure in told), Metrics())) if told else None
 
 
 def _true_worth(recipe: SelfRewardingRecipe, experience: Experience, place: Place) -> Callable[[int], Metrics] | None:

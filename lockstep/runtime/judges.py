@@ -18,12 +18,33 @@ from lockstep.samplers.base import Sampler
 from lockstep.types import Reply, SamplingParams
 
 
-def policy_answers(section: AskedSection, policy: Generates, source: Source, name: str = "judge") -> Answering:
-    """The policy judges, with a sampler that is there already.
+@dataclass(frozen=True)
+class Policy:
+    """The policy as a judge: what samples from it already, and what is known of its model."""
 
-    Raises:
-        ValueError: The questions that the section allows do not fit the model, or there is no chat template.
+    sampler: Generates
+    source: Source
+
+
+def answering(
+    section: AskedSection,
+    computation: Computation,
+    policy: Policy,
+    shown: Progress,
+    workers: ExitStack,
+    name: str = "judge",
+) -> Answering:
+    """Whom a recipe of training lets judge: the policy, unless it says another model or a server.
+
+    Arguments and errors are those of `judge_answers`.
     """
+    if section.path is not None or section.sampler is not None:
+        return judge_answers(section, computation, shown, workers, name)
+    return _policy_answers(section, policy.sampler, policy.source, name)
+
+
+def _policy_answers(section: AskedSection, policy: Generates, source: Source, name: str) -> Answering:
+    """The policy judges, with a sampler that is there already."""
     _require_room(section, source, name)
     return _answers(section, policy, source)
 
@@ -41,7 +62,7 @@ def judge_answers(
         name: Of the section, for messages.
 
     Raises:
-        ValueError: As `policy_answers`.
+        ValueError: The questions that the section allows do not fit the model, or there is no chat template.
         ServerError: The server cannot be used.
     """
     sampler = SamplerSection() if section.sampler is None else section.sampler

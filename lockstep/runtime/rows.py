@@ -19,11 +19,16 @@ from lockstep.runtime.source import Source
 
 @dataclass(frozen=True)
 class DataFiles:
-    """Files of rows: to draw prompts from, to imitate (the same, unless the data is made), to validate on."""
+    """Files of rows: to draw prompts from, to imitate (the same, unless the data is made), to validate on.
+
+    Made data may bring judgements, and comparisons of judgements, that are known to be right.
+    """
 
     train: Files
     demonstrations: Files
     validation: Files | None
+    judgements: Files | None = None
+    comparisons: Files | None = None
 
     def digests(self) -> dict[str, str]:
         """A digest of the content of the files, by what they are for first; the rows' index has it, so none is read."""
@@ -38,7 +43,9 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
         train = files_of(section.train, section.weights)
         return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
     made = _written(folder / "data", section.made)
-    return DataFiles(Files((made.train,)), Files((made.demonstrations or made.train,)), Files((made.validation,)))
+    judgements, comparisons = (None if file is None else Files((file,)) for file in (made.judgements, made.comparisons))
+    imitated = Files((made.demonstrations or made.train,))
+    return DataFiles(Files((made.train,)), imitated, Files((made.validation,)), judgements, comparisons)
 
 
 def _written(folder: Path, made: Arithmetic | Letters) -> arithmetic.Files:

@@ -39,7 +39,7 @@ from lockstep.experience.judge.templates import (
     control_tokens,
     escaping,
 )
-from lockstep.recipe import ComparisonSection, JudgeSection
+from lockstep.recipe import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.types import Request, SamplingParams
 
 CHAT = (
@@ -104,7 +104,10 @@ def judge(script: Script, **options: Any) -> tuple[Judge[float], Scripted]:
     return score_judge(options_of, answering(sampler, options_of), seed=3), sampler
 
 
-def answering(sampler: Scripted, options: JudgeSection) -> SamplerAnswers:
+META_SECTION = MetaJudgeSection.model_validate({"sampling": {"max_tokens": 200}, "max_prompt_tokens": 4000})
+
+
+def answering(sampler: Scripted, options: AskedSection) -> SamplerAnswers:
     reader = Reader(TOKENIZER, options.chat, options.max_prompt_tokens)
     return SamplerAnswers(sampler, reader, SamplingParams(options.sampling.max_tokens))
 
@@ -245,9 +248,8 @@ def test_both_of_a_pair_are_shortened_to_one_length() -> None:
 
 
 def test_a_meta_judge_sees_both_judgements_in_their_order() -> None:
-    options = section()
     sampler = Scripted(lambda question, key: "Winner: [Judgement A]")
-    asks = meta_judge(ComparisonSection(), options, answering(sampler, options), seed=0)
+    asks = meta_judge(META_SECTION, answering(sampler, META_SECTION), seed=0)
     assert asks([meta_case(ASKED, "4", "one Score: 1", "two Score: 5", (1,))])[0].values == ["A"]
     question = str(TOKENIZER.decode(list(sampler.asked[0].tokens)))
     assert "<judgement-a>\none Score: 1\n</judgement-a>\n\n<judgement-b>\ntwo Score: 5\n</judgement-b>" in question

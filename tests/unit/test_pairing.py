@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.objectives.pairing import Answer, Pair, choose
+from lockstep.objectives.pairing import Answer, Pair, balanced, choose, room_for
 
 
 def answer(score: float | None, length: int = 3, finished: bool = True, variance: float | None = 0.0) -> Answer:
@@ -78,3 +78,33 @@ def test_it_is_the_rule_of_the_paper(rows: list[tuple[float | None, int, bool]],
     if rho:
         assert len(chosen.tokens) == min(len(one.tokens) for one in high)
         assert len(rejected.tokens) == max(len(one.tokens) for one in low)
+
+
+@given(st.floats(0.0, 0.99), st.integers(0, 500))
+def test_pairs_of_judgements_are_as_many_as_their_share_of_all_allows(share: float, answers: int) -> None:
+    room = room_for(share, answers)
+    assert room <= share * (room + answers) + 1e-6
+    assert room + 1 > share * (room + 1 + answers) - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("classes", "room", "share", "taken"),
+    [
+        ([1, 2, 3], 9, 1.0, [0, 1, 2]),
+        ([5, 5, 5, 5], 4, 1.0, [0, 1, 2, 3]),
+        ([5, 5, 5, 5], 4, 0.5, [0]),  # alone, one of a class is all that may be there
+        ([5, 5, 4, 5, 3], 5, 0.5, [0, 1, 2, 4]),
+        ([5, 4, 5, 4], 2, 0.5, [0, 1]),
+        ([1, 2, 3], 0, 1.0, []),
+        ([], 3, 0.4, []),
+    ],
+)
+def test_no_class_is_more_than_its_share(classes: list[int], room: int, share: float, taken: list[int]) -> None:
+    assert balanced(classes, room, share) == taken
+
+
+@given(st.lists(st.integers(0, 5)), st.integers(0, 20), st.floats(0.1, 1.0))
+def test_classes_are_bounded_by_what_is_taken(classes: list[int], room: int, share: float) -> None:
+    taken = [classes[place] for place in balanced(classes, room, share)]
+    assert len(taken) <= room
+    assert all(taken.count(own) <= max(1, share * len(taken)) for own in taken)

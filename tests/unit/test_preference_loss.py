@@ -155,3 +155,18 @@ def test_a_recipe_says_all_of_it() -> None:
     assert build(said, 0.2) == Preference("rpo_sq", 0.2, True, 3.0, 0.5, 0.25, True)
     apart = said.model_copy(update={"sft_average_log_probs": False})
     assert not build(apart, 0.2).sft_length_normalized
+
+
+def test_pairs_of_judgements_are_learned_from_alike_and_told_apart() -> None:
+    scored = pairs([4.0, 1.0, 1.0, 0.0])
+    plain, slope, _ = figures(Preference("dpo", beta=0.5), scored)
+    total, gradient, metrics = figures(
+        Preference("dpo", beta=0.5), scored.with_columns(sample={"judge_pair": torch.tensor([0, 0, 1, 1]).bool()})
+    )
+    assert (total, gradient.tolist()) == (plain, slope.tolist())
+    assert metrics["loss"] == pytest.approx(total / 2)
+    assert (metrics["rewards_chosen_mean"], metrics["judge_pairs/rewards_chosen_mean"]) == (0.5, 0.25)
+    assert (metrics["acc"], metrics["judge_pairs/acc"]) == (1.0, 0.0)
+    assert (metrics["chosen_lengths"], metrics["judge_pairs/chosen_lengths"]) == (2.0, 1.0)
+    assert metrics["chosen_generated_rewards"] == 4.0
+    assert "judge_pairs/chosen_generated_rewards" not in metrics

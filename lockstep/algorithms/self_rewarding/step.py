@@ -1,40 +1,40 @@
 """Self-rewarding training: Yuan et al. 2024, with the length control of Wu et al. 2024.
 
-The model answers, judges its own answers, and learns from the best and the worst by DPO. An iteration goes through the
-prompts; what acts and judges in it is the policy that it began with. At its end that policy is replaced.
+The model answers, judges its own answers, and learns from the best and the worst by DPO; with a meta-judge it learns to
+judge, too. An iteration goes through the prompts; what acts and judges in it is the policy that it began with. At its
+end that policy is replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
+from lockstep.algorithms.self_rewarding.ranked import Ranked, ranked, response_cases
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
 from lockstep.algorithms.step import StepResult
-from lockstep.batch import Batch
-from lockstep.experience.judge.build import response_case
-from lockstep.experience.judge.judge import Case, Judge, Judged, judge_metrics, mean_score, score_variance
-from lockstep.experience.rollout import Experience, Rollouts
+from lockstep.batch import Batch, concat
+from lockstep.experience.judge.judge import Judge, judge_metrics
+from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import build as preference_loss
-from lockstep.metrics import Last, Metrics, Sum
-from lockstep.objectives.pairing import Answer, Pair, choose
+from lockstep.metrics import Last, Mean, Metrics, Sum
+from lockstep.objectives.pairing import room_for
 from lockstep.recipe import SelfRewarding
 from lockstep.types import Phase, SamplingParams
 
 
 @dataclass(frozen=True)
 class SelfRewardingWorkers:
-    """Who does the work: π, the frozen π_ref, the source of answers, and the judge, who may be the same model."""
+    """Who does the work: π, the frozen π_ref, the source of answers, and the judges, who may be the same model."""
 
     policy: Learner
     reference: Learner
     experience: Experience
     judge: Judge[float]
+    meta: MetaJudging | None
     phase: Phase
 
 
@@ -74,39 +74,6 @@ class Rules:
         return began if self.options.acting_policy == "reference" else step
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """Scored answers, and the pair that was chosen of each prompt's.
-
-    Attributes:
-        rollouts: All answers, one prompt's next to each other.
-        judged: What the judge says of each.
-        pairs: One for each prompt.
-    """
-
-    rollouts: Rollouts
-    judged: Sequence[Judged[float]]
-    pairs: Sequence[Pair]
-
-    @property
-    def group(self) -> int:
-        """Answers to each prompt."""
-        return len(self.judged) // len(self.pairs)
-
-    def batch(self) -> Batch:
-        """The chosen and the rejected answer of each pair to learn from, next to each other, with their scores.
-
-        What is learned is the policy itself, however its answers were drawn: at temperature 1, over all tokens.
-        """
-        rows = [
-            prompt * self.group + place
-            for prompt, pair in enumerate(self.pairs)
-            if pair.status == "ok" and pair.chosen is not None and pair.rejected is not None
-            for place in (pair.chosen, pair.rejected)
-        ]
-        return replace(self.rollouts.batch.select(rows), sampling=None, group_size=2)
-
-
 def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
     """One optimizer step: answer, judge, choose, learn; at the end of an iteration the policy becomes the reference."""
     options, iteration = rules.options, step // rules.steps_per_iteration
@@ -116,46 +83,41 @@ def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers,
                 position, options.global_batch_size, rules.sampling, options.num_responses_to_gen
             )
         with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
-            judged = workers.judge(_cases(rollouts, step))
-    ranked = _ranked(rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen)
-    metrics = refitted + judge_metrics(judged).prefixed("judge")
-    metrics += (answer_metrics(ranked.rollouts, judged, workers.judge.parser) + pair_metrics(ranked.pairs)).prefixed(
-        "train"
-    )
-    metrics += _learned(ranked.batch(), workers, rules, iteration)
+            judged = workers.judge(response_cases(rollouts, step))
+        answers = ranked(rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen)
+        judgements, metrics = _judged_judgements(answers, workers, options.meta_judge_pcnt_of(iteration), step)
+    metrics += refitted + judge_metrics(judged).prefixed("judge")
+    metrics += answer_metrics(answers.rollouts, judged, workers.judge.parser).prefixed("train")
+    metrics += pair_metrics(answers.pairs).prefixed("train")
+    metrics += _learned(_batch(answers, judgements), workers, rules, iteration)
     metrics += Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
     if (step + 1) % rules.steps_per_iteration == 0:
         with workers.phase("reference"):
             hand_over(workers.policy, workers.reference)  # π_ref ← π
             workers.policy.reset_optimizer()
-    return StepResult(
-        metrics, rules.position(step + 1), rollouts.batch.tokens.numel(), _sample_rows(ranked, rules.num_logged_samples)
-    )
+    samples = answers.sample_rows(rules.num_logged_samples)
+    samples += [judge_pair_row(pair, workers.experience.decode) for pair in judgements[: rules.num_logged_samples]]
+    return StepResult(metrics, rules.position(step + 1), rollouts.batch.tokens.numel(), samples)
 
 
-def _cases(rollouts: Rollouts, step: int) -> list[Case]:
-    """What the judge is shown: the conversation, and each answer as text."""
-    numbered = enumerate(zip(rollouts.prompts, rollouts.responses, strict=True))
-    return [
-        response_case(
-            prompt.messages or ({"role": "user", "content": prompt.text.strip()},), response, (step, prompt.id, number)
-        )
-        for number, (prompt, response) in numbered
-    ]
+def _judged_judgements(
+    answers: Ranked, workers: SelfRewardingWorkers, share: float, step: int
+) -> tuple[list[JudgePair], Metrics]:
+    """Pairs of judgements, at most this share of all pairs."""
+    if workers.meta is None or not share:
+        return [], Metrics()
+    with workers.phase("meta_judge"):  # which of two judgements of y_n is better, says π_ref
+        found, told = judge_pairs(answers, room_for(share, answers.usable), workers.meta, step)
+    total = answers.usable + len(found)
+    return found, told.prefixed("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(found), total)})
 
 
-def _ranked(rollouts: Rollouts, judged: Sequence[Judged[float]], length_control: float, group: int) -> Ranked:
-    sequences = zip(rollouts.batch.sequences(), rollouts.batch.sequences("mask"), strict=True)
-    tokens = [tuple(sequence[mask].tolist()) for sequence, mask in sequences]
-    cut = rollouts.batch["truncated"].tolist()
-    answers = [
-        Answer(own, not unfinished, mean_score(one), score_variance(one) if len(one.values) > 1 else None)
-        for own, unfinished, one in zip(tokens, cut, judged, strict=True)
-    ]
-    pairs = [choose(answers[start : start + group], length_control) for start in range(0, len(answers), group)]
-    score_B = torch.tensor([float("nan") if answer.score is None else answer.score for answer in answers])
-    batch = rollouts.batch.with_columns(sample={"score": score_B})
-    return Ranked(Rollouts(batch, rollouts.prompts, rollouts.responses), judged, pairs)
+def _batch(answers: Ranked, judgements: list[JudgePair]) -> Batch:
+    """All pairs to learn from; the column `judge_pair` tells them apart, where there are both."""
+    batch = answers.batch()
+    if not judgements:
+        return batch
+    return concat([batch.with_columns(sample={"judge_pair": torch.zeros(len(batch)).bool()}), judge_batch(judgements)])
 
 
 def _learned(batch: Batch, workers: SelfRewardingWorkers, rules: Rules, iteration: int) -> Metrics:
@@ -167,21 +129,3 @@ def _learned(batch: Batch, workers: SelfRewardingWorkers, rules: Rules, iteratio
     loss = preference_loss(rules.options, rules.options.beta_of(iteration))
     with workers.phase("policy"):
         return train(workers.policy, batch, loss).prefixed("train")
-
-
-def _sample_rows(ranked: Ranked, count: int) -> list[dict[str, Any]]:
-    """The first prompts with the pair that was chosen, plain enough for JSON."""
-    return [_sample_row(ranked, prompt, pair) for prompt, pair in enumerate(ranked.pairs[:count])]
-
-
-def _sample_row(ranked: Ranked, prompt: int, pair: Pair) -> dict[str, Any]:
-    first = prompt * ranked.group
-    scores: Tensor = ranked.rollouts.batch["score"][first : first + ranked.group]
-    asked = ranked.rollouts.prompts[first]
-    row = {"id": asked.id, "prompt": asked.text, "status": pair.status, "scores": scores.tolist()}
-    for name, place in (("chosen", pair.chosen), ("rejected", pair.rejected)):
-        if place is not None:
-            replies = [one.answer.text for one in ranked.judged[first + place].judgements if one.answer is not None]
-            row |= {name: ranked.rollouts.responses[first + place], f"{name}_score": float(scores[place])}
-            row |= {f"{name}_judgements": replies}
-    return row

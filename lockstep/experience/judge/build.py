@@ -14,7 +14,7 @@ from lockstep.experience.judge.templates import (
     Template,
 )
 from lockstep.experience.judge.verdicts import ScoreParser, Winner, WinnerParser
-from lockstep.recipe import AskedSection, ComparisonSection, JudgeSection
+from lockstep.recipe import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 
 
 def score_judge(section: JudgeSection, answering: Answering, seed: int) -> Judge[float]:
@@ -24,10 +24,13 @@ def score_judge(section: JudgeSection, answering: Answering, seed: int) -> Judge
         ValueError: The template has not the fields that it must have.
     """
     template = Template(ADDITIVE if section.template is None else section.template, SCORE_FIELDS, "judge.template")
-    low, high = section.judge_score_low, section.judge_score_high
-    parser = ScoreParser(low, high, section.score_pattern, section.decimals)
     rules = rules_of(section, section.num_evals_to_average)
-    return Judge(answering, template, parser, ("response",), rules, seed, "judge", "judge")
+    return Judge(answering, template, score_parser(section), ("response",), rules, seed, "judge", "judge")
+
+
+def score_parser(section: JudgeSection) -> ScoreParser:
+    """Reads scores as a recipe wants them."""
+    return ScoreParser(section.judge_score_low, section.judge_score_high, section.score_pattern, section.decimals)
 
 
 def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int) -> Judge[Winner]:
@@ -41,16 +44,16 @@ def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: An
     return Judge(answering, template, parser, PAIR_FIELDS[1:], rules_of(asked, 1), seed, "pairs", "judge")
 
 
-def meta_judge(comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int) -> Judge[Winner]:
-    """Says which of two judgements is better (`meta_case`); both sections are `meta_judge`.
+def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Judge[Winner]:
+    """Says which of two judgements is better (`meta_case`).
 
     Raises:
         ValueError: As `score_judge`.
     """
-    text = META if comparison.template is None else comparison.template
-    template, parser = Template(text, META_FIELDS, "meta_judge.template"), WinnerParser(comparison.winner_pattern)
+    text = META if section.template is None else section.template
+    template, parser = Template(text, META_FIELDS, "meta_judge.template"), WinnerParser(section.winner_pattern)
     name = "meta_judge"
-    return Judge(answering, template, parser, ("response",), rules_of(asked, 1), seed, name, name)
+    return Judge(answering, template, parser, ("response",), rules_of(section, 1), seed, name, name)
 
 
 def rules_of(section: AskedSection, draws: int) -> Rules:

@@ -1,0 +1,223 @@
+"""Meta-Rewarding (Wu et al. 2024): judgements are judged, and the better ones are learned from.
+
+The answers whose verdicts differ most are looked at. Any two of an answer's judgements battle in both orders, without
+the scores that they end in, and the strongest and the weakest are a pair to learn from. All happens within a step, so
+nothing waits in a queue, and nothing has to be saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.self_rewarding.ranked import Ranked
+from lockstep.batch import Batch
+from lockstep.experience.judge.asking import Answer
+from lockstep.experience.judge.build import meta_case
+from lockstep.experience.judge.judge import Case, Judge, Judged, judge_metrics, score_variance
+from lockstep.experience.judge.verdicts import Winner as Named
+from lockstep.metrics import Mean, Metrics
+from lockstep.objectives.battles import Battles, Winner, bradley_terry
+from lockstep.objectives.pairing import balanced
+from lockstep.types import Prompt
+
+_SPARE = 2
+"""So many answers are looked at for each pair that there is room for: not all of them give one."""
+_EQUAL = 1e-9
+_ELO = 400 / math.log(10)
+
+
+@dataclass(frozen=True)
+class MetaJudging:
+    """How judgements are judged.
+
+    Attributes:
+        judge: Says which of two is better.
+        wins: Who beat whom, from battles among so many.
+        reasons: A judgement without its score.
+        max_class_share: No more of a step's pairs prefer a judgement of one and the same score.
+        max_judgement_tokens: A longer judgement is not preferred; None: any may be.
+    """
+
+    judge: Judge[Named]
+    wins: Callable[[Battles, int], Tensor]
+    reasons: Callable[[str], str]
+    max_class_share: float
+    max_judgement_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A judgement that came to its end and to a score.
+
+    Attributes:
+        score: What it says.
+        reasons: All that it says besides.
+        answer: The whole, with its tokens.
+    """
+
+    score: float
+    reasons: str
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Doubted:
+    """An answer whose judgements differ.
+
+    Attributes:
+        prompt: What it answers.
+        response: It.
+        judgements: No two of them give the same reasons.
+    """
+
+    prompt: Prompt
+    response: str
+    judgements: Sequence[Reading]
+
+    @property
+    def orders(self) -> list[tuple[int, int]]:
+        """Which judgement is shown first, and which second, in all battles."""
+        return list(permutations(range(len(self.judgements)), 2))
+
+
+@dataclass(frozen=True)
+class JudgePair:
+    """Two judgements of one answer.
+
+    Attributes:
+        doubted: The answer.
+        chosen: The strongest judgement.
+        rejected: The weakest one.
+        elo_gap: What lies between them, on the scale that chess players know.
+    """
+
+    doubted: Doubted
+    chosen: Reading
+    rejected: Reading
+    elo_gap: float
+
+
+def judge_pairs(ranked: Ranked, room: int, meta: MetaJudging, step: int) -> tuple[list[JudgePair], Metrics]:
+    """Pairs of judgements of a step's answers, at most `room`, and what the battles told."""
+    doubted = _doubted(ranked, meta.reasons)[: _SPARE * room]
+    judged = meta.judge([case for one in doubted for case in _cases(one, step)])
+    fought = iter(judged)
+    battles: list[Battles] = [{order: _winner(next(fought)) for order in one.orders} for one in doubted]
+    found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
+    pairs = [pair for pair in found if pair is not None]
+    places = balanced([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
+    return [pairs[place] for place in places], judge_metrics(judged) + _told(battles, found)
+
+
+def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
+    """Judgements to learn from, the better and the worse of each pair next to each other.
+
+    What they score is an answer, and not themselves: for losses that read scores each pair is one point apart.
+    """
+    parts = [_tokens(one.answer) for pair in pairs for one in (pair.chosen, pair.rejected)]
+    tokens_N = torch.tensor([token for asked, said in parts for token in asked + said], dtype=torch.int64)
+    mask_N = torch.tensor([own for asked, said in parts for own in [False] * len(asked) + [True] * len(said)])
+    lengths_B = torch.tensor([len(asked + said) for asked, said in parts], dtype=torch.int64)
+    sample = {"score": torch.tensor([1.0, 0.0]).repeat(len(pairs)), "judge_pair": torch.ones(len(parts)).bool()}
+    return Batch(tokens_N, lengths_B, {"mask": mask_N}, sample, group_size=2)
+
+
+def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    """A pair of judgements, plain enough for JSON."""
+    asked, _ = _tokens(pair.chosen.answer)
+    row: dict[str, Any] = {"id": f"{pair.doubted.prompt.id}, judged", "prompt": decode(asked), "status": "judge_pair"}
+    row["scores"] = [one.score for one in pair.doubted.judgements]
+    for name, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+        row |= {name: one.answer.text, f"{name}_score": one.score}
+    return row
+
+
+def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What was asked and what was said."""
+    asked, said = answer.prompt_tokens, answer.tokens
+    assert asked is not None, "the judge is the policy, whose tokens are known"
+    assert said is not None, "likewise"
+    return asked, said
+
+
+def _doubted(ranked: Ranked, reasons: Callable[[str], str]) -> list[Doubted]:
+    """Of each prompt the finished answer whose verdicts vary most, if they do; those first that vary most of all."""
+    finished = (~ranked.rollouts.batch["truncated"]).tolist()
+    variances = [
+        score_variance(one) or 0.0 if ended else 0.0 for one, ended in zip(ranked.judged, finished, strict=True)
+    ]
+    groups = (range(start, start + ranked.group) for start in range(0, len(variances), ranked.group))
+    places = [max(group, key=variances.__getitem__) for group in groups]
+    varied = sorted((place for place in places if variances[place] > 0), key=variances.__getitem__, reverse=True)
+    found = (
+        _differing(ranked.rollouts.prompts[place], ranked.rollouts.responses[place], ranked.judged[place], reasons)
+        for place in varied
+    )
+    return [one for one in found if len(one.judgements) > 1]
+
+
+def _differing(prompt: Prompt, response: str, judged: Judged[float], reasons: Callable[[str], str]) -> Doubted:
+    """Its finished judgements; of those that give the same reasons, the first."""
+    readings = [
+        Reading(one.verdict.value, reasons(one.answer.text), one.answer)
+        for one in judged.judgements
+        if one.verdict.value is not None and one.answer is not None and one.answer.finished
+    ]
+    first = {one.reasons: one for one in reversed(readings)}
+    return Doubted(prompt, response, list(reversed(first.values())))
+
+
+def _cases(doubted: Doubted, step: int) -> list[Case]:
+    """All battles: what was asked and answered, and the reasons of two judgements in one order."""
+    asked, said = doubted.prompt, [one.reasons for one in doubted.judgements]
+    return [
+        meta_case(asked.conversation, doubted.response, said[i], said[j], (step, asked.id, i, j))
+        for i, j in doubted.orders
+    ]
+
+
+def _winner(judged: Judged[Named]) -> Winner | None:
+    """Who won a battle, by place."""
+    if not judged.values:
+        return None
+    return "first" if judged.values[0] == "A" else "second"
+
+
+def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> JudgePair | None:
+    """The strongest and the weakest judgement; None where they are not alone there, or have one and the same score."""
+    strength_P = bradley_terry(meta.wins(battles, len(doubted.judgements)))
+    order = strength_P.argsort(descending=True, stable=True).tolist()
+    ranked = strength_P[order].tolist()
+    if min(ranked[0] - ranked[1], ranked[-2] - ranked[-1]) < _EQUAL:
+        return None
+    chosen, rejected = doubted.judgements[order[0]], doubted.judgements[order[-1]]
+    _, said = _tokens(chosen.answer)
+    too_long = meta.max_judgement_tokens is not None and len(said) > meta.max_judgement_tokens
+    if too_long or chosen.score == rejected.score:
+        return None
+    return JudgePair(doubted, chosen, rejected, _ELO * (ranked[0] - ranked[-1]))
+
+
+def _told(battles: Sequence[Battles], found: Sequence[JudgePair | None]) -> Metrics:
+    """How the meta-judge decides: whether the place decides, how often nobody wins, how far apart winners are."""
+    winners = [winner for own in battles for winner in own.values() if winner is not None]
+    both = [
+        (winner, own[j, i])
+        for own in battles
+        for (i, j), winner in own.items()
+        if i < j and winner is not None and own[j, i] is not None
+    ]
+    pairs = [pair for pair in found if pair is not None]
+    return Metrics(
+        first_wins=Mean(sum(winner == "first" for winner in winners), len(winners)),
+        consistent=Mean(sum(one != other for one, other in both), len(both)),
+        undecided=Mean(len(found) - len(pairs), len(found)),
+        elo_gap=Mean(sum(pair.elo_gap for pair in pairs), len(pairs)),
+    )

@@ -1,0 +1,96 @@
+"""Answers, what they are worth, and which two of a prompt's are learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.experience.judge.build import response_case
+from lockstep.experience.judge.judge import Case, Judged, mean_score, score_variance
+from lockstep.experience.rollout import Rollouts
+from lockstep.objectives.pairing import Answer, Pair, choose
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Scored answers, and the pair that was chosen of each prompt's.
+
+    Attributes:
+        rollouts: All answers, one prompt's next to each other.
+        judged: What the judge says of each.
+        pairs: One for each prompt.
+    """
+
+    rollouts: Rollouts
+    judged: Sequence[Judged[float]]
+    pairs: Sequence[Pair]
+
+    @property
+    def group(self) -> int:
+        """Answers to each prompt."""
+        return len(self.judged) // len(self.pairs)
+
+    @property
+    def usable(self) -> int:
+        """Pairs to learn from."""
+        return sum(pair.status == "ok" for pair in self.pairs)
+
+    def batch(self) -> Batch:
+        """The chosen and the rejected answer of each pair to learn from, next to each other, with their scores.
+
+        What is learned is the policy itself, however its answers were drawn: at temperature 1, over all tokens.
+        """
+        rows = [
+            prompt * self.group + place
+            for prompt, pair in enumerate(self.pairs)
+            if pair.status == "ok" and pair.chosen is not None and pair.rejected is not None
+            for place in (pair.chosen, pair.rejected)
+        ]
+        batch = self.rollouts.batch.select(rows)
+        return Batch(batch.tokens, batch.lengths, {"mask": batch.mask}, {"score": batch["score"]}, group_size=2)
+
+    def sample_rows(self, count: int) -> list[dict[str, Any]]:
+        """The first prompts with the pair that was chosen, plain enough for JSON."""
+        return [_sample_row(self, prompt, pair) for prompt, pair in enumerate(self.pairs[:count])]
+
+
+def response_cases(rollouts: Rollouts, step: int) -> list[Case]:
+    """What the judge is shown: the conversation, and each answer as text."""
+    numbered = enumerate(zip(rollouts.prompts, rollouts.responses, strict=True))
+    return [
+        response_case(prompt.conversation, response, (step, prompt.id, number))
+        for number, (prompt, response) in numbered
+    ]
+
+
+def ranked(rollouts: Rollouts, judged: Sequence[Judged[float]], length_control: float, group: int) -> Ranked:
+    """Scores answers, `group` to each prompt, and chooses pairs with ρ as `objectives.pairing` says."""
+    sequences = zip(rollouts.batch.sequences(), rollouts.batch.sequences("mask"), strict=True)
+    tokens = [tuple(sequence[mask].tolist()) for sequence, mask in sequences]
+    cut = rollouts.batch["truncated"].tolist()
+    answers = [
+        Answer(own, not unfinished, mean_score(one), score_variance(one) if len(one.values) > 1 else None)
+        for own, unfinished, one in zip(tokens, cut, judged, strict=True)
+    ]
+    pairs = [choose(answers[start : start + group], length_control) for start in range(0, len(answers), group)]
+    score_B = torch.tensor([float("nan") if answer.score is None else answer.score for answer in answers])
+    batch = rollouts.batch.with_columns(sample={"score": score_B})
+    return Ranked(Rollouts(batch, rollouts.prompts, rollouts.responses), judged, pairs)
+
+
+def _sample_row(own: Ranked, prompt: int, pair: Pair) -> dict[str, Any]:
+    first = prompt * own.group
+    scores: Tensor = own.rollouts.batch["score"][first : first + own.group]
+    asked = own.rollouts.prompts[first]
+    row = {"id": asked.id, "prompt": asked.text, "status": pair.status, "scores": scores.tolist()}
+    for name, place in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+        if place is not None:
+            replies = [one.answer.text for one in own.judged[first + place].judgements if one.answer is not None]
+            row |= {name: own.rollouts.responses[first + place], f"{name}_score": float(scores[place])}
+            row |= {f"{name}_judgements": replies}
+    return row

@@ -1,0 +1,79 @@
+"""The letters task: what a program says of its rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from lockstep.data.letters import score, write
+from lockstep.experience.judge.verdicts import ScoreParser
+from lockstep.recipe import Letters
+
+
+def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:
+    write(folder, Letters(train_prompts=50, validation_prompts=20, **spec))
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def worth(row: dict[str, Any]) -> float:
+    return score(row["prompt"], row["response"], "", {})
+
+
+def verdicts(judgement: str) -> list[bool]:
+    return [word == "yes" for word in judgement.split()[1::2]]
+
+
+def kept(row: dict[str, Any]) -> list[bool]:
+    """Which orders the response keeps, one at a time, by what its worth would lose."""
+    first, last, one, other, none = row["prompt"].split()[1::2]
+    said = row["response"].split()
+    return [said[0] == first, said[-1] == last, one in said, other in said, none not in said]
+
+
+def test_known_judgements_are_right_and_held_out(tmp_path: Path) -> None:
+    rows = made(tmp_path, "judgements.jsonl", known=60)
+    held_out = {json.loads(line)["question"] for line in (tmp_path / "validation.jsonl").read_text().splitlines()}
+    assert len(rows) == 60
+    assert {row["prompt"] for row in rows} == held_out
+    assert all(row["score"] == worth(row) for row in rows)
+    assert len({row["score"] for row in rows}) == 6
+
+
+def test_the_winner_of_a_known_comparison_is_wrong_less_often(tmp_path: Path) -> None:
+    rows = made(tmp_path, "comparisons.jsonl", known=60)
+    for row in rows:
+        wrong = {
+            name: sum(
+                own != said for own, said in zip(kept(row), verdicts(row[f"judgement_{name.lower()}"]), strict=True)
+            )
+            for name in "AB"
+        }
+        assert wrong[row["winner"]] == min(wrong.values()) < max(wrong.values())
+    assert {row["winner"] for row in rows} == {"A", "B"}
+
+
+def test_comparisons_are_learned_from_in_their_share(tmp_path: Path) -> None:
+    rows = made(tmp_path, "demonstrations.jsonl", demonstrations=2000, judge_share=0.3, compare_share=0.5)
+    kinds = [row["question"].split()[0] for row in rows]
+    assert abs(kinds.count("compare") / 2000 - 0.5) < 0.04
+    assert abs(kinds.count("judge") / 2000 - 0.3) < 0.04
+    for row in (row for row in rows if row["question"].startswith("compare")):
+        marks, winner = row["answer"].split()[2:15:3], row["answer"].split()[-1]
+        assert marks.count(winner) > marks.count("B" if winner == "A" else "A")
+
+
+def test_demonstrations_without_comparisons_are_what_they_were(tmp_path: Path) -> None:
+    rows = made(tmp_path / "one", "demonstrations.jsonl", demonstrations=300)
+    assert rows == made(tmp_path / "two", "demonstrations.jsonl", demonstrations=300, known=5)
+    parser = ScoreParser(0, 5, "score", decimals=False)
+    assert all(parser(row["answer"]).value is not None for row in rows if row["question"].startswith("judge"))
+    assert not any(row["question"].startswith("compare") for row in rows)
+
+
+def test_shares_leave_room() -> None:
+    with pytest.raises(ValidationError, match="together they are above 1"):
+        Letters(train_prompts=1, validation_prompts=1, judge_share=0.6, compare_share=0.5)
