@@ -1,7 +1,8 @@
-"""Held-out faults of a model's parts: tables, scales, shards, activations, adapters, experts."""
+"""Held-out faults of a model's parts: rotary scales, kernels, biases, limits, routers, experts over ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,102 +11,108 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from lockstep import keyed
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
+from lockstep.doctor.base import Conditions
+from lockstep.doctor.selftest.heldout_ground import VOCABULARY
 
-_ACTIVATIONS = ((0.1, "relu"), (0.01, "quick_gelu"), (0.0, "gelu_pytorch_tanh"))
-"""Others than gelu, and what they are away from it at most, at least."""
-_RANK, _STRENGTH = 4, 0.15
+_RANKS = 4
+_TYPES = ((2.0**-3, torch.float8_e5m2), (2.0**-4, torch.float8_e4m3fn), (0.0, torch.bfloat16))
+"""The least relative rounding at which each is meant."""
 
 
-def short_rotary_table(length: int) -> Alteration:
-    """Angles come from a table of so many positions, and what lies behind its end reads its last row."""
+def low_type(rounding: float) -> torch.dtype:
+    """The type that rounds by so much."""
+    return next(dtype for least, dtype in _TYPES if rounding >= least)
 
-    def clamped(
-        module: nn.Module, values: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        states, *position = values
-        place = named["position_ids"] if "position_ids" in named else position[0]
-        return (states, place.clamp(max=length - 1)), {}
 
+def angles_unscaled(model: PreTrainedModel) -> None:
+    """The scaling of long contexts moves the frequencies, and forgets that cosines and sines are scaled as well."""
+    rotary: Any = model.base_model.rotary_emb
+    rotary.attention_scaling = 1.0
+
+
+class CapsScores(HFBackend):
+    """Computes attention by the plain kernel, which caps scores; the fused one of the other side ignores the cap."""
+
+    def attention(self, conditions: Conditions) -> str:
+        return conditions.kernel or "eager"
+
+
+def head_bias(size: float) -> Alteration:
+    """A head whose bias has such a spread, on both sides."""
+
+    @torch.no_grad()
     def alter(model: PreTrainedModel) -> None:
-        rotary: Any = model.base_model.rotary_emb
-        rotary.register_forward_pre_hook(clamped, with_kwargs=True)
+        bias = _head(model).bias
+        bias.copy_(size * torch.randn(VOCABULARY, generator=keyed.generator("bias of the head")))
 
     return alter
 
 
-def activation(away: float) -> str:
-    """A name for `hidden_act` where gelu is right."""
-    return next(name for least, name in _ACTIVATIONS if away >= least)
+def head_unbiased(model: PreTrainedModel) -> None:
+    """The fused loss takes states and the head's weight, and nothing else."""
+    head = _head(model)
+    head.forward = _product(head)
 
 
-def padded_head_scale(channels: int) -> Alteration:
-    """Heads are padded for a kernel, which scales by their padded size."""
-
-    def alter(model: PreTrainedModel) -> None:
-        for layer in decoder_layers(model):
-            layer.self_attn.scaling = (layer.self_attn.head_dim + channels) ** -0.5
-
-    return alter
+def _product(head: nn.Linear) -> Any:
+    return lambda input: F.linear(input, head.weight)
 
 
-def shard_begins_late(count: int) -> Alteration:
-    """The embedding lies on two ranks, and the second one takes its first ids for none of its own."""
-
-    def masked(module: nn.Module, values: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        first = output.new_tensor(len(module.get_parameter("weight")) // 2)
-        lost = (values[0] >= first) & (values[0] < first + count)
-        return output.masked_fill(lost[..., None], 0.0)
-
-    def alter(model: PreTrainedModel) -> None:
-        model.get_input_embeddings().register_forward_hook(masked)
-
-    return alter
+def _head(model: PreTrainedModel) -> nn.Linear:
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Linear)
+    return head
 
 
-def adapter_dropout(probability: float) -> Alteration:
-    """A merged adapter still goes through its own dropout."""
-
-    def alter(model: PreTrainedModel) -> None:
-        for place, layer in enumerate(decoder_layers(model)):
-            for name in ("q_proj", "v_proj", "o_proj"):
-                _adapt(layer.self_attn.get_submodule(name), probability, f"{place} {name}")
-
-    return alter
+def unlimited(model: PreTrainedModel) -> None:
+    """The kernel of the experts' activation knows no limit of its inputs."""
+    for layer in decoder_layers(model):
+        layer.mlp.experts.limit = float("inf")
 
 
-def _adapt(linear: nn.Module, probability: float, key: str) -> None:
-    """What the adapter adds is in the weight, so only what dropout does to its input is added here."""
-    dropout = nn.Dropout(probability)
-    linear.add_module("lora_dropout", dropout)
-    dropout.train()
-    usual: Any = linear.forward
-    weight_OI = linear.get_parameter("weight")
-    draw = keyed.generator("adapter", key)
-    down_RI = torch.randn(_RANK, weight_OI.shape[1], generator=draw) / weight_OI.shape[1] ** 0.5
-    up_OR = _STRENGTH * torch.randn(weight_OI.shape[0], _RANK, generator=draw)
-
-    def forward(states: Tensor) -> Tensor:
-        added = F.linear(F.linear(dropout(states) - states, down_RI.to(states.dtype)), up_OR.to(states.dtype))
-        return usual(states) + added
-
-    linear.forward = forward
+def renormalised(model: PreTrainedModel) -> None:
+    """The fused experts make the weights of the chosen ones add up to 1, whatever the model wants."""
+    for layer in decoder_layers(model):
+        layer.mlp.gate.norm_topk_prob = True
 
 
-def fixed_capacity(tokens: int) -> Alteration:
-    """Experts have buffers for so many tokens of a pass; those that come later get nothing from them."""
+def in_training_mode(model: PreTrainedModel) -> None:
+    """What a training loop calls before its first step, and nobody takes back."""
+    model.train()
 
-    def dropped(module: nn.Module, values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        states, expert_NK, weight_NK = values
-        ones = F.one_hot(expert_NK.flatten())
-        place = ((ones.cumsum(0) - 1) * ones).sum(-1).view(expert_NK.shape)
-        return states, expert_NK, weight_NK.masked_fill(place >= tokens, 0.0)
+
+def experts_over_ranks(rounding: float) -> Alteration:
+    """Experts lie on ranks, and what each of these makes of a token is sent in a low precision."""
+    dtype = low_type(rounding)
 
     def alter(model: PreTrainedModel) -> None:
         for layer in decoder_layers(model):
-            layer.mlp.experts.register_forward_pre_hook(dropped)
+            experts = layer.mlp.experts
+            experts.forward = _over_ranks(experts, experts.forward, dtype)
 
     return alter
+
+
+def _over_ranks(experts: Any, usual: Callable[..., Tensor], dtype: torch.dtype) -> Callable[..., Tensor]:
+    def forward(states_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor) -> Tensor:
+        rank_NK = expert_NK // (experts.num_experts // _RANKS)
+        total_ND = torch.zeros_like(states_ND)
+        for rank in range(_RANKS):
+            own_ND = usual(states_ND, expert_NK, weight_NK.masked_fill(rank_NK != rank, 0.0))
+            total_ND = total_ND + own_ND.to(dtype).to(own_ND.dtype)
+        return total_ND
+
+    return forward
+
+
+class ExpertParallel(TorchBackend):
+    """Says how many ranks it computes on."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {**super().settings(), "tensor_parallel_size": _RANKS, "expert_parallel": True}
 
 
 def decoder_layers(model: PreTrainedModel) -> list[Any]:

@@ -1,54 +1,96 @@
-"""Held-out faults of weights on their way to the engine."""
+"""Held-out faults of weights on their way to the engine: adapters, names, blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep import keyed
+from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.selftest.fault import Case, Change
-from lockstep.doctor.selftest.heldout_ground import VOCABULARY
 
-_BUCKET = 8
-
-
-def last_bucket_lost(case: Case, size: float) -> None:
-    """After a step of the trainer, tensors are sent in buckets, and the last one is not full, so it never goes."""
-    names = [name for name, _ in case.train.weights() if "inv_freq" not in name]
-    case.train.load([(name, _stepped(name, tensor, size)) for name, tensor in case.train.weights() if name in names])
-    stepped = [(name, tensor) for name, tensor in case.train.weights() if name in names]
-    for first in range(0, len(stepped) - _BUCKET + 1, _BUCKET):
-        case.infer.load(stepped[first : first + _BUCKET])
+_RANK = 4
+_BLOCK = 16
+_MOST = 6.0
+_LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, _MOST])
+"""What four bits can hold, but for the sign."""
+_COARSE = 0.1
+Sent = Iterable[tuple[str, Tensor]]
 
 
-def _stepped(name: str, tensor: Tensor, size: float) -> Tensor:
-    """As Adam steps: each number by the same, up or down."""
-    signs = torch.randn(tensor.shape, generator=keyed.generator("third step", name)).sign()
-    return tensor + size * tensor.abs().mean() * signs.to(tensor.dtype)
+def adapter_scaled_twice(case: Case, size: float) -> None:
+    """The trainer's adapter is scaled by the root of its rank; who merges it for the engine divides by the rank."""
+    held = dict(case.train.weights())
+    case.train.load(_merged(held, size))
+    case.infer.load(_merged(held, size / math.sqrt(_RANK)))
 
 
-def added_rows_reversed(count: int) -> tuple[Change, ...]:
-    """The conversion puts the rows of added tokens, the last ones of the vocabulary, in another order."""
+def _merged(held: dict[str, Tensor], size: float) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in held.items():
+        if name.endswith("query_key_value.weight"):
+            draw = keyed.generator("adapter", name)
+            down_RI = torch.randn(_RANK, tensor.shape[1], generator=draw)
+            up_OR = torch.randn(tensor.shape[0], _RANK, generator=draw)
+            yield name, tensor + size * tensor.std() * (up_OR @ down_RI)
 
-    def converted(tensor: Tensor) -> Tensor:
-        if len(tensor) != VOCABULARY:
-            return tensor
-        return torch.cat([tensor[:-count], tensor[-count:].flip(0)])
 
-    class Converting(TorchBackend):
-        def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-            super().load(_each(stream))
+def head_norms_swapped(last: int, count: int) -> tuple[Change, ...]:
+    """The name map takes the norm of the queries for that of the keys in `count` layers, the last one first."""
+    wrong = tuple(f".layers.{layer}." for layer in range(last, last - count, -1))
 
-    def _each(stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        return ((name, converted(tensor)) for name, tensor in stream)
+    def other(name: str) -> str:
+        if not any(layer in name for layer in wrong):
+            return name
+        return name.replace("q_norm", "k_norm") if "q_norm" in name else name.replace("k_norm", "q_norm")
+
+    class Renaming(HFBackend):
+        def load(self, stream: Sent) -> None:
+            super().load((other(name), tensor) for name, tensor in stream)
 
     @torch.no_grad()
     def alter(model: PreTrainedModel) -> None:
-        for parameter in model.parameters():
-            parameter.copy_(converted(parameter.clone()))
+        held = {name: parameter.clone() for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            parameter.copy_(held[other(name)])
 
-    return (Change("infer", Converting, alter),)
+    return (Change("infer", Renaming, alter),)
+
+
+def experts_in_blocks(step: float) -> tuple[Change, ...]:
+    """The engine holds experts in four or eight bits, with a scale for each block; the rest stays as it is."""
+    elements = _four_bits if step >= _COARSE else _eight_bits
+
+    def rounded(name: str, tensor: Tensor) -> Tensor:
+        return _blocks(tensor, elements) if ".experts." in name else tensor
+
+    class InBlocks(TorchBackend):
+        def load(self, stream: Sent) -> None:
+            super().load((name, rounded(name, tensor)) for name, tensor in stream)
+
+    @torch.no_grad()
+    def alter(model: PreTrainedModel) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.copy_(rounded(name, parameter))
+
+    return (Change("infer", InBlocks, alter),)
+
+
+def _blocks(tensor: Tensor, elements: Callable[[Tensor], Tensor]) -> Tensor:
+    """Each block has a power of two for a scale."""
+    blocks = tensor.unflatten(-1, (-1, _BLOCK))
+    scale = torch.exp2((blocks.abs().amax(-1, keepdim=True) / _MOST).clamp(min=1e-9).log2().ceil())
+    return (elements(blocks / scale) * scale).flatten(-2)
+
+
+def _four_bits(x: Tensor) -> Tensor:
+    middles = (_LEVELS[1:] + _LEVELS[:-1]) / 2
+    return _LEVELS[torch.bucketize(x.abs().contiguous(), middles)] * x.sign()
+
+
+def _eight_bits(x: Tensor) -> Tensor:
+    return x.to(torch.float8_e4m3fn).to(x.dtype)

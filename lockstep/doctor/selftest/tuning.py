@@ -1,4 +1,4 @@
-"""The faults that the doctor's rules were tuned on, in two lists by two hands; those held out are in `heldout`."""
+"""The faults that the doctor's rules were tuned on, in three lists by three hands; those held out are in `heldout`."""
 
 from lockstep.doctor.selftest.fault import Fault
 from lockstep.doctor.selftest.faults_model import MODEL
@@ -6,8 +6,9 @@ from lockstep.doctor.selftest.faults_passes import PASSES
 from lockstep.doctor.selftest.faults_scoring import SCORING
 from lockstep.doctor.selftest.faults_weights import WEIGHTS
 from lockstep.doctor.selftest.second import SECOND
+from lockstep.doctor.selftest.third import THIRD
 
 FIRST: tuple[Fault, ...] = tuple(sorted((*SCORING, *MODEL, *WEIGHTS, *PASSES), key=lambda fault: fault.number))
 """In the order of the list; 33 is a row in fp16, 34 the precision of the softmax."""
-TUNING: tuple[Fault, ...] = FIRST + SECOND
-"""The second list's numbers are those of the first and 100."""
+TUNING: tuple[Fault, ...] = FIRST + SECOND + THIRD
+"""The second list's numbers are those of the first and 100; the third's begin at 201."""

@@ -1,0 +1,87 @@
+"""Each fault of the third list changes numbers, in both strengths, and its counter-setting takes that back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from torch import Tensor
+
+from lockstep.doctor.base import USUAL, Conditions
+from lockstep.doctor.causes import CAUSES
+from lockstep.doctor.selftest.fault import Case, Fault, Setup, build, healthy
+from lockstep.doctor.selftest.ground import Ground
+from lockstep.doctor.selftest.third import THIRD
+from lockstep.doctor.selftest.tuning import TUNING
+from lockstep.types import Request
+
+ALONE = Conditions(batch_size=1, layout="alone")
+COUNTERS = {
+    214: Conditions(parts=frozenset({"cache"})),
+    216: Conditions(kernel="sdpa"),
+    217: ALONE,
+    218: Conditions(evaluation=True),
+    219: ALONE,
+    220: ALONE,
+}
+Floor = Callable[[Setup], float]
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return Ground(tmp_path_factory.mktemp("third"))
+
+
+@pytest.fixture(scope="module")
+def floor(ground: Ground) -> Floor:
+    """Mean |Δ| of the two sides without a fault."""
+    return cache(lambda setup: mean(gaps(healthy(ground, replace(THIRD[0], setup=lambda _: setup).large))))
+
+
+def some(requests: tuple[Request, ...]) -> list[Request]:
+    """The shortest and the longest: one pass of rows that are padded, some of which fill windows, tables and splits."""
+    ordered = sorted(requests, key=lambda request: len(request.tokens))
+    return ordered[:2] + ordered[-6:]
+
+
+def gaps(case: Case, train: Conditions = USUAL, infer: Conditions = USUAL) -> Tensor:
+    """|Δ| of what the one side drew with and what the other scores, nats, of each generated token."""
+    batch = case.infer.generate(some(case.requests), case.sampling, infer)
+    return (case.train.score(batch, train).logprob - batch["sampler_logprob"])[batch.mask].abs()
+
+
+def mean(gap_N: Tensor) -> float:
+    return float(gap_N.mean())
+
+
+def test_numbers_and_names_are_there_once_and_causes_are_some_that_the_doctor_knows() -> None:
+    assert len({fault.name for fault in THIRD}) == len(THIRD)
+    assert len({fault.number for fault in TUNING}) == len(TUNING)
+    assert len(THIRD) == 20
+    assert {cause for fault in THIRD for cause in fault.causes} <= CAUSES.keys()
+
+
+def test_causes_sides_and_models_vary() -> None:
+    assert len({fault.causes[0] for fault in THIRD}) >= 12
+    assert sum(fault.side == "train" for fault in THIRD) == 8
+    setups = [fault.large.setup for fault in THIRD]
+    assert len({setup.model for setup in setups}) >= 10
+    assert {setup.train for setup in setups} == {setup.infer for setup in setups} == {"hf", "torch"}
+
+
+@pytest.mark.parametrize("fault", THIRD, ids=lambda fault: fault.name)
+def test_a_fault_shows_in_both_strengths(fault: Fault, ground: Ground, floor: Floor) -> None:
+    large, small = gaps(build(ground, fault.large)), gaps(build(ground, fault.small))
+    assert max(floor(fault.large.setup), floor(fault.small.setup)) < 1e-5
+    assert float(large.exp().mean()) > 1.1
+    assert float(small.exp().mean()) > 1.003
+    assert mean(small) < mean(large)
+
+
+@pytest.mark.parametrize("number", COUNTERS)
+def test_a_counter_setting_takes_a_fault_back(number: int, ground: Ground, floor: Floor) -> None:
+    (fault,) = (fault for fault in THIRD if fault.number == number)
+    undone = {"train": USUAL, "infer": USUAL} | {str(fault.side): COUNTERS[number]}
+    assert mean(gaps(build(ground, fault.large), **undone)) < 3 * floor(fault.large.setup) + 1e-6
