@@ -141,6 +141,17 @@ def test_two_ranks_choose_the_same_pairs(learn: Run) -> None:
     assert first == Path("two/samples.jsonl").read_text().splitlines()
 
 
+@pytest.mark.needs("vllm")
+@pytest.mark.usefixtures("vllm")
+def test_vllm_acts_and_judges_with_the_weights_of_the_iterations_beginning(learn: Run) -> None:
+    rows = steps(learn("sampler=vllm", "sampler.vllm.kv_cache_gib=0.05", "run.save_every=9"))
+    assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
+    assert all(row["refit/probe_gap_max"] < 1e-4 for row in rows)
+    for row in (rows[0], rows[2]):  # where the policy is the reference
+        assert row["train/preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
+        assert 0 < row["judge/parse_failures"] < 1
+
+
 def test_a_judge_without_verdicts_stops_the_run(learn: Run) -> None:
     with pytest.raises(JudgeError, match="judgements have no verdict"):
         learn("judge.max_no_verdict_rate=0.1")

@@ -25,6 +25,9 @@ _MOST = 0.9
 _LOOSE = 5e-5
 """Relative error of a node in fp32, from which on it does another thing, and does not only round otherwise."""
 
+_ROUNDED = 0.01
+"""The same, up to which sixteen bits can be what makes the difference."""
+
 _PLACES: tuple[tuple[str, str], ...] = (
     (r"rotary_emb:out$", "rope"),
     (r"embed_tokens:out$", "embedding"),
@@ -36,7 +39,7 @@ _PLACES: tuple[tuple[str, str], ...] = (
     (r"(gate_proj|up_proj|gate_up_proj|c_fc|c_attn|qkv_proj|in_proj):out$", "projection"),
     (r"(act_fn:out|act:out|down_proj:in)$", "activation"),
     (r"(gate|router):out$", "routing"),
-    (r"lm_head:out$", "head_precision"),
+    (r"lm_head:out$", "head"),
     (r"^logits$", "softcap"),
 )
 
@@ -99,6 +102,8 @@ class Inside:
                 return "sliding_window" if local.first > 1 else "attention"
             case "projection" | "sum over ranks":
                 return self._of_product(local, place)
+            case "head":
+                return self._of_product(local, place) or ("head_precision" if local.error < _ROUNDED else None)
         return place if place in CAUSES else None
 
     def _of_product(self, local: Local, place: str) -> str | None:
