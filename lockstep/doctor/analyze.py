@@ -11,6 +11,7 @@ from typing import Any
 
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.dump import Columns, Dump, read_dump
+from lockstep.doctor.exit_codes import EXPLAINED, INCONCLUSIVE, PASS, UNEXPLAINED
 from lockstep.doctor.fingerprints import Reading, read
 from lockstep.doctor.statistics import by_index, by_surprise, figures
 from lockstep.doctor.verdict import Judgement, judge
@@ -18,7 +19,6 @@ from lockstep.recipe.doctor import Limits
 from lockstep.runtime.folder import write_whole
 
 _SCHEMA = 1
-_PASSED, _EXPLAINED, _UNEXPLAINED, _INCONCLUSIVE = 0, 1, 2, 3
 _SHOWN = (
     ("token_mult_prob_error", "mean e^abs(Δ)"),
     ("capped_mult_prob_error", "the same, abs(Δ) counting at most 3"),
@@ -64,8 +64,8 @@ class Analysis:
     def code(self) -> int:
         """Exit code: 0 pass, 1 fail and something fits, 2 fail and nothing does, 3 inconclusive."""
         if self.judgement.verdict == "FAIL":
-            return _EXPLAINED if self.readings else _UNEXPLAINED
-        return _PASSED if self.judgement.verdict == "PASS" else _INCONCLUSIVE
+            return EXPLAINED if self.readings else UNEXPLAINED
+        return PASS if self.judgement.verdict == "PASS" else INCONCLUSIVE
 
 
 def analyze(file: Path, columns: Columns, out: Path | None) -> int:

@@ -7,11 +7,10 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from lockstep.doctor.exit_codes import COULD_NOT_START, EXPLAINED, UNEXPLAINED
+
 if TYPE_CHECKING:
     from lockstep.config import Loaded
-
-PASS, EXPLAINED, UNEXPLAINED, INCONCLUSIVE, COULD_NOT_START = range(5)
-"""Exit codes: agreement, disagreement with its causes, disagreement without, too little to tell, no measurement."""
 
 _CODES = (
     "Exit codes: 0 pass, 1 fail and explained, 2 fail and unexplained, 3 inconclusive, 4 could not start (wrong usage "

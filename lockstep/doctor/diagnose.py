@@ -16,8 +16,8 @@ from lockstep.config import Loaded, usage
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.base import Backend
 from lockstep.doctor.causes import CAUSES
-from lockstep.doctor.command import EXPLAINED, PASS, UNEXPLAINED
 from lockstep.doctor.examine import Diagnosis, Looked, examine
+from lockstep.doctor.exit_codes import EXPLAINED, PASS, UNEXPLAINED
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for
 from lockstep.doctor.probes.layers import divergence

@@ -23,6 +23,7 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.config import Loaded, usage
+from lockstep.doctor.exit_codes import EXPLAINED, PASS, UNEXPLAINED
 from lockstep.doctor.refit_findings import Finding, Refitted, findings, holds
 from lockstep.experience.refit import LARGEST_GAP, Outgoing, Sent, Weighty, random_probe
 from lockstep.learners.base import train
@@ -41,7 +42,6 @@ from lockstep.samplers.base import Attestation
 
 REPORT = "refit.json"
 STAGES = ("noise", "refit", "step", "again")
-PASS, EXPLAINED, UNEXPLAINED = range(3)
 _STEP = Optimizer(lr=1e-3)
 """AdamW's first step moves every weight by about the learning rate, so this one shows in any type."""
 

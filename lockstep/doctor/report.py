@@ -53,7 +53,7 @@ from torch import Tensor
 
 from lockstep.config import Loaded
 from lockstep.doctor.base import Backend
-from lockstep.doctor.command import INCONCLUSIVE, PASS, UNEXPLAINED
+from lockstep.doctor.exit_codes import INCONCLUSIVE, PASS, UNEXPLAINED
 from lockstep.doctor.judging import Judged, Pair, Row, pairs_of, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.statistics import figures
