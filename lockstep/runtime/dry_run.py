@@ -43,19 +43,14 @@ from lockstep.runtime import memory
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.findings import Findings
 from lockstep.runtime.folder import FRAME, changed_options, require_writable, standing
-from lockstep.runtime.jobs import (
-    batch_arithmetic,
-    extent_of,
-    require_context,
-    self_rewarding_arithmetic,
-    self_rewarding_extent,
-    self_rewarding_rules,
-)
+from lockstep.runtime.job import extent_of, require_context
+from lockstep.runtime.jobs import batch_arithmetic
 from lockstep.runtime.judges import Policy, policy_answers
 from lockstep.runtime.known import known_rows
 from lockstep.runtime.memory import Sizes, readable
 from lockstep.runtime.new_prompts import request_of
 from lockstep.runtime.rows import DataFiles, data_files, open_demonstrations, open_own_answers, open_pairs, open_prompts
+from lockstep.runtime.self_rewarding import self_rewarding_arithmetic, self_rewarding_extent, self_rewarding_rules
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 from lockstep.runtime.trackers.run import views_of
 from lockstep.runtime.trackers.view import Facts

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from lockstep.recipe import Run
-from lockstep.runtime.jobs import Job
+from lockstep.runtime.job import Job
 from lockstep.runtime.loop import Turn
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import SamplerLost

@@ -12,7 +12,7 @@ from lockstep.runtime.equal_rewards import EqualRewards
 from lockstep.runtime.faults import kept
 from lockstep.runtime.hooks import Hooks
 from lockstep.runtime.identity import ChangedError, Identity, differences
-from lockstep.runtime.jobs import Job
+from lockstep.runtime.job import Job
 from lockstep.runtime.loop import Start, Step, loop
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.saver import Saver

@@ -16,7 +16,8 @@ from lockstep.runtime.export import export
 from lockstep.runtime.folder import FRAME, adopt, changed_options, locked, noted_folder, require_writable
 from lockstep.runtime.footprint import Footprint
 from lockstep.runtime.identity import identity
-from lockstep.runtime.jobs import Place, job_of
+from lockstep.runtime.job import Place
+from lockstep.runtime.jobs import job_of
 from lockstep.runtime.progress import progress
 from lockstep.runtime.rows import DataFiles, data_files
 from lockstep.runtime.session import Session

@@ -1,0 +1,154 @@
+"""A job: what a run needs around its step; and what the jobs of several algorithms have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lockstep.data.selection import head
+from lockstep.experience.evaluation import answered, grading
+from lockstep.experience.rewards import rule_of
+from lockstep.experience.rollout import Experience
+from lockstep.experience.watch import Watch
+from lockstep.learners.base import Learner
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.metrics import Metrics
+from lockstep.models.heads import LogitsHead
+from lockstep.recipe import (
+    Common,
+    DPORecipe,
+    PPORecipe,
+    RepeatedSampling,
+    RewardSection,
+    SamplingRecipe,
+    SelfRewardingRecipe,
+    SFTRecipe,
+)
+from lockstep.runtime.loop import Extent, Hook, Step
+from lockstep.runtime.parallel import launch
+from lockstep.runtime.progress import Progress
+from lockstep.runtime.replicas import nearest
+from lockstep.runtime.rows import DataFiles, open_prompts
+from lockstep.runtime.source import Source
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.samplers.base import Sampler
+from lockstep.samplers.torch.sampler import TorchSampler
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to start.
+
+    Attributes:
+        step: The algorithm's step.
+        extent: How far the run goes.
+        learners: What a checkpoint holds, by name; the policy among them.
+        validate: Scores the policy, as it is after so many steps, on held-out rows; None where there are none.
+        arithmetic: How rows become optimizer steps, for people.
+        watch: Looks at each step; checkpoints hold what it knows. None where nothing samples, or nobody asks for it.
+        hooks: More that look at each step, and know nothing afterwards.
+    """
+
+    step: Step
+    extent: Extent
+    learners: dict[str, Learner]
+    validate: Callable[[int], Metrics] | None
+    arithmetic: str
+    watch: Watch | None = None
+    hooks: tuple[Hook, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job is made ready: the run's folder, data, first model and display, and what ends worker processes."""
+
+    folder: Path
+    files: DataFiles
+    source: Source
+    shown: Progress
+    workers: ExitStack
+
+
+def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe | SelfRewardingRecipe, source: Source) -> None:
+    """Raises ValueError if sequences that the recipe allows do not fit the model."""
+    if isinstance(recipe, SFTRecipe):
+        return source.require_room("sft.max_tokens", recipe.sft.max_tokens)
+    if isinstance(recipe, DPORecipe):
+        return source.require_room("dpo.max_tokens", recipe.dpo.max_tokens)
+    for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
+        if sampling is not None:
+            tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
+            source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
+    return None
+
+
+def learner_of(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
+    """In this process where there is one rank, else in child processes."""
+    if recipe.learner.parallel.dp == 1:
+        return spec.build()
+    learner = launch(spec, recipe.learner.parallel.dp, recipe.cluster.timeout_s)
+    place.workers.callback(learner.close)
+    return learner
+
+
+def policy_and_reference(recipe: DPORecipe | SelfRewardingRecipe, place: Place) -> tuple[Learner, Learner]:
+    """The same first model twice, one of them to be trained."""
+    trained = LearnerSpec(place.source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
+    return learner_of(trained, recipe, place), learner_of(replace(trained, optimizer=None), recipe, place)
+
+
+def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
+    """`max_steps` steps, or else `max_epochs` passes over the data."""
+    if recipe.run.max_steps >= 0:
+        return Extent(recipe.run.max_steps, None, rows_per_step)
+    limit = recipe.run.max_epochs * rows
+    if limit < rows_per_step:
+        raise ValueError(
+            f"{limit} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs"
+        )
+    return Extent(limit // rows_per_step, limit, rows_per_step)
+
+
+def sampler_of(policy: Learner, source: Source, recipe: SamplingRecipe, place: Place) -> Sampler:
+    """Shares the weights of a learner in this process, if it is one of torch and alone."""
+    section = recipe.sampler
+    alone = section.backend == "torch" and section.replicas == 1
+    if alone and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
+        return TorchSampler(policy.model.lm, section.max_batch_size, recipe.learner.dtype == "bf16")
+    return nearest(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)
+
+
+def held_out_answers(
+    recipe: SamplingRecipe,
+    reward: RewardSection,
+    asked: RepeatedSampling,
+    size: int,
+    experience: Experience,
+    place: Place,
+) -> Callable[[int], Metrics] | None:
+    """What answers to held-out prompts are worth, by the weights of a version.
+
+    Args:
+        recipe: With the data.
+        reward: Judges them.
+        asked: How many, and how they are drawn.
+        size: Prompts of a step.
+        experience: Answers, with the engine of the policy as it is.
+        place: With the rows.
+    """
+    files = place.files.validation
+    if files is None:
+        return None
+    held_out = head(recipe.data.limit_val_batches, size)
+    prompts = open_prompts(files, recipe.data, place.source.tokenizer, rule_of(reward), held_out)
+    rows = prompts.first(recipe.data.max_validation_samples)
+    graded, sampling = grading(reward), place.source.sampling(asked)
+
+    def validate(version: int) -> Metrics:
+        with experience.engine.at(version):
+            samples = answered(experience, rows, 0, sampling, asked.num_samples)
+        return graded.metrics(samples, asked.ks).prefixed("validation")
+
+    return validate

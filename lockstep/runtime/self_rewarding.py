@@ -1,0 +1,172 @@
+"""The job of self-rewarding training: who acts, who judges, and how a recipe's options become rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lockstep.algorithms.self_rewarding.meta import MetaJudging
+from lockstep.algorithms.self_rewarding.scoring import Verifiers
+from lockstep.algorithms.self_rewarding.step import Rules as SelfRewardingRules
+from lockstep.algorithms.self_rewarding.step import SelfRewardingWorkers, self_rewarding_step
+from lockstep.algorithms.sft import SFTWorkers, sft_step
+from lockstep.data.prompts import Prompts
+from lockstep.data.selection import Head, head
+from lockstep.experience.engine import Engine
+from lockstep.experience.judge.build import meta_judge, score_judge, score_parser
+from lockstep.experience.refit import random_probe
+from lockstep.experience.rewards import build as build_reward
+from lockstep.experience.rewards import rule_of
+from lockstep.experience.rollout import Experience
+from lockstep.learners.base import Learner
+from lockstep.metrics import Metrics
+from lockstep.objectives.battles import consistent_wins, position_weighted_wins
+from lockstep.recipe import (
+    SelfRewardingRecipe,
+)
+from lockstep.runtime.collapse import Collapse
+from lockstep.runtime.job import (
+    Job,
+    Place,
+    held_out_answers,
+    policy_and_reference,
+    require_context,
+    sampler_of,
+)
+from lockstep.runtime.judges import Policy, answering
+from lockstep.runtime.known import asked_of, known_judgements
+from lockstep.runtime.loop import Extent, Step
+from lockstep.runtime.new_prompts import new_prompts
+from lockstep.runtime.rows import open_own_answers, open_prompts
+from lockstep.runtime.source import Source
+from lockstep.samplers.torch.sampler import TorchSampler
+
+
+def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
+    """Builds who answers, who judges, and who learns."""
+    files, source, options = place.files, place.source, recipe.self_rewarding
+    require_context(recipe, source)
+    policy, reference = policy_and_reference(recipe, place)
+    limit = head(recipe.data.limit_train_batches, options.global_batch_size)
+    wanted = rule_of(recipe.verifier, judge=True)
+    prompts = open_prompts(files.train, recipe.data, source.tokenizer, wanted, limit)
+    engines = _engines(policy, reference, source, recipe, place)
+    actor = engines[0] if options.acting_policy == "current" else engines[1]
+    experience = Experience(actor, prompts, build_reward(recipe.verifier), source.decode, recipe.seed)
+    own = Policy(actor, source)
+    judge = score_judge(
+        recipe.judge, answering(recipe.judge, recipe.learner, own, place.shown, place.workers), recipe.seed
+    )
+    rules, meta = self_rewarding_rules(recipe, prompts, source), _meta_judging(recipe, own, place)
+    written = new_prompts(recipe, prompts, rules.rows, engines[1], source, place.folder)
+    imitate = _imitation(recipe, policy, place, limit)
+    workers = SelfRewardingWorkers(policy, reference, experience, judge, meta, place.shown.phase, written, imitate)
+    return Job(
+        step=lambda step, position: self_rewarding_step(step, position, workers, rules),
+        extent=self_rewarding_extent(recipe, rules),
+        learners={"policy": policy, "reference": reference},
+        validate=_together(
+            _true_worth(recipe, replace(experience, engine=engines[0]), place),  # by the policy as it is
+            known_judgements(
+                recipe.known,
+                files,
+                asked_of(judge, actor, engines[0]),
+                None if meta is None else replace(meta, judge=asked_of(meta.judge, actor, engines[0])),
+                engines[0],
+                place.shown.note,
+            ),
+        ),
+        arithmetic=self_rewarding_arithmetic(recipe, prompts, rules),
+        hooks=(Collapse(options, place.shown.note),),
+    )
+
+
+def _meta_judging(recipe: SelfRewardingRecipe, policy: Policy, place: Place) -> MetaJudging | None:
+    section, options = recipe.meta_judge, recipe.self_rewarding
+    if section is None:
+        return None
+    asked = answering(section, recipe.learner, policy, place.shown, place.workers, "meta_judge")
+    return MetaJudging(
+        meta_judge(section, asked, recipe.seed),
+        consistent_wins if section.battles == "order_consistency" else position_weighted_wins,
+        score_parser(recipe.judge).without_score,
+        options.meta_max_relative_pcnt,
+        section.max_judgement_tokens,
+    )
+
+
+def _imitation(recipe: SelfRewardingRecipe, policy: Learner, place: Place, limit: Head) -> Step | None:
+    """A step of SFT on the answers of the data, where the first iteration is that."""
+    options = recipe.self_rewarding
+    if not options.first_iteration_sft:
+        return None
+    rows = open_own_answers(place.files.demonstrations, recipe, place.source, limit)
+    workers = SFTWorkers(policy, rows, place.shown.phase)
+    return lambda step, position: sft_step(step, position, workers, options.global_batch_size, recipe.seed)
+
+
+def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> SelfRewardingRules:
+    """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
+    options = recipe.self_rewarding
+    rows = len(prompts) // options.max_iterations if options.prompt_source == "split" else len(prompts)
+    if recipe.new_prompts is not None and recipe.new_prompts.count is not None:
+        rows = recipe.new_prompts.count
+    rules = SelfRewardingRules(
+        options,
+        source.sampling(recipe.sampling),
+        rows,
+        recipe.run.max_epochs,
+        recipe.run.num_logged_samples,
+        Verifiers(recipe.verifier, recipe.judge.judge_score_low, recipe.judge.judge_score_high),
+    )
+    if not rules.steps_per_iteration:
+        raise ValueError(
+            f"an iteration has {rows * recipe.run.max_epochs} prompts, fewer than the {options.global_batch_size} of "
+            "one step; lower self_rewarding.global_batch_size or raise run.max_epochs"
+        )
+    return rules
+
+
+def self_rewarding_extent(recipe: SelfRewardingRecipe, rules: SelfRewardingRules) -> Extent:
+    """All iterations, or `max_steps` where these are fewer."""
+    steps = recipe.self_rewarding.max_iterations * rules.steps_per_iteration
+    return Extent(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1)
+
+
+def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rules: SelfRewardingRules) -> str:
+    """How prompts become optimizer steps, for people."""
+    options = recipe.self_rewarding
+    first = ", the first of them on the answers of the data" if options.first_iteration_sft else ""
+    written = "" if recipe.new_prompts is None else f"{rules.rows} new prompts after examples from "
+    return (
+        f"{written}{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
+        f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
+        f"answers × {recipe.judge.num_evals_to_average} judgements"
+        + (", which are judged, too" if recipe.meta_judge else "")
+        + first
+    )
+
+
+def _engines(
+    policy: Learner, reference: Learner, source: Source, recipe: SelfRewardingRecipe, place: Place
+) -> tuple[Engine, Engine]:
+    """For the policy as it is, and for the reference; one sampler serves both, unless each shares its learner's."""
+    probe, phase = random_probe(source.vocabulary, source.context), place.shown.phase
+    own = sampler_of(policy, source, recipe, place)
+    other = sampler_of(reference, source, recipe, place) if isinstance(own, TorchSampler) else own
+    return Engine(own, policy, probe, phase), Engine(other, reference, probe, phase)
+
+
+def _together(*measures: Callable[[int], Metrics] | None) -> Callable[[int], Metrics] | None:
+    """All that is measured of a version; None where nothing is."""
+    told = [measure for measure in measures if measure is not None]
+    return (lambda version: sum((measure(version) for measure in told), Metrics())) if told else None
+
+
+def _true_worth(recipe: SelfRewardingRecipe, experience: Experience, place: Place) -> Callable[[int], Metrics] | None:
+    """What the policy's answers to held-out prompts are worth, by something else than its own judgement."""
+    reward, asked = recipe.validation_reward, recipe.validation_sampling
+    if reward is None or asked is None:
+        return None
+    judged = replace(experience, reward=build_reward(reward))
+    return held_out_answers(recipe, reward, asked, recipe.self_rewarding.global_batch_size, judged, place)
