@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from lockstep.algorithms.self_rewarding.meta import MetaJudging
 from lockstep.algorithms.self_rewarding.scoring import Verifiers
-from lockstep.algorithms.self_rewarding.step import Rules as SelfRewardingRules
-from lockstep.algorithms.self_rewarding.step import SelfRewardingWorkers, self_rewarding_step
+from lockstep.algorithms.self_rewarding.step import Rules, SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.sft import SFTWorkers, sft_step
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import Head, head
@@ -21,18 +20,9 @@ from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
 from lockstep.objectives.battles import consistent_wins, position_weighted_wins
-from lockstep.recipe import (
-    SelfRewardingRecipe,
-)
+from lockstep.recipe import SelfRewardingRecipe
 from lockstep.runtime.collapse import Collapse
-from lockstep.runtime.job import (
-    Job,
-    Place,
-    held_out_answers,
-    policy_and_reference,
-    require_context,
-    sampler_of,
-)
+from lockstep.runtime.job import Job, Place, held_out_answers, policy_and_reference, require_context, sampler_of
 from lockstep.runtime.judges import Policy, answering
 from lockstep.runtime.known import asked_of, known_judgements
 from lockstep.runtime.loop import Extent, Step
@@ -105,13 +95,13 @@ def _imitation(recipe: SelfRewardingRecipe, policy: Learner, place: Place, limit
     return lambda step, position: sft_step(step, position, workers, options.global_batch_size, recipe.seed)
 
 
-def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> SelfRewardingRules:
+def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> Rules:
     """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
     options = recipe.self_rewarding
     rows = len(prompts) // options.max_iterations if options.prompt_source == "split" else len(prompts)
     if recipe.new_prompts is not None and recipe.new_prompts.count is not None:
         rows = recipe.new_prompts.count
-    rules = SelfRewardingRules(
+    rules = Rules(
         options,
         source.sampling(recipe.sampling),
         rows,
@@ -127,13 +117,13 @@ def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: 
     return rules
 
 
-def self_rewarding_extent(recipe: SelfRewardingRecipe, rules: SelfRewardingRules) -> Extent:
+def self_rewarding_extent(recipe: SelfRewardingRecipe, rules: Rules) -> Extent:
     """All iterations, or `max_steps` where these are fewer."""
     steps = recipe.self_rewarding.max_iterations * rules.steps_per_iteration
     return Extent(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1)
 
 
-def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rules: SelfRewardingRules) -> str:
+def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rules: Rules) -> str:
     """How prompts become optimizer steps, for people."""
     options = recipe.self_rewarding
     first = ", the first of them on the answers of the data" if options.first_iteration_sft else ""
