@@ -13,7 +13,7 @@ from lockstep.recipe.ppo import EngineSection
 from lockstep.recipe.preference import PreferenceSection
 from lockstep.recipe.run import Bound, Common
 from lockstep.recipe.section import Probability, Section
-from lockstep.recipe.sources import RewardSection
+from lockstep.recipe.sources import DataSection, RewardSection
 
 Control = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -159,6 +159,11 @@ class SelfRewardingRecipe(Common):
     known: KnownSection = KnownSection()
     acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
 
+    @property
+    def asked(self) -> DataSection:
+        """The data as prompts: nobody but a verifier reads right answers, so without one rows need none."""
+        return self.data if self.verifier is not None else self.data.model_copy(update={"answer": ""})
+
     @model_validator(mode="after")
     def _answers_differ(self) -> SelfRewardingRecipe:
         if self.sampling.temperature == 0:
@@ -175,7 +180,10 @@ class SelfRewardingRecipe(Common):
     def _new_prompts_are_the_judges(self) -> SelfRewardingRecipe:
         written = self.self_rewarding.prompt_source == "new"
         if written != (self.new_prompts is not None):
-            raise ValueError("new_prompts goes with self_rewarding.prompt_source=new; say both, or none")
+            raise ValueError(
+                "new_prompts goes with self_rewarding.prompt_source=new; say both, or none "
+                "(docs/guides/self_rewarding.md shows the section)"
+            )
         if written and self.verifier is not None:
             raise ValueError(
                 "verifier scores rows of the data, but with prompt_source=new no row is answered; leave one of them out"
@@ -203,7 +211,10 @@ class SelfRewardingRecipe(Common):
     @model_validator(mode="after")
     def _judgements_can_be_learned_from(self) -> SelfRewardingRecipe:
         if self.self_rewarding.use_meta_judge != (self.meta_judge is not None):
-            raise ValueError("use_meta_judge and the section meta_judge go together; say both, or none")
+            raise ValueError(
+                "self_rewarding.use_meta_judge and the section meta_judge go together; say both, or none (the recipe "
+                "self_rewarding_meta_llama3_8b shows the section)"
+            )
         if self.meta_judge is None:
             if self.known.comparisons is not None:
                 raise ValueError("known.comparisons measures a meta-judge, and there is none; set use_meta_judge")
@@ -219,6 +230,8 @@ class SelfRewardingRecipe(Common):
 
     @model_validator(mode="after")
     def _validation_is_whole(self) -> SelfRewardingRecipe:
+        if self.data.validation is not None and self.validation_reward is None:
+            raise ValueError("data.validation has prompts whose answers nothing scores; set validation_reward")
         if (self.validation_reward is None) != (self.validation_sampling is None):
             raise ValueError("validation_reward and validation_sampling go together; say both, or none")
         return self

@@ -24,12 +24,14 @@ from lockstep.data.files import Files, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import Head, head
+from lockstep.experience.judge.asking import Answering
 from lockstep.experience.judge.build import meta_judge, score_judge
 from lockstep.experience.rewards import MathReward, build, rule_of
 from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
 from lockstep.recipe import (
+    AskedSection,
     Common,
     DPORecipe,
     LearnerSection,
@@ -239,6 +241,13 @@ class _Nobody:
         raise AssertionError("a dry run generates nothing")
 
 
+def _judged_by(section: AskedSection, policy: Policy, name: str) -> Answering | None:
+    """Who would judge, asked nothing; None where that is a server whose model is not known."""
+    if section.is_policy:
+        return policy_answers(section, policy, name)
+    return None if section.path is None else policy_answers(section, Policy(_Nobody(), open_source(section.path)), name)
+
+
 def _self_rewarding(
     recipe: SelfRewardingRecipe, files: DataFiles | None, model: _Model | None, found: Findings
 ) -> None:
@@ -250,15 +259,17 @@ def _self_rewarding(
         require_context(recipe, model.source)
     policy = Policy(_Nobody(), model.source)
     with found.problem():
-        if recipe.judge.is_policy:
-            score_judge(recipe.judge, policy_answers(recipe.judge, policy, "judge"), recipe.seed)
+        asked = _judged_by(recipe.judge, policy, "judge")
+        if asked is not None:
+            score_judge(recipe.judge, asked, recipe.seed)
     with found.problem():
-        if recipe.meta_judge is not None and recipe.meta_judge.is_policy:
-            meta_judge(recipe.meta_judge, policy_answers(recipe.meta_judge, policy, "meta_judge"), recipe.seed)
+        asked = None if recipe.meta_judge is None else _judged_by(recipe.meta_judge, policy, "meta_judge")
+        if recipe.meta_judge is not None and asked is not None:
+            meta_judge(recipe.meta_judge, asked, recipe.seed)
     with found.problem():
         limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
         wanted = rule_of(recipe.verifier, judge=True)
-        prompts = open_prompts(files.train, recipe.data, model.source.tokenizer, wanted, limit)
+        prompts = open_prompts(files.train, recipe.asked, model.source.tokenizer, wanted, limit)
         if recipe.verifier is not None:
             _reward(recipe.verifier, prompts.first(_ANSWERS), prompts, found)
         rules = self_rewarding_rules(recipe, prompts, model.source)
@@ -266,7 +277,7 @@ def _self_rewarding(
             request_of(recipe, recipe.new_prompts, prompts, model.source)
         if recipe.self_rewarding.first_iteration_sft:
             open_own_answers(files.demonstrations, recipe, model.source, limit)
-        known = any(known_rows(recipe.known, files))
+        known = any(known_rows(recipe, files))
         validates = known or (files.validation is not None and recipe.validation_reward is not None)
         found.say("step", self_rewarding_arithmetic(recipe, prompts, rules))
         found.say("run", _course(recipe, self_rewarding_extent(recipe, rules).steps, validates))

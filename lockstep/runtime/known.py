@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lockstep.algorithms.self_rewarding.meta import MetaJudging
@@ -21,7 +21,7 @@ from lockstep.experience.judge.known import (
 )
 from lockstep.experience.judge.verdicts import V
 from lockstep.metrics import Metrics
-from lockstep.recipe import KnownSection
+from lockstep.recipe import SelfRewardingRecipe
 from lockstep.runtime.rows import DataFiles, files_of
 
 
@@ -34,8 +34,8 @@ def asked_of(judge: Judge[V], actor: Generates, policy: Generates) -> Judge[V]:
 
 
 def known_judgements(
-    section: KnownSection,
-    files: DataFiles,
+    known: tuple[Sequence[KnownScore], Sequence[KnownWinner]],
+    min_meta_accuracy: float,
     judge: Judge[float],
     meta: MetaJudging | None,
     engine: Engine,
@@ -44,17 +44,14 @@ def known_judgements(
     """How often the judges are right, by the weights of a version; None where nothing is known.
 
     Args:
-        section: Of the recipe.
-        files: What made data brings.
+        known: Scores, and winners.
+        min_meta_accuracy: Below that the user is told.
         judge: Scores.
         meta: How judgements are compared, if they are.
         engine: Of the policy.
         note: Tells the user about a poor meta-judge.
-
-    Raises:
-        DataError: A row lacks what it needs.
     """
-    scores, winners = known_rows(section, files)
+    scores, winners = known
     if not scores and (not winners or meta is None):
         return None
 
@@ -64,10 +61,10 @@ def known_judgements(
             if meta is not None and winners:
                 found += judged_winners(winners, meta.judge, meta.reasons)
         accuracy = found.floats().get("meta_judge_accuracy", 1.0)
-        if accuracy < section.min_meta_accuracy:
+        if accuracy < min_meta_accuracy:
             note(
                 f"after step {version} the meta-judge names the better of two judgements in {accuracy:.0%} of the "
-                f"known cases, and known.min_meta_accuracy is {section.min_meta_accuracy:.0%}; what a poor meta-judge "
+                f"known cases, and known.min_meta_accuracy is {min_meta_accuracy:.0%}; what a poor meta-judge "
                 "prefers teaches the judge nothing: train it to compare judgements first, or turn use_meta_judge off"
             )
         return found.prefixed("validation")
@@ -75,15 +72,16 @@ def known_judgements(
     return measure
 
 
-def known_rows(section: KnownSection, files: DataFiles) -> tuple[list[KnownScore], list[KnownWinner]]:
+def known_rows(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[KnownScore], list[KnownWinner]]:
     """What is known: of the recipe's files, or of data that is made.
 
     Raises:
-        DataError: A row lacks what it needs.
+        DataError: A row lacks what it needs, or has a score that the judge cannot give.
     """
+    section, scale = recipe.known, (recipe.judge.judge_score_low, recipe.judge.judge_score_high)
     judgements = files.judgements if section.judgements is None else files_of(section.judgements)
     comparisons = files.comparisons if section.comparisons is None else files_of(section.comparisons)
-    scores = [] if judgements is None else read_scores(_opened(judgements))
+    scores = [] if judgements is None else read_scores(_opened(judgements), scale)
     return scores, [] if comparisons is None else read_winners(_opened(comparisons))
 
 

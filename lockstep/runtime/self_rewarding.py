@@ -24,7 +24,7 @@ from lockstep.recipe import SelfRewardingRecipe
 from lockstep.runtime.collapse import Collapse
 from lockstep.runtime.job import Job, Place, held_out_answers, policy_and_reference, require_context, sampler_of
 from lockstep.runtime.judges import Policy, answering
-from lockstep.runtime.known import asked_of, known_judgements
+from lockstep.runtime.known import asked_of, known_judgements, known_rows
 from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.new_prompts import new_prompts
 from lockstep.runtime.rows import open_own_answers, open_prompts
@@ -39,7 +39,7 @@ def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
     policy, reference = policy_and_reference(recipe, place)
     limit = head(recipe.data.limit_train_batches, options.global_batch_size)
     wanted = rule_of(recipe.verifier, judge=True)
-    prompts = open_prompts(files.train, recipe.data, source.tokenizer, wanted, limit)
+    prompts = open_prompts(files.train, recipe.asked, source.tokenizer, wanted, limit)
     engines = _engines(policy, reference, source, recipe, place)
     actor = engines[0] if options.acting_policy == "current" else engines[1]
     experience = Experience(actor, prompts, build_reward(recipe.verifier), source.decode, recipe.seed)
@@ -58,8 +58,8 @@ def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
         validate=_together(
             _true_worth(recipe, replace(experience, engine=engines[0]), place),  # by the policy as it is
             known_judgements(
-                recipe.known,
-                files,
+                known_rows(recipe, files),
+                recipe.known.min_meta_accuracy,
                 asked_of(judge, actor, engines[0]),
                 None if meta is None else replace(meta, judge=asked_of(meta.judge, actor, engines[0])),
                 engines[0],

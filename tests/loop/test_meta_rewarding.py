@@ -152,9 +152,20 @@ def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str)
     wrong = ["meta_judge.template=compare {prompt}", "judge.max_prompt_tokens=500", "known.judgements=nowhere.jsonl"]
     with pytest.raises(DryRunError) as found:
         dry_run(load("self_rewarding_meta_small", [*SHORT, *model, *wrong]))
+    with pytest.raises(DryRunError, match="there is no folder nowhere"):
+        dry_run(load("self_rewarding_small", [*model, "learner.device=cpu", "judge.path=nowhere"]))
     for said in ("meta_judge.template", "judge.max_prompt_tokens", "nowhere.jsonl"):
         assert said in str(found.value)
     assert "validations" in dry_run(load("self_rewarding_meta_small", [*SHORT, *model]))
+
+
+def test_rows_need_no_right_answer_and_held_out_ones_need_somebody_who_scores(learn: Run) -> None:
+    asked = (json.dumps({"prompt": f"start {letter} end b has c has d no e"}) + "\n" for letter in "fghijklm")
+    Path("prompts.jsonl").write_text("".join(asked))
+    own = ["data.letters=null", "data.train=prompts.jsonl", 'data.prompt="{prompt}\\n"', "validation_reward=null"]
+    assert steps(learn(*own, "validation_sampling=null", "run.max_steps=1"))
+    with pytest.raises(RecipeError, match="prompts whose answers nothing scores; set validation_reward"):
+        learn(*own, "data.validation=prompts.jsonl", "validation_sampling=null")
 
 
 def test_known_rows_of_ones_own(learn: Run) -> None:
@@ -165,6 +176,7 @@ def test_known_rows_of_ones_own(learn: Run) -> None:
     for row, said in (
         ({"prompt": "p", "response": "r"}, "lacks score"),
         ({"prompt": None, "response": "r", "score": 1}, "has null in the field 'prompt'"),
+        ({"prompt": "p", "response": "r", "score": 9}, "score is 9, but the judge's scores go from 0 to 5"),
         ({"prompt": "p", "response": "r", "score": "high"}, "has text in the field 'score', which should be number"),
     ):
         Path("scores.jsonl").write_text(json.dumps(row) + "\n")

@@ -86,7 +86,7 @@ def test_where_nothing_is_skipped_nothing_is_said(
         (LINES[6:], {"bad_rows": "error"}, 'line 1: has the key "question" twice.*data.bad_rows=skip'),
         (LINES[4:5], {"overlong_prompts": "error"}, "line 1: the prompt has 4 tokens.*data.overlong_prompts=skip"),
         (LINES[5:6], {"bad_rows": "error", "fields": {"answer": "text"}}, "has number in the field 'answer', .* text;"),
-        (LINES[2:4], {}, r"none of its 2 rows can be used \(2 bad rows skipped\)"),
+        (LINES[2:4], {}, r"none of its 2 rows can be used \(2 bad rows skipped, the first of them: "),
     ],
 )
 def test_what_is_not_to_be_skipped_is_an_error_with_its_place(

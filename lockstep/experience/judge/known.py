@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -36,14 +35,18 @@ class KnownWinner:
     winner: Winner
 
 
-def read_scores(rows: Rows) -> list[KnownScore]:
+def read_scores(rows: Rows, scale: tuple[float, float]) -> list[KnownScore]:
     """Reads rows with `prompt`, `response` and `score`.
 
+    Args:
+        rows: Of a file.
+        scale: The lowest and the highest score that a judge can give.
+
     Raises:
-        DataError: A row lacks one of them.
+        DataError: A row lacks one of them, or has another score.
     """
     return [
-        KnownScore(_asked(row), row["response"], _finite(row["score"], where))
+        KnownScore(_asked(row), row["response"], _score(row["score"], scale, where))
         for where, row in _all(rows, {"prompt": "text", "response": "text", "score": "number"})
     ]
 
@@ -109,8 +112,10 @@ def _asked(row: Mapping[str, Any]) -> Conversation:
     return ({"role": "user", "content": row["prompt"]},)
 
 
-def _finite(value: object, where: str) -> float:
-    score = float(str(value))
-    if not math.isfinite(score):
-        raise DataError(f"{where}: score is {value}, which is no score")
+def _score(value: object, scale: tuple[float, float], where: str) -> float:
+    score, (low, high) = float(str(value)), scale
+    if not low <= score <= high:
+        raise DataError(
+            f"{where}: score is {value}, but the judge's scores go from {low:g} to {high:g}; correct the row"
+        )
     return score
