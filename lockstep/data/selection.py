@@ -161,8 +161,8 @@ class Selection:
         sizes = np.diff(np.searchsorted(self._kept, ends), prepend=0).tolist()
         for part, size in zip(self.rows.parts, sizes, strict=True):
             if not size:
-                first = (*self.bad.first, *self.overlong.first)
-                why = f", the first of them: {first[0]}" if first else ""
+                first = next((fault for fault in self.bad.first if fault.startswith(part.name)), None)
+                why = "" if first is None else f", the first of them: {first}"
                 raise DataError(
                     f"{part.name}: none of its {part.size} rows can be used ({self.account}{why}); raise "
                     "data.max_prompt_tokens, or correct the rows"

@@ -199,6 +199,7 @@ def test_the_weight_of_a_file_is_that_of_the_rows_that_are_used(tmp_path: Path) 
 def test_a_weighted_file_of_which_nothing_can_be_used_is_an_error(tmp_path: Path) -> None:
     paths = (many(tmp_path, "a.jsonl", range(4)), tmp_path / "b.jsonl")
     paths[1].write_text('{"question": "q"}')
-    with pytest.raises(DataError, match=r"b\.jsonl: none of its 1 rows can be used \(1 bad rows skipped\)"):
+    said = r"b\.jsonl: none of its 1 rows can be used \(1 bad rows skipped, the first of them: .*b\.jsonl, line 1: has"
+    with pytest.raises(DataError, match=said):
         drawn(open_rows(Files(paths, (1.0, 1.0))), 8)
     assert len(drawn(open_rows(Files(paths)), 8)) == 8
