@@ -5,21 +5,18 @@ Reading rows from their file, rendering and tokenizing them, and all metrics are
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import peak_rss_mb
-from benchmarks.preference_rows import BATCHES, rows, tokenizer, undisturbed
+from benchmarks.preference_rows import BATCHES, figures, options, rows, tokenizer
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step
 from lockstep.algorithms.sft import SFTWorkers, sft_step
@@ -55,18 +52,8 @@ def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[
     return lambda step: sft_step(step, step * batch, workers, batch, 0)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algorithm", choices=("dpo", "sft"), default="dpo")
-    parser.add_argument("--lengths", choices=("even", "gsm8k"), default="gsm8k")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--warmup", type=int, default=4)
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = arguments()
+    args = options(__doc__).parse_args()
     torch.set_num_threads(1)
     ticks, losses, tokens = [], [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -77,19 +64,8 @@ def main() -> None:
             tokens.append(result.tokens)
             losses.append(metrics.get("train/loss", metrics.get("policy/loss")))
             ticks.append(time.process_time())
-    steps = [b - a for a, b in pairwise(ticks)][args.warmup - 1 :]
-    figures = {
-        "program": f"lockstep, torch {torch.__version__}",
-        "algorithm": args.algorithm,
-        "lengths": args.lengths,
-        "steps": len(steps),
-        "tokens_per_pass": sum(tokens[-BATCHES:]),
-        "cpu_s": undisturbed(steps),
-        "cpu_median_s": statistics.median(steps),
-        "loss": statistics.mean(losses),
-        "peak_rss_mb": round(peak_rss_mb(), 1),
-    }
-    print(json.dumps(figures), flush=True)
+    program, loss = f"lockstep, torch {torch.__version__}", statistics.mean(losses)
+    print(json.dumps(figures(program, args, ticks, sum(tokens[-BATCHES:]), loss)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,18 @@
-"""Rows of random words that both sides of `benchmarks.preference_step` learn from, and a tokenizer of these words."""
+"""What both sides of `benchmarks.preference_step` have in common: options, rows of random words, tokenizer, figures."""
 
 from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.harness import peak_rss_mb
 from benchmarks.small_llama import VOCAB
 
 BATCHES = 4
@@ -34,6 +41,41 @@ def rows(count: int, lengths: str, seed: int = 0) -> list[dict[str, str]]:
         {"prompt": words(*PROMPT), "chosen": f" {words(*ANSWER)}", "rejected": f" {words(*ANSWER)}"}
         for _ in range(count)
     ]
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """The options of a side."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--algorithm", choices=("dpo", "sft"), default="dpo")
+    parser.add_argument("--lengths", choices=("even", "gsm8k"), default="gsm8k")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--warmup", type=int, default=4)
+    return parser
+
+
+def figures(program: str, args: argparse.Namespace, ticks: Sequence[float], tokens: int, loss: float) -> dict[str, Any]:
+    """What a side prints.
+
+    Args:
+        program: With its versions.
+        args: Its options.
+        ticks: The CPU clock at the end of each step.
+        tokens: Of a pass over the rows.
+        loss: Mean over steps.
+    """
+    steps = [b - a for a, b in pairwise(ticks)][args.warmup - 1 :]
+    return {
+        "program": program,
+        "algorithm": args.algorithm,
+        "lengths": args.lengths,
+        "steps": len(steps),
+        "tokens_per_pass": tokens,
+        "cpu_s": undisturbed(steps),
+        "cpu_median_s": statistics.median(steps),
+        "loss": loss,
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+    }
 
 
 def undisturbed(steps: list[float]) -> float:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,8 +19,7 @@ import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from transformers import TrainerCallback
 
-from benchmarks.harness import peak_rss_mb
-from benchmarks.preference_rows import BATCHES, rows, tokenizer, undisturbed
+from benchmarks.preference_rows import BATCHES, figures, options, rows, tokenizer
 from benchmarks.small_llama import causal_lm, llama_config
 
 
@@ -65,38 +62,18 @@ def tokens_of(row: dict[str, list[int]]) -> int:
     return 2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algorithm", choices=("dpo", "sft"), default="dpo")
-    parser.add_argument("--lengths", choices=("even", "gsm8k"), default="gsm8k")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--warmup", type=int, default=4)
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = arguments()
+    parser = options(__doc__)
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     clock = StepClock()
     with tempfile.TemporaryDirectory() as folder:
         learner = trainer(args, folder, clock)
         tokens = sum(tokens_of(row) for row in learner.train_dataset)
         done = learner.train()
-    steps = [b - a for a, b in pairwise(clock.ticks)][args.warmup - 1 :]
-    result = {
-        "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
-        "algorithm": args.algorithm,
-        "lengths": args.lengths,
-        "steps": len(steps),
-        "tokens_per_pass": tokens,
-        "cpu_s": undisturbed(steps),
-        "cpu_median_s": statistics.median(steps),
-        "loss": done.training_loss,
-        "peak_rss_mb": round(peak_rss_mb(), 1),
-    }
-    print(json.dumps(result), flush=True)
+    program = f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
+    print(json.dumps(figures(program, args, clock.ticks, tokens, done.training_loss)), flush=True)
 
 
 if __name__ == "__main__":

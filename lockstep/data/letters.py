@@ -209,10 +209,7 @@ class _Compared:
 
     @property
     def winner(self) -> str:
-        wrong = [
-            sum(said != kept for said, kept in zip(own, self.kept, strict=True)) for own in (self.first, self.second)
-        ]
-        return "A" if wrong[0] < wrong[1] else "B"
+        return "A" if _wrong(self.first, self.kept) < _wrong(self.second, self.kept) else "B"
 
     @property
     def marks(self) -> list[str]:
@@ -222,13 +219,16 @@ class _Compared:
         return [right[first == kept, second == kept] for kept, first, second in told]
 
 
+def _wrong(said: Sequence[bool], kept: Sequence[bool]) -> int:
+    """How many verdicts are wrong."""
+    return sum(own != right for own, right in zip(said, kept, strict=True))
+
+
 def _compared(orders: Orders, draws: _Draws) -> _Compared:
     answer = _written(orders, draws, draws.share())
     kept = orders.kept(answer)
     first, second = ([own != draws.chance(_COMPARED_WRONG) for own in kept] for _ in range(2))
-    if sum(own != one for own, one in zip(kept, first, strict=True)) == sum(
-        own != one for own, one in zip(kept, second, strict=True)
-    ):
+    if _wrong(first, kept) == _wrong(second, kept):
         changed, place = (first, second)[draws.chance(0.5)], draws.between(0, len(kept) - 1)
         changed[place] = not changed[place]
     return _Compared(answer, kept, first, second)

@@ -7,17 +7,15 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from torch import Tensor
+from fault_gaps import ALONE, gaps, mean
 
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.causes import CAUSES
-from lockstep.doctor.selftest.fault import Case, Fault, Setup, build, healthy
+from lockstep.doctor.selftest.fault import Fault, Setup, build, healthy
 from lockstep.doctor.selftest.ground import Ground
 from lockstep.doctor.selftest.third import THIRD
 from lockstep.doctor.selftest.tuning import TUNING
-from lockstep.types import Request
 
-ALONE = Conditions(batch_size=1, layout="alone")
 COUNTERS = {
     214: Conditions(parts=frozenset({"cache"})),
     216: Conditions(kernel="sdpa"),
@@ -38,22 +36,6 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 def floor(ground: Ground) -> Floor:
     """Mean |Δ| of the two sides without a fault."""
     return cache(lambda setup: mean(gaps(healthy(ground, replace(THIRD[0], setup=lambda _: setup).large))))
-
-
-def some(requests: tuple[Request, ...]) -> list[Request]:
-    """The shortest and the longest: one pass of rows that are padded, some of which fill windows, tables and splits."""
-    ordered = sorted(requests, key=lambda request: len(request.tokens))
-    return ordered[:2] + ordered[-6:]
-
-
-def gaps(case: Case, train: Conditions = USUAL, infer: Conditions = USUAL) -> Tensor:
-    """|Δ| of what the one side drew with and what the other scores, nats, of each generated token."""
-    batch = case.infer.generate(some(case.requests), case.sampling, infer)
-    return (case.train.score(batch, train).logprob - batch["sampler_logprob"])[batch.mask].abs()
-
-
-def mean(gap_N: Tensor) -> float:
-    return float(gap_N.mean())
 
 
 def test_numbers_and_names_are_there_once_and_causes_are_some_that_the_doctor_knows() -> None:

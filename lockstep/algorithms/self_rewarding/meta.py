@@ -20,7 +20,7 @@ from lockstep.algorithms.self_rewarding.ranked import Ranked
 from lockstep.batch import Batch
 from lockstep.experience.judge.asking import Answer
 from lockstep.experience.judge.build import meta_case
-from lockstep.experience.judge.judge import Case, Judge, Judged, judge_metrics, score_variance
+from lockstep.experience.judge.judge import Case, Judge, Judged, disagreement, judge_metrics
 from lockstep.experience.judge.verdicts import Winner as Named
 from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.objectives.battles import Battles, Winner, bradley_terry
@@ -155,15 +155,16 @@ def _doubted(ranked: Ranked, reasons: Callable[[str], str]) -> list[Doubted]:
 
     An answer of which the judge saw only the beginning is none of them.
     """
-    finished = (~ranked.rollouts.batch["truncated"]).tolist()
+    rollouts = ranked.rollouts
+    finished = (~rollouts.batch["truncated"]).tolist()
     seen = [ended and not one.shortened for one, ended in zip(ranked.judged, finished, strict=True)]
-    variances = [score_variance(one) or 0.0 if whole else 0.0 for one, whole in zip(ranked.judged, seen, strict=True)]
+    variances = [disagreement(one) or 0.0 if whole else 0.0 for one, whole in zip(ranked.judged, seen, strict=True)]
     groups = (range(start, start + ranked.group) for start in range(0, len(variances), ranked.group))
     places = [max(group, key=variances.__getitem__) for group in groups]
     varied = sorted((place for place in places if variances[place] > 0), key=variances.__getitem__, reverse=True)
     found = (
-        Doubted(place, ranked.rollouts.prompts[place], ranked.rollouts.responses[place], _differing(judged, reasons))
-        for place, judged in ((place, ranked.judged[place]) for place in varied)
+        Doubted(at, rollouts.prompts[at], rollouts.responses[at], _differing(ranked.judged[at], reasons))
+        for at in varied
     )
     return [one for one in found if len(one.judgements) > 1]
 

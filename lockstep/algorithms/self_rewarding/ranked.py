@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
 from lockstep.experience.judge.build import response_case
-from lockstep.experience.judge.judge import Case, Judged, score_variance
+from lockstep.experience.judge.judge import Case, Judged, disagreement
 from lockstep.experience.rollout import Rollouts
 from lockstep.objectives.pairing import Answer, Pair, choose
 
@@ -80,7 +80,7 @@ def ranked(rollouts: Rollouts, found: Scored, length_control: float, group: int)
     tokens = [tuple(sequence[mask].tolist()) for sequence, mask in sequences]
     cut = rollouts.batch["truncated"].tolist()
     answers = [
-        Answer(own, not unfinished, score, score_variance(one) if len(one.values) > 1 else None)
+        Answer(own, not unfinished, score, disagreement(one))
         for own, unfinished, score, one in zip(tokens, cut, found.scores, found.judged, strict=True)
     ]
     pairs = [choose(answers[start : start + group], length_control) for start in range(0, len(answers), group)]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from lockstep.algorithms.self_rewarding.scoring import Scored
-from lockstep.experience.judge.judge import score_variance
+from lockstep.experience.judge.judge import disagreement
 from lockstep.experience.judge.verdicts import Parser
 from lockstep.experience.rollout import Rollouts
 from lockstep.metrics import Mean, Metrics, StandardDeviation
@@ -36,7 +36,7 @@ def answer_metrics(rollouts: Rollouts, scored: Scored, leaks: Callable[[str], bo
     `leaks` is the share of answers that read like judgements: those are rewarded by a judge that never saw any.
     """
     scores = [score for score in scored.scores if score is not None]
-    doubts = [doubt for one in scored.judged if len(one.values) > 1 and (doubt := score_variance(one)) is not None]
+    doubts = [doubt for one in scored.judged if (doubt := disagreement(one)) is not None]
     verdicts = Counter(value for one in scored.judged for value in one.values)
     length_B = rollouts.batch.per_sample(rollouts.batch.mask.long())
     squares = sum(score**2 for score in scores)

@@ -86,6 +86,11 @@ def score_variance(judged: Judged[float]) -> float | None:
     return None if mean is None else sum((score - mean) ** 2 for score in judged.values) / len(judged.values)
 
 
+def disagreement(judged: Judged[float]) -> float | None:
+    """The variance of the verdicts where there are two or more; one alone agrees with nobody."""
+    return score_variance(judged) if len(judged.values) > 1 else None
+
+
 @dataclass(frozen=True)
 class Rules:
     """How a judge is asked.
