@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from lockstep.experience.watch import FLOOR
 from lockstep.models.attention import Cached
 from lockstep.report.log import read_metrics
-from lockstep.runtime import jobs
+from lockstep.runtime import job
 from lockstep.samplers.torch.sampler import TorchSampler
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -110,7 +110,7 @@ class Coarse(Buffered):
 
 @pytest.fixture
 def sampled_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchSampler]], None]:
-    return lambda sampler: monkeypatch.setattr(jobs, "TorchSampler", sampler)
+    return lambda sampler: monkeypatch.setattr(job, "TorchSampler", sampler)
 
 
 @pytest.mark.parametrize(
