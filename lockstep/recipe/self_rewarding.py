@@ -110,6 +110,13 @@ class SelfRewarding(PreferenceSection):
         return self
 
     @model_validator(mode="after")
+    def _judge_pairs_are_asked_for(self) -> SelfRewarding:
+        said = [name for name in ("meta_judge_pcnt", "meta_max_relative_pcnt") if name in self.model_fields_set]
+        if said and "use_meta_judge" not in self.model_fields_set:
+            raise ValueError(f"{said[0]} is of pairs of judgements; say use_meta_judge as well, true or false")
+        return self
+
+    @model_validator(mode="after")
     def _judge_pairs_have_room(self) -> SelfRewarding:
         rewarded = range(1 if self.first_iteration_sft else 0, self.max_iterations)
         room = any(self.room_for_judge_pairs(iteration, self.global_batch_size) for iteration in rewarded)
@@ -225,7 +232,7 @@ class SelfRewardingRecipe(Common):
                 "judge.sampler out"
             )
         if self.judge.num_evals_to_average < 2:
-            raise ValueError("use_meta_judge compares judgements of one answer; set judge.num_evals_to_average to 2 up")
+            raise ValueError("use_meta_judge compares judgements of one answer; raise judge.num_evals_to_average to 2")
         return self
 
     @model_validator(mode="after")

@@ -173,7 +173,9 @@ class DataSection(QuestionSection):
         default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
     )
     arithmetic: Arithmetic | None = Field(default=None, description="make the data instead of reading it")
-    letters: Letters | None = Field(default=None, description="likewise")
+    letters: Letters | None = Field(
+        default=None, description="make orders to write letters, as data, instead of reading it"
+    )
     completion: str | None = Field(
         default=None,
         description="template of what SFT learns; null: {answer}, or with `messages` the assistant's last word",

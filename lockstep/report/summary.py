@@ -29,6 +29,8 @@ def _headline(rows: list[dict[str, float]]) -> str:
         ("validation/reward", "held-out reward"),
         ("validation/loss", "held-out loss"),
         ("validation/acc", "held-out pairs ranked right"),
+        ("validation/judge_exact", "known scores that the judge gives"),
+        ("validation/meta_judge_accuracy", "known winners that the meta-judge names"),
         ("train/reward", "sampled reward"),
         ("train/response_length", "response length"),
         ("train/loss", "loss"),

@@ -52,7 +52,7 @@ def known_judgements(
         note: Tells the user about a poor meta-judge.
     """
     scores, winners = known
-    if not scores and (not winners or meta is None):
+    if not scores and not winners:
         return None
 
     def measure(version: int) -> Metrics:
@@ -73,7 +73,7 @@ def known_judgements(
 
 
 def known_rows(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[KnownScore], list[KnownWinner]]:
-    """What is known: of the recipe's files, or of data that is made.
+    """What is known: of the recipe's files, or of data that is made; winners only where judgements are compared.
 
     Raises:
         DataError: A row lacks what it needs, or has a score that the judge cannot give.
@@ -82,7 +82,8 @@ def known_rows(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[Know
     judgements = files.judgements if section.judgements is None else files_of(section.judgements)
     comparisons = files.comparisons if section.comparisons is None else files_of(section.comparisons)
     scores = [] if judgements is None else read_scores(_opened(judgements), scale)
-    return scores, [] if comparisons is None else read_winners(_opened(comparisons))
+    unused = comparisons is None or recipe.meta_judge is None
+    return scores, [] if unused else read_winners(_opened(comparisons))
 
 
 def _opened(files: Files) -> Rows:

@@ -62,6 +62,11 @@ def own(spoil: Spoil | None = None, overrides: str = "") -> BadInput:
     return BadInput(f"train own.yaml {overrides}", spoil)
 
 
+def judged(overrides: str, spoil: Spoil | None = None) -> BadInput:
+    """Of `lockstep train judged.yaml`, in which a model rewards itself."""
+    return BadInput(f"train judged.yaml {overrides}", spoil)
+
+
 def reward(function: str, *overrides: str) -> BadInput:
     """Of a reward function in rewards.py."""
     kind = ["reward.type=python", f"reward.function={function}", "reward.marker=null"]
@@ -262,6 +267,35 @@ REWARDS = {
     "reward: no sandbox": rewarded('"tests": ["pass"]', f"'{TESTED.replace('tests}', 'tests, wall_s: 0.00001}')}'"),
 }
 
+SCORE_OF_NINE = '{"prompt": "a", "response": "b", "score": 9}\n'
+JUDGED = {
+    "judge: a template without the answer": judged("judge.template=Score"),
+    "judge: a scale without a template": judged("judge.template=null judge.judge_score_high=10"),
+    "judge: no such folder": judged("judge.path=absent"),
+    "judge: questions longer than the context": judged("judge.max_prompt_tokens=900"),
+    "judge: nearly nothing has a verdict": judged("judge.unfinished_judgements=no_verdict").late,
+    "judge: a known score off the scale": judged("known.judgements=known.jsonl", write("known.jsonl", SCORE_OF_NINE)),
+    "judge: a known score missing": judged(
+        "known.judgements=known.jsonl", write("known.jsonl", '{"prompt": "a", "response": "b"}\n')
+    ),
+    "judged: one value of a list too many": judged("self_rewarding.length_control=[0,0,0.1]"),
+    "judged: one answer to each prompt": judged("self_rewarding.num_responses_to_gen=1"),
+    "judged: greedy": judged("sampling.temperature=0"),
+    "judged: fewer prompts than a step": judged("self_rewarding.global_batch_size=64"),
+    "judged: new prompts unsaid": judged("self_rewarding.prompt_source=new"),
+    "judged: judgements unsaid": judged("self_rewarding.use_meta_judge=true self_rewarding.meta_judge_pcnt=0.5"),
+    "judged: a share of nothing": judged("self_rewarding.meta_judge_pcnt=0.1"),
+    "judged: too few judgements to compare": judged(
+        "self_rewarding.use_meta_judge=true self_rewarding.meta_judge_pcnt=0.5 judge.num_evals_to_average=1 "
+        "'meta_judge={max_prompt_tokens: 80, sampling: {max_tokens: 4}}'"
+    ),
+    "judged: validation that nothing scores": judged("data.validation=rows.jsonl"),
+    "judged: an unknown verifier": judged(
+        "'verifier={type: by_row, verifier: kind}'",
+        write("rows.jsonl", '{"question": "a", "answer": "1", "kind": "maths"}\n'),
+    ),
+}
+
 RUNS = {
     "run: folder cannot be made": said("run.folder=rewards.py/run"),
     "run: no GPU": said("learner.device=cuda"),
@@ -283,4 +317,4 @@ RUNS = {
     "export: no run": BadInput("export model out"),
 }
 
-CATALOGUE = {**RECIPES, **MODELS, **DATA, **REWARDS, **RUNS}
+CATALOGUE = {**RECIPES, **MODELS, **DATA, **REWARDS, **JUDGED, **RUNS}

@@ -135,7 +135,7 @@ def test_a_poor_meta_judge_is_told_before_the_first_step(learn: Run, capsys: pyt
     ("overrides", "said"),
     [
         (["meta_judge=null"], "say both, or none"),
-        (["judge.num_evals_to_average=1"], "set judge.num_evals_to_average to 2 up"),
+        (["judge.num_evals_to_average=1"], "raise judge.num_evals_to_average to 2"),
         (["judge.path=elsewhere"], "the policy must be the judge"),
         (["self_rewarding.meta_judge_pcnt=[0.1,0.1,0.1]"], "meta_judge_pcnt has 3 values for max_iterations = 2"),
         (["self_rewarding.meta_judge_pcnt=1"], "less than 1"),

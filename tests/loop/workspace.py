@@ -62,6 +62,20 @@ DPO = SFT | {
 }
 DPO.pop("sft")
 
+JUDGED = SFT | {
+    "algorithm": "self_rewarding",
+    "self_rewarding": {"max_iterations": 2, "global_batch_size": 4, "num_responses_to_gen": 2},
+    "judge": {
+        "chat": False,
+        "template": "{prompt} {response}\n",
+        "max_prompt_tokens": 80,
+        "unfinished_judgements": "read",
+        "sampling": {"max_tokens": 1},
+    },
+    "sampling": {"max_tokens": 12},
+}
+JUDGED.pop("sft")
+
 
 def furnish(folder: Path) -> None:
     """Writes recipes, rewards, rows and a model folder that fit each other."""
@@ -75,6 +89,7 @@ def furnish(folder: Path) -> None:
     (folder / "own.yaml").write_text(yaml.safe_dump(tiny | own))
     (folder / "sft.yaml").write_text(yaml.safe_dump(SFT))
     (folder / "dpo.yaml").write_text(yaml.safe_dump(DPO))
+    (folder / "judged.yaml").write_text(yaml.safe_dump(JUDGED))
     tokenizer = words_tokenizer(text + "\n" for row in rows for text in row.values())
     build_causal_lm(RECIPE["model"]["scratch"]["config"], tokenizer, 0).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
@@ -91,13 +90,13 @@ def ranked(rollouts: Rollouts, found: Scored, length_control: float, group: int)
 
 def _sample_row(own: Ranked, prompt: int, pair: Pair) -> dict[str, Any]:
     first = prompt * own.group
-    scores: Tensor = own.rollouts.batch["score"][first : first + own.group]
+    scores = own.scored.scores[first : first + own.group]
     asked = own.rollouts.prompts[first]
-    row = {"id": asked.id, "prompt": asked.text, "status": pair.status, "scores": scores.tolist()}
+    row = {"id": asked.id, "prompt": asked.text, "status": pair.status, "scores": list(scores)}
     row |= {"scored_by": own.scored.scorer(first)}
     for name, place in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         if place is not None:
             replies = [one.answer.text for one in own.judged[first + place].judgements if one.answer is not None]
-            row |= {name: own.rollouts.responses[first + place], f"{name}_score": float(scores[place])}
+            row |= {name: own.rollouts.responses[first + place], f"{name}_score": scores[place]}
             row |= {f"{name}_judgements": replies}
     return row

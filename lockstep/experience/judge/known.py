@@ -101,7 +101,9 @@ def _all(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[st
     for where, row in found:
         missing = [name for name in wanted if name not in row]
         if missing:
-            raise DataError(f"{where}: lacks {', '.join(missing)}; a row of what is known has {', '.join(wanted)}")
+            raise DataError(
+                f"{where}: lacks {', '.join(missing)}; a row of what is known has {', '.join(wanted)}; correct the row"
+            )
         fault = complaint(row, wanted)
         if fault is not None:
             raise DataError(f"{where}: {fault}")
