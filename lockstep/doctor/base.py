@@ -96,7 +96,8 @@ class Scores:
         tokens: The ids that were really scored, sequence by sequence.
         effective: What was observed while it computed, for the proof that a condition took effect: `dtype` of the
             layers, `rows` of the largest pass, `layout`, `kernel`, `head` (the logits' type), `parts` (modules that
-            computed in fp32), `training` (mode), `prefix_hits`, `unchunked`, and what else it knows.
+            computed in fp32), `training` (mode), `attended` (tokens that masks of padded rows show), `prefix_hits`,
+            `unchunked`, and what else it knows.
     """
 
     logprob: Tensor
@@ -122,7 +123,8 @@ class Backend(Protocol):
         ...
 
     def settings(self) -> Mapping[str, Any]:
-        """What else shapes its numbers: dtype, kernel, training mode, kv_dtype, quantization; whatever it knows."""
+        """What else shapes its numbers: dtype, kernel, training (mode), batch_size, layout, tensor_parallel_size (of
+        more than one rank), kv_dtype, quantization; whatever it knows."""
         ...
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:

@@ -19,6 +19,8 @@ from lockstep.types import Request, SamplingParams
 FINEST: tuple[DType, ...] = ("fp32", "fp16", "bf16")
 _DUST = 1.5e-5
 """Nats: what fp32 makes where sums are made in quite another order, as a recurrence does in place of a scan."""
+_ANOTHER = 5
+"""So many times farther from the exact numbers than the plain kernel, and a kernel computes another thing."""
 _CLIP = 3.0
 """Nats: no single token weighs more than one that is off by so much."""
 
@@ -212,10 +214,16 @@ def size(delta: Tensor) -> float:
 
 
 def rounding(witness: Backend, batch: Batch, dtype: DType) -> Tensor:
-    """How far the witness moves if it computes in a type; in fp32, if it computes in another order. |Δ| [N]."""
+    """How far the witness moves if it computes in a type; in fp32, if it computes in another order. |Δ| [N].
+
+    By its usual kernel; by the plain one where the usual one does something else than to round.
+    """
     exact = witness.score(batch, Conditions(layout="alone", kernel="eager")).logprob.double()
-    rounded = witness.score(batch, Conditions(dtype=dtype)).logprob.double()
-    return (rounded - exact).abs()
+    usual, plain = (
+        (witness.score(batch, Conditions(dtype=dtype, kernel=kernel)).logprob.double() - exact).abs()
+        for kernel in (None, "eager")
+    )
+    return plain if size(usual[batch.mask]) > _ANOTHER * max(size(plain[batch.mask]), _DUST) else usual
 
 
 def first_drawn(batch: Batch) -> Tensor:

@@ -137,7 +137,8 @@ def examine(
 def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
     """Plain `transformers` with the configuration and the weights that should be on both sides.
 
-    Those are the folder's, unless both sides have others, or the training side has moved most of its weights.
+    Weights are the folder's, unless neither side has these, or the training side has moved most of its own: then that
+    side's.
     """
     own_config, sampled_config = flat(read_config(folder)), infer.config()
     agreed = {name: value for name, value in train.config().items() if sampled_config.get(name) == value}
@@ -148,7 +149,7 @@ def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
     trained = [name for name, tensor in held.items() if name in own and not equal(tensor, own[name])]
     if len(trained) <= len(own) / 2:
         sampled = dict(infer.weights()) if "weights" in infer.capabilities else {}
-        trained = [name for name in trained if name in sampled and equal(sampled[name], held[name])]
+        trained = [name for name in trained if name in sampled and not equal(sampled[name], own[name])]
     witness.load((name, held[name]) for name in trained)
     return witness
 

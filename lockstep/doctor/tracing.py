@@ -23,6 +23,9 @@ Node = str
 
 Hook = Callable[..., Any]
 
+_ROUNDING = 1e-5
+"""What fp32 leaves of a number, at most, where a position is not changed."""
+
 
 @dataclass
 class Trace:
@@ -122,10 +125,10 @@ def patched(reference: Trace, network: Network, tokens_T: Tensor, chosen: Callab
 
 @contextmanager
 def _hooked(modules: nn.Module, given: Hook, gave: Hook) -> Iterator[None]:
-    """Calls `given` before and `gave` after each module that has none inside."""
+    """Calls `given` before and `gave` after each module that has none inside, or weights of its own."""
     with ExitStack() as hooks:
         for path, module in modules.named_modules():
-            if path and not any(module.children()):
+            if path and (not any(module.children()) or any(True for _ in module.parameters(recurse=False))):
                 before = module.register_forward_pre_hook(
                     lambda _, inputs, named, path=path: given(path, inputs, named), with_kwargs=True
                 )
@@ -142,7 +145,7 @@ def _local(node: Node, right: Tensor, own: Tensor) -> Local:
     right = right.reshape(-1, right.shape[-2], right.shape[-1]) if right.ndim > 2 else right[None]
     off = own.float().reshape(right.shape) - right
     scale = float(right.square().mean().sqrt()) or 1.0
-    by_position = off.abs().amax((0, 2)) > 0.02 * off.abs().max()
+    by_position = off.abs().amax((0, 2)) > _ROUNDING * scale
     first = int(by_position.nonzero()[0]) if bool(by_position.any()) else 0
     constant = bool(torch.allclose(off, off[:, :1].expand_as(off), rtol=1e-2, atol=0.01 * float(off.abs().max())))
     return Local(node, float(off.square().mean().sqrt()) / scale, first, constant)

@@ -166,7 +166,7 @@ def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[set[Part]]:
 
 @contextmanager
 def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """What really happens while a model computes: its mode, types of layers and logits, rows, positions."""
+    """What really happens while a model computes: its mode, types of layers and logits, rows, positions, masks."""
     training = any(module.training for module in model.modules())
     seen: dict[str, Any] = {"rows": 0, "positions": [], "training": training}
 
@@ -180,9 +180,15 @@ def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
     def rotary(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         seen["positions"] += [x for x in (*inputs[1:], *named.values()) if isinstance(x, Tensor)][:1]
 
+    def masked(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        mask = named.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            seen["attended"] = seen.get("attended", 0) + int(mask.sum())
+
     linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     inner = next((module for path, module in linears if path != "lm_head"), None)
     hooks = [module.register_forward_hook(linear("head")) for path, module in linears if path == "lm_head"]
+    hooks.append(model.register_forward_pre_hook(masked, with_kwargs=True))
     if inner is not None:
         hooks.append(inner.register_forward_hook(linear("dtype")))
     turning = next((module for path, module in model.named_modules() if path.endswith("rotary_emb")), None)

@@ -38,6 +38,7 @@ _PLACES: tuple[tuple[str, str], ...] = (
     (r"(o_proj|down_proj|out_proj|c_proj):out$", "sum over ranks"),
     (r"(gate_proj|up_proj|gate_up_proj|c_fc|c_attn|qkv_proj|in_proj):out$", "projection"),
     (r"(act_fn:out|act:out|down_proj:in)$", "activation"),
+    (r"experts:out$", "experts"),
     (r"(gate|router):out$", "routing"),
     (r"lm_head:out$", "head"),
     (r"^logits$", "softcap"),
@@ -102,6 +103,8 @@ class Inside:
                 return "sliding_window" if local.first > 1 else "attention"
             case "projection" | "sum over ranks":
                 return self._of_product(local, place)
+            case "experts":
+                return self._of_product(local, place) or "activation"
             case "head":
                 return self._of_product(local, place) or ("head_precision" if local.error < _ROUNDED else None)
         return place if place in CAUSES else None
@@ -110,11 +113,12 @@ class Inside:
         """Of a matrix product that comes out otherwise."""
         if local.constant:
             return "bias"
-        if self.ranks and place == "sum over ranks":
+        if self.ranks and place in ("sum over ranks", "experts"):
             return "parallel_reduction"
-        name = local.node.removesuffix(":out") + ".weight"
-        held = [dict(network.modules.named_parameters()).get(name) for network in (self.right, self.own)]
-        return None if any(w is None for w in held) or torch.equal(*held) else "stale_tensor"  # type: ignore[arg-type]
+        path = local.node.removesuffix(":out")
+        both = [dict(network.modules.get_submodule(path).named_parameters()) for network in (self.right, self.own)]
+        stale = any(not torch.equal(tensor, both[1][name]) for name, tensor in both[0].items() if name in both[1])
+        return "stale_tensor" if stale else None
 
 
 def layers(case: Case, refused: Sequence[str]) -> Outcome:
@@ -123,7 +127,7 @@ def layers(case: Case, refused: Sequence[str]) -> Outcome:
         return Skipped("a side shows no modules, or cannot compute in fp32")
     swaps = [one for side in SIDES for one in case.side(side).corrections if isinstance(one, Swap)]
     tokens = case.farthest
-    ranks = any(int(case.side(side).backend.settings().get("tensor_parallel", 1)) > 1 for side in SIDES)
+    ranks = any(int(case.side(side).backend.settings().get("tensor_parallel_size", 1)) > 1 for side in SIDES)
     with case.train.holding(), case.infer.holding():
         right, own = (case.side(side).backend.network(case.side(side).conditions.but(_EXACT)) for side in SIDES)
         inside = Inside(right, own, traced(right, tokens), ranks)

@@ -83,6 +83,7 @@ def semantics(case: Case, refused: Sequence[str]) -> Outcome:
         hit = [row for row in rows if size(apart(row.said, row.asked)) > least]
         enough = sum(len(row.said) for row in hit) >= _FEW
         guess = _best(hit, case.sampling, size(_left(hit, lambda row: row.asked))) if enough else None
+        guess = guess or (_hidden(case, side) if enough else None)
         if guess is not None and guess.cause not in refused:
             return _finding(case, side, guess, off)
         looked.append(f"{side} is {off:.2g} nats off its own logits under what was asked for")
@@ -169,18 +170,22 @@ def _best(rows: Sequence[Row], asked: SamplingParams, off: float) -> Explained |
     best = min(found, key=lambda guess: guess.left, default=None)
     if best is not None and best.left**2 < _EXPLAINS * off**2:
         return best
-    found = [
-        Explained("off_by_one", f"{said}, at some of its tokens", numbers, size(_left(rows, numbers)))
-        for said, guess in _beside(asked)
-        for numbers in (_at_some(guess),)
-    ]
-    best = min(found, key=lambda guess: guess.left)
-    if best.left**2 < _WHOLLY * off**2:
+    best = min((_partly(guess, rows) for guess in found), key=lambda guess: guess.left, default=None)
+    if best is not None and best.left**2 < _WHOLLY * off**2:
         return best
     left = _left(rows, lambda row: row.asked)
     if len(left) >= _MANY and bool((left <= 1e-4).all()) and float(left.median()) < 0:
         return Explained("padded_vocabulary", "with more in the denominator", lambda row: row.said, 0.0)
     return None
+
+
+def _hidden(case: Case, side: Side) -> Explained | None:
+    """What a side says, where its masks were seen to hide tokens that it is given by itself."""
+    scores = case.side(side).scores(case.scored(side))
+    hidden = sum(map(len, scores.tokens)) - scores.effective.get("attended", len(case.drawn.tokens))
+    if hidden <= 0:
+        return None
+    return Explained("attention", f"with {hidden} tokens hidden by its masks", lambda row: row.said, 0.0)
 
 
 def _guesses(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, str, Guess]]:
@@ -228,6 +233,12 @@ def _beside(asked: SamplingParams) -> Iterator[tuple[str, Guess]]:
         yield said, lambda row, step=step: token_scores(row.beside(step), row.token, asked)[0].double()
         said = f"of the token {'after' if step < 0 else 'before'} it"
         yield said, lambda row, step=step: _moved(row, step)
+
+
+def _partly(guess: Explained, rows: Sequence[Row]) -> Explained:
+    """The same for a side that does so at some tokens only."""
+    numbers = _at_some(guess.numbers)
+    return Explained(guess.cause, f"{guess.said}, at some of its tokens", numbers, size(_left(rows, numbers)))
 
 
 def _at_some(guess: Guess) -> Guess:

@@ -83,7 +83,7 @@ def two_ranks(share: float) -> tuple[Change, ...]:
 
     class TwoRanks(TorchBackend):
         def settings(self) -> dict[str, Any]:
-            return {**super().settings(), "tensor_parallel": 2}
+            return {**super().settings(), "tensor_parallel_size": 2}
 
     def forward(linear: nn.Linear) -> _Forward:
         return lambda x: summed(x, linear, range(2), torch.bfloat16)
