@@ -76,8 +76,8 @@ CAUSES: dict[str, Cause] = {
         "give the trainer the sampler's top_k, or sample with top_k = 0; look for one in generation_config.json",
     ),
     "penalty": Cause(
-        "the sampler changes the logits of tokens that were there before",
-        "set repetition, presence and frequency penalties to their neutral values; look into generation_config.json",
+        "the sampler changes the logits of some tokens: of those that were there before, or of the same ones always",
+        "set penalties, logit_bias and bad words to their neutral values; look into generation_config.json",
     ),
     "softmax_precision": Cause(
         "the log-softmax is computed in a low precision",

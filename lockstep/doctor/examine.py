@@ -18,7 +18,8 @@ from lockstep.doctor.base import Backend
 from lockstep.doctor.case import Case, View
 from lockstep.doctor.causes import Named
 from lockstep.doctor.probes.base import Clean, Finding, Probe, Skipped
-from lockstep.doctor.probes.execution import CACHES, COMPANY, DECODING, KERNEL, PRECISION, REPEATS, TYPES
+from lockstep.doctor.probes.company import COMPANY
+from lockstep.doctor.probes.execution import CACHES, DECODING, KERNEL, PRECISION, REPEATS, TYPES
 from lockstep.doctor.probes.layers import LAYERS
 from lockstep.doctor.probes.proof import denied
 from lockstep.doctor.probes.semantics import SEMANTICS

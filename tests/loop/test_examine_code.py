@@ -16,10 +16,11 @@ from transformers.models.llama import modeling_llama
 
 from lockstep import keyed
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.base import Layout
+from lockstep.doctor.base import Conditions, Layout
 from lockstep.doctor.examine import Diagnosis, examine
 from lockstep.doctor.selftest.fault import Change, Setup, built
 from lockstep.doctor.selftest.ground import Ground
+from lockstep.types import Request, SamplingParams
 
 Product = Callable[[nn.Linear, Tensor], Tensor]
 
@@ -29,12 +30,12 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     return Ground(tmp_path_factory.mktemp("ground"))
 
 
-def examined(ground: Ground, change: Change) -> Diagnosis:
+def examined(ground: Ground, change: Change, requests: int = 8, tokens: int = 24) -> Diagnosis:
     """Of plain `transformers`, changed, and the torch backend on the other side."""
     setup = Setup("llama", "torch", "hf") if change.side == "infer" else Setup("llama", "hf", "torch")
     case = built(ground, setup, [change])
-    sampling = replace(case.sampling, max_tokens=24)
-    return examine(case.train, case.infer, case.folder, case.requests[:8], sampling)
+    sampling = replace(case.sampling, max_tokens=tokens)
+    return examine(case.train, case.infer, case.folder, case.requests[:requests], sampling)
 
 
 def in_eight_bits(module: nn.Linear, x: Tensor) -> Tensor:
@@ -133,3 +134,50 @@ def test_masks_that_hide_words_are_seen(ground: Ground) -> None:
     (found,) = diagnosis.causes
     assert (found.cause, found.side) == ("attention", "train")
     assert "tokens hidden by its masks" in found.evidence[0]
+
+
+class Forbids(HFBackend):
+    """Some tokens are never drawn, and one more often than the model says; nothing else knows of it."""
+
+    def drawn(
+        self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+    ) -> tuple[Tensor, Tensor]:
+        usual = model.lm_head.forward
+        model.lm_head.forward = lambda x: self.biased(usual(x))
+        try:
+            return super().drawn(model, requests, sampling, conditions)
+        finally:
+            model.lm_head.forward = usual
+
+    def biased(self, logits_V: Tensor) -> Tensor:
+        bias = torch.zeros(logits_V.shape[-1])
+        bias[10:20], bias[33] = -9.0, 1.5
+        return logits_V + bias
+
+
+def test_tokens_that_are_barred_are_seen(ground: Ground) -> None:
+    diagnosis = examined(ground, Change("infer", Forbids), requests=32, tokens=48)
+    (found,) = diagnosis.causes
+    assert (found.cause, found.side) == ("penalty", "infer")
+    assert "with other logits for some tokens" in found.evidence[0]
+
+
+class SeesPadding(HFBackend):
+    """Decodes with prompts padded on the left, and attends to what they are padded with."""
+
+    def drawn(
+        self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+    ) -> tuple[Tensor, Tensor]:
+        usual = model.generate
+        vars(model)["generate"] = lambda tokens, attention_mask, **named: usual(
+            tokens, attention_mask=torch.ones_like(attention_mask), **named
+        )
+        try:
+            return super().drawn(model, requests, sampling, conditions)
+        finally:
+            del vars(model)["generate"]
+
+
+def test_padding_of_prompts_that_decoding_attends_to_is_seen(ground: Ground) -> None:
+    diagnosis = examined(ground, Change("infer", SeesPadding))
+    assert {(one.cause, one.side) for one in diagnosis.causes} == {("left_padding", "infer")}

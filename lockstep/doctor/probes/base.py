@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lockstep.doctor.base import Side
+from lockstep.doctor.base import Conditions, Side
 from lockstep.doctor.case import Case, Counter
 
 
@@ -51,6 +51,11 @@ class Skipped:
     """The probe could not look; says why."""
 
     why: str
+
+
+def under(side: Side, conditions: Conditions) -> Counter:
+    """One side under some conditions."""
+    return lambda case: case.with_side(side, case.side(side).under(conditions))
 
 
 FOR_WANT_OF_A_BETTER = 0.7

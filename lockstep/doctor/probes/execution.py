@@ -1,4 +1,4 @@
-"""Probes that ask how a backend computes: again, in other company, token by token, in other types, by other kernels."""
+"""Probes that ask how a backend computes: again, token by token, in other types, by other kernels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.base import USUAL, Conditions, DType, Part, Scores, Side
-from lockstep.doctor.case import FINEST, Case, Counter, View, apart, first_drawn, size
-from lockstep.doctor.probes.base import FOR_WANT_OF_A_BETTER, SIDES, Clean, Finding, Outcome, Probe, Skipped
-from lockstep.doctor.probes.proof import against, denied
+from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Part, Side
+from lockstep.doctor.case import FINEST, Case, Counter, apart, first_drawn, size
+from lockstep.doctor.probes.base import FOR_WANT_OF_A_BETTER, SIDES, Clean, Finding, Outcome, Probe, Skipped, under
+from lockstep.doctor.probes.company import padded_beside, padding_moves, view_rows
+from lockstep.doctor.probes.proof import denied
 from lockstep.doctor.probes.tokens import farther
 
 _REPEATS = 12
-_FEW = 8
 _DUST = 2e-5
 _NOTABLE = 0.2
 """Part of the gap that a change has to move to be worth a counter-setting."""
@@ -29,7 +29,6 @@ _PARTS: dict[Part, str] = {
     "norm": "norm_eps",
     "rope": "rope",
 }
-_ALONE = Conditions(layout="alone", batch_size=1)
 
 
 def repeats(case: Case, refused: Sequence[str]) -> Outcome:
@@ -43,7 +42,7 @@ def repeats(case: Case, refused: Sequence[str]) -> Outcome:
         said.append(f"{side} {'the same bits' if noise == 0 else f'{noise:.2g} nats apart'}")
     if case.infer.prefill:
         return Clean("; ".join(said))
-    again = size(_redrawn(case, USUAL, len(case.drawn)))
+    again = size(_redrawn(case, USUAL))
     if again <= max(_DUST, _NOTABLE * case.gap) or not _decodes_alike(case, again):
         return Clean("; ".join((*said, f"decoding {again:.2g} nats apart")))
     return Finding(
@@ -62,12 +61,12 @@ def caches(case: Case, refused: Sequence[str]) -> Outcome:
     if case.infer.conditions.fresh:
         return Clean("its caches were dropped")
     fresh = Conditions(fresh=True)
-    noise = size(_redrawn(case, USUAL, len(case.drawn)))
-    moved = size(_redrawn(case, fresh, len(case.drawn)))
+    noise = size(_redrawn(case, USUAL))
+    moved = size(_redrawn(case, fresh))
     said = f"with caches dropped, it draws with numbers {moved:.2g} nats apart; as it is, {noise:.2g}"
     if moved <= max(_DUST, 2 * case.floor, 2 * noise):
         return Clean(said)
-    return Finding("stale_prefix_cache", "infer", (said,), str(fresh), _under("infer", fresh), 0.0, moved)
+    return Finding("stale_prefix_cache", "infer", (said,), str(fresh), under("infer", fresh), 0.0, moved)
 
 
 def _decodes_alike(case: Case, noise: float) -> bool:
@@ -77,72 +76,12 @@ def _decodes_alike(case: Case, noise: float) -> bool:
     return size(_decoded_off(case)[case.compared]) <= 2 * noise
 
 
-def _redrawn(case: Case, conditions: Conditions, count: int) -> Tensor:
-    """How far decoding of the first so many requests moves if it is done once more, under some conditions."""
-    usual = case.drawn.with_columns({"compared": case.compared}).select(range(count))
-    again = case.infer.drawn(case.requests[:count], case.sampling, conditions)
+def _redrawn(case: Case, conditions: Conditions) -> Tensor:
+    """How far what decoding says of tokens that are drawn alike moves if it is done once more, nats [M]."""
+    usual = case.drawn.with_columns({"compared": case.compared})
+    again = case.infer.drawn(case.requests, case.sampling, conditions)
     moved = apart(usual["sampler_logprob"], again["sampler_logprob"])
     return moved[usual["compared"] & _same_so_far(usual, again.tokens)]
-
-
-def _noisy(case: Case, side: Side, noise: float) -> Finding:
-    view = case.side(side)
-    said = f"two passes over the same tokens differ by {noise:.2g} nats"
-    if view.backend.settings().get("training") and view.can("evaluation"):
-        quiet = Conditions(evaluation=True)
-        return Finding("dropout", side, (said, "its modules are in training mode"), str(quiet), _under(side, quiet))
-
-    def averaged(case: Case) -> Case:
-        prefill = case.side(side).prefill or side == "infer"
-        return case.with_side(side, replace(case.side(side), repeats=_REPEATS, noise=noise, prefill=prefill))
-
-    return Finding("nondeterminism", side, (said,), f"average {_REPEATS} passes", averaged)
-
-
-def _under(side: Side, conditions: Conditions) -> Counter:
-    """One side under some conditions."""
-    return lambda case: case.with_side(side, case.side(side).under(conditions))
-
-
-def company(case: Case, refused: Sequence[str]) -> Outcome:
-    """Whether a sequence gets other numbers alone than beside others."""
-    said = []
-    for side in SIDES:
-        view, batch = case.side(side), case.scored(side)
-        if not view.can("batch_size"):
-            said.append(f"{side} cannot be asked for one sequence at a time")
-            continue
-        usual, alone = view.scores(batch), view.scores(batch, _ALONE)
-        moved = apart(usual.logprob, alone.logprob) * case.compared
-        if (denial := against(view, _ALONE, alone.effective)) is not None:
-            said.append(f"{side} was asked for {denial}")
-            continue
-        said.append(f"{side} moves by {size(moved[case.compared]):.2g} nats")
-        if size(moved[case.compared]) <= max(_DUST, _NOTABLE * case.gap):
-            continue
-        noise = size(apart(view.scores(batch).logprob, usual.logprob)[case.compared])
-        if size(moved[case.compared]) > 2 * noise:
-            found = _in_company(case, side, usual, moved, noise)
-            if found.cause not in refused:
-                return found
-    return _decoded_in_company(case) or Clean("; ".join(said))
-
-
-def _decoded_in_company(case: Case) -> Finding | None:
-    """The same for what the inference side decodes."""
-    if case.infer.prefill or not case.infer.can("batch_size"):
-        return None
-    moved = size(_redrawn(case, Conditions(batch_size=1), min(_FEW, len(case.drawn))))
-    if moved <= max(_DUST, _NOTABLE * case.gap, 2 * case.floor):
-        return None
-    return Finding(
-        "batch_variance",
-        "infer",
-        (f"decoding one sequence at a time moves its numbers by {moved:.2g} nats",),
-        "decode one sequence at a time",
-        _under("infer", Conditions(batch_size=1)),
-        FOR_WANT_OF_A_BETTER,
-    )
 
 
 def _same_so_far(batch: Batch, tokens_N: Tensor) -> Tensor:
@@ -152,63 +91,18 @@ def _same_so_far(batch: Batch, tokens_N: Tensor) -> Tensor:
     return (before == before[batch.starts][batch.row]) & (differs == 0)
 
 
-def _in_company(case: Case, side: Side, usual: Scores, moved_N: Tensor, noise: float) -> Finding:
-    """Which way company changes the numbers: by what neighbours say, by where they put a sequence, or by rounding.
-
-    Args:
-        usual: What the side says in company.
-        moved_N: How far the numbers are from those of a sequence alone, nats.
-        noise: Size of the difference of two such passes, nats.
-    """
-    view, rows, layout = case.side(side), view_rows(case, side), usual.effective.get("layout", "padded")
-    lengths = case.drawn.lengths
-    longest = torch.stack([chunk.max() for chunk in lengths.split(rows)]).repeat_interleave(rows)[: len(lengths)]
-    padded = longest > lengths
-    off_B = case.drawn.per_sample(moved_N.abs()) / case.drawn.per_sample(case.compared.double()).clamp(min=1)
-    seen = _neighbours_seen(case, view, rows)
-    said = [f"alone, its numbers move by {size(moved_N[case.compared]):.2g} nats"]
-    if layout == "packed" and seen > max(_DUST, 2 * noise):
-        cause, why = "packed_leak", f"other words in the sequence before it move them by {seen:.2g} nats"
-    elif layout == "packed" and _misplaced(usual, case.drawn):
-        cause, why = "packed_positions", "its layers are given positions that do not count from 0 in each sequence"
-    elif layout == "packed" and all(bool(right.any()) for right in (off_B < 0.02 * off_B.max()).split(rows)):
-        cause, why = "packed_positions", "in each pack some sequences are right, and others are far off"
-    elif usual.effective.get("attended", 0) > len(case.drawn.tokens):
-        cause, why = "left_padding", "its masks show more tokens than there are"
-    elif layout == "padded" and _padding_moves(off_B, padded):
-        cause, why = "left_padding", "sequences that need no padding are right, those that are padded are not"
-    else:
-        cause, why = "batch_variance", "sequences move wherever they stand, whatever stands beside them"
-    least = FOR_WANT_OF_A_BETTER if cause == "batch_variance" else 0.1
-    return Finding(cause, side, (*said, why), "one sequence at a time", _under(side, _ALONE), least)
-
-
-def _padding_moves(off_B: Tensor, padded_B: Tensor) -> bool:
-    """Whether those with padding, nearly all of them, are off, and those without are not."""
-    with_it, without = off_B[padded_B], off_B[~padded_B]
-    most = float((with_it > 1e-3 * off_B.max()).double().mean()) > 0.8
-    return most and float(without.mean()) < 0.1 * float(with_it.mean())
-
-
-def _misplaced(usual: Scores, batch: Batch) -> bool:
-    """Whether it was seen that layers are given other positions than those within each packed sequence."""
-    given = [positions.flatten() for positions in usual.effective.get("positions", ())]
-    return sum(map(len, given)) == len(batch.tokens) and not torch.equal(torch.cat(given), batch.position)
-
-
-def view_rows(case: Case, side: Side) -> int:
-    """Sequences that a side usually puts side by side."""
+def _noisy(case: Case, side: Side, noise: float) -> Finding:
     view = case.side(side)
-    return view.conditions.batch_size or int(view.backend.settings().get("batch_size", 1))
+    said = f"two passes over the same tokens differ by {noise:.2g} nats"
+    if view.backend.settings().get("training") and view.can("evaluation"):
+        quiet = Conditions(evaluation=True)
+        return Finding("dropout", side, (said, "its modules are in training mode"), str(quiet), under(side, quiet))
 
+    def averaged(case: Case) -> Case:
+        prefill = case.side(side).prefill or side == "infer"
+        return case.with_side(side, replace(case.side(side), repeats=_REPEATS, noise=noise, prefill=prefill))
 
-def _neighbours_seen(case: Case, view: View, rows: int) -> float:
-    """How far numbers move when the first sequence of each pass says something else, nats."""
-    batch = replace(case.drawn, sampling=None)
-    first_N = batch.row % rows == 0
-    changed = replace(batch, tokens=torch.where(first_N, torch.roll(batch.tokens, 7), batch.tokens))
-    moved = apart(view.scores(changed).logprob, view.scores(batch).logprob)
-    return size(moved[case.compared & ~first_N])
+    return Finding("nondeterminism", side, (said,), f"average {_REPEATS} passes", averaged)
 
 
 def decoding(case: Case, refused: Sequence[str]) -> Outcome:
@@ -226,9 +120,10 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
     if share > 0.9 and "first_token" not in refused:
         counter: Counter = lambda case: case.without(first)  # noqa: E731
         return Finding("first_token", "infer", (said, f"{share:.0%} of it on first tokens"), "leave them out", counter)
-    tried: tuple[tuple[str, str, Conditions], ...] = (
+    tried: tuple[tuple[Capability, str, Conditions], ...] = (
         ("unchunked", "chunked_state", Conditions(unchunked=True)),
         ("parts", "kv_precision", Conditions(parts=frozenset(("cache",)))),
+        ("batch_size", _of_company(case, off), Conditions(batch_size=1)),
     )
     others = []
     for capability, cause, conditions in tried:
@@ -250,8 +145,16 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
     )
 
 
+def _of_company(case: Case, off_N: Tensor) -> str:
+    """What it is called if it is decoding beside others that makes such a difference."""
+    prompts = torch.tensor([len(request.tokens) for request in case.requests])
+    off_B = case.drawn.per_sample(off_N.nan_to_num(1.0).abs())
+    moves = padding_moves(off_B, padded_beside(prompts, view_rows(case, "infer")))
+    return "left_padding" if moves else "batch_variance"
+
+
 def _decoding(cause: str, conditions: Conditions, said: tuple[str, ...]) -> Finding:
-    return Finding(cause, "infer", said, str(conditions), _under("infer", conditions))
+    return Finding(cause, "infer", said, str(conditions), under("infer", conditions))
 
 
 def _decoded_off(case: Case) -> Tensor:
@@ -271,14 +174,14 @@ def types(case: Case, refused: Sequence[str]) -> Outcome:
         return Clean(f"both sides compute in {declared['train']}, and their logits in {heads['train']}")
     side, conditions = low[0], Conditions(parts=frozenset(("head",)))
     said = f"logits are {heads['train']} in train, {heads['infer']} in infer"
-    return Finding("head_precision", side, (said,), f"the head of {side} in fp32", _under(side, conditions))
+    return Finding("head_precision", side, (said,), f"the head of {side} in fp32", under(side, conditions))
 
 
 def _two_types(case: Case, declared: dict[Side, DType]) -> Finding:
     coarse: Side = max(SIDES, key=lambda side: FINEST.index(declared[side]))
     finer = Conditions(dtype=min(declared.values(), key=FINEST.index))
     said = f"train computes in {declared['train']}, infer in {declared['infer']}"
-    counter = _under(coarse, finer) if case.side(coarse).can("dtype") else None
+    counter = under(coarse, finer) if case.side(coarse).can("dtype") else None
     return Finding("dtype", coarse, (said,), f"{coarse} in {finer.dtype}", counter)
 
 
@@ -320,20 +223,19 @@ def kernel(case: Case, refused: Sequence[str]) -> Outcome:
     if not choosing:
         return Skipped("both sides have one attention kernel")
     for side in choosing:
-        changed = _under(side, conditions)(case)
+        changed = under(side, conditions)(case)
         if (denial := denied(case, changed)) is not None:
             said.append(denial)
             continue
         said.append(f"the gap is {case.gap:.2g} nats as it is, and {changed.gap:.2g} with the eager kernel in {side}")
         if changed.gap**2 <= _NEARLY_ALL_GONE * case.gap**2:
-            return Finding("kernel", side, (said[-1],), "the eager kernel", _under(side, conditions))
+            return Finding("kernel", side, (said[-1],), "the eager kernel", under(side, conditions))
     return Clean("; ".join(said))
 
 
 TYPES = Probe("types", types, facts=True)
 CACHES = Probe("caches", caches)
 REPEATS = Probe("repeats", repeats, facts=True)
-COMPANY = Probe("batch and padding", company)
 DECODING = Probe("decoding against prefill", decoding)
 PRECISION = Probe("precision", precision, small=False)
 KERNEL = Probe("kernel", kernel, small=False)

@@ -32,12 +32,12 @@ _ROUNDED = 0.01
 
 _PLACES: tuple[tuple[str, str], ...] = (
     (r"rotary_emb:out$", "rope"),
-    (r"embed_tokens:out$", "embedding"),
-    (r"\.0\.input_layernorm:in$", "embedding"),
-    (r"norm:out$", "norm_eps"),
+    (r"(embed\w*|wte|wpe|\w+_embeddings?):out$", "embedding"),
+    (r"\.0\.(\w*norm|ln_1):in$", "embedding"),
+    (r"(norm|ln_\w+):out$", "norm_eps"),
     (r"(o_proj|attn\.dense|attention\.dense|attn\.c_proj|attn\.out_proj):in$", "attention"),
     (r"(o_proj|down_proj|out_proj|c_proj|attn\.dense|attention\.dense|4h_to_h|fc2):out$", "sum over ranks"),
-    (r"(act_fn:out|act:out|(down_proj|4h_to_h|fc2|mlp\.c_proj):in)$", "activation"),
+    (r"((act|act_fn|activation_fn):out|(down_proj|4h_to_h|fc2|mlp\.c_proj):in)$", "activation"),
     (r"experts:out$", "experts"),
     (r"(gate|router)(\.layer)?:out$", "routing"),
     (r"lm_head:out$", "head"),

@@ -13,6 +13,7 @@ from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.base import Conditions, Side
 from lockstep.doctor.case import Case, View, apart, own_logits, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe
+from lockstep.doctor.probes.logit_bias import fitted_bias
 from lockstep.models.heads import PLAIN
 from lockstep.types import SamplingParams
 
@@ -176,7 +177,25 @@ def _best(rows: Sequence[Row], asked: SamplingParams, off: float) -> Explained |
     left = _left(rows, lambda row: row.asked)
     if len(left) >= _MANY and bool((left <= 1e-4).all()) and float(left.median()) < 0:
         return Explained("padded_vocabulary", "with more in the denominator", lambda row: row.said, 0.0)
-    return None
+    biased = _biased(rows, asked)
+    return biased if biased is not None and biased.left**2 < _EXPLAINS * off**2 else None
+
+
+def _biased(rows: Sequence[Row], asked: SamplingParams) -> Explained | None:
+    """Other logits for some tokens, wherever they stand: fitted to three rows of four, and checked on the others."""
+    fitted, checked = [row for place, row in enumerate(rows) if place % 4], rows[::4]
+    if not (fitted and asked.full_support):
+        return None
+    heat = 1.0 if asked.greedy else asked.temperature
+    logits_MV, token_M = (torch.cat(x) for x in zip(*((row.logits, row.token) for row in fitted), strict=True))
+    said_M = torch.cat([row.said for row in fitted])
+    sure = torch.isfinite(said_M)
+    bias_V = fitted_bias(logits_MV[sure] / heat, token_M[sure], said_M[sure]) * heat
+    numbers: Guess = lambda row: token_scores(row.logits + bias_V, row.token, asked)[0].double()  # noqa: E731
+    most = bias_V.abs().topk(min(4, len(bias_V)))
+    shown = ", ".join(f"{bias_V[token]:+.2g} for {token}" for token in most.indices.tolist())
+    said = f"with other logits for some tokens ({shown} and so on)"
+    return Explained("penalty", said, numbers, size(_left(checked, numbers)))
 
 
 def _hidden(case: Case, side: Side) -> Explained | None:
