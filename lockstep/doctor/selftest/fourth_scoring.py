@@ -1,4 +1,4 @@
-"""Held-out faults of what is drawn and what is scored: temperatures, supports, text, sums, caps."""
+"""Fourth faults of what is drawn and what is scored: temperatures, supports, text, sums, caps."""
 
 from __future__ import annotations
 

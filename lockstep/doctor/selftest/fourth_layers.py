@@ -1,4 +1,4 @@
-"""Held-out faults of a model's parts: rotary scales, kernels, biases, limits, routers, experts over ranks."""
+"""Fourth faults of a model's parts: rotary scales, kernels, biases, limits, routers, experts over ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Conditions
-from lockstep.doctor.selftest.heldout_ground import VOCABULARY
+from lockstep.doctor.selftest.fourth_ground import VOCABULARY
 
 _RANKS = 4
 _TYPES = ((2.0**-3, torch.float8_e5m2), (2.0**-4, torch.float8_e4m3fn), (0.0, torch.bfloat16))

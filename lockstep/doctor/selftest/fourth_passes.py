@@ -1,4 +1,4 @@
-"""Held-out faults of how a pass is made: states that are kept, windows, convolutions in packed rows, masks."""
+"""Fourth faults of how a pass is made: states that are kept, windows, convolutions in packed rows, masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models of the held-out faults: architectures that no other fault uses."""
+"""The models of the fourth faults: architectures that none of the first three lists uses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CONVOLUTIONS = {
     "layer_types": ["conv", "full_attention"] * 2,
     "block_auto_adjust_ff_dim": False,
 }
-HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
+FOURTH_MODELS: dict[str, dict[str, Any]] = {
     "apertus": {"model_type": "apertus", "rope_parameters": _YARN},
     "bamba": {"model_type": "bamba", "attn_layer_indices": [1, 3], **_STATES},
     "codegen": {"model_type": "codegen", "rotary_dim": 8, **_OLD_SHAPE},
@@ -83,9 +83,9 @@ _OUT = ("o_proj.weight", "out_proj.weight", "dense.weight", "down_proj", "down_p
 _OUT_OLD = ("c_proj.weight", "4h_to_h.weight", "w2.weight")
 
 
-def write_held_out(name: str, seed: int, folder: Path) -> None:
+def write_fourth(name: str, seed: int, folder: Path) -> None:
     """Writes one of them, with weights of a seed and a tokenizer of single letters."""
-    fields = HELD_OUT_MODELS[name]
+    fields = FOURTH_MODELS[name]
     shape = {own: size for own, size in _SHAPE.items() if "n_embd" not in fields or own not in _RENAMED}
     with torch.random.fork_rng():
         torch.manual_seed(keyed.key("fourth", name, seed) & (2**31 - 1))
