@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
@@ -45,18 +46,13 @@ def _altered(side: Side, alter: Callable[[float], Alteration]) -> Changes:
     return lambda magnitude: (Change(side, alter=alter(magnitude)),)
 
 
-def _warm(magnitude: float) -> Setup:
-    return Setup("ministral 3", "torch", "hf", sampling=SamplingParams(max_tokens=64, temperature=1 + magnitude))
-
-
-def _warm_nucleus(magnitude: float) -> Setup:
-    sampling = SamplingParams(max_tokens=64, temperature=1 + magnitude, top_p=0.9)
-    return Setup("jais", "hf", "torch", sampling=sampling)
-
-
-def _likeliest(magnitude: float) -> Setup:
-    sampling = SamplingParams(max_tokens=64, temperature=0.9, top_k=round(1 / magnitude))
-    return Setup("hyperclova", "torch", "torch", sampling=sampling)
+def _drawn(model: str, train: Kind, infer: Kind, **fields: Callable[[float], Any]) -> Surroundings:
+    return lambda magnitude: Setup(
+        model,
+        train,
+        infer,
+        sampling=SamplingParams(max_tokens=64, **{name: value(magnitude) for name, value in fields.items()}),
+    )
 
 
 def _bytes(share: float) -> Setup:
@@ -69,20 +65,23 @@ def _bases(ratio: float) -> Setup:
 
 DRAWING = (
     Fault(401, "log-probabilities divided", ("temperature",), "infer", "temperature − 1",
-          (0.4, 0.03), _mixed("infer", lambda _: scoring.DividesLogprobs), _warm),
-    Fault(402, "nucleus before the temperature", ("top_p",), "train", "temperature − 1",
-          (0.8, 0.1), _mixed("train", lambda _: scoring.NucleusFirst), _warm_nucleus),
+          (0.4, 0.03), _mixed("infer", lambda _: scoring.DividesLogprobs),
+          _drawn("ministral 3", "torch", "hf", temperature=lambda m: 1 + m)),
+    Fault(402, "nucleus before the temperature", ("top_p", "temperature"), "train", "temperature − 1",
+          (0.8, 0.1), _mixed("train", lambda _: scoring.NucleusFirst),
+          _drawn("jais", "hf", "torch", temperature=lambda m: 1 + m, top_p=lambda _: 0.9)),
     Fault(403, "likeliest of each rank", ("top_k",), "train", "1 / k",
-          (1 / 8, 1 / 90), _mixed("train", lambda _: scoring.LikeliestOfEachRank), _likeliest),
+          (1 / 8, 1 / 90), _mixed("train", lambda _: scoring.LikeliestOfEachRank),
+          _drawn("hyperclova", "hf", "torch", temperature=lambda _: 0.9, top_k=lambda m: round(1 / m))),
     Fault(404, "aborted and resumed", ("off_by_one",), "infer", "share behind the seam",
           (0.75, 0.05), _mixed("infer", scoring.resumed), _around("glm, first", "hf", "torch", COOL)),
     Fault(405, "bytes that are no text", ("retokenised",), "train", "share of the vocabulary",
           (0.1, 0.0025), _mixed("train", lambda _: scoring.ThroughUTF8), _bytes),
     Fault(406, "prompt favoured", ("penalty",), "infer", "penalty − 1",
-          (0.5, 0.05), _mixed("infer", lambda m: scoring.prompt_favoured(1 + m)), _around("bigcode", "torch", "hf")),
+          (0.5, 0.05), _mixed("infer", lambda m: scoring.prompt_favoured(1 + m)), _around("biogpt", "torch", "hf")),
     Fault(407, "lanes behind the vocabulary", ("padded_vocabulary",), "train", "tokens in a block",
           (4096, 1024), _mixed("train", lambda m: scoring.unmasked_lanes(round(m))),
-          _around("granite moe, shared", "torch", "hf", WARM)),
+          _around("granite moe, shared", "hf", "torch", WARM)),
 )  # fmt: skip
 
 PARTS = (
@@ -104,7 +103,7 @@ WEIGHTS = (
     Fault(411, "merged weights of before", ("stale_tensor",), "infer", "relative step",
           (0.2, 0.01), _altered("infer", lambda _: layers.gate_and_up_cached), _around("stablelm", "hf", "hf"), refit),
     Fault(412, "experts by an older map", ("permuted_tensor",), "infer", "layers",
-          (4, 1), lambda m: layers.experts_moved(3, round(m)), _around("flex olmo", "hf", "torch")),
+          (4, 1), lambda m: layers.experts_moved(3, round(m)), _around("flex olmo", "torch", "torch")),
     Fault(413, "head and embedding drift apart", ("tied_head",), "train", "relative step",
           (0.3, 0.02), _altered("train", lambda _: layers.untied), _around("hunyuan 3", "hf", "torch", NUCLEUS),
           layers.step_and_send_tied),
@@ -123,7 +122,7 @@ PASSES = (
     Fault(417, "pads between turns", ("left_padding",), "train", "tokens in a block",
           (48, 2), _mixed("train", lambda m: passes.pads_between_turns(round(m))), _around("mellum", "hf", "torch")),
     Fault(420, "positions of unpadded boundaries", ("packed_positions",), "train", "tokens in a block",
-          (16, 2), _mixed("train", lambda m: passes.unpadded_boundaries(round(m))),
+          (32, 8), _mixed("train", lambda m: passes.unpadded_boundaries(round(m))),
           _around("deepseek 2", "hf", "torch", LIKELY)),
 )  # fmt: skip
 

@@ -48,7 +48,7 @@ def _two_bases(ratio: float) -> dict[str, Any]:
 
 HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
     "afmoe": {"model_type": "afmoe", "num_dense_layers": 2, **_EXPERTS},
-    "bigcode": {"model_type": "gpt_bigcode", "n_embd": 72, "n_layer": 4, "n_head": 4, "n_positions": 256},
+    "biogpt": {"model_type": "biogpt"},
     "bitnet, few bytes": {"model_type": "bitnet"},
     "bitnet, many bytes": {"model_type": "bitnet"},
     "cwm": {"model_type": "cwm", "layer_types": _IN_TURN},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,9 +38,6 @@ def blind_chunks(size: int) -> type[TorchBackend]:
     class BlindChunks(TorchBackend):
         capabilities = TorchBackend.capabilities | frozenset[Capability](("unchunked",))
 
-        def settings(self) -> Mapping[str, Any]:
-            return {**super().settings(), "prefill_chunk": size}
-
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
             made = TorchSampler if conditions.unchunked else Sampler
             return made(model, conditions.batch_size or 1, conditions.dtype == "bf16")
@@ -75,12 +71,12 @@ class PinnedPrompts(TorchBackend):
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
-        self._pins: dict[int, _Pins] = {}
+        self._pins: dict[tuple[int, str | None], _Pins] = {}
 
     def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
         if conditions.fresh:
             self._pins.clear()
-        pins = self._pins.setdefault(id(model), {})
+        pins = self._pins.setdefault((id(model), conditions.dtype), {})
 
         class Sampler(TorchSampler):
             def _cache(self, prompts: Batch, capacity: int) -> Cached:

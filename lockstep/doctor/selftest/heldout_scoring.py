@@ -12,15 +12,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from transformers import EncoderRepetitionPenaltyLogitsProcessor, PreTrainedModel, TopPLogitsWarper
+from transformers import EncoderRepetitionPenaltyLogitsProcessor, PreTrainedModel
 
-from lockstep import align
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend, Sequences
+from lockstep.doctor.backends.hf import HFBackend, Sequences, shaped
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.selftest.third_scoring import processed
-from lockstep.models.heads import PLAIN, inputs
 from lockstep.types import Request, SamplingParams
 
 _RANKS = 4
@@ -34,52 +32,43 @@ class DividesLogprobs(HFBackend):
         return raw_M if sampling.greedy else raw_M / sampling.temperature
 
 
-class NucleusFirst(HFBackend):
-    """The trainer finds the nucleus before it divides by the temperature, the sampler after that."""
+class _OwnDenominator(HFBackend):
+    """A trainer with a loss of its own."""
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
-        if sampling.greedy or sampling.top_k or sampling.top_p >= 1:
-            return super().logprob(logits_MV, token_M, sampling, conditions)
-        nothing: Any = None
-        plain_MV: Any = logits_MV.float()
-        kept_MV = TopPLogitsWarper(sampling.top_p)(nothing, plain_MV).isfinite().scatter(-1, token_M[:, None], True)
-        scaled_MV = (plain_MV / sampling.temperature).masked_fill(~kept_MV, float("-inf"))
-        return scaled_MV.log_softmax(-1).gather(-1, token_M[:, None])[:, 0]
+        plain_MV, own_M1 = logits_MV.float(), token_M[:, None]
+        scaled_MV = shaped(plain_MV, replace(sampling, top_k=0, top_p=1.0))
+        kept_MW = self.kept(plain_MV, scaled_MV, own_M1, sampling)
+        return (scaled_MV.gather(-1, own_M1) - kept_MW.logsumexp(-1, keepdim=True))[:, 0]
+
+    def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
+        """Logits that the denominator is made of, from those before and after the temperature, [M, W]."""
+        raise NotImplementedError
 
 
-class _OwnScores(TorchBackend):
-    """A trainer with a loss of its own, made of logits that are divided already."""
+class NucleusFirst(_OwnDenominator):
+    """The trainer finds the nucleus before it divides by the temperature, the sampler after that."""
 
-    def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        own, sampling = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1), batch.sampling or PLAIN
-        logits_MV = model(**inputs(batch), logits_to_keep=align.state_before(own)).logits[0].float()
-        scaled_MV = logits_MV if sampling.greedy else logits_MV / sampling.temperature
-        own_M = scaled_MV.gather(-1, batch.tokens[own][:, None])[:, 0]
-        logprob_M = own_M - self.total(scaled_MV, own_M, sampling)
-        return logprob_M.new_zeros(batch.tokens.numel()).index_copy(0, own, logprob_M)
-
-    def total(self, scaled_MV: Tensor, own_M: Tensor, sampling: SamplingParams) -> Tensor:
-        """Logarithm of the denominator, [M]."""
-        return scaled_MV.logsumexp(-1)
+    def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
+        inside_MV = shaped(plain_MV, replace(sampling, temperature=1.0)).isfinite().scatter(-1, own_M1, True)
+        return scaled_MV.masked_fill(~inside_MV, float("-inf"))
 
 
-class LikeliestOfEachRank(_OwnScores):
+class LikeliestOfEachRank(_OwnDenominator):
     """The vocabulary lies on ranks, and each keeps as many of its own tokens as all should keep together."""
 
-    def total(self, scaled_MV: Tensor, own_M: Tensor, sampling: SamplingParams) -> Tensor:
-        if not sampling.top_k:
-            return super().total(scaled_MV, own_M, sampling)
-        shards = scaled_MV.tensor_split(_RANKS, -1)
-        kept = [shard.topk(min(sampling.top_k, shard.shape[-1])).values for shard in shards]
-        return torch.cat(kept, -1).logsumexp(-1)
+    def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
+        own = replace(sampling, temperature=1.0, top_p=1.0)
+        together_MV = torch.cat([shaped(shard, own) for shard in scaled_MV.tensor_split(_RANKS, -1)], -1)
+        return shaped(together_MV, replace(sampling, temperature=1.0, top_k=0))
 
 
-def unmasked_lanes(block: int) -> type[TorchBackend]:
+def unmasked_lanes(block: int) -> type[HFBackend]:
     """The fused loss reads the vocabulary in blocks, and what lies behind its end reads as 0 and counts."""
 
-    class UnmaskedLanes(_OwnScores):
-        def total(self, scaled_MV: Tensor, own_M: Tensor, sampling: SamplingParams) -> Tensor:
-            return F.pad(scaled_MV, (0, -scaled_MV.shape[-1] % block)).logsumexp(-1)
+    class UnmaskedLanes(_OwnDenominator):
+        def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
+            return F.pad(shaped(plain_MV, sampling), (0, -plain_MV.shape[-1] % block))
 
     return UnmaskedLanes
 
