@@ -54,6 +54,8 @@ _CONTRIBUTES, _CONFIRMED = 0.2, 0.7
 """Share of the gap that a counter-setting takes away: for its cause to be named in the end, and to be sure."""
 _EXACT = 5e-4
 """What a fitted counter-setting may leave, of the gap at the beginning."""
+_ROUGH = 0.3
+"""The same for a rough one; its square is a tenth."""
 _MOST_CAUSES = 5
 
 
@@ -106,7 +108,7 @@ class Diagnosis:
     @property
     def explained(self) -> bool:
         """Whether the causes leave no more than rounding makes, or than a tenth of the squares."""
-        return bool(self.causes) and self.left <= max(AT_FLOOR * self.floor_left, 0.3 * self.gap)
+        return bool(self.causes) and self.left <= max(AT_FLOOR * self.floor_left, _ROUGH * self.gap)
 
 
 def examine(
@@ -178,7 +180,8 @@ class _Search:
     def _asked(self, probe: Probe) -> bool:
         """Whether the probe found something, so that it may find more."""
         start, gap = time.monotonic(), self._now.gap
-        nothing = max(AT_FLOOR * self._now.floor, _EXACT * self._first.gap)
+        rough = not probe.small and any(suspect.rough for suspect in self._suspects)
+        nothing = max(AT_FLOOR * self._now.floor, (_ROUGH if rough else _EXACT) * self._first.gap)
         if gap <= nothing and not probe.facts:
             self._note(probe, "skipped", "nothing is left to explain", start)
             return False

@@ -124,6 +124,22 @@ def patched(reference: Trace, network: Network, tokens_T: Tensor, chosen: Callab
 
 
 @contextmanager
+def unturned(modules: nn.Module) -> Iterator[None]:
+    """Rotary embeddings give cosines of 1 and sines of 0, so that no position is turned."""
+
+    def still(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, tuple) and len(output) == 2:
+            return torch.ones_like(output[0]), torch.zeros_like(output[1])
+        return None
+
+    with ExitStack() as hooks:
+        for path, module in modules.named_modules():
+            if path.endswith("rotary_emb"):
+                hooks.callback(module.register_forward_hook(still).remove)
+        yield
+
+
+@contextmanager
 def _hooked(modules: nn.Module, given: Hook, gave: Hook) -> Iterator[None]:
     """Calls `given` before and `gave` after each module that has none inside, or weights of its own."""
     with ExitStack() as hooks:

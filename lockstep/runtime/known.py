@@ -82,8 +82,9 @@ def known_rows(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[Know
     judgements = files.judgements if section.judgements is None else files_of(section.judgements)
     comparisons = files.comparisons if section.comparisons is None else files_of(section.comparisons)
     scores = [] if judgements is None else read_scores(_opened(judgements), scale)
-    unused = comparisons is None or recipe.meta_judge is None
-    return scores, [] if unused else read_winners(_opened(comparisons))
+    if comparisons is None or recipe.meta_judge is None:
+        return scores, []
+    return scores, read_winners(_opened(comparisons))
 
 
 def _opened(files: Files) -> Rows:

@@ -23,6 +23,7 @@ class Finding:
             cause that is named for want of a better one.
         moved: Nats by which the counter-setting moves the numbers, if it can be tried only once, as a cache that was
             dropped is stale no more; None: it can be tried again.
+        rough: The counter-setting leaves something where it is right.
         covers: The counter-setting takes away whatever else is wrong there, too, so that it only tells of what is left
             behind other findings.
     """
@@ -34,6 +35,7 @@ class Finding:
     counter: Counter | None = None
     least: float = 0.1
     moved: float | None = None
+    rough: bool = False
     covers: bool = False
 
 
@@ -66,8 +68,10 @@ class Probe:
         name: For people.
         examine: Looks at a case, given the causes that were refused before.
         facts: Whether it looks at facts, which count even where they make no more than rounding does.
+        small: Whether it is asked about what a rough counter-setting has left, too.
     """
 
     name: str
     examine: Callable[[Case, Sequence[str]], Outcome]
     facts: bool = False
+    small: bool = True

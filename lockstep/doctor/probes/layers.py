@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,11 +13,12 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.base import Conditions, Network, Side
-from lockstep.doctor.case import Case, View
+from lockstep.doctor.case import Case, Counter, View
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
+from lockstep.doctor.probes.products import ROUNDED, misused
 from lockstep.doctor.probes.tokens import farther
-from lockstep.doctor.tracing import Local, Node, Trace, compared, patched, traced
+from lockstep.doctor.tracing import Local, Node, Trace, compared, patched, traced, unturned
 from lockstep.models.heads import PLAIN
 
 _EXACT = Conditions(dtype="fp32", layout="alone")
@@ -33,16 +35,18 @@ _PLACES: tuple[tuple[str, str], ...] = (
     (r"embed_tokens:out$", "embedding"),
     (r"\.0\.input_layernorm:in$", "embedding"),
     (r"norm:out$", "norm_eps"),
-    (r"[qkv]_proj:out$", "projection"),
-    (r"(o_proj|attn\.dense|attn\.c_proj):in$", "attention"),
-    (r"(o_proj|down_proj|out_proj|c_proj):out$", "sum over ranks"),
-    (r"(gate_proj|up_proj|gate_up_proj|c_fc|c_attn|qkv_proj|in_proj):out$", "projection"),
-    (r"(act_fn:out|act:out|down_proj:in)$", "activation"),
+    (r"(o_proj|attn\.dense|attention\.dense|attn\.c_proj|attn\.out_proj):in$", "attention"),
+    (r"(o_proj|down_proj|out_proj|c_proj|attn\.dense|attention\.dense|4h_to_h|fc2):out$", "sum over ranks"),
+    (r"(act_fn:out|act:out|(down_proj|4h_to_h|fc2|mlp\.c_proj):in)$", "activation"),
     (r"experts:out$", "experts"),
-    (r"(gate|router):out$", "routing"),
+    (r"(gate|router)(\.layer)?:out$", "routing"),
     (r"lm_head:out$", "head"),
+    (r"(proj\w*|fc\w*|attn|query_key_value|dense\w*):out$", "projection"),
     (r"^logits$", "softcap"),
 )
+
+_ROUNDED_IN = {"head": "head_precision", "sum over ranks": "parallel_reduction"}
+"""What it is called if products of such a place alone have sixteen bits."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,14 @@ class Inside:
         right: Whose inputs the other one is given.
         own: The other one.
         trace: What the first one's modules were given and gave.
+        tokens: Of the sequence [T].
         ranks: Whether a side's layers lie on several ranks.
     """
 
     right: Network
     own: Network
     trace: Trace
+    tokens: Tensor
     ranks: bool
 
     def cause(self, local: Local) -> str | None:
@@ -99,6 +105,8 @@ class Inside:
         if local.error == float("inf"):  # as many numbers as the other side has tokens in its vocabulary
             return "padded_vocabulary"
         match place:
+            case "attention" if local.node in self._turned_otherwise:
+                return "rope"
             case "attention":
                 return "sliding_window" if local.first > 1 else "attention"
             case "projection" | "sum over ranks":
@@ -115,10 +123,19 @@ class Inside:
             return "bias"
         if self.ranks and place in ("sum over ranks", "experts"):
             return "parallel_reduction"
-        path = local.node.removesuffix(":out")
-        both = [dict(network.modules.get_submodule(path).named_parameters()) for network in (self.right, self.own)]
-        stale = any(not torch.equal(tensor, both[1][name]) for name, tensor in both[0].items() if name in both[1])
-        return "stale_tensor" if stale else None
+        right, own = (one.modules.get_submodule(local.node.removesuffix(":out")) for one in (self.right, self.own))
+        held = dict(own.named_parameters())
+        if any(not torch.equal(tensor, held[name]) for name, tensor in right.named_parameters() if name in held):
+            return "stale_tensor"
+        used = misused(right, own)
+        return used if used != ROUNDED else _ROUNDED_IN.get(place, "dtype")
+
+    @cached_property
+    def _turned_otherwise(self) -> set[Node]:
+        """Nodes that differ, but not where rotary embeddings turn nothing."""
+        with unturned(self.right.modules), unturned(self.own.modules):
+            found = compared(traced(self.right, self.tokens), self.own, self.tokens)
+        return {local.node for local in found if local.error <= _LOOSE}
 
 
 def layers(case: Case, refused: Sequence[str]) -> Outcome:
@@ -130,10 +147,12 @@ def layers(case: Case, refused: Sequence[str]) -> Outcome:
     ranks = any(int(case.side(side).backend.settings().get("tensor_parallel_size", 1)) > 1 for side in SIDES)
     with case.train.holding(), case.infer.holding():
         right, own = (case.side(side).backend.network(case.side(side).conditions.but(_EXACT)) for side in SIDES)
-        inside = Inside(right, own, traced(right, tokens), ranks)
+        inside = Inside(right, own, traced(right, tokens), tokens, ranks)
         found = [local for local in compared(inside.trace, own, tokens) if local.error > _LOOSE]
         found = [local for local in found if not any(kind(local.node) in swap.kinds for swap in swaps)]
         causes = {local.node: cause for local in found if (cause := inside.cause(local)) not in (None, *refused)}
+    if "dtype" in causes.values():
+        causes = {node: "dtype" if cause == "parallel_reduction" else cause for node, cause in causes.items()}
     named = [local for local in found if local.node in causes]
     if not named:
         unknown = f"; {found[0].node} does, and no cause is known for that" if found else ""
@@ -163,9 +182,11 @@ def _finding(case: Case, worst: Local, cause: str, alike: Sequence[Local]) -> Fi
     swapped = counter(case)
     if swapped.gap < 0.9 * case.gap:
         # What was tried on this case need not be computed again for it.
-        return Finding(cause, side, tuple(said), setting, lambda other: swapped if other is case else counter(other))
+        kept: Counter = lambda other: swapped if other is case else counter(other)  # noqa: E731
+        return Finding(cause, side, tuple(said), setting, kept, rough=True)
     # What a node does may depend on what is computed beside it; a swap is of sequences by themselves.
-    return Finding(cause, side, tuple(said), f"{setting}, each sequence by itself and by prefill", plainly, _MOST)
+    setting += ", each sequence by itself and by prefill"
+    return Finding(cause, side, tuple(said), setting, plainly, _MOST, rough=True)
 
 
 def kind(node: Node) -> str:

@@ -25,6 +25,9 @@ _FIELDS = (
 )
 """Part of a field's name → the cause that another value is."""
 
+_ALIKE = 1e-6
+"""Of the largest number: the same number, computed otherwise."""
+
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -167,7 +170,13 @@ def _kind(name: str, tensor: Tensor, right: Tensor, all_right: Right) -> tuple[s
         ]
         if swapped:
             return "swapped_tensors", f"holds {swapped[0]}"
-        if equal(_sorted(tensor), _sorted(right)):
+    return likeness(tensor, right)
+
+
+def likeness(tensor: Tensor, right: Tensor) -> tuple[str, str]:
+    """What a wrong tensor looks like beside the right one alone: a cause, and the same for people."""
+    if tensor.shape == right.shape:
+        if _reordered(tensor, right):
             return "permuted_tensor", "has the right numbers in another order"
         if _quantised(tensor, right):
             return "quantised_weights", f"takes {tensor.float().unique().numel()} values only"
@@ -184,8 +193,10 @@ def equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def _sorted(tensor: Tensor) -> Tensor:
-    return tensor.float().flatten().sort().values.to(tensor.dtype)
+def _reordered(tensor: Tensor, right: Tensor) -> bool:
+    """Whether both have the same numbers, in the coarser of their types."""
+    own, other = (x.float().flatten().sort().values.to(x.dtype) for x in (tensor, right))
+    return equal(own, other) or bool((own - other).abs().max() <= _ALIKE * right.abs().max())
 
 
 def _quantised(tensor: Tensor, right: Tensor) -> bool:
