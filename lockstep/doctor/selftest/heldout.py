@@ -1,22 +1,26 @@
-"""The held-out faults: written by a fourth hand, which had seen no rule of the doctor."""
+"""The held-out faults: written by a fifth hand, which had seen no rule of the doctor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Side
 from lockstep.doctor.selftest import heldout_layers as layers
 from lockstep.doctor.selftest import heldout_passes as passes
 from lockstep.doctor.selftest import heldout_scoring as scoring
-from lockstep.doctor.selftest import heldout_weights as weights
 from lockstep.doctor.selftest.fault import Change, Fault, Kind, Setup
+from lockstep.doctor.selftest.faults_weights import refit, refit_after_serving
 from lockstep.types import SamplingParams
 
 PLAIN = SamplingParams(max_tokens=64)
-WARM = SamplingParams(max_tokens=64, temperature=1.5)
-COOL = SamplingParams(max_tokens=64, temperature=0.85)
+WARM = SamplingParams(max_tokens=64, temperature=1.25)
+COOL = SamplingParams(max_tokens=64, temperature=0.75)
+NUCLEUS = SamplingParams(max_tokens=64, top_p=0.95)
+LIKELY = SamplingParams(max_tokens=64, temperature=0.9, top_k=80)
 
 Changes = Callable[[float], tuple[Change, ...]]
 Surroundings = Callable[[float], Setup]
@@ -34,90 +38,92 @@ def _around(
     )
 
 
-def _cold(model: str, train: Kind, infer: Kind) -> Surroundings:
-    return lambda magnitude: Setup(
-        model, train, infer, sampling=SamplingParams(max_tokens=64, temperature=1 - magnitude)
-    )
-
-
-def _early(magnitude: float) -> Setup:
-    return Setup("hunyuan moe", "hf", "torch", sampling=SamplingParams(max_tokens=16, temperature=1 + magnitude))
-
-
 def _mixed(side: Side, mixin: Callable[[float], type[HFBackend] | type[TorchBackend]]) -> Changes:
     return lambda magnitude: (Change(side, mixin=mixin(magnitude)),)
 
 
-def _short_and_likely(magnitude: float) -> Setup:
-    return Setup("gemma", "hf", "torch", sampling=SamplingParams(max_tokens=64, top_k=20, top_p=1 - magnitude))
+def _altered(side: Side, alter: Callable[[float], Alteration]) -> Changes:
+    return lambda magnitude: (Change(side, alter=alter(magnitude)),)
 
 
-def _biased(spread: float) -> Setup:
-    return Setup("codegen", "hf", "hf", sampling=PLAIN, alter=layers.head_bias(spread))
+def _drawn(model: str, train: Kind, infer: Kind, **fields: Callable[[float], Any]) -> Surroundings:
+    return lambda magnitude: Setup(
+        model,
+        train,
+        infer,
+        sampling=SamplingParams(max_tokens=64, **{name: value(magnitude) for name, value in fields.items()}),
+    )
 
 
-def _convolved(reach: float) -> Setup:
-    return Setup("lfm, long convolution" if reach > 2 else "lfm, short convolution", "hf", "hf", sampling=PLAIN)
+def _bytes(share: float) -> Setup:
+    return Setup("bitnet, many bytes" if share > 1 / 40 else "bitnet, few bytes", "hf", "hf", sampling=WARM)
+
+
+def _bases(ratio: float) -> Setup:
+    return Setup("laguna, bases apart" if ratio > 1 else "laguna, bases together", "torch", "torch", sampling=PLAIN)
 
 
 DRAWING = (
-    Fault(301, "temperature not in the last piece", ("temperature",), "train", "1 − temperature",
-          (0.4, 0.07), _mixed("train", lambda _: scoring.ColdRowsOnly), _cold("olmo, first", "torch", "hf")),
-    Fault(302, "nucleus before the likeliest", ("top_p", "top_k"), "train", "probability cut off",
-          (0.3, 0.05), _mixed("train", lambda _: scoring.JointSupport), _short_and_likely),
-    Fault(303, "first token by another node", ("first_token", "temperature"), "infer", "temperature − 1",
-          (1.0, 0.25), _mixed("infer", lambda _: scoring.PrefillElsewhere), _early),
-    Fault(304, "letters normalised", ("retokenised",), "train", "letters",
-          (30, 3), _mixed("train", lambda m: scoring.normalised(round(m))), _around("nemotron", "hf", "hf")),
-    Fault(305, "running sum of the softmax", ("softmax_precision",), "infer", "blocks",
-          (416, 104), _mixed("infer", lambda m: scoring.running_sum(round(m))),
-          _around("command r", "torch", "hf", WARM)),
-    Fault(306, "capped after the temperature", ("softcap", "temperature"), "train", "1 − temperature",
-          (0.4, 0.04), _mixed("train", lambda _: scoring.CapsLast), _cold("nanochat", "torch", "hf")),
+    Fault(401, "log-probabilities divided", ("temperature",), "infer", "temperature − 1",
+          (0.4, 0.03), _mixed("infer", lambda _: scoring.DividesLogprobs),
+          _drawn("ministral 3", "torch", "hf", temperature=lambda m: 1 + m)),
+    Fault(402, "nucleus before the temperature", ("top_p", "temperature"), "train", "temperature − 1",
+          (0.8, 0.1), _mixed("train", lambda _: scoring.NucleusFirst),
+          _drawn("jais", "hf", "torch", temperature=lambda m: 1 + m, top_p=lambda _: 0.9)),
+    Fault(403, "likeliest of each rank", ("top_k",), "train", "1 / k",
+          (1 / 8, 1 / 90), _mixed("train", lambda _: scoring.LikeliestOfEachRank),
+          _drawn("hyperclova", "hf", "torch", temperature=lambda _: 0.9, top_k=lambda m: round(1 / m))),
+    Fault(404, "aborted and resumed", ("off_by_one",), "infer", "share behind the seam",
+          (0.75, 0.05), _mixed("infer", scoring.resumed), _around("glm, first", "hf", "torch", COOL)),
+    Fault(405, "bytes that are no text", ("retokenised",), "train", "share of the vocabulary",
+          (0.1, 0.0025), _mixed("train", lambda _: scoring.ThroughUTF8), _bytes),
+    Fault(406, "prompt favoured", ("penalty",), "infer", "penalty − 1",
+          (0.5, 0.05), _mixed("infer", lambda m: scoring.prompt_favoured(1 + m)), _around("biogpt", "torch", "hf")),
+    Fault(407, "lanes behind the vocabulary", ("padded_vocabulary",), "train", "tokens in a block",
+          (4096, 1024), _mixed("train", lambda m: scoring.unmasked_lanes(round(m))),
+          _around("granite moe, shared", "hf", "torch", WARM)),
 )  # fmt: skip
 
 PARTS = (
-    Fault(307, "angles without their scale", ("rope",), "infer", "scale − 1",
-          (0.5, 0.03), lambda _: (Change("infer", alter=layers.angles_unscaled),),
-          _around("apertus", "torch", "torch", rope_parameters__attention_factor=lambda m: 1 + m)),
-    Fault(308, "scores capped by one kernel", ("kernel", "attention", "softcap"), "infer", "1 / cap",
-          (1.0, 0.1), _mixed("train", lambda _: layers.CapsScores),
-          _around("vaultgemma", "hf", "hf", attn_logit_softcapping=lambda m: 1 / m)),
-    Fault(309, "bias of the head lost", ("bias",), "train", "spread of the bias",
-          (1.0, 0.05), lambda _: (Change("train", alter=layers.head_unbiased),), _biased),
-    Fault(310, "inputs of experts without a limit", ("activation",), "infer", "1 / limit",
-          (2.0, 0.55), lambda _: (Change("infer", alter=layers.unlimited),),
-          _around("gpt oss", "hf", "hf", swiglu_limit=lambda m: 1 / m)),
-    Fault(311, "weights of experts add up to one", ("routing",), "infer", "experts left out",
-          (6, 1), lambda _: (Change("infer", alter=layers.renormalised),),
-          _around("qwen2 moe", "hf", "torch", COOL, num_experts_per_tok=lambda m: 8 - round(m))),
+    Fault(408, "epsilon of the norms behind", ("norm_eps",), "train", "epsilon",
+          (0.03, 0.0003), _altered("train", layers.post_norm_epsilon), _around("afmoe", "torch", "hf", LIKELY)),
+    Fault(409, "one rotary base for all layers", ("rope",), "infer", "ratio of the bases − 1",
+          (49.0, 0.1), _altered("infer", lambda _: layers.one_base), _bases),
+    Fault(410, "windows in the other layers", ("sliding_window",), "train", "1 / window",
+          (1 / 8, 1 / 100),
+          lambda _: (Change("train", config={"layer_types": ["full_attention", "sliding_attention"] * 2}),),
+          _around("cwm", "hf", "torch", NUCLEUS, sliding_window=lambda m: round(1 / m))),
+    Fault(418, "whole tiles by another kernel", ("batch_variance",), "train", "rounding",
+          (2**-3, 2**-7), _altered("train", layers.tiles_summed_in_pieces), _around("diffllama", "hf", "hf")),
+    Fault(419, "rounded by chance", ("nondeterminism",), "infer", "rounding",
+          (2**-5, 2**-9), _altered("infer", layers.rounded_by_chance), _around("granite moe", "torch", "hf", COOL)),
 )  # fmt: skip
 
 WEIGHTS = (
-    Fault(312, "adapter scaled twice", ("stale_tensor",), "infer", "spreads of the tensor",
-          (0.2, 0.01), lambda _: (), _around("persimmon", "torch", "hf"), weights.adapter_scaled_twice),
-    Fault(313, "norms of heads swapped", ("swapped_tensors",), "infer", "layers",
-          (4, 1), lambda m: weights.head_norms_swapped(3, round(m)), _around("dots", "torch", "hf", WARM)),
-    Fault(314, "experts in blocks", ("quantised_weights",), "infer", "relative step",
-          (2**-2, 2**-4), weights.experts_in_blocks, _around("ernie moe", "hf", "torch")),
+    Fault(411, "merged weights of before", ("stale_tensor",), "infer", "relative step",
+          (0.2, 0.01), _altered("infer", lambda _: layers.gate_and_up_cached), _around("stablelm", "hf", "hf"), refit),
+    Fault(412, "experts by an older map", ("permuted_tensor",), "infer", "layers",
+          (4, 1), lambda m: layers.experts_moved(3, round(m)), _around("flex olmo", "torch", "torch")),
+    Fault(413, "head and embedding drift apart", ("tied_head",), "train", "relative step",
+          (0.3, 0.02), _altered("train", lambda _: layers.untied), _around("hunyuan 3", "hf", "torch", NUCLEUS),
+          layers.step_and_send_tied),
+    Fault(414, "frequencies nobody sends", ("missed_buffer", "rope"), "infer", "base / 10,000 − 1",
+          (20.0, 0.01), _altered("infer", lambda _: layers.frequencies_rebuilt),
+          _around("minimax 2", "hf", "torch", rope_parameters__rope_theta=lambda m: 10_000.0 * (1 + m))),
 )  # fmt: skip
 
 PASSES = (
-    Fault(315, "coarse recurrent states", ("kv_precision", "decode_kernel"), "infer", "step, of a row's largest",
-          (1 / 7, 1 / 127), _mixed("infer", passes.coarse_states), _around("bamba", "hf", "hf")),
-    Fault(316, "convolutions over packed sequences", ("packed_leak",), "train", "tokens",
-          (15, 2), _mixed("train", lambda _: passes.PacksConvolutions), _convolved),
-    Fault(317, "noise of training", ("dropout", "nondeterminism", "routing"), "train", "relative noise",
-          (0.1, 0.005), lambda _: (Change("train", alter=layers.in_training_mode),),
-          _around("minimax", "hf", "torch", COOL, router_jitter_noise=lambda m: m)),
-    Fault(318, "experts over ranks", ("parallel_reduction",), "train", "rounding",
-          (2**-4, 2**-8), lambda m: (Change("train", layers.ExpertParallel, layers.experts_over_ranks(m)),),
-          _around("phi moe", "torch", "hf")),
-    Fault(319, "window as a ring", ("sliding_window", "decode_kernel"), "infer", "tokens too few",
-          (24, 1), _mixed("infer", lambda m: passes.rolling_buffer(round(m))), _around("ministral", "hf", "torch")),
-    Fault(320, "mask from ids", ("attention", "left_padding"), "train", "ids",
-          (40, 4), _mixed("train", lambda m: passes.mask_from_ids(round(m))),
-          _around("jetmoe", "hf", "torch")),
+    Fault(415, "chunks that see themselves only", ("chunked_state",), "infer", "1 / tokens in a chunk",
+          (1 / 12, 1 / 56), _mixed("infer", lambda m: passes.blind_chunks(round(1 / m))),
+          _around("exaone moe", "hf", "torch")),
+    Fault(416, "pinned blocks", ("stale_prefix_cache",), "infer", "relative step",
+          (0.1, 0.005), _mixed("infer", lambda _: passes.PinnedPrompts), _around("solar", "torch", "torch", WARM),
+          refit_after_serving),
+    Fault(417, "pads between turns", ("left_padding",), "train", "tokens in a block",
+          (48, 2), _mixed("train", lambda m: passes.pads_between_turns(round(m))), _around("mellum", "hf", "torch")),
+    Fault(420, "positions of unpadded boundaries", ("packed_positions",), "train", "tokens in a block",
+          (32, 8), _mixed("train", lambda m: passes.unpadded_boundaries(round(m))),
+          _around("deepseek 2", "hf", "torch", LIKELY)),
 )  # fmt: skip
 
 HELD_OUT: tuple[Fault, ...] = tuple(sorted(DRAWING + PARTS + WEIGHTS + PASSES, key=lambda fault: fault.number))

@@ -1,93 +1,128 @@
-"""Held-out faults of how a pass is made: states that are kept, windows, convolutions in packed rows, masks."""
+"""Held-out faults of how a pass is made: chunks, pinned caches, pads between turns, positions in packed rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from lockstep.doctor.backends.hf import HFBackend, Sequences
+from lockstep.batch import Batch
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Conditions, Layout
-from lockstep.models.attention import Cached
+from lockstep.doctor.base import Capability, Conditions, Layout
+from lockstep.doctor.selftest.faults_passes import Packs
+from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
+from lockstep.models.attention import Cached, Packed
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
-Drawn = tuple[Tensor, Tensor]
-
-
-def coarse_states(step: float) -> type[HFBackend]:
-    """Between tokens recurrent states are kept as integers, with a scale for each row of a head's state."""
-
-    class CoarseStates(HFBackend):
-        def settings(self) -> Mapping[str, Any]:
-            return {**super().settings(), "state_dtype": f"int{round(1 / step).bit_length() + 1}"}
-
-        def drawn(
-            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
-        ) -> Drawn:
-            if "cache" in conditions.parts:
-                return super().drawn(model, requests, sampling, conditions)
-            hook = model.register_forward_hook(_states_kept(step))
-            try:
-                return super().drawn(model, requests, sampling, conditions)
-            finally:
-                hook.remove()
-
-    return CoarseStates
+_PINNED = 16
+_Pins = dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]]
+"""Keys and values of a layer for the first tokens of a prompt, [H, T, D] each."""
 
 
-def _states_kept(step: float) -> Callable[..., None]:
-    def keep(module: nn.Module, values: tuple[Any, ...], output: Any) -> None:
-        for layer in output.past_key_values.layers:
-            for state in vars(layer).get("recurrent_states", {}).values():
-                if state is not None:
-                    scale = state.abs().amax(-1, keepdim=True).clamp(min=1e-9) * step
-                    state.copy_((state / scale).round() * scale)
+def blind_chunks(size: int) -> type[TorchBackend]:
+    """Long prompts are read in chunks, none of which sees those before it."""
 
-    return keep
-
-
-def rolling_buffer(short: int) -> type[TorchBackend]:
-    """Decoding keeps the window in a ring that is some tokens too short; the pass over the prompt needs no ring."""
-
-    class Ring(Cached):
-        def _inside(self, window: int) -> Tensor:
-            return super()._inside(window - short)
+    class Chunked(Cached):
+        def __init__(self, prompts: Batch, capacity: int) -> None:
+            super().__init__(prompts, capacity)
+            chunks = [len(chunk) for tokens in prompts.sequences() for chunk in tokens.split(size)]
+            self._packed = Packed.of(Batch(prompts.tokens, torch.tensor(chunks)))
 
     class Sampler(TorchSampler):
-        def _cache(self, prompts: Any, capacity: int) -> Cached:
-            return Ring(prompts, capacity)
+        def _cache(self, prompts: Batch, capacity: int) -> Cached:
+            return Chunked(prompts, capacity)
 
-    class RollingBuffer(TorchBackend):
+    class BlindChunks(TorchBackend):
+        capabilities = TorchBackend.capabilities | frozenset[Capability](("unchunked",))
+
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-            return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+            made = TorchSampler if conditions.unchunked else Sampler
+            return made(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
-    return RollingBuffer
+    return BlindChunks
 
 
-class PacksConvolutions(HFBackend):
-    """A trainer packs; attention is told where sequences begin, convolutions are not."""
+class _Pinned(Cached):
+    """Takes keys and values of a prompt's first tokens from what was pinned, if they were read before."""
+
+    def __init__(self, prompts: Batch, capacity: int, pins: _Pins) -> None:
+        super().__init__(prompts, capacity)
+        self._pins = pins
+        self._firsts = [tuple(tokens[:_PINNED].tolist()) for tokens in prompts.sequences()]
+        self._starts = prompts.starts.tolist()
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        if self._filling:
+            key, value = key.clone(), value.clone()
+            for first, start in zip(self._firsts, self._starts, strict=True):
+                read = slice(start, start + len(first))
+                fresh = key[0, :, read].clone(), value[0, :, read].clone()
+                key[0, :, read], value[0, :, read] = self._pins.setdefault((layer, first), fresh)
+        return super().attend(layer, query, key, value, scaling, window)
+
+
+class PinnedPrompts(TorchBackend):
+    """The cache is dropped at a refit, but for what is pinned: the first block of each prompt."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
-        self._usual = replace(self._usual, layout="packed")
+        self._pins: dict[tuple[int, str | None], _Pins] = {}
+
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        if conditions.fresh:
+            self._pins.clear()
+        pins = self._pins.setdefault((id(model), conditions.dtype), {})
+
+        class Sampler(TorchSampler):
+            def _cache(self, prompts: Batch, capacity: int) -> Cached:
+                return _Pinned(prompts, capacity, pins)
+
+        return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
 
-def mask_from_ids(count: int) -> type[HFBackend]:
-    """The trainer makes its mask from ids: what looks like padding is taken for padding, also inside of a text."""
+def pads_between_turns(block: int) -> type[KnowsPrompts]:
+    """To stack rows, the trainer fills prompts up to whole blocks; its mask, made of lengths, hides only the end."""
 
-    class MaskFromIds(HFBackend):
+    class PadsBetweenTurns(KnowsPrompts):
         def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            if layout == "packed":
+            if layout != "padded" or len(sequences) == 1:
                 return super().passed(model, sequences, layout)
-            padded = pad_sequence(list(sequences), batch_first=True)
-            seen = (padded >= count).long()
-            logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits
-            return [logits[: len(tokens)] for logits, tokens in zip(logits_BTV, sequences, strict=True)]
+            prompts = [self.prompt_length(tokens) for tokens in sequences]
+            pads = [-length % block for length in prompts]
+            filled = [
+                torch.cat([tokens[:length], tokens.new_zeros(more), tokens[length:]])
+                for tokens, length, more in zip(sequences, prompts, pads, strict=True)
+            ]
+            logits = super().passed(model, filled, layout)
+            return [
+                torch.cat([own[: length - 1], own[length - 1 + more :]]) if length else own
+                for own, length, more in zip(logits, prompts, pads, strict=True)
+            ]
 
-    return MaskFromIds
+    return PadsBetweenTurns
+
+
+def unpadded_boundaries(multiple: int) -> type[Packs]:
+    """Packed sequences are each padded for their ranks, and positions begin where they would begin without pads."""
+
+    class UnpaddedBoundaries(Packs):
+        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+            if layout != "packed":
+                return super().passed(model, sequences, layout)
+            lengths = torch.tensor([len(tokens) for tokens in sequences])
+            padded = lengths + -lengths % multiple
+            row_N = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+            place_N = torch.cat([torch.arange(len(tokens)) for tokens in sequences])
+            # Pads are hidden from all others, so they can be left out once each token's place is known.
+            place_N = place_N + (padded.cumsum(0) - padded)[row_N]
+            starts = lengths.cumsum(0) - lengths
+            position_N = place_N - starts[torch.searchsorted(starts, place_N, right=True) - 1]
+            visible_NN = (row_N[:, None] == row_N[None]).tril()
+            return self.packed(model, sequences, position_N, visible_NN)
+
+    return UnpaddedBoundaries

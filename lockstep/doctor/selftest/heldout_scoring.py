@@ -1,143 +1,123 @@
-"""Held-out faults of what is drawn and what is scored: temperatures, supports, text, sums, caps."""
+"""Held-out faults of what is drawn and what is scored: temperatures, supports, lists, bytes, penalties, sums."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from tokenizers.normalizers import NFC, NFKC
 from torch import Tensor
-from transformers import PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers import EncoderRepetitionPenaltyLogitsProcessor, PreTrainedModel
 
-from lockstep import align
 from lockstep.batch import Batch
-from lockstep.distributed.sampling import token_scores
-from lockstep.doctor.backends.hf import HFBackend, Sequences
+from lockstep.doctor.backends.hf import HFBackend, Sequences, shaped
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Conditions
-from lockstep.models.attention import Cached
-from lockstep.models.heads import PLAIN, inputs
-from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import SamplingParams
+from lockstep.doctor.base import USUAL, Conditions
+from lockstep.doctor.selftest.third_scoring import processed
+from lockstep.types import Request, SamplingParams
 
-_ROWS = 40
-_FEW = 3
+_RANKS = 4
 
 
-class ColdRowsOnly(TorchBackend):
-    """Logits are scored in pieces of so many rows a sequence; the piece that is left over misses the temperature."""
-
-    def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        own = own_tokens(batch)
-        logits_MV = model(**inputs(batch), logits_to_keep=align.state_before(own)).logits[0]
-        cold_M, _ = token_scores(logits_MV, batch.tokens[own], batch.sampling or PLAIN)
-        plain_M, _ = token_scores(logits_MV, batch.tokens[own], PLAIN)
-        row_M = batch.row[own]
-        place_M = torch.arange(len(own)) - torch.searchsorted(row_M, row_M)
-        count_M = torch.bincount(row_M, minlength=len(batch))[row_M]
-        return column(torch.where(place_M < count_M // _ROWS * _ROWS, cold_M, plain_M), own, batch)
-
-
-class JointSupport(HFBackend):
-    """Finds the nucleus among all tokens, where the sampler finds it among those that top-k has left."""
+class DividesLogprobs(HFBackend):
+    """The engine gives log-probabilities of temperature 1, and its client divides these, instead of logits."""
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
-        if sampling.greedy or not sampling.top_k or sampling.top_p >= 1:
-            return super().logprob(logits_MV, token_M, sampling, conditions)
-        nothing: Any = None
-        scaled_MV: Any = logits_MV.float() / sampling.temperature
-        likely_MV = TopKLogitsWarper(sampling.top_k)(nothing, scaled_MV)
-        nucleus_MV = TopPLogitsWarper(sampling.top_p)(nothing, scaled_MV)
-        kept_MV = (likely_MV.isfinite() & nucleus_MV.isfinite()).scatter(-1, token_M[:, None], True)
-        return scaled_MV.masked_fill(~kept_MV, float("-inf")).log_softmax(-1).gather(-1, token_M[:, None])[:, 0]
+        raw_M = super().logprob(logits_MV, token_M, replace(sampling, temperature=1.0), conditions)
+        return raw_M if sampling.greedy else raw_M / sampling.temperature
 
 
-class _Prefilled(TorchSampler):
-    """What comes with the first token is the prompt pass's own log-probability, without a temperature."""
+class _OwnDenominator(HFBackend):
+    """A trainer with a loss of its own."""
 
-    def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
-        self._raw_logprobs = isinstance(keep, Tensor)
-        return super()._logits(tokens, position, cache, keep)
+    def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
+        plain_MV, own_M1 = logits_MV.float(), token_M[:, None]
+        scaled_MV = shaped(plain_MV, replace(sampling, top_k=0, top_p=1.0))
+        kept_MW = self.kept(plain_MV, scaled_MV, own_M1, sampling)
+        return (scaled_MV.gather(-1, own_M1) - kept_MW.logsumexp(-1, keepdim=True))[:, 0]
 
-
-class PrefillElsewhere(TorchBackend):
-    """Prompts are read on another node, which reports the first token by other rules than the node that goes on."""
-
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-        return _Prefilled(model, conditions.batch_size or 1, conditions.dtype == "bf16")
-
-
-def normalised(letters: int) -> type[HFBackend]:
-    """Sequences reach the trainer as text, and its tokenizer has a normaliser, which that of the engine has not."""
-
-    class Normalised(HFBackend):
-        def __init__(self, folder: str, *values: Any, **named: Any) -> None:
-            super().__init__(folder, *values, **named)
-            file = str(Path(folder) / "tokenizer.json")
-            self._plain, self._normalising = Tokenizer.from_file(file), Tokenizer.from_file(file)
-            self._normalising.normalizer = NFC() if letters <= _FEW else NFKC()
-
-        def received(self, batch: Batch) -> Sequences:
-            return [self._again(tokens) for tokens in super().received(batch)]
-
-        def _again(self, tokens_T: Tensor) -> Tensor:
-            text = self._plain.decode(tokens_T.tolist(), skip_special_tokens=False)
-            return torch.tensor(self._normalising.encode(text, add_special_tokens=False).ids, dtype=torch.int64)
-
-    return Normalised
+    def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
+        """Logits that the denominator is made of, from those before and after the temperature, [M, W]."""
+        raise NotImplementedError
 
 
-def running_sum(blocks: int) -> type[HFBackend]:
-    """The softmax goes through the vocabulary in blocks, and its running sum is kept in bf16: small terms are lost."""
+class NucleusFirst(_OwnDenominator):
+    """The trainer finds the nucleus before it divides by the temperature, the sampler after that."""
 
-    class RunningSum(HFBackend):
-        def logprob(
-            self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
-        ) -> Tensor:
-            if "softmax" in conditions.parts or sampling.greedy or not sampling.full_support:
-                return super().logprob(logits_MV, token_M, sampling, conditions)
-            scaled_MV = logits_MV.float() / sampling.temperature
-            above_MV = scaled_MV - scaled_MV.amax(-1, keepdim=True)
-            total_M = torch.zeros(len(above_MV), dtype=torch.bfloat16)
-            for block_MB in above_MV.exp().tensor_split(blocks, -1):
-                total_M = total_M + block_MB.sum(-1).bfloat16()
-            return above_MV.gather(-1, token_M[:, None])[:, 0] - total_M.float().log()
-
-    return RunningSum
+    def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
+        inside_MV = shaped(plain_MV, replace(sampling, temperature=1.0)).isfinite().scatter(-1, own_M1, True)
+        return scaled_MV.masked_fill(~inside_MV, float("-inf"))
 
 
-class CapsLast(TorchBackend):
-    """The trainer's loss divides by the temperature first, and caps what comes out."""
+class LikeliestOfEachRank(_OwnDenominator):
+    """The vocabulary lies on ranks, and each keeps as many of its own tokens as all should keep together."""
 
-    def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        sampling, own = batch.sampling or PLAIN, own_tokens(batch)
-        cap = float(model.config.final_logit_softcapping)
-        with _uncapped(model):
-            logits_MV = model(**inputs(batch), logits_to_keep=align.state_before(own)).logits[0].float()
-        cold_MV = logits_MV if sampling.greedy else logits_MV / sampling.temperature
-        logprob_M, _ = token_scores(cap * torch.tanh(cold_MV / cap), batch.tokens[own], PLAIN)
-        return column(logprob_M, own, batch)
+    def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
+        own = replace(sampling, temperature=1.0, top_p=1.0)
+        together_MV = torch.cat([shaped(shard, own) for shard in scaled_MV.tensor_split(_RANKS, -1)], -1)
+        return shaped(together_MV, replace(sampling, temperature=1.0, top_k=0))
 
 
-@contextmanager
-def _uncapped(model: PreTrainedModel) -> Iterator[None]:
-    usual = model.config.final_logit_softcapping
-    model.config.final_logit_softcapping = None
-    try:
-        yield
-    finally:
-        model.config.final_logit_softcapping = usual
+def unmasked_lanes(block: int) -> type[HFBackend]:
+    """The fused loss reads the vocabulary in blocks, and what lies behind its end reads as 0 and counts."""
+
+    class UnmaskedLanes(_OwnDenominator):
+        def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
+            return F.pad(shaped(plain_MV, sampling), (0, -plain_MV.shape[-1] % block))
+
+    return UnmaskedLanes
 
 
-def own_tokens(batch: Batch) -> Tensor:
-    """Flat indices of the tokens to score."""
-    return (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
+def resumed(lost: float) -> type[TorchBackend]:
+    """A request is aborted and resumed; the log-probability at the seam is lost, and later ones move up."""
+
+    class Resumed(TorchBackend):
+        def generate(
+            self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+        ) -> Batch:
+            batch = super().generate(requests, sampling, conditions)
+            column, mask = batch["sampler_logprob"], batch.mask
+            said_BK = column[mask].view(len(batch), -1)
+            seam = round(said_BK.shape[1] * (1 - lost))
+            moved_BK = torch.cat([said_BK[:, :seam], said_BK[:, seam + 1 :], said_BK[:, -1:]], 1)
+            moved = column.masked_scatter(mask, moved_BK)
+            return replace(batch, token={**batch.token, "sampler_logprob": moved})
+
+    return Resumed
 
 
-def column(logprob_M: Tensor, own_M: Tensor, batch: Batch) -> Tensor:
-    """Puts the numbers of some tokens back among all tokens, 0 elsewhere."""
-    return logprob_M.new_zeros(batch.tokens.numel()).index_copy(0, own_M, logprob_M)
+class ThroughUTF8(HFBackend):
+    """Responses reach the trainer as text, in which bytes that are no text have become question marks."""
+
+    def __init__(self, folder: str, *values: Any, **named: Any) -> None:
+        super().__init__(folder, *values, **named)
+        self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+
+    def received(self, batch: Batch) -> Sequences:
+        pairs = zip(batch.sequences(), batch.sequences("mask"), strict=True)
+        return [torch.cat([tokens[~mask], self._again(tokens[mask])]) for tokens, mask in pairs]
+
+    def _again(self, tokens_K: Tensor) -> Tensor:
+        text = self._tokenizer.decode(tokens_K.tolist(), skip_special_tokens=False)
+        return torch.tensor(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.int64)
+
+
+def prompt_favoured(penalty: float) -> type[HFBackend]:
+    """The engine's defaults have a penalty of their own for what stands in the prompt."""
+
+    class PromptFavoured(HFBackend):
+        def drawn(
+            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+        ) -> tuple[Tensor, Tensor]:
+            prompts = [torch.tensor(request.tokens) for request in requests]
+            ids: Any = pad_sequence(prompts, batch_first=True, padding_value=-1)
+            ids = torch.where(ids < 0, ids[:, :1], ids)
+            with processed(model, EncoderRepetitionPenaltyLogitsProcessor(penalty, ids)):
+                return super().drawn(model, requests, sampling, conditions)
+
+    return PromptFavoured

@@ -1,4 +1,4 @@
-"""Held-out faults of weights on their way to the engine: adapters, names, blocks."""
+"""Fourth faults of weights on their way to the engine: adapters, names, blocks."""
 
 from __future__ import annotations
 
