@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -16,7 +16,7 @@ from lockstep.doctor.base import Conditions, Network, Side
 from lockstep.doctor.case import Case, Counter, View
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
-from lockstep.doctor.probes.products import ROUNDED, misused
+from lockstep.doctor.probes.products import ROUNDED, misread, misused
 from lockstep.doctor.probes.tokens import farther
 from lockstep.doctor.tracing import Local, Node, Trace, compared, patched, traced, unturned
 from lockstep.models.heads import PLAIN
@@ -38,6 +38,7 @@ _PLACES: tuple[tuple[str, str], ...] = (
     (r"(o_proj|attn\.dense|attention\.dense|attn\.c_proj|attn\.out_proj):in$", "attention"),
     (r"(o_proj|down_proj|out_proj|c_proj|attn\.dense|attention\.dense|4h_to_h|fc2):out$", "sum over ranks"),
     (r"((act|act_fn|activation_fn):out|(down_proj|4h_to_h|fc2|mlp\.c_proj):in)$", "activation"),
+    (r"(act|act_fn|activation_fn):in$", "product past its module"),
     (r"experts:out$", "experts"),
     (r"(gate|router)(\.layer)?:out$", "routing"),
     (r"lm_head:out$", "head"),
@@ -91,6 +92,7 @@ class Inside:
         trace: What the first one's modules were given and gave.
         tokens: Of the sequence [T].
         ranks: Whether a side's layers lie on several ranks.
+        called: Nodes of the other one that computed.
     """
 
     right: Network
@@ -98,6 +100,7 @@ class Inside:
     trace: Trace
     tokens: Tensor
     ranks: bool
+    called: set[Node] = field(default_factory=set)
 
     def cause(self, local: Local) -> str | None:
         """What a node that differs stands for; None where that is not known."""
@@ -105,10 +108,15 @@ class Inside:
         if local.error == float("inf"):  # as many numbers as the other side has tokens in its vocabulary
             return "padded_vocabulary"
         match place:
+            case "attention" | "activation" if self._fed_unseen(local.node):
+                return None
             case "attention" if local.node in self._turned_otherwise:
                 return "rope"
             case "attention":
                 return "sliding_window" if local.first > 1 else "attention"
+            case "product past its module":
+                block, _, inner = local.node.removesuffix(":in").rpartition(".")
+                return misread(*(one.modules.get_submodule(block) for one in (self.right, self.own)), inner)
             case "projection" | "sum over ranks":
                 return self._of_product(local, place)
             case "experts":
@@ -116,6 +124,12 @@ class Inside:
             case "head":
                 return self._of_product(local, place) or ("head_precision" if local.error < _ROUNDED else None)
         return place if place in CAUSES else None
+
+    def _fed_unseen(self, node: Node) -> bool:
+        """Whether what feeds a module is computed in its own way, past modules whose weights would show."""
+        parent = node.rpartition(".")[0]
+        beside = {one for one in self.trace.seen if one.startswith(f"{parent}.") and one.endswith(":out")}
+        return bool(beside - self.called - {node.replace(":in", ":out")})
 
     def _of_product(self, local: Local, place: str) -> str | None:
         """Of a matrix product that comes out otherwise."""
@@ -148,7 +162,9 @@ def layers(case: Case, refused: Sequence[str]) -> Outcome:
     with case.train.holding(), case.infer.holding():
         right, own = (case.side(side).backend.network(case.side(side).conditions.but(_EXACT)) for side in SIDES)
         inside = Inside(right, own, traced(right, tokens), tokens, ranks)
-        found = [local for local in compared(inside.trace, own, tokens) if local.error > _LOOSE]
+        every = compared(inside.trace, own, tokens)
+        inside.called.update(local.node for local in every)
+        found = [local for local in every if local.error > _LOOSE]
         found = [local for local in found if not any(kind(local.node) in swap.kinds for swap in swaps)]
         causes = {local.node: cause for local in found if (cause := inside.cause(local)) not in (None, *refused)}
     if "dtype" in causes.values():

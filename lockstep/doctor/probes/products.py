@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -31,11 +33,40 @@ def misused(right: nn.Module, own: nn.Module) -> str | None:
     return None
 
 
-@torch.no_grad()
+def misread(right: nn.Module, own: nn.Module, inner: str) -> str | None:
+    """The same of a block that multiplies in its own way, past the module that holds the weights.
+
+    Args:
+        right: The block of one network.
+        own: That of the other.
+        inner: The module in both that is given the product.
+    """
+    size = next(module.in_features for module in right.modules() if isinstance(module, nn.Linear))
+    should, used = (_reaching(block, inner, size) for block in (right, own))
+    return None if used.shape != should.shape or _close(used, should) else likeness(used, should)[0]
+
+
 def _used(module: nn.Linear) -> Tensor:
     """The matrix [O, I]; its columns are what unit vectors become."""
-    units = torch.eye(module.in_features, dtype=module.weight.dtype, device=module.weight.device)
-    return (module(units[None]) - module(torch.zeros_like(units[:1])[None]))[0].T.float()
+    return _columns(module, module.in_features, module.weight)
+
+
+def _reaching(block: nn.Module, inner: str, size: int) -> Tensor:
+    """What arrives at a module inside, as a matrix [O, I] of what the block is given."""
+    arrived: list[Tensor] = []
+
+    def read(x: Tensor) -> Tensor:
+        block(x)
+        return arrived.pop()
+
+    with block.get_submodule(inner).register_forward_pre_hook(lambda _, inputs: arrived.append(inputs[0])):
+        return _columns(read, size, next(block.parameters()))
+
+
+@torch.no_grad()
+def _columns(product: Callable[[Tensor], Tensor], size: int, like: Tensor) -> Tensor:
+    units = torch.eye(size, dtype=like.dtype, device=like.device)
+    return (product(units[None]) - product(torch.zeros_like(units[:1])[None]))[0].T.float()
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
