@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from torch import Tensor
+
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.variants import flat
 from lockstep.doctor.base import Backend
@@ -150,11 +152,18 @@ def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
         return witness
     own, held = dict(witness.weights()), dict(train.weights())
     trained = [name for name, tensor in held.items() if name in own and not equal(tensor, own[name])]
+    sampled = dict(infer.weights()) if "weights" in infer.capabilities else {}
     if len(trained) <= len(own) / 2:
-        sampled = dict(infer.weights()) if "weights" in infer.capabilities else {}
         trained = [name for name in trained if name in sampled and not equal(sampled[name], own[name])]
-    witness.load((name, held[name]) for name in trained)
+    witness.load((name, _finer(held[name], sampled.get(name))) for name in trained)
     return witness
+
+
+def _finer(tensor: Tensor, same: Tensor | None) -> Tensor:
+    """A tensor, or another one that is the same in a type that holds more."""
+    if same is None or not equal(tensor, same):
+        return tensor
+    return max((tensor, same), key=lambda one: one.element_size())
 
 
 def _countered(case: Case, suspects: Iterable[Finding]) -> Case:
