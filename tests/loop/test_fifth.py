@@ -1,4 +1,4 @@
-"""Each held-out fault changes numbers, in both strengths, and its counter-setting takes that back."""
+"""Each fault of the fifth list changes numbers, in both strengths, and its counter-setting takes that back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fault_gaps import ALONE, gaps, mean
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.selftest.fault import Fault, Setup, build, healthy
+from lockstep.doctor.selftest.fifth import FIFTH
 from lockstep.doctor.selftest.ground import Ground
-from lockstep.doctor.selftest.heldout import HELD_OUT
 from lockstep.doctor.selftest.tuning import TUNING
 
 COUNTERS = {
@@ -28,31 +28,31 @@ Floor = Callable[[Setup], float]
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return Ground(tmp_path_factory.mktemp("held-out"))
+    return Ground(tmp_path_factory.mktemp("fifth"))
 
 
 @pytest.fixture(scope="module")
 def floor(ground: Ground) -> Floor:
     """Mean |Δ| of the two sides without a fault."""
-    return cache(lambda setup: mean(gaps(healthy(ground, replace(HELD_OUT[0], setup=lambda _: setup).large))))
+    return cache(lambda setup: mean(gaps(healthy(ground, replace(FIFTH[0], setup=lambda _: setup).large))))
 
 
 def test_numbers_and_names_are_there_once_and_causes_are_some_that_the_doctor_knows() -> None:
-    assert len({fault.name for fault in HELD_OUT}) == len(HELD_OUT)
-    assert {fault.number for fault in HELD_OUT}.isdisjoint(fault.number for fault in TUNING)
-    assert [fault.number for fault in HELD_OUT] == list(range(401, 421))
-    assert {cause for fault in HELD_OUT for cause in fault.causes} <= CAUSES.keys()
+    assert len({fault.name for fault in FIFTH}) == len(FIFTH)
+    assert len({fault.number for fault in TUNING}) == len(TUNING)
+    assert [fault.number for fault in FIFTH] == list(range(401, 421))
+    assert {cause for fault in FIFTH for cause in fault.causes} <= CAUSES.keys()
 
 
 def test_causes_sides_and_models_vary() -> None:
-    assert len({fault.causes[0] for fault in HELD_OUT}) >= 18
-    assert sum(fault.side == "train" for fault in HELD_OUT) == 10
-    setups = [fault.large.setup for fault in HELD_OUT]
+    assert len({fault.causes[0] for fault in FIFTH}) >= 18
+    assert sum(fault.side == "train" for fault in FIFTH) == 10
+    setups = [fault.large.setup for fault in FIFTH]
     assert len({setup.model for setup in setups}) == 20
     assert {setup.train for setup in setups} == {setup.infer for setup in setups} == {"hf", "torch"}
 
 
-@pytest.mark.parametrize("fault", HELD_OUT, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FIFTH, ids=lambda fault: fault.name)
 def test_a_fault_shows_in_both_strengths(fault: Fault, ground: Ground, floor: Floor) -> None:
     large, small = gaps(build(ground, fault.large)), gaps(build(ground, fault.small))
     assert max(floor(fault.large.setup), floor(fault.small.setup)) < 1e-5
@@ -63,6 +63,6 @@ def test_a_fault_shows_in_both_strengths(fault: Fault, ground: Ground, floor: Fl
 
 @pytest.mark.parametrize("number", COUNTERS)
 def test_a_counter_setting_takes_a_fault_back(number: int, ground: Ground, floor: Floor) -> None:
-    (fault,) = (fault for fault in HELD_OUT if fault.number == number)
+    (fault,) = (fault for fault in FIFTH if fault.number == number)
     undone = {"train": USUAL, "infer": USUAL} | {str(fault.side): COUNTERS[number]}
     assert mean(gaps(build(ground, fault.large), **undone)) < 3 * floor(fault.large.setup) + 1e-6

@@ -1,4 +1,4 @@
-"""The models of the held-out faults: architectures that no other fault uses."""
+"""The models of the fifth faults: architectures that none of the first four lists uses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _two_bases(ratio: float) -> dict[str, Any]:
     }
 
 
-HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
+FIFTH_MODELS: dict[str, dict[str, Any]] = {
     "afmoe": {"model_type": "afmoe", "num_dense_layers": 2, **_EXPERTS},
     "biogpt": {"model_type": "biogpt"},
     "bitnet, few bytes": {"model_type": "bitnet"},
@@ -79,11 +79,11 @@ _SPREAD = 3.0
 _OUT = ("o_proj.weight", "down_proj", "down_proj.weight", "c_proj.weight", "output_linear.weight")
 
 
-def write_held_out(name: str, seed: int, folder: Path) -> None:
+def write_fifth(name: str, seed: int, folder: Path) -> None:
     """Writes one of them, with weights of a seed and a tokenizer of single letters, and of some bytes."""
     with torch.random.fork_rng():
         torch.manual_seed(keyed.key("fifth", name, seed) & (2**31 - 1))
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**_SHAPE, **HELD_OUT_MODELS[name]}))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**_SHAPE, **FIFTH_MODELS[name]}))
         _draw(model)
     model.save_pretrained(folder)
     letters = [chr(0x1200 + token) for token in range(VOCABULARY)]

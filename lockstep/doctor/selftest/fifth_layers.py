@@ -1,4 +1,4 @@
-"""Held-out faults of a model's parts and of its weights: norms, bases, caches of weights, experts, ties, buffers."""
+"""Fifth faults of a model's parts and of its weights: norms, bases, caches of weights, experts, ties, buffers."""
 
 from __future__ import annotations
 

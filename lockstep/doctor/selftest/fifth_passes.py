@@ -1,4 +1,4 @@
-"""Held-out faults of how a pass is made: chunks, pinned caches, pads between turns, positions in packed rows."""
+"""Fifth faults of how a pass is made: chunks, pinned caches, pads between turns, positions in packed rows."""
 
 from __future__ import annotations
 
