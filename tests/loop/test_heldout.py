@@ -48,7 +48,7 @@ def test_causes_sides_and_models_vary() -> None:
     assert len({fault.causes[0] for fault in HELD_OUT}) >= 18
     assert sum(fault.side == "train" for fault in HELD_OUT) == 10
     setups = [fault.large.setup for fault in HELD_OUT]
-    assert len({setup.model for setup in setups}) == 19
+    assert len({setup.model for setup in setups}) == 18
     assert {setup.train for setup in setups} == {setup.infer for setup in setups} == {"hf", "torch"}
 
 

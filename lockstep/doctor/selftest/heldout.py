@@ -14,6 +14,7 @@ from lockstep.doctor.selftest import heldout_passes as passes
 from lockstep.doctor.selftest import heldout_weights as weights
 from lockstep.doctor.selftest.fault import Change, Fault, Kind, Setup
 from lockstep.doctor.selftest.means import BF16, E4M3, E5M2, FP16
+from lockstep.doctor.selftest.second_scoring import parallel
 from lockstep.types import SamplingParams
 
 PLAIN = SamplingParams(max_tokens=64)
@@ -55,7 +56,7 @@ def _altered(side: Side, alter: Callable[[float], Alteration]) -> Changes:
 
 def _warmer(magnitude: float) -> Setup:
     drawn = SamplingParams(max_tokens=64, temperature=1 + magnitude)
-    return Setup("gpt bigcode", "hf", "torch", sampling=drawn)
+    return Setup("longcat", "hf", "torch", sampling=drawn)
 
 
 DRAWING = (
@@ -69,7 +70,7 @@ DRAWING = (
           (E4M3, BF16), _mixed("train", layers.low_recipe_for_the_head), _around("mimo", "hf", "hf", WARM)),
     Fault(516, "divided in a low type", ("softmax_precision",), "train", "rounding",
           (BF16, FP16), _mixed("train", layers.divides_in_place),
-          _around("ctrl", "hf", "torch", WARM, lambda _: layers.off_zero(40.0))),
+          _around("ctrl", "hf", "torch", WARM, lambda _: layers.off_zero(80.0))),
     Fault(517, "accepted drafts", ("temperature",), "infer", "temperature − 1",
           (0.5, 0.05), _mixed("infer", lambda _: passes.AcceptedDraftsRaw), _warmer),
     Fault(520, "suppressed tokens", ("penalty",), "infer", "tokens",
@@ -83,7 +84,7 @@ PARTS = (
           (0.5, 0.05), _altered("train", lambda _: layers.biases_in_the_weights),
           _around("lfm moe", "torch", "torch", COOL, layers.expert_biases)),
     Fault(508, "dropout in every mode", ("dropout", "nondeterminism"), "train", "probability",
-          (0.2, 0.005), _altered("train", layers.drops_out_always), _around("llama4", "hf", "hf", LIKELY)),
+          (0.2, 0.005), _altered("train", layers.drops_out_always), _around("recurrent gemma", "torch", "hf", LIKELY)),
     Fault(510, "sums sent as integers", ("parallel_reduction",), "infer", "step, of a block's largest",
           (1 / 7, 1 / 127), layers.quick_reduce, _around("jamba", "hf", "torch")),
     Fault(513, "slopes of the first rank", ("attention",), "infer", "ranks",
@@ -102,7 +103,8 @@ WEIGHTS = (
           (1 / 16, 1 / 256), lambda m: weights.normal_floats(round(1 / m)),
           _around("qwen3 next", "hf", "torch", NUCLEUS)),
     Fault(518, "second rank missed a refit", ("stale_tensor",), "infer", "relative step",
-          (0.2, 0.01), lambda _: (), _around("jamba", "torch", "torch", COOL), weights.second_rank_missed),
+          (0.2, 0.01), _mixed("infer", lambda _: parallel(2)),
+          _around("jamba", "torch", "hf", COOL), weights.second_rank_missed),
     Fault(519, "heads not interleaved", ("permuted_tensor",), "train", "layers",
           (4, 1), lambda m: weights.heads_not_interleaved(round(m)), _around("bloom", "hf", "hf")),
 )  # fmt: skip

@@ -31,53 +31,42 @@ _SHAPE: dict[str, Any] = {
     "pad_token_id": None,
 }
 _EXPERTS = {"num_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-_LATENT = {
-    "kv_lora_rank": 24,
-    "q_lora_rank": 20,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 10,
-    "v_head_dim": 14,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-}
-_OLD_SHAPE = {"n_embd": 56, "n_layer": 4, "n_head": HEADS, "n_positions": 288}
+_RANKS_OF_LATENTS = {"kv_lora_rank": 24, "q_lora_rank": 20, "num_key_value_heads": HEADS}
+_LATENT = {**_RANKS_OF_LATENTS, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 14, "head_dim": 8}
 _ALL_FULL = {"layer_types": ["full_attention"] * 4}
+_NO_EXTRAS = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+_TWO_IN_ONE = {
+    "num_layers": 2,
+    "ffn_hidden_size": 104,
+    "expert_ffn_hidden_size": 40,
+    "moe_topk": 2,
+    "zero_expert_num": 2,
+}
 HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
     "bloom": {"model_type": "bloom", "n_layer": 4, "n_head": HEADS},
     "cohere2 moe": {"model_type": "cohere2_moe", **_EXPERTS, "intermediate_size": 48, "logit_scale": 1.0},
-    "ctrl": {"model_type": "ctrl", **_OLD_SHAPE, "dff": 104},
+    "ctrl": {"model_type": "ctrl", "n_embd": 56, "n_layer": 4, "n_head": HEADS, "n_positions": 288, "dff": 104},
     "doge": {"model_type": "doge"},
-    "gemma4": {
-        "model_type": "gemma4_text",
-        "hidden_size_per_layer_input": 0,
-        "num_kv_shared_layers": 0,
-        "global_head_dim": 14,
-        **_ALL_FULL,
-    },
+    "gemma4": {"model_type": "gemma4_text", "global_head_dim": 14, **_ALL_FULL, **_NO_EXTRAS},
     "glm moe, latent": {"model_type": "glm4_moe_lite", **_LATENT, **_EXPERTS},
-    "gpt bigcode": {"model_type": "gpt_bigcode", **_OLD_SHAPE},
     "granite, sinks": {"model_type": "granite_swa", **_ALL_FULL},
-    "hrm": {"model_type": "hrm_text"},
+    "hrm": {"model_type": "hrm_text", "H_cycles": 1, "L_cycles": 2},
     "jamba": {"model_type": "jamba", **_EXPERTS, "attn_layer_period": 1, "attn_layer_offset": 0},
     "lfm moe": {"model_type": "lfm2_moe", **_EXPERTS, **_ALL_FULL, "num_dense_layers": 1, "use_expert_bias": True},
-    "llama4": {
-        "model_type": "llama4_text",
-        "num_local_experts": 4,
-        "intermediate_size": 40,
-        "intermediate_size_mlp": 104,
-    },
+    "longcat": {"model_type": "longcat_flash", **_LATENT, **_EXPERTS, **_TWO_IN_ONE},
     "mimo": {"model_type": "mimo_v2_flash", **_EXPERTS, "v_head_dim": 14},
     "minicpm": {"model_type": "minicpm3", **_LATENT},
     "qwen3 next": {"model_type": "qwen3_next", **_EXPERTS, **_ALL_FULL, "shared_expert_intermediate_size": 32},
     "qwen3.5": {"model_type": "qwen3_5_text", **_ALL_FULL},
+    "recurrent gemma": {"model_type": "recurrent_gemma", "lru_width": 56, "block_types": ["attention"]},
     "xglm": {"model_type": "xglm", "d_model": 56, "num_layers": 4, "attention_heads": HEADS, "ffn_dim": 104},
     "youtu": {"model_type": "youtu", **_LATENT, "attention_bias": True},
 }
 _SPREAD = 3.0
 _SCALED = ("ctrl", "gemma4", "xglm")
 """Models that multiply their embedding by the root of the hidden size."""
-_OUT = ("o_proj.weight", "out_proj.weight", "dense.weight", "down_proj", "down_proj.weight", "w2.weight", "fc2.weight")
-_OUT_OLD = ("c_proj.weight", "4h_to_h.weight", "fc_out.weight")
+_OUT = ("o_proj.weight", "out_proj.weight", "dense.weight", "down_proj", "down_proj.weight")
+_OUT_OLD = ("w2.weight", "fc2.weight", "4h_to_h.weight")
 
 
 def write_held_out(name: str, seed: int, folder: Path) -> None:

@@ -17,8 +17,9 @@ from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Conditions
 from lockstep.doctor.selftest.fault import Change
-from lockstep.doctor.selftest.means import head_of, rounded, type_with
+from lockstep.doctor.selftest.means import rounded, type_with
 from lockstep.doctor.selftest.second_layers import partial_sums
+from lockstep.doctor.selftest.second_scoring import parallel
 from lockstep.doctor.selftest.third_scoring import processed
 from lockstep.types import Request, SamplingParams
 
@@ -72,7 +73,7 @@ def biases_in_the_weights(model: PreTrainedModel) -> None:
 def _weighing_by_choice(usual: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., Any]:
     def forward(states_ND: Tensor, bias_E: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits_NE, _, expert_NK = usual(states_ND, bias_E)
-        weight_NK = (logits_NE.sigmoid() + bias_E).gather(1, expert_NK).clamp(min=1e-3)
+        weight_NK = (logits_NE.sigmoid() + bias_E).gather(1, expert_NK)
         return logits_NE, weight_NK / weight_NK.sum(-1, keepdim=True), expert_NK
 
     return forward
@@ -82,11 +83,11 @@ def drops_out_always(probability: float) -> Alteration:
     """A patched attention drops out by the function, whose default is training, so no mode switches it off."""
 
     def patched(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
-        return lambda x: F.dropout(F.linear(x, linear.weight), probability)
+        return lambda x: F.dropout(F.linear(x, linear.weight, linear.bias), probability)
 
     def alter(model: PreTrainedModel) -> None:
         for layer in decoder_layers(model):
-            layer.self_attn.o_proj.forward = patched(layer.self_attn.o_proj)
+            layer.temporal_block.o_proj.forward = patched(layer.temporal_block.o_proj)
 
     return alter
 
@@ -100,12 +101,16 @@ def quick_reduce(step: float) -> tuple[Change, ...]:
             return {**super().settings(), "tensor_parallel_size": _RANKS, "quick_reduce_quantization": f"INT{bits}"}
 
     def reduced(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
-        parts = lambda x: [_integers(part, step) for part in partial_sums(x, linear, _RANKS)]  # noqa: E731
-        return lambda x: _integers(torch.stack(parts(x)).sum(0), step)
+        def forward(x: Tensor) -> Tensor:
+            parts = [_integers(part, step) for part in partial_sums(x, linear, _RANKS)]
+            return _integers(torch.stack(parts).sum(0), step)
+
+        return forward
 
     def alter(model: PreTrainedModel) -> None:
+        module: Any
         for path, module in model.named_modules():
-            if isinstance(module, nn.Linear) and path.endswith(("o_proj", "down_proj")):
+            if path.endswith(("o_proj", "down_proj")):
                 module.forward = reduced(module)
 
     return (Change("infer", QuickReduce, alter),)
@@ -120,10 +125,6 @@ def _integers(x: Tensor, step: float) -> Tensor:
 def slopes_of_the_first_rank(ranks: int) -> tuple[Change, ...]:
     """Heads lie on ranks, and each rank gives its heads the slopes of the first ones, as if it had no others before."""
 
-    class SlopesOfTheFirstRank(HFBackend):
-        def settings(self) -> Mapping[str, Any]:
-            return {**super().settings(), "tensor_parallel_size": ranks}
-
     def alter(model: PreTrainedModel) -> None:
         decoder: Any = model.base_model
         usual = decoder.build_alibi_tensor
@@ -134,7 +135,7 @@ def slopes_of_the_first_rank(ranks: int) -> tuple[Change, ...]:
 
         decoder.build_alibi_tensor = built
 
-    return (Change("infer", SlopesOfTheFirstRank, alter),)
+    return (Change("infer", parallel(ranks), alter),)
 
 
 class _Swish(nn.Module):
@@ -164,7 +165,10 @@ def new_rows_unscaled(count: int) -> Alteration:
         added = values[0] >= len(weight_VD) - count
         return torch.where(added[..., None], F.embedding(values[0], weight_VD), output)
 
-    return lambda model: model.get_input_embeddings().register_forward_hook(looked_up) and None
+    def alter(model: PreTrainedModel) -> None:
+        model.get_input_embeddings().register_forward_hook(looked_up)
+
+    return alter
 
 
 def low_recipe_for_the_head(rounding: float) -> type[HFBackend]:
@@ -177,9 +181,8 @@ def low_recipe_for_the_head(rounding: float) -> type[HFBackend]:
     class LowRecipeForTheHead(HFBackend):
         def model(self, conditions: Conditions) -> PreTrainedModel:
             model = super().model(conditions)
-            head = head_of(model)
-            exact: Any = partial(F.linear, weight=head.weight)
-            head.forward = exact if "head" in conditions.parts else product(head)
+            head: Any = model.get_output_embeddings()
+            head.forward = partial(F.linear, weight=head.weight) if "head" in conditions.parts else product(head)
             return model
 
     return LowRecipeForTheHead
@@ -190,7 +193,8 @@ def off_zero(offset: float) -> Alteration:
 
     @torch.no_grad()
     def alter(model: PreTrainedModel) -> None:
-        head_of(model).bias += offset
+        head: Any = model.get_output_embeddings()
+        head.bias += offset
 
     return alter
 

@@ -17,7 +17,8 @@ from lockstep.doctor.selftest.heldout_ground import HEADS
 
 Sent = Iterable[tuple[str, Tensor]]
 _BLOCK = 8
-_BY_ROWS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")
+_BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
+"""Where a rank has a part of the inputs; of other projections it has a part of the outputs, and of experts some."""
 
 
 def _carried(side: Side, way: Callable[[str, Tensor], tuple[str, Tensor]], said: Mapping[str, Any]) -> Change:
@@ -92,9 +93,6 @@ def second_rank_missed(case: Case, size: float) -> None:
 
 def _first_halves(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in new.items():
-        if not name.endswith((*_BY_ROWS, "o_proj.weight", "down_proj.weight")):
-            yield name, tensor
-            continue
-        dim = 0 if name.endswith(_BY_ROWS) else 1
+        dim = 1 if name.endswith(_BY_COLUMNS) else 0
         halves = tensor.tensor_split(2, dim)[0], old[name].tensor_split(2, dim)[1]
-        yield name, torch.cat(halves, dim)
+        yield name, torch.cat(halves, dim) if "_proj" in name else tensor
