@@ -66,8 +66,8 @@ DRAWING = (
     Fault(502, "capped twice", ("softcap",), "infer", "1 / cap",
           (1 / 6, 1 / 30), _altered("infer", lambda _: layers.capped_twice),
           _around("gemma4", "torch", "hf", COOL, final_logit_softcapping=lambda m: 1 / m)),
-    Fault(511, "recipe for the head", ("head_precision",), "train", "rounding",
-          (E4M3, BF16), _mixed("train", layers.low_recipe_for_the_head), _around("mimo", "hf", "hf", WARM)),
+    Fault(511, "loss multiplies in a low type", ("head_precision",), "train", "rounding",
+          (E4M3, BF16), _mixed("train", layers.head_in_low_type), _around("mimo", "hf", "hf", WARM)),
     Fault(516, "divided in a low type", ("softmax_precision",), "train", "rounding",
           (BF16, FP16), _mixed("train", layers.divides_in_place),
           _around("ctrl", "hf", "torch", WARM, lambda _: layers.off_zero(80.0))),
@@ -87,13 +87,13 @@ PARTS = (
           (0.2, 0.005), _altered("train", layers.drops_out_always), _around("recurrent gemma", "torch", "hf", LIKELY)),
     Fault(510, "sums sent as integers", ("parallel_reduction",), "infer", "step, of a block's largest",
           (1 / 7, 1 / 127), layers.quick_reduce, _around("jamba", "hf", "torch")),
-    Fault(513, "slopes of the first rank", ("attention",), "infer", "ranks",
-          (4, 2), lambda m: layers.slopes_of_the_first_rank(round(m)), _around("bloom", "hf", "hf", NUCLEUS)),
+    Fault(513, "slopes of the first rank", ("attention",), "infer", "ranks − 1",
+          (3, 1), lambda m: layers.slopes_of_the_first_rank(1 + round(m)), _around("bloom", "hf", "hf", NUCLEUS)),
     Fault(514, "slope of another model", ("activation",), "train", "slope − 1",
           (0.702, 0.05), _altered("train", layers.swish_of_another_model), _around("doge", "hf", "hf")),
     Fault(515, "added rows without their factor", ("embedding",), "train", "rows",
-          (80, 4), _altered("train", lambda m: layers.new_rows_unscaled(round(m))),
-          _around("xglm", "hf", "hf", COOL)),
+          (100, 5), _altered("train", lambda m: layers.new_rows_unscaled(round(m))),
+          _around("xglm", "hf", "hf", WARM)),
 )  # fmt: skip
 
 WEIGHTS = (

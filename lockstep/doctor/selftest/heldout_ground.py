@@ -35,13 +35,8 @@ _RANKS_OF_LATENTS = {"kv_lora_rank": 24, "q_lora_rank": 20, "num_key_value_heads
 _LATENT = {**_RANKS_OF_LATENTS, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 14, "head_dim": 8}
 _ALL_FULL = {"layer_types": ["full_attention"] * 4}
 _NO_EXTRAS = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
-_TWO_IN_ONE = {
-    "num_layers": 2,
-    "ffn_hidden_size": 104,
-    "expert_ffn_hidden_size": 40,
-    "moe_topk": 2,
-    "zero_expert_num": 2,
-}
+_EMPTY = {"moe_topk": 2, "zero_expert_num": 2}
+_NARROW = {"ffn_hidden_size": 104, "expert_ffn_hidden_size": 40}
 HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
     "bloom": {"model_type": "bloom", "n_layer": 4, "n_head": HEADS},
     "cohere2 moe": {"model_type": "cohere2_moe", **_EXPERTS, "intermediate_size": 48, "logit_scale": 1.0},
@@ -53,7 +48,7 @@ HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
     "hrm": {"model_type": "hrm_text", "H_cycles": 1, "L_cycles": 2},
     "jamba": {"model_type": "jamba", **_EXPERTS, "attn_layer_period": 1, "attn_layer_offset": 0},
     "lfm moe": {"model_type": "lfm2_moe", **_EXPERTS, **_ALL_FULL, "num_dense_layers": 1, "use_expert_bias": True},
-    "longcat": {"model_type": "longcat_flash", **_LATENT, **_EXPERTS, **_TWO_IN_ONE},
+    "longcat": {"model_type": "longcat_flash", "num_layers": 2, **_LATENT, **_EXPERTS, **_EMPTY, **_NARROW},
     "mimo": {"model_type": "mimo_v2_flash", **_EXPERTS, "v_head_dim": 14},
     "minicpm": {"model_type": "minicpm3", **_LATENT},
     "qwen3 next": {"model_type": "qwen3_next", **_EXPERTS, **_ALL_FULL, "shared_expert_intermediate_size": 32},
@@ -65,6 +60,8 @@ HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
 _SPREAD = 3.0
 _SCALED = ("ctrl", "gemma4", "xglm")
 """Models that multiply their embedding by the root of the hidden size."""
+_SHARP = ("q_b_proj.weight",)
+"""What makes latent attention choose between tokens."""
 _OUT = ("o_proj.weight", "out_proj.weight", "dense.weight", "down_proj", "down_proj.weight")
 _OUT_OLD = ("w2.weight", "fc2.weight", "4h_to_h.weight")
 
@@ -95,4 +92,6 @@ def _size(name: str, tensor: Tensor, embedded: float) -> float:
     size = 1 / math.sqrt(tensor.shape[-1])
     if len(tensor) == VOCABULARY:
         return size * _SPREAD * (1.0 if name.startswith("lm_head") else embedded)
+    if name.endswith(_SHARP):
+        return size * 2.5
     return size * (0.6 if name.endswith((*_OUT, *_OUT_OLD)) else 1.0)

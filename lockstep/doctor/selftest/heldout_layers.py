@@ -171,21 +171,21 @@ def new_rows_unscaled(count: int) -> Alteration:
     return alter
 
 
-def low_recipe_for_the_head(rounding: float) -> type[HFBackend]:
-    """The trainer's recipe of low precision, meant for products inside of layers, takes in that of the head as well."""
+def head_in_low_type(rounding: float) -> type[HFBackend]:
+    """The trainer's fused loss multiplies by the head in a low type of its own, whatever the model computes in."""
     dtype = type_with(rounding)
 
     def product(head: nn.Linear) -> Callable[[Tensor], Tensor]:
         return lambda states: F.linear(rounded(states, dtype), rounded(head.weight, dtype)).bfloat16()
 
-    class LowRecipeForTheHead(HFBackend):
+    class HeadInLowType(HFBackend):
         def model(self, conditions: Conditions) -> PreTrainedModel:
             model = super().model(conditions)
             head: Any = model.get_output_embeddings()
             head.forward = partial(F.linear, weight=head.weight) if "head" in conditions.parts else product(head)
             return model
 
-    return LowRecipeForTheHead
+    return HeadInLowType
 
 
 def off_zero(offset: float) -> Alteration:

@@ -32,7 +32,7 @@ def first_from_pad(block: int) -> type[KnowsPrompts]:
         def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "padded" or len(sequences) == 1:
                 return super().passed(model, sequences, layout)
-            prompts = [self.prompt_length(tokens) for tokens in sequences]
+            prompts = [self.prompt_length(tokens) or len(tokens) for tokens in sequences]
             pads = [-length % block for length in prompts]
             filled = [
                 torch.cat([tokens[:length], tokens.new_full((more,), -1), tokens[length:]])
@@ -40,16 +40,11 @@ def first_from_pad(block: int) -> type[KnowsPrompts]:
             ]
             padded = pad_sequence(filled, batch_first=True, padding_value=-1)
             seen = (padded >= 0).long()
-            logits_BTV = model(
-                input_ids=padded.clamp(min=0),
-                attention_mask=seen,
-                position_ids=(seen.cumsum(1) - 1).clamp(min=0),
-                use_cache=False,
-            ).logits
+            place = (seen.cumsum(1) - 1).clamp(min=0)
+            tokens_BT = padded.clamp(min=0)
+            logits_BTV = model(input_ids=tokens_BT, attention_mask=seen, position_ids=place, use_cache=False).logits
             return [
                 torch.cat([own[: length - 1], own[length - 1 + more : len(tokens) + more]])
-                if length
-                else own[: len(tokens)]
                 for own, tokens, length, more in zip(logits_BTV, sequences, prompts, pads, strict=True)
             ]
 
