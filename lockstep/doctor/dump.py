@@ -7,6 +7,8 @@ Columns are known by the names that frameworks give them, and by any other name 
     infer           NeMo RL `generation_logprobs` · verl, slime `rollout_log_probs` · TRL `sampling_per_token_logps` ·
                     prime-rl `inference_logprobs`
     mask            NeMo RL `token_loss_mask` · verl `response_mask` · TRL `completion_mask` · slime `loss_mask`
+
+`samples.jsonl` of a run of PPO is such a dump, too.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ def read_dump(file: Path, columns: Columns) -> Dump:
         DataError: It cannot be read, a column is missing, or a row does not hold what it should.
     """
     rows = open_rows(Files((file,)))
-    found = _found(file, rows.rows([0])[0], columns)
+    found = _found(file, _plain(rows.rows([0])[0]), columns)
     read = list(_sequences(rows, found))
     if not sum(row.train.numel() for row in read):
         raise DataError(f"{file}: no token is left to compare; is {found.mask or found.prompt_length} right?")
@@ -151,6 +153,16 @@ def read_dump(file: Path, columns: Columns) -> Dump:
         rows.digest,
         tuple(notes),
     )
+
+
+def _plain(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row; one of a run's own samples as a dump has it: columns of tokens beside each other, and no differences."""
+    token = row.get("token")
+    if not isinstance(token, Mapping) or not {"logprob", "gap", "mask"} <= token.keys():
+        return row
+    train, gap = token["logprob"], token["gap"]
+    infer = [own - apart for own, apart in zip(train, gap, strict=True)]
+    return {"train_logprobs": train, "infer_logprobs": infer, "mask": token["mask"], "prompt_id": row.get("id")}
 
 
 def _found(file: Path, row: Mapping[str, Any], columns: Columns) -> Columns:
@@ -174,7 +186,7 @@ def _sequences(rows: Rows, columns: Columns) -> Iterator[_Row]:
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         numbers = range(start, min(start + _ROWS_AT_ONCE, len(rows)))
         for i, row in zip(numbers, rows.rows(numbers), strict=True):
-            yield _sequence(rows.where(i), row, columns)
+            yield _sequence(rows.where(i), _plain(row), columns)
         ticker.at(numbers.stop)
 
 

@@ -112,7 +112,7 @@ def _stepwise(dump: Dump) -> Reading | None:
     quarter = len(typical) // 4
     first, last = sum(typical[:quarter]) / quarter, sum(typical[-quarter:]) / quarter
     falls = sum(later < 0.8 * sooner for sooner, later in pairwise(typical))
-    if last < 4 * first or falls > 1:
+    if last < 4 * first + 1e-6 or falls > 1:
         return None
     evidence = f"the typical |Δ| grows from {first:.2g} in the first quarter of positions to {last:.2g} in the last"
     return Reading("grows with position", ("rope", "kv_precision", "decode_kernel"), evidence)

@@ -260,6 +260,15 @@ def test_columns_of_frameworks_are_known(framework: str, tmp_path: Path) -> None
     assert dump.notes == ()
 
 
+def test_the_samples_of_a_run_are_a_dump(tmp_path: Path) -> None:
+    token = {"text": ["a", "b", "c"], "mask": [1, 1, 0], "logprob": [-1.0, -2.0, -3.0], "gap": [0.5, -0.25, 9.0]}
+    samples = [{"step": 1, "id": f"rows.jsonl:{row // 2}", "token": token} for row in range(4)]
+    dump = read_dump(written(tmp_path / "samples.jsonl", samples), Columns())
+    assert dump.compared.delta.tolist() == [0.5, -0.25] * 4
+    assert dump.compared.cluster is not None
+    assert dump.compared.cluster.tolist() == [0, 0, 1, 1]
+
+
 def test_columns_may_have_any_name(tmp_path: Path) -> None:
     content = rows("a", "b", c=[5, 6, 7, 8, 9, 10], d=1, t=0.7, p=0.9, v=3, q="x")
     content[1]["q"] = "y"

@@ -17,6 +17,8 @@ from lockstep.types import SamplingParams
 _ROWS = 8
 """Sequences that a number is fitted to."""
 _HALVINGS = 30
+_MANY = 32
+"""Tokens that have to lie on one side."""
 
 Guess = Callable[["Row"], Tensor]
 """The numbers of a row, [M], if the guess were right."""
@@ -76,6 +78,24 @@ def guesses(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, s
     if rows_of_padding > 0:
         said = f"with {rows_of_padding:.0f} more logits of 0 in the denominator"
         yield "padded_vocabulary", said, lambda row: _padded(row, asked, rows_of_padding)
+
+
+def more_in_denominator(rows: Sequence[Row], asked: SamplingParams) -> tuple[str, str] | None:
+    """A cause and what it is called, where every number is too small: something more is in the denominator.
+
+    Where limits were asked for, and all tokens together would make the numbers smaller yet, it is tokens that those
+    limits exclude.
+    """
+    if not _too_small(rows, lambda row: row.asked):
+        return None
+    if asked.full_support or _too_small(rows, _scored(replace(asked, top_k=0, top_p=1.0))):
+        return "padded_vocabulary", "with more in the denominator"
+    return "top_k" if asked.top_k else "top_p", "with more tokens in the denominator than were to be kept"
+
+
+def _too_small(rows: Sequence[Row], numbers: Guess) -> bool:
+    off = unexplained(rows, numbers)
+    return len(off) >= _MANY and bool((off <= 1e-4).all()) and float(off.median()) < 0
 
 
 def _temperatures(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, str, Guess]]:

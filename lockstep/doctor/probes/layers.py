@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
@@ -116,7 +116,8 @@ class Inside:
                 return "sliding_window" if local.first > 1 else "attention"
             case "product past its module":
                 block, _, inner = local.node.removesuffix(":in").rpartition(".")
-                return misread(*(one.modules.get_submodule(block) for one in (self.right, self.own)), inner)
+                right, own = self._modules(block)
+                return misread(right, own, inner)
             case "projection" | "sum over ranks":
                 return self._of_product(local, place)
             case "experts":
@@ -124,6 +125,9 @@ class Inside:
             case "head":
                 return self._of_product(local, place) or ("head_precision" if local.error < _ROUNDED else None)
         return place if place in CAUSES else None
+
+    def _modules(self, path: str) -> tuple[nn.Module, nn.Module]:
+        return self.right.modules.get_submodule(path), self.own.modules.get_submodule(path)
 
     def _fed_unseen(self, node: Node) -> bool:
         """Whether what feeds a module is computed in its own way, past modules whose weights would show."""
@@ -137,7 +141,7 @@ class Inside:
             return "bias"
         if self.ranks and place in ("sum over ranks", "experts"):
             return "parallel_reduction"
-        right, own = (one.modules.get_submodule(local.node.removesuffix(":out")) for one in (self.right, self.own))
+        right, own = self._modules(local.node.removesuffix(":out"))
         held = dict(own.named_parameters())
         if any(not torch.equal(tensor, held[name]) for name, tensor in right.named_parameters() if name in held):
             return "stale_tensor"

@@ -13,7 +13,7 @@ from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.base import Conditions, Side
 from lockstep.doctor.case import Case, View, apart, own_logits, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe
-from lockstep.doctor.probes.guesses import Guess, Row, guesses, unexplained
+from lockstep.doctor.probes.guesses import Guess, Row, guesses, more_in_denominator, unexplained
 from lockstep.doctor.probes.logit_bias import fitted_bias
 from lockstep.models.heads import PLAIN
 from lockstep.types import SamplingParams
@@ -25,8 +25,8 @@ _EXPLAINS, _EXACTLY, _WHOLLY = 0.55, 0.2, 0.03
 fitted to other rows; usually, since what is right leaves nothing; and where it may choose for each token."""
 _ROUNDING = 1.5
 """Times the floor."""
-_FEW, _MANY = 8, 32
-"""Tokens that a guess has to explain; that have to lie on one side for there to be more in the denominator."""
+_FEW = 8
+"""Tokens that a guess has to explain."""
 
 
 def _undone(row: Row, guessed: Tensor) -> Tensor:
@@ -138,9 +138,8 @@ def _best(rows: Sequence[Row], asked: SamplingParams, off: float, rounding: floa
     best = min((_partly(guess, rows) for guess in found), key=lambda guess: guess.left, default=None)
     if best is not None and best.left < _WHOLLY * off:
         return best
-    more = unexplained(rows, lambda row: row.asked)
-    if len(more) >= _MANY and bool((more <= 1e-4).all()) and float(more.median()) < 0:
-        return Explained("padded_vocabulary", "with more in the denominator", lambda row: row.said, 0.0)
+    if (found := more_in_denominator(rows, asked)) is not None:
+        return Explained(*found, lambda row: row.said, 0.0)
     biased = _biased(rows, asked)
     return biased if biased is not None and biased.left < _EXPLAINS * off else None
 
