@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from lockstep import keyed
+from lockstep.doctor.selftest.fifth_ground import FIFTH_MODELS, write_fifth
 from lockstep.doctor.selftest.first_ground import FIRST_MODELS, write_first
 from lockstep.doctor.selftest.fourth_ground import FOURTH_MODELS, write_fourth
 from lockstep.doctor.selftest.heldout_ground import HELD_OUT_MODELS, write_held_out
@@ -15,13 +16,14 @@ from lockstep.doctor.selftest.third_ground import THIRD_MODELS, write_third
 from lockstep.models.folder import read_config
 from lockstep.types import Request
 
-MODELS = (*FIRST_MODELS, *SECOND_MODELS, *THIRD_MODELS, *FOURTH_MODELS, *HELD_OUT_MODELS)
+MODELS = (*FIRST_MODELS, *SECOND_MODELS, *THIRD_MODELS, *FOURTH_MODELS, *FIFTH_MODELS, *HELD_OUT_MODELS)
 """Their names, each once."""
 _WRITERS = (
     dict.fromkeys(FIRST_MODELS, write_first)
     | dict.fromkeys(SECOND_MODELS, write_second)
     | dict.fromkeys(THIRD_MODELS, write_third)
     | dict.fromkeys(FOURTH_MODELS, write_fourth)
+    | dict.fromkeys(FIFTH_MODELS, write_fifth)
     | dict.fromkeys(HELD_OUT_MODELS, write_held_out)
 )
 

@@ -1,4 +1,4 @@
-"""The held-out faults: written by a fifth hand, which had seen no rule of the doctor."""
+"""The held-out faults: written by a sixth hand, which had seen no rule of the doctor."""
 
 from __future__ import annotations
 
@@ -11,30 +11,38 @@ from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Side
 from lockstep.doctor.selftest import heldout_layers as layers
 from lockstep.doctor.selftest import heldout_passes as passes
-from lockstep.doctor.selftest import heldout_scoring as scoring
+from lockstep.doctor.selftest import heldout_weights as weights
 from lockstep.doctor.selftest.fault import Change, Fault, Kind, Setup
-from lockstep.doctor.selftest.faults_weights import refit, refit_after_serving
+from lockstep.doctor.selftest.means import BF16, E4M3, E5M2, FP16
+from lockstep.doctor.selftest.second_scoring import parallel
 from lockstep.types import SamplingParams
 
 PLAIN = SamplingParams(max_tokens=64)
-WARM = SamplingParams(max_tokens=64, temperature=1.25)
-COOL = SamplingParams(max_tokens=64, temperature=0.75)
-NUCLEUS = SamplingParams(max_tokens=64, top_p=0.95)
-LIKELY = SamplingParams(max_tokens=64, temperature=0.9, top_k=80)
+SHORT = SamplingParams(max_tokens=16, temperature=1.1)
+WARM = SamplingParams(max_tokens=64, temperature=1.35)
+COOL = SamplingParams(max_tokens=64, temperature=0.8)
+NUCLEUS = SamplingParams(max_tokens=64, temperature=1.1, top_p=0.92)
+LIKELY = SamplingParams(max_tokens=64, top_k=60)
 
 Changes = Callable[[float], tuple[Change, ...]]
 Surroundings = Callable[[float], Setup]
 
 
 def _around(
-    model: str, train: Kind, infer: Kind, sampling: SamplingParams = PLAIN, **config: Callable[[float], object]
+    model: str,
+    train: Kind,
+    infer: Kind,
+    sampling: SamplingParams = PLAIN,
+    alter: Callable[[float], Alteration] | None = None,
+    **config: Callable[[float], Any],
 ) -> Surroundings:
     return lambda magnitude: Setup(
         model,
         train,
         infer,
         sampling=sampling,
-        config=tuple((field.replace("__", "."), value(magnitude)) for field, value in config.items()),
+        config=tuple((field, value(magnitude)) for field, value in config.items()),
+        alter=alter and alter(magnitude),
     )
 
 
@@ -46,84 +54,71 @@ def _altered(side: Side, alter: Callable[[float], Alteration]) -> Changes:
     return lambda magnitude: (Change(side, alter=alter(magnitude)),)
 
 
-def _drawn(model: str, train: Kind, infer: Kind, **fields: Callable[[float], Any]) -> Surroundings:
-    return lambda magnitude: Setup(
-        model,
-        train,
-        infer,
-        sampling=SamplingParams(max_tokens=64, **{name: value(magnitude) for name, value in fields.items()}),
-    )
-
-
-def _bytes(share: float) -> Setup:
-    return Setup("bitnet, many bytes" if share > 1 / 40 else "bitnet, few bytes", "hf", "hf", sampling=WARM)
-
-
-def _bases(ratio: float) -> Setup:
-    return Setup("laguna, bases apart" if ratio > 1 else "laguna, bases together", "torch", "torch", sampling=PLAIN)
+def _warmer(magnitude: float) -> Setup:
+    drawn = SamplingParams(max_tokens=64, temperature=1 + magnitude)
+    return Setup("longcat", "hf", "torch", sampling=drawn)
 
 
 DRAWING = (
-    Fault(401, "log-probabilities divided", ("temperature",), "infer", "temperature − 1",
-          (0.4, 0.03), _mixed("infer", lambda _: scoring.DividesLogprobs),
-          _drawn("ministral 3", "torch", "hf", temperature=lambda m: 1 + m)),
-    Fault(402, "nucleus before the temperature", ("top_p", "temperature"), "train", "temperature − 1",
-          (0.8, 0.1), _mixed("train", lambda _: scoring.NucleusFirst),
-          _drawn("jais", "hf", "torch", temperature=lambda m: 1 + m, top_p=lambda _: 0.9)),
-    Fault(403, "likeliest of each rank", ("top_k",), "train", "1 / k",
-          (1 / 8, 1 / 90), _mixed("train", lambda _: scoring.LikeliestOfEachRank),
-          _drawn("hyperclova", "hf", "torch", temperature=lambda _: 0.9, top_k=lambda m: round(1 / m))),
-    Fault(404, "aborted and resumed", ("off_by_one",), "infer", "share behind the seam",
-          (0.75, 0.05), _mixed("infer", scoring.resumed), _around("glm, first", "hf", "torch", COOL)),
-    Fault(405, "bytes that are no text", ("retokenised",), "train", "share of the vocabulary",
-          (0.1, 0.0025), _mixed("train", lambda _: scoring.ThroughUTF8), _bytes),
-    Fault(406, "prompt favoured", ("penalty",), "infer", "penalty − 1",
-          (0.5, 0.05), _mixed("infer", lambda m: scoring.prompt_favoured(1 + m)), _around("biogpt", "torch", "hf")),
-    Fault(407, "lanes behind the vocabulary", ("padded_vocabulary",), "train", "tokens in a block",
-          (4096, 1024), _mixed("train", lambda m: scoring.unmasked_lanes(round(m))),
-          _around("granite moe, shared", "hf", "torch", WARM)),
+    Fault(501, "first token from a pad", ("first_token",), "train", "tokens in a block",
+          (64, 2), _mixed("train", lambda m: passes.first_from_pad(round(m))),
+          _around("glm moe, latent", "hf", "torch", SHORT)),
+    Fault(502, "capped twice", ("softcap",), "infer", "1 / cap",
+          (1 / 6, 1 / 30), _altered("infer", lambda _: layers.capped_twice),
+          _around("gemma4", "torch", "hf", COOL, final_logit_softcapping=lambda m: 1 / m)),
+    Fault(511, "loss multiplies in a low type", ("head_precision",), "train", "rounding",
+          (E4M3, BF16), _mixed("train", layers.head_in_low_type), _around("mimo", "hf", "hf", WARM)),
+    Fault(516, "divided in a low type", ("softmax_precision",), "train", "rounding",
+          (BF16, FP16), _mixed("train", layers.divides_in_place),
+          _around("ctrl", "hf", "torch", WARM, lambda _: layers.off_zero(80.0))),
+    Fault(517, "accepted drafts", ("temperature",), "infer", "temperature − 1",
+          (0.5, 0.05), _mixed("infer", lambda _: passes.AcceptedDraftsRaw), _warmer),
+    Fault(520, "suppressed tokens", ("penalty",), "infer", "tokens",
+          (60, 12), _mixed("infer", lambda m: layers.suppressed(round(m))), _around("hrm", "torch", "hf", NUCLEUS)),
 )  # fmt: skip
 
 PARTS = (
-    Fault(408, "epsilon of the norms behind", ("norm_eps",), "train", "epsilon",
-          (0.03, 0.0003), _altered("train", layers.post_norm_epsilon), _around("afmoe", "torch", "hf", LIKELY)),
-    Fault(409, "one rotary base for all layers", ("rope",), "infer", "ratio of the bases − 1",
-          (49.0, 0.1), _altered("infer", lambda _: layers.one_base), _bases),
-    Fault(410, "windows in the other layers", ("sliding_window",), "train", "1 / window",
-          (1 / 8, 1 / 100),
-          lambda _: (Change("train", config={"layer_types": ["full_attention", "sliding_attention"] * 2}),),
-          _around("cwm", "hf", "torch", NUCLEUS, sliding_window=lambda m: round(1 / m))),
-    Fault(418, "whole tiles by another kernel", ("batch_variance",), "train", "rounding",
-          (2**-3, 2**-7), _altered("train", layers.tiles_summed_in_pieces), _around("diffllama", "hf", "hf")),
-    Fault(419, "rounded by chance", ("nondeterminism",), "infer", "rounding",
-          (2**-5, 2**-9), _altered("infer", layers.rounded_by_chance), _around("granite moe", "torch", "hf", COOL)),
+    Fault(503, "fused without bias", ("bias",), "infer", "layers",
+          (4, 1), _altered("infer", lambda m: layers.fused_without_bias(round(m))), _around("youtu", "torch", "hf")),
+    Fault(507, "biases in the weights of experts", ("routing",), "train", "spread of the biases",
+          (0.5, 0.05), _altered("train", lambda _: layers.biases_in_the_weights),
+          _around("lfm moe", "torch", "torch", COOL, layers.expert_biases)),
+    Fault(508, "dropout in every mode", ("dropout", "nondeterminism"), "train", "probability",
+          (0.2, 0.005), _altered("train", layers.drops_out_always), _around("recurrent gemma", "torch", "hf", LIKELY)),
+    Fault(510, "sums sent as integers", ("parallel_reduction",), "infer", "step, of a block's largest",
+          (1 / 7, 1 / 127), layers.quick_reduce, _around("jamba", "hf", "torch")),
+    Fault(513, "slopes of the first rank", ("attention",), "infer", "ranks − 1",
+          (3, 1), lambda m: layers.slopes_of_the_first_rank(1 + round(m)), _around("bloom", "hf", "hf", NUCLEUS)),
+    Fault(514, "slope of another model", ("activation",), "train", "slope − 1",
+          (0.702, 0.05), _altered("train", layers.swish_of_another_model), _around("doge", "hf", "hf")),
+    Fault(515, "added rows without their factor", ("embedding",), "train", "rows",
+          (100, 5), _altered("train", lambda m: layers.new_rows_unscaled(round(m))),
+          _around("xglm", "hf", "hf", WARM)),
 )  # fmt: skip
 
 WEIGHTS = (
-    Fault(411, "merged weights of before", ("stale_tensor",), "infer", "relative step",
-          (0.2, 0.01), _altered("infer", lambda _: layers.gate_and_up_cached), _around("stablelm", "hf", "hf"), refit),
-    Fault(412, "experts by an older map", ("permuted_tensor",), "infer", "layers",
-          (4, 1), lambda m: layers.experts_moved(3, round(m)), _around("flex olmo", "torch", "torch")),
-    Fault(413, "head and embedding drift apart", ("tied_head",), "train", "relative step",
-          (0.3, 0.02), _altered("train", lambda _: layers.untied), _around("hunyuan 3", "hf", "torch", NUCLEUS),
-          layers.step_and_send_tied),
-    Fault(414, "frequencies nobody sends", ("missed_buffer", "rope"), "infer", "base / 10,000 − 1",
-          (20.0, 0.01), _altered("infer", lambda _: layers.frequencies_rebuilt),
-          _around("minimax 2", "hf", "torch", rope_parameters__rope_theta=lambda m: 10_000.0 * (1 + m))),
+    Fault(504, "keys for values", ("swapped_tensors",), "infer", "layers",
+          (4, 1), lambda m: weights.keys_for_values(round(m)), _around("qwen3.5", "torch", "hf", LIKELY)),
+    Fault(506, "base of normal floats", ("quantised_weights",), "train", "1 / levels",
+          (1 / 16, 1 / 256), lambda m: weights.normal_floats(round(1 / m)),
+          _around("qwen3 next", "hf", "torch", NUCLEUS)),
+    Fault(518, "second rank missed a refit", ("stale_tensor",), "infer", "relative step",
+          (0.2, 0.01), _mixed("infer", lambda _: parallel(2)),
+          _around("jamba", "torch", "hf", COOL), weights.second_rank_missed),
+    Fault(519, "heads not interleaved", ("permuted_tensor",), "train", "layers",
+          (4, 1), lambda m: weights.heads_not_interleaved(round(m)), _around("bloom", "hf", "hf")),
 )  # fmt: skip
 
 PASSES = (
-    Fault(415, "chunks that see themselves only", ("chunked_state",), "infer", "1 / tokens in a chunk",
-          (1 / 12, 1 / 56), _mixed("infer", lambda m: passes.blind_chunks(round(1 / m))),
-          _around("exaone moe", "hf", "torch")),
-    Fault(416, "pinned blocks", ("stale_prefix_cache",), "infer", "relative step",
-          (0.1, 0.005), _mixed("infer", lambda _: passes.PinnedPrompts), _around("solar", "torch", "torch", WARM),
-          refit_after_serving),
-    Fault(417, "pads between turns", ("left_padding",), "train", "tokens in a block",
-          (48, 2), _mixed("train", lambda m: passes.pads_between_turns(round(m))), _around("mellum", "hf", "torch")),
-    Fault(420, "positions of unpadded boundaries", ("packed_positions",), "train", "tokens in a block",
-          (32, 8), _mixed("train", lambda m: passes.unpadded_boundaries(round(m))),
-          _around("deepseek 2", "hf", "torch", LIKELY)),
+    Fault(505, "scales of the first batch", ("kv_precision",), "infer", "rounding",
+          (E5M2, E4M3), _mixed("infer", passes.scales_of_the_first_batch),
+          _around("granite, sinks", "hf", "hf", WARM)),
+    Fault(509, "mask of ones", ("packed_leak",), "train", "sequences before",
+          (7, 1), _mixed("train", lambda m: passes.mask_of_ones(round(m) + 1)),
+          _around("cohere2 moe", "hf", "torch", LIKELY)),
+    Fault(512, "splits merged in another base", ("decode_kernel",), "infer", "1 / keys in a split",
+          (1 / 4, 1 / 24), _mixed("infer", lambda m: passes.merged_by_base_two(round(1 / m))),
+          _around("minicpm", "hf", "torch")),
 )  # fmt: skip
 
 HELD_OUT: tuple[Fault, ...] = tuple(sorted(DRAWING + PARTS + WEIGHTS + PASSES, key=lambda fault: fault.number))

@@ -8,103 +8,90 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from tokenizers.decoders import ByteFallback, Fuse, Sequence
-from tokenizers.models import BPE
+from tokenizers.models import WordLevel
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lockstep import keyed
 
-VOCABULARY = 400
+VOCABULARY = 320
+HEADS = 4
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 72,
-    "intermediate_size": 120,
+    "hidden_size": 56,
+    "intermediate_size": 104,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
+    "num_attention_heads": HEADS,
     "num_key_value_heads": 2,
-    "head_dim": 18,
-    "max_position_embeddings": 256,
+    "head_dim": 14,
+    "max_position_embeddings": 288,
     "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    "bos_token_id": None,
+    "eos_token_id": None,
     "pad_token_id": None,
 }
-_EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
-_IN_TURN = ["sliding_attention", "full_attention"] * 2
-_DENSE = {"first_k_dense_replace": 4}
-_LATENT = {"kv_lora_rank": 24, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 18}
-
-
-def _two_bases(ratio: float) -> dict[str, Any]:
-    far = {**_ROTARY, "rope_theta": 10_000.0 * ratio}
-    return {
-        "model_type": "laguna",
-        "layer_types": _IN_TURN,
-        "mlp_layer_types": ["dense"] * 4,
-        "rope_parameters": {"sliding_attention": _ROTARY, "full_attention": far},
-    }
-
-
+_EXPERTS = {"num_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_RANKS_OF_LATENTS = {"kv_lora_rank": 24, "q_lora_rank": 20, "num_key_value_heads": HEADS}
+_LATENT = {**_RANKS_OF_LATENTS, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 14, "head_dim": 8}
+_ALL_FULL = {"layer_types": ["full_attention"] * 4}
+_NO_EXTRAS = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+_EMPTY = {"moe_topk": 2, "zero_expert_num": 2}
+_NARROW = {"ffn_hidden_size": 104, "expert_ffn_hidden_size": 40}
 HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
-    "afmoe": {"model_type": "afmoe", "num_dense_layers": 2, **_EXPERTS},
-    "biogpt": {"model_type": "biogpt"},
-    "bitnet, few bytes": {"model_type": "bitnet"},
-    "bitnet, many bytes": {"model_type": "bitnet"},
-    "cwm": {"model_type": "cwm", "layer_types": _IN_TURN},
-    "deepseek 2": {"model_type": "deepseek_v2", **_LATENT, "num_key_value_heads": 4, "head_dim": 8, **_DENSE},
-    "diffllama": {"model_type": "diffllama"},
-    "exaone moe": {"model_type": "exaone_moe", "mlp_layer_types": ["dense", "sparse"] * 2, **_EXPERTS},
-    "flex olmo": {"model_type": "flex_olmo", **_EXPERTS, "intermediate_size": 48},
-    "glm, first": {"model_type": "glm"},
-    "granite moe": {"model_type": "granitemoe", **_EXPERTS, "intermediate_size": 48},
-    "granite moe, shared": {"model_type": "granitemoeshared", **_EXPERTS, "shared_intermediate_size": 32},
-    "hunyuan 3": {"model_type": "hy_v3", **_EXPERTS, "tie_word_embeddings": True},
-    "hyperclova": {"model_type": "hyperclovax"},
-    "jais": {"model_type": "jais2"},
-    "laguna, bases apart": _two_bases(50.0),
-    "laguna, bases together": _two_bases(1.1),
-    "mellum": {"model_type": "mellum", **_EXPERTS},
-    "minimax 2": {"model_type": "minimax_m2", **_EXPERTS, "intermediate_size": 48, "rope_parameters": _ROTARY},
-    "ministral 3": {"model_type": "ministral3"},
-    "solar": {"model_type": "solar_open", "n_routed_experts": 8, **_EXPERTS},
-    "stablelm": {"model_type": "stablelm"},
+    "bloom": {"model_type": "bloom", "n_layer": 4, "n_head": HEADS},
+    "cohere2 moe": {"model_type": "cohere2_moe", **_EXPERTS, "intermediate_size": 48, "logit_scale": 1.0},
+    "ctrl": {"model_type": "ctrl", "n_embd": 56, "n_layer": 4, "n_head": HEADS, "n_positions": 288, "dff": 104},
+    "doge": {"model_type": "doge"},
+    "gemma4": {"model_type": "gemma4_text", "global_head_dim": 14, **_ALL_FULL, **_NO_EXTRAS},
+    "glm moe, latent": {"model_type": "glm4_moe_lite", **_LATENT, **_EXPERTS},
+    "granite, sinks": {"model_type": "granite_swa", **_ALL_FULL},
+    "hrm": {"model_type": "hrm_text", "H_cycles": 1, "L_cycles": 2},
+    "jamba": {"model_type": "jamba", **_EXPERTS, "attn_layer_period": 1, "attn_layer_offset": 0},
+    "lfm moe": {"model_type": "lfm2_moe", **_EXPERTS, **_ALL_FULL, "num_dense_layers": 1, "use_expert_bias": True},
+    "longcat": {"model_type": "longcat_flash", "num_layers": 2, **_LATENT, **_EXPERTS, **_EMPTY, **_NARROW},
+    "mimo": {"model_type": "mimo_v2_flash", **_EXPERTS, "v_head_dim": 14},
+    "minicpm": {"model_type": "minicpm3", **_LATENT},
+    "qwen3 next": {"model_type": "qwen3_next", **_EXPERTS, **_ALL_FULL, "shared_expert_intermediate_size": 32},
+    "qwen3.5": {"model_type": "qwen3_5_text", **_ALL_FULL},
+    "recurrent gemma": {"model_type": "recurrent_gemma", "lru_width": 56, "block_types": ["attention"]},
+    "xglm": {"model_type": "xglm", "d_model": 56, "num_layers": 4, "attention_heads": HEADS, "ffn_dim": 104},
+    "youtu": {"model_type": "youtu", **_LATENT, "attention_bias": True},
 }
-_BYTES = {"bitnet, many bytes": 40, "bitnet, few bytes": 1}
-"""How many tokens are single bytes that no character begins with."""
-_FIRST_BYTE = 30
-_REPLACEMENT = ("<0xEF>", "<0xBF>", "<0xBD>")
-"""What stands for a byte that is no text."""
 _SPREAD = 3.0
-_OUT = ("o_proj.weight", "down_proj", "down_proj.weight", "c_proj.weight", "output_linear.weight")
+_SCALED = ("ctrl", "gemma4", "xglm")
+"""Models that multiply their embedding by the root of the hidden size."""
+_SHARP = ("q_b_proj.weight",)
+"""What makes latent attention choose between tokens."""
+_OUT = ("o_proj.weight", "out_proj.weight", "dense.weight", "down_proj", "down_proj.weight")
+_OUT_OLD = ("w2.weight", "fc2.weight", "4h_to_h.weight")
 
 
 def write_held_out(name: str, seed: int, folder: Path) -> None:
-    """Writes one of them, with weights of a seed and a tokenizer of single letters, and of some bytes."""
+    """Writes one of them, with weights of a seed and a tokenizer of whole words."""
     with torch.random.fork_rng():
-        torch.manual_seed(keyed.key("fifth", name, seed) & (2**31 - 1))
+        torch.manual_seed(keyed.key("sixth", name, seed) & (2**31 - 1))
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**_SHAPE, **HELD_OUT_MODELS[name]}))
-        _draw(model)
+        _draw(model, 1 / math.sqrt(_SHAPE["hidden_size"]) if name in _SCALED else 1.0)
     model.save_pretrained(folder)
-    letters = [chr(0x1200 + token) for token in range(VOCABULARY)]
-    letters[-len(_REPLACEMENT) :] = _REPLACEMENT
-    for place in range(_BYTES.get(name, 0)):
-        letters[_FIRST_BYTE + place] = f"<0x{0x80 + place:02X}>"
-    tokenizer = Tokenizer(BPE({letter: token for token, letter in enumerate(letters)}, [], byte_fallback=True))
-    tokenizer.decoder = Sequence([ByteFallback(), Fuse()])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    words = {f"t{token}": token for token in range(VOCABULARY)}
+    Tokenizer(WordLevel(words, unk_token="t0")).save(str(folder / "tokenizer.json"))
 
 
 @torch.no_grad()
-def _draw(model: PreTrainedModel) -> None:
-    """Rows and columns of different lengths; layers that add less than they read; bytes of no text are never drawn."""
+def _draw(model: PreTrainedModel, embedded: float) -> None:
+    """Rows and columns of different lengths; layers that add less than they read."""
     for name, tensor in model.named_parameters():
         if tensor.ndim == 1:
             tensor += 0.2 * torch.randn_like(tensor)
-            continue
-        size = 1 / math.sqrt(tensor.shape[-1])
-        if len(tensor) == VOCABULARY:
-            size *= _SPREAD
-        elif name.endswith(_OUT):
-            size *= 0.6
-        tensor.normal_().mul_((0.5 + torch.rand(tensor.shape[-1])) * size)
+        else:
+            length = torch.exp(0.25 * torch.randn(*tensor.shape[:-1], 1))
+            tensor.normal_().mul_(length * _size(name, tensor, embedded) * (0.6 + torch.rand(tensor.shape[-1])))
+
+
+def _size(name: str, tensor: Tensor, embedded: float) -> float:
+    size = 1 / math.sqrt(tensor.shape[-1])
+    if len(tensor) == VOCABULARY:
+        return size * _SPREAD * (1.0 if name.startswith("lm_head") else embedded)
+    if name.endswith(_SHARP):
+        return size * 2.5
+    return size * (0.6 if name.endswith((*_OUT, *_OUT_OLD)) else 1.0)

@@ -1,128 +1,163 @@
-"""Held-out faults of how a pass is made: chunks, pinned caches, pads between turns, positions in packed rows."""
+"""Held-out faults of how a pass is made: pads before a response, packed rows, caches, splits, drafts."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import Sequences
+from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Capability, Conditions, Layout
+from lockstep.doctor.base import Conditions, Layout
 from lockstep.doctor.selftest.faults_passes import Packs
 from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
-from lockstep.models.attention import Cached, Packed
+from lockstep.doctor.selftest.means import type_with
+from lockstep.models.attention import Cached
 from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
 
-_PINNED = 16
-_Pins = dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]]
-"""Keys and values of a layer for the first tokens of a prompt, [H, T, D] each."""
-
-
-def blind_chunks(size: int) -> type[TorchBackend]:
-    """Long prompts are read in chunks, none of which sees those before it."""
-
-    class Chunked(Cached):
-        def __init__(self, prompts: Batch, capacity: int) -> None:
-            super().__init__(prompts, capacity)
-            chunks = [len(chunk) for tokens in prompts.sequences() for chunk in tokens.split(size)]
-            self._packed = Packed.of(Batch(prompts.tokens, torch.tensor(chunks)))
-
-    class Sampler(TorchSampler):
-        def _cache(self, prompts: Batch, capacity: int) -> Cached:
-            return Chunked(prompts, capacity)
-
-    class BlindChunks(TorchBackend):
-        capabilities = TorchBackend.capabilities | frozenset[Capability](("unchunked",))
-
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-            made = TorchSampler if conditions.unchunked else Sampler
-            return made(model, conditions.batch_size or 1, conditions.dtype == "bf16")
-
-    return BlindChunks
+Drawn = tuple[Tensor, Tensor]
+_DRAFTED = 3
 
 
-class _Pinned(Cached):
-    """Takes keys and values of a prompt's first tokens from what was pinned, if they were read before."""
+def first_from_pad(block: int) -> type[KnowsPrompts]:
+    """The trainer pads prompts on the right and hides the pads well, but reads the first token from the last pad."""
 
-    def __init__(self, prompts: Batch, capacity: int, pins: _Pins) -> None:
-        super().__init__(prompts, capacity)
-        self._pins = pins
-        self._firsts = [tuple(tokens[:_PINNED].tolist()) for tokens in prompts.sequences()]
-        self._starts = prompts.starts.tolist()
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
-        if self._filling:
-            key, value = key.clone(), value.clone()
-            for first, start in zip(self._firsts, self._starts, strict=True):
-                read = slice(start, start + len(first))
-                fresh = key[0, :, read].clone(), value[0, :, read].clone()
-                key[0, :, read], value[0, :, read] = self._pins.setdefault((layer, first), fresh)
-        return super().attend(layer, query, key, value, scaling, window)
-
-
-class PinnedPrompts(TorchBackend):
-    """The cache is dropped at a refit, but for what is pinned: the first block of each prompt."""
-
-    def __init__(self, *values: Any, **named: Any) -> None:
-        super().__init__(*values, **named)
-        self._pins: dict[tuple[int, str | None], _Pins] = {}
-
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-        if conditions.fresh:
-            self._pins.clear()
-        pins = self._pins.setdefault((id(model), conditions.dtype), {})
-
-        class Sampler(TorchSampler):
-            def _cache(self, prompts: Batch, capacity: int) -> Cached:
-                return _Pinned(prompts, capacity, pins)
-
-        return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
-
-
-def pads_between_turns(block: int) -> type[KnowsPrompts]:
-    """To stack rows, the trainer fills prompts up to whole blocks; its mask, made of lengths, hides only the end."""
-
-    class PadsBetweenTurns(KnowsPrompts):
+    class FirstFromPad(KnowsPrompts):
         def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "padded" or len(sequences) == 1:
                 return super().passed(model, sequences, layout)
-            prompts = [self.prompt_length(tokens) for tokens in sequences]
+            prompts = [self.prompt_length(tokens) or len(tokens) for tokens in sequences]
             pads = [-length % block for length in prompts]
             filled = [
-                torch.cat([tokens[:length], tokens.new_zeros(more), tokens[length:]])
+                torch.cat([tokens[:length], tokens.new_full((more,), -1), tokens[length:]])
                 for tokens, length, more in zip(sequences, prompts, pads, strict=True)
             ]
-            logits = super().passed(model, filled, layout)
+            padded = pad_sequence(filled, batch_first=True, padding_value=-1)
+            seen = (padded >= 0).long()
+            place = (seen.cumsum(1) - 1).clamp(min=0)
+            tokens_BT = padded.clamp(min=0)
+            logits_BTV = model(input_ids=tokens_BT, attention_mask=seen, position_ids=place, use_cache=False).logits
             return [
-                torch.cat([own[: length - 1], own[length - 1 + more :]]) if length else own
-                for own, length, more in zip(logits, prompts, pads, strict=True)
+                torch.cat([own[: length - 1], own[length - 1 + more : len(tokens) + more]])
+                for own, tokens, length, more in zip(logits_BTV, sequences, prompts, pads, strict=True)
             ]
 
-    return PadsBetweenTurns
+    return FirstFromPad
 
 
-def unpadded_boundaries(multiple: int) -> type[Packs]:
-    """Packed sequences are each padded for their ranks, and positions begin where they would begin without pads."""
+def mask_of_ones(most: int) -> type[Packs]:
+    """The trainer packs up to so many sequences, and hands a mask of ones too, with which the model looks for none."""
 
-    class UnpaddedBoundaries(Packs):
+    class MaskOfOnes(Packs):
         def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "packed":
                 return super().passed(model, sequences, layout)
-            lengths = torch.tensor([len(tokens) for tokens in sequences])
-            padded = lengths + -lengths % multiple
-            row_N = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-            place_N = torch.cat([torch.arange(len(tokens)) for tokens in sequences])
-            # Pads are hidden from all others, so they can be left out once each token's place is known.
-            place_N = place_N + (padded.cumsum(0) - padded)[row_N]
-            starts = lengths.cumsum(0) - lengths
-            position_N = place_N - starts[torch.searchsorted(starts, place_N, right=True) - 1]
-            visible_NN = (row_N[:, None] == row_N[None]).tril()
-            return self.packed(model, sequences, position_N, visible_NN)
+            rows = [sequences[start : start + most] for start in range(0, len(sequences), most)]
+            return [own for row in rows for own in _one_row(model, row)]
 
-    return UnpaddedBoundaries
+    return MaskOfOnes
+
+
+def _one_row(model: PreTrainedModel, sequences: Sequences) -> Sequences:
+    tokens_1N = torch.cat(list(sequences))[None]
+    logits_NV = model(
+        input_ids=tokens_1N,
+        attention_mask=torch.ones_like(tokens_1N),
+        position_ids=torch.cat([torch.arange(len(tokens)) for tokens in sequences])[None],
+        use_cache=False,
+    ).logits[0]
+    return torch.split(logits_NV, [len(tokens) for tokens in sequences])
+
+
+def scales_of_the_first_batch(error: float) -> type[HFBackend]:
+    """The cache is fp8, with one scale a layer that is measured on the first batch served and kept ever after."""
+    dtype = type_with(error)
+
+    class ScalesOfTheFirstBatch(HFBackend):
+        def __init__(self, *values: Any, **named: Any) -> None:
+            super().__init__(*values, **named)
+            self._scales: dict[tuple[int, str], Tensor] = {}
+
+        def settings(self) -> Mapping[str, Any]:
+            return {**super().settings(), "kv_cache_dtype": str(dtype).removeprefix("torch.")}
+
+        def drawn(
+            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+        ) -> Drawn:
+            if "cache" in conditions.parts:
+                return super().drawn(model, requests, sampling, conditions)
+            hook = model.register_forward_hook(_kept_in(dtype, self._scales))
+            try:
+                return super().drawn(model, requests, sampling, conditions)
+            finally:
+                hook.remove()
+
+    return ScalesOfTheFirstBatch
+
+
+def _kept_in(dtype: torch.dtype, scales: dict[tuple[int, str], Tensor]) -> Callable[..., None]:
+    most = torch.finfo(dtype).max
+
+    def keep(module: nn.Module, values: tuple[Any, ...], output: Any) -> None:
+        for place, layer in enumerate(output.past_key_values.layers):
+            for part, kept in (("keys", layer.keys), ("values", layer.values)):
+                scale = scales.setdefault((place, part), kept.abs().amax() / most)
+                kept.copy_((kept / scale).clamp(-most, most).to(dtype).to(kept.dtype) * scale)
+
+    return keep
+
+
+def merged_by_base_two(length: int) -> type[TorchBackend]:
+    """Decoding merges splits of the keys by their log-sum-exps, which one kernel gives in base 2, the other reads as e.
+
+    The model has a key for each head.
+    """
+
+    class Merged(Cached):
+        def attend(
+            self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        ) -> Tensor:
+            exact = super().attend(layer, query, key, value, scaling, window)
+            if self._filling:
+                return exact
+            keys, values = (kept[layer][:, :, : self._width] for kept in (self._keys, self._values))
+            scores = (scaling * query @ keys.mT).masked_fill(~self._visible, float("-inf")).split(length, -1)
+            parts = [s.softmax(-1).nan_to_num() @ v for s, v in zip(scores, values.split(length, 2), strict=True)]
+            log_sums = torch.stack([s.logsumexp(-1, keepdim=True) for s in scores])
+            share = (log_sums / math.log(2)).softmax(0)
+            return (share * torch.stack(parts)).sum(0).transpose(1, 2)
+
+    class Sampler(TorchSampler):
+        def _cache(self, prompts: Any, capacity: int) -> Cached:
+            return Merged(prompts, capacity)
+
+    class MergedByBaseTwo(TorchBackend):
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+            return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+
+    return MergedByBaseTwo
+
+
+class _Speculating(TorchSampler):
+    """Each pass of the model itself accepts some drafts as well."""
+
+    def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
+        self._step = 0 if isinstance(keep, Tensor) else self._step + 1
+        self._raw_logprobs = self._step % (_DRAFTED + 1) != 0
+        return super()._logits(tokens, position, cache, keep)
+
+
+class AcceptedDraftsRaw(TorchBackend):
+    """The engine speculates, and drafts that it accepts get log-probabilities without the temperature."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {**super().settings(), "num_speculative_tokens": _DRAFTED}
+
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        return _Speculating(model, conditions.batch_size or 1, conditions.dtype == "bf16")

@@ -1,15 +1,17 @@
-"""The faults that the doctor's rules were tuned on, in four lists by four hands; those held out are in `heldout`."""
+"""The faults that the doctor's rules were tuned on, in five lists by five hands; those held out are in `heldout`."""
 
 from lockstep.doctor.selftest.fault import Fault
 from lockstep.doctor.selftest.faults_model import MODEL
 from lockstep.doctor.selftest.faults_passes import PASSES
 from lockstep.doctor.selftest.faults_scoring import SCORING
 from lockstep.doctor.selftest.faults_weights import WEIGHTS
+from lockstep.doctor.selftest.fifth import FIFTH
 from lockstep.doctor.selftest.fourth import FOURTH
 from lockstep.doctor.selftest.second import SECOND
 from lockstep.doctor.selftest.third import THIRD
 
 FIRST: tuple[Fault, ...] = tuple(sorted((*SCORING, *MODEL, *WEIGHTS, *PASSES), key=lambda fault: fault.number))
 """In the order of the list; 33 is a row in fp16, 34 the precision of the softmax."""
-TUNING: tuple[Fault, ...] = FIRST + SECOND + THIRD + FOURTH
-"""The second list's numbers are those of the first and 100; the third's begin at 201, the fourth's at 301."""
+TUNING: tuple[Fault, ...] = FIRST + SECOND + THIRD + FOURTH + FIFTH
+"""The second list's numbers are those of the first and 100; the third's begin at 201, the fourth's at 301,
+the fifth's at 401."""

@@ -1,4 +1,4 @@
-"""Held-out faults of what is drawn and what is scored: temperatures, supports, lists, bytes, penalties, sums."""
+"""Fifth faults of what is drawn and what is scored: temperatures, supports, lists, bytes, penalties, sums."""
 
 from __future__ import annotations
 

@@ -1,0 +1,128 @@
+"""Fifth faults of how a pass is made: chunks, pinned caches, pads between turns, positions in packed rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lockstep.batch import Batch
+from lockstep.doctor.backends.hf import Sequences
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import Capability, Conditions, Layout
+from lockstep.doctor.selftest.faults_passes import Packs
+from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
+from lockstep.models.attention import Cached, Packed
+from lockstep.samplers.torch.sampler import TorchSampler
+
+_PINNED = 16
+_Pins = dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]]
+"""Keys and values of a layer for the first tokens of a prompt, [H, T, D] each."""
+
+
+def blind_chunks(size: int) -> type[TorchBackend]:
+    """Long prompts are read in chunks, none of which sees those before it."""
+
+    class Chunked(Cached):
+        def __init__(self, prompts: Batch, capacity: int) -> None:
+            super().__init__(prompts, capacity)
+            chunks = [len(chunk) for tokens in prompts.sequences() for chunk in tokens.split(size)]
+            self._packed = Packed.of(Batch(prompts.tokens, torch.tensor(chunks)))
+
+    class Sampler(TorchSampler):
+        def _cache(self, prompts: Batch, capacity: int) -> Cached:
+            return Chunked(prompts, capacity)
+
+    class BlindChunks(TorchBackend):
+        capabilities = TorchBackend.capabilities | frozenset[Capability](("unchunked",))
+
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+            made = TorchSampler if conditions.unchunked else Sampler
+            return made(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+
+    return BlindChunks
+
+
+class _Pinned(Cached):
+    """Takes keys and values of a prompt's first tokens from what was pinned, if they were read before."""
+
+    def __init__(self, prompts: Batch, capacity: int, pins: _Pins) -> None:
+        super().__init__(prompts, capacity)
+        self._pins = pins
+        self._firsts = [tuple(tokens[:_PINNED].tolist()) for tokens in prompts.sequences()]
+        self._starts = prompts.starts.tolist()
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        if self._filling:
+            key, value = key.clone(), value.clone()
+            for first, start in zip(self._firsts, self._starts, strict=True):
+                read = slice(start, start + len(first))
+                fresh = key[0, :, read].clone(), value[0, :, read].clone()
+                key[0, :, read], value[0, :, read] = self._pins.setdefault((layer, first), fresh)
+        return super().attend(layer, query, key, value, scaling, window)
+
+
+class PinnedPrompts(TorchBackend):
+    """The cache is dropped at a refit, but for what is pinned: the first block of each prompt."""
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self._pins: dict[tuple[int, str | None], _Pins] = {}
+
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        if conditions.fresh:
+            self._pins.clear()
+        pins = self._pins.setdefault((id(model), conditions.dtype), {})
+
+        class Sampler(TorchSampler):
+            def _cache(self, prompts: Batch, capacity: int) -> Cached:
+                return _Pinned(prompts, capacity, pins)
+
+        return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+
+
+def pads_between_turns(block: int) -> type[KnowsPrompts]:
+    """To stack rows, the trainer fills prompts up to whole blocks; its mask, made of lengths, hides only the end."""
+
+    class PadsBetweenTurns(KnowsPrompts):
+        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+            if layout != "padded" or len(sequences) == 1:
+                return super().passed(model, sequences, layout)
+            prompts = [self.prompt_length(tokens) for tokens in sequences]
+            pads = [-length % block for length in prompts]
+            filled = [
+                torch.cat([tokens[:length], tokens.new_zeros(more), tokens[length:]])
+                for tokens, length, more in zip(sequences, prompts, pads, strict=True)
+            ]
+            logits = super().passed(model, filled, layout)
+            return [
+                torch.cat([own[: length - 1], own[length - 1 + more :]]) if length else own
+                for own, length, more in zip(logits, prompts, pads, strict=True)
+            ]
+
+    return PadsBetweenTurns
+
+
+def unpadded_boundaries(multiple: int) -> type[Packs]:
+    """Packed sequences are each padded for their ranks, and positions begin where they would begin without pads."""
+
+    class UnpaddedBoundaries(Packs):
+        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+            if layout != "packed":
+                return super().passed(model, sequences, layout)
+            lengths = torch.tensor([len(tokens) for tokens in sequences])
+            padded = lengths + -lengths % multiple
+            row_N = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+            place_N = torch.cat([torch.arange(len(tokens)) for tokens in sequences])
+            # Pads are hidden from all others, so they can be left out once each token's place is known.
+            place_N = place_N + (padded.cumsum(0) - padded)[row_N]
+            starts = lengths.cumsum(0) - lengths
+            position_N = place_N - starts[torch.searchsorted(starts, place_N, right=True) - 1]
+            visible_NN = (row_N[:, None] == row_N[None]).tril()
+            return self.packed(model, sequences, position_N, visible_NN)
+
+    return UnpaddedBoundaries
