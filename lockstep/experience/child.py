@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 _START_S = 600.0  # importing what a user's module imports may take long on a busy disk
-_PAUSE_S = 1.0  # between two looks for a signal: one that comes just before a wait does not end it
 _GRACE_S = 0.5  # for a child to leave by itself when nothing more is asked
 
 
@@ -182,13 +181,10 @@ class _Running:
 
     def _line(self, deadline: float) -> bytes:
         while b"\n" not in self.unread:
-            left = deadline - time.monotonic()
-            self.connection.settimeout(min(max(left, 1e-4), _PAUSE_S))
+            self.connection.settimeout(max(deadline - time.monotonic(), 1e-4))
             try:
                 received = self.connection.recv(1 << 16)
             except TimeoutError:
-                if left > 0:
-                    continue
                 raise ChildHangs from None
             except OSError:
                 received = b""

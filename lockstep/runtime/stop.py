@@ -13,6 +13,10 @@ INTERRUPTED, TERMINATED, OUT_OF_TIME = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """Exit codes: as shells count signals, and EX_TEMPFAIL of sysexits.h, "try again later"."""
 
 
+_AT_ONCE = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""For a process that was started to ignore one of them, as a shell's jobs in the background ignore Ctrl-C."""
+
+
 class Stopped(Exception):
     """A run has ended early and was saved; the same command goes on.
 
@@ -76,7 +80,7 @@ def heeding_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]
         name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
         stop.ask(f"{name} was received", 128 + number)
         for other, handler in usual.items():
-            signal.signal(other, handler)
+            signal.signal(other, _AT_ONCE[other] if handler == signal.SIG_IGN else handler)
         text = f"{name}: finishing this step, then saving; once more ends at once, back to the newest checkpoint"
         # By a thread: what the signal interrupted may itself be printing.
         threading.Thread(target=note, args=(text,)).start()
