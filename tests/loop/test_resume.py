@@ -48,9 +48,10 @@ def command(folder: str, *overrides: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def started(folder: str, *overrides: str) -> Iterator[subprocess.Popen[str]]:
-    """The run in a process of its own, in a group of its own."""
-    process = subprocess.Popen(command(folder, *overrides), stderr=subprocess.PIPE, text=True, start_new_session=True)
+def started(folder: str, *overrides: str, shell: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
+    """The run in a process of its own, in a group of its own; `shell` is what starts it."""
+    whole = [*shell, *command(folder, *overrides)]
+    process = subprocess.Popen(whole, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield process
     finally:
@@ -156,9 +157,14 @@ def slow(prompt, response, answer, row):
 """
 
 
-def test_two_interrupts_end_at_once(run: Run, in_tmp: Path) -> None:
+IN_THE_BACKGROUND = ("bash", "-c", "trap '' INT; exec \"$@\"", "bash")
+"""As shells start what ends with &: it does not hear Ctrl-C, unless it says otherwise."""
+
+
+@pytest.mark.parametrize("shell", [(), IN_THE_BACKGROUND], ids=["in front", "in the background"])
+def test_two_interrupts_end_at_once(shell: tuple[str, ...], run: Run, in_tmp: Path) -> None:
     Path("slow.py").write_text(SLOW)
-    with started("run", "reward.function=slow.py:slow", "run.max_steps=100") as process:
+    with started("run", "reward.function=slow.py:slow", "run.max_steps=100", shell=shell) as process:
         assert process.stderr is not None
         shown = iter(process.stderr.readline, "")
         while not Path("slow").exists():
