@@ -35,10 +35,8 @@ _PLACES: tuple[tuple[str, str], ...] = (
     (r"(embed\w*|wte|wpe|\w+_embeddings?):out$", "embedding"),
     (r"\.0\.(\w*norm|ln_1):in$", "embedding"),
     (r"(norm|ln_\w+):out$", "norm_eps"),
-    (
-        r"(o_proj|attn\.dense|attention\.dense|attn\.c_proj|attn\.out_proj|attention_dropout|attn_dropout):in$",
-        "attention",
-    ),
+    (r"(o_proj|attn\.dense|attention\.dense|attn\.c_proj|attn\.out_proj|attn_dropout):in$", "attention"),
+    (r"attention_dropout:in$", "attention"),
     (r"(o_proj|down_proj|out_proj|c_proj|attn\.dense|attention\.dense|4h_to_h|fc2):out$", "sum over ranks"),
     (r"((act|act_fn|activation_fn):out|(down_proj|4h_to_h|fc2|mlp\.c_proj):in)$", "activation"),
     (r"(act|act_fn|activation_fn):in$", "product past its module"),
