@@ -26,7 +26,7 @@ from lockstep.doctor.probes.layers import LAYERS
 from lockstep.doctor.probes.proof import denied
 from lockstep.doctor.probes.semantics import SEMANTICS
 from lockstep.doctor.probes.tokens import FIRST_TOKEN, LAG, TOKEN_IDS
-from lockstep.doctor.probes.weights import CONFIGURATION, WEIGHTS, equal
+from lockstep.doctor.probes.weights import CONFIGURATION, WEIGHTS, equal, likeness
 from lockstep.models.folder import read_config
 from lockstep.types import Request, SamplingParams
 
@@ -143,7 +143,7 @@ def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
     """Plain `transformers` with the configuration and the weights that should be on both sides.
 
     Weights are the folder's, unless neither side has these, or the training side has moved most of its own: then that
-    side's.
+    side's. What holds the same in fewer bits was not moved.
     """
     own_config, sampled_config = flat(read_config(folder)), infer.config()
     agreed = {name: value for name, value in train.config().items() if sampled_config.get(name) == value}
@@ -151,12 +151,17 @@ def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
     if "weights" not in train.capabilities:
         return witness
     own, held = dict(witness.weights()), dict(train.weights())
-    trained = [name for name, tensor in held.items() if name in own and not equal(tensor, own[name])]
+    trained = [name for name, tensor in held.items() if name in own and _moved(tensor, own[name])]
     sampled = dict(infer.weights()) if "weights" in infer.capabilities else {}
     if len(trained) <= len(own) / 2:
         trained = [name for name in trained if name in sampled and not equal(sampled[name], own[name])]
     witness.load((name, _finer(held[name], sampled.get(name))) for name in trained)
     return witness
+
+
+def _moved(tensor: Tensor, own: Tensor) -> bool:
+    """Whether it is another tensor, and not the same in fewer bits."""
+    return not equal(tensor, own) and likeness(tensor, own)[0] != "quantised_weights"
 
 
 def _finer(tensor: Tensor, same: Tensor | None) -> Tensor:

@@ -17,8 +17,8 @@ from lockstep.types import SamplingParams
 _ROWS = 8
 """Sequences that a number is fitted to."""
 _HALVINGS = 30
-_MANY = 32
-"""Tokens that have to lie on one side."""
+_MANY, _DUST = 32, 1e-4
+"""Tokens that have to lie on one side; nats by which each may still lie on the other."""
 
 Guess = Callable[["Row"], Tensor]
 """The numbers of a row, [M], if the guess were right."""
@@ -80,22 +80,25 @@ def guesses(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, s
         yield "padded_vocabulary", said, lambda row: _padded(row, asked, rows_of_padding)
 
 
-def more_in_denominator(rows: Sequence[Row], asked: SamplingParams) -> tuple[str, str] | None:
-    """A cause and what it is called, where every number is too small: something more is in the denominator.
+def other_denominator(rows: Sequence[Row], asked: SamplingParams) -> tuple[str, str] | None:
+    """A cause and what it is called, where every number is too small or too large: the denominator has more, or less.
 
-    Where limits were asked for, and all tokens together would make the numbers smaller yet, it is tokens that those
-    limits exclude.
+    Where it has more, though limits were asked for, and all tokens together would make the numbers smaller yet, it is
+    tokens that those limits exclude.
     """
-    if not _too_small(rows, lambda row: row.asked):
+    if _one_sided(rows, lambda row: row.asked, 1):
+        return "penalty", "with fewer tokens in the denominator, as if some were barred"
+    if not _one_sided(rows, lambda row: row.asked, -1):
         return None
-    if asked.full_support or _too_small(rows, _scored(replace(asked, top_k=0, top_p=1.0))):
+    if asked.full_support or _one_sided(rows, _scored(replace(asked, top_k=0, top_p=1.0)), -1):
         return "padded_vocabulary", "with more in the denominator"
     return "top_k" if asked.top_k else "top_p", "with more tokens in the denominator than were to be kept"
 
 
-def _too_small(rows: Sequence[Row], numbers: Guess) -> bool:
-    off = unexplained(rows, numbers)
-    return len(off) >= _MANY and bool((off <= 1e-4).all()) and float(off.median()) < 0
+def _one_sided(rows: Sequence[Row], numbers: Guess, sign: int) -> bool:
+    """Whether all that is said lies on one side of some numbers: above (1) or below (−1)."""
+    off = sign * unexplained(rows, numbers)
+    return len(off) >= _MANY and bool((off >= -_DUST).all()) and float(off.median()) > 0
 
 
 def _temperatures(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, str, Guess]]:

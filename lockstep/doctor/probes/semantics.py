@@ -13,7 +13,7 @@ from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.base import Conditions, Side
 from lockstep.doctor.case import Case, View, apart, own_logits, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe
-from lockstep.doctor.probes.guesses import Guess, Row, guesses, more_in_denominator, unexplained
+from lockstep.doctor.probes.guesses import Guess, Row, guesses, other_denominator, unexplained
 from lockstep.doctor.probes.logit_bias import fitted_bias
 from lockstep.models.heads import PLAIN
 from lockstep.types import SamplingParams
@@ -138,7 +138,7 @@ def _best(rows: Sequence[Row], asked: SamplingParams, off: float, rounding: floa
     best = min((_partly(guess, rows) for guess in found), key=lambda guess: guess.left, default=None)
     if best is not None and best.left < _WHOLLY * off:
         return best
-    if (found := more_in_denominator(rows, asked)) is not None:
+    if (found := other_denominator(rows, asked)) is not None:
         return Explained(*found, lambda row: row.said, 0.0)
     biased = _biased(rows, asked)
     return biased if biased is not None and biased.left < _EXPLAINS * off else None

@@ -28,6 +28,9 @@ _FIELDS = (
 _ALIKE = 1e-6
 """Of the largest number: the same number, computed otherwise."""
 
+_BLOCKS = (16, 32, 64, 128, 256)
+"""Numbers that share a scale, as quantisers have them."""
+
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -206,9 +209,17 @@ def _quantised(tensor: Tensor, right: Tensor) -> bool:
     rows = tensor.float().flatten(0, -2)[:8]
     few = max(row.unique().numel() for row in rows) < 0.7 * min(tensor.shape[-1], 256)
     few = few or tensor.float().unique().numel() < 0.1 * right.float().unique().numel()
-    few = few or all(_on_a_grid(row) for row in rows)
+    few = few or all(_on_a_grid(row) for row in rows) or _few_in_blocks(tensor.float())
     error = (tensor.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
     return few and bool(error < 0.3)
+
+
+def _few_in_blocks(tensor: Tensor) -> bool:
+    """Whether blocks have a scale each, and few values besides."""
+    sizes = (size for size in _BLOCKS if tensor.shape[-1] % size == 0)
+    blocks = (tensor.reshape(-1, size) for size in sizes)
+    shares = (block / block.abs().amax(-1, keepdim=True).clamp(min=1e-30) for block in blocks)
+    return any(share.round(decimals=4).unique().numel() < min(300, 0.1 * tensor.numel()) for share in shares)
 
 
 def _on_a_grid(row: Tensor) -> bool:
