@@ -20,7 +20,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 
 _STALE = ("layers.1.mlp.down_proj.weight", "layers.1.mlp.experts.down_proj", "layers.1.mixer.out_proj.weight")
 _Prefixes = dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]]
-"""Keys and values of a layer for a prompt, [H, T, D] each."""
+"""Keys and values of a layer for the beginning of a prompt, [H, T, D] each."""
 
 
 def step(case: Case, size: float) -> dict[str, Tensor]:
@@ -81,12 +81,12 @@ def lost_normaliser(share: float) -> tuple[Change, ...]:
 
 
 class _Reusing(Cached):
-    """Takes keys and values of prompts that were read before from a store, all but those of the last token."""
+    """Takes keys and values of the beginnings of prompts from a store, where they were read before."""
 
-    def __init__(self, prompts: Batch, capacity: int, prefixes: _Prefixes) -> None:
+    def __init__(self, prompts: Batch, capacity: int, prefixes: _Prefixes, end: int) -> None:
         super().__init__(prompts, capacity)
         self._prefixes = prefixes
-        self._prompts = [tuple(tokens.tolist()) for tokens in prompts.sequences()]
+        self._beginnings = [tuple(tokens[:end].tolist()) for tokens in prompts.sequences()]
         self._starts = prompts.starts.tolist()
 
     def attend(
@@ -94,15 +94,17 @@ class _Reusing(Cached):
     ) -> Tensor:
         if self._filling:
             key, value = key.clone(), value.clone()
-            for prompt, start in zip(self._prompts, self._starts, strict=True):
-                read = slice(start, start + len(prompt) - 1)
+            for beginning, start in zip(self._beginnings, self._starts, strict=True):
+                read = slice(start, start + len(beginning))
                 fresh = key[0, :, read].clone(), value[0, :, read].clone()
-                key[0, :, read], value[0, :, read] = self._prefixes.setdefault((layer, prompt), fresh)
+                key[0, :, read], value[0, :, read] = self._prefixes.setdefault((layer, beginning), fresh)
         return super().attend(layer, query, key, value, scaling, window)
 
 
 class StalePrefixes(TorchBackend):
-    """Keeps the keys and values of prompts, also when weights change."""
+    """Keeps the keys and values of prompts, all but those of the last token, also when weights change."""
+
+    end = -1
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -111,11 +113,11 @@ class StalePrefixes(TorchBackend):
     def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
         if conditions.fresh:
             self._prefixes.clear()
-        prefixes = self._prefixes.setdefault((id(model), conditions.dtype), {})
+        prefixes, end = self._prefixes.setdefault((id(model), conditions.dtype), {}), self.end
 
         class ReusingSampler(TorchSampler):
             def _cache(self, prompts: Batch, capacity: int) -> Cached:
-                return _Reusing(prompts, capacity, prefixes)
+                return _Reusing(prompts, capacity, prefixes, end)
 
         return ReusingSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
@@ -14,12 +11,9 @@ from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Capability, Conditions, Layout
 from lockstep.doctor.selftest.faults_passes import Packs
 from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
+from lockstep.doctor.selftest.faults_weights import StalePrefixes
 from lockstep.models.attention import Cached, Packed
 from lockstep.samplers.torch.sampler import TorchSampler
-
-_PINNED = 16
-_Pins = dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]]
-"""Keys and values of a layer for the first tokens of a prompt, [H, T, D] each."""
 
 
 def blind_chunks(size: int) -> type[TorchBackend]:
@@ -45,44 +39,10 @@ def blind_chunks(size: int) -> type[TorchBackend]:
     return BlindChunks
 
 
-class _Pinned(Cached):
-    """Takes keys and values of a prompt's first tokens from what was pinned, if they were read before."""
-
-    def __init__(self, prompts: Batch, capacity: int, pins: _Pins) -> None:
-        super().__init__(prompts, capacity)
-        self._pins = pins
-        self._firsts = [tuple(tokens[:_PINNED].tolist()) for tokens in prompts.sequences()]
-        self._starts = prompts.starts.tolist()
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
-        if self._filling:
-            key, value = key.clone(), value.clone()
-            for first, start in zip(self._firsts, self._starts, strict=True):
-                read = slice(start, start + len(first))
-                fresh = key[0, :, read].clone(), value[0, :, read].clone()
-                key[0, :, read], value[0, :, read] = self._pins.setdefault((layer, first), fresh)
-        return super().attend(layer, query, key, value, scaling, window)
-
-
-class PinnedPrompts(TorchBackend):
+class PinnedPrompts(StalePrefixes):
     """The cache is dropped at a refit, but for what is pinned: the first block of each prompt."""
 
-    def __init__(self, *values: Any, **named: Any) -> None:
-        super().__init__(*values, **named)
-        self._pins: dict[tuple[int, str | None], _Pins] = {}
-
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-        if conditions.fresh:
-            self._pins.clear()
-        pins = self._pins.setdefault((id(model), conditions.dtype), {})
-
-        class Sampler(TorchSampler):
-            def _cache(self, prompts: Batch, capacity: int) -> Cached:
-                return _Pinned(prompts, capacity, pins)
-
-        return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+    end = 16
 
 
 def pads_between_turns(block: int) -> type[KnowsPrompts]:
