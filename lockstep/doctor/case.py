@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.base import USUAL, Backend, Conditions, DType, Scores, Side
+from lockstep.doctor.base import USUAL, Backend, Conditions, DType, Kernel, Scores, Side
 from lockstep.types import Request, SamplingParams
 
 FINEST: tuple[DType, ...] = ("fp32", "fp16", "bf16")
@@ -219,11 +219,15 @@ def rounding(witness: Backend, batch: Batch, dtype: DType) -> Tensor:
     By its usual kernel; by the plain one where the usual one does something else than to round.
     """
     exact = witness.score(batch, Conditions(layout="alone", kernel="eager")).logprob.double()
-    usual, plain = (
-        (witness.score(batch, Conditions(dtype=dtype, kernel=kernel)).logprob.double() - exact).abs()
-        for kernel in (None, "eager")
-    )
-    return plain if size(usual[batch.mask]) > _ANOTHER * max(size(plain[batch.mask]), _DUST) else usual
+
+    def moved(kernel: Kernel | None) -> Tensor:
+        return (witness.score(batch, Conditions(dtype=dtype, kernel=kernel)).logprob.double() - exact).abs()
+
+    usual = moved(None)
+    if size(usual[batch.mask]) <= _ANOTHER * _DUST:
+        return usual
+    plain = moved("eager")
+    return plain if size(usual[batch.mask]) > _ANOTHER * size(plain[batch.mask]) else usual
 
 
 def first_drawn(batch: Batch) -> Tensor:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from fault_gaps import ALONE, gaps, mean
 
-from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, built, healthy
 from lockstep.doctor.selftest.ground import Ground
 from lockstep.doctor.selftest.second import SECOND, SECOND_HEALTHY, SECOND_PAIRS
-from lockstep.types import Request
 
-ALONE = Conditions(batch_size=1, layout="alone")
 COUNTERS = {
     114: Conditions(parts=frozenset({"cache"})),
     115: Conditions(fresh=True),
@@ -34,21 +30,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     return Ground(tmp_path_factory.mktemp("second"))
 
 
-def some(requests: tuple[Request, ...]) -> list[Request]:
-    """The shortest and the longest, so that rows are padded and windows are left."""
-    ordered = sorted(requests, key=lambda request: len(request.tokens))
-    return ordered[:3] + ordered[-3:]
-
-
-def drawn(case: Case, conditions: Conditions = USUAL) -> Batch:
-    return case.infer.generate(some(case.requests), replace(case.sampling, max_tokens=24), conditions)
-
-
 def gap(case: Case, train: Conditions = USUAL, infer: Conditions = USUAL) -> float:
     """Mean |Δ| of what the one side drew with and what the other scores, nats."""
-    batch = drawn(case, infer)
-    delta = case.train.score(batch, train).logprob - batch["sampler_logprob"]
-    return float(delta[batch.mask].abs().mean())
+    return mean(gaps(case, train, infer))
 
 
 def test_all_numbers_are_there_once_with_names_that_the_doctor_knows() -> None:
@@ -70,9 +54,9 @@ def test_a_fault_shows_and_its_counter_setting_takes_it_back(fault: Fault, groun
 
 @pytest.mark.parametrize("pair", SECOND_PAIRS, ids=lambda pair: " and ".join(one.fault.name for one in pair))
 def test_each_fault_of_a_pair_adds_to_the_other(pair: tuple[Injected, Injected], ground: Ground) -> None:
-    gaps = [gap(build(ground, *faults)) for faults in (pair, pair[:1], pair[1:])]
-    assert min(gaps) > 1e-3
-    assert len(set(gaps)) == 3
+    both, first, second = (gap(build(ground, *faults)) for faults in (pair, pair[:1], pair[1:]))
+    assert min(both, first, second) > 1e-3
+    assert len({both, first, second}) == 3
 
 
 @pytest.mark.parametrize("setup", SECOND_HEALTHY, ids=lambda setup: f"{setup.model} {setup.dtype}")

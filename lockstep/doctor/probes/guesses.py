@@ -159,9 +159,9 @@ def _penalties(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str
         penalty = _fitted(0.5, 3.0, lambda one, times=times: size(unexplained(few, _penalised(asked, one, times))))
         yield "penalty", f"with tokens {where} penalised by a factor {penalty:.3g}", _penalised(asked, penalty, times)
         for each, count in (("", _once(times)), (" each time", times)):
-            change = _fitted(0.02, 50.0, lambda one, count=count: size(unexplained(few, _lowered(asked, one, count))))
+            change = _fitted(0.02, 50.0, lambda one, count=count: size(unexplained(few, _favoured(asked, one, count))))
             said = f"with the odds of tokens {where} times {change:.3g}{each}"
-            yield "penalty", said, _lowered(asked, change, count)
+            yield "penalty", said, _favoured(asked, change, count)
 
 
 def _beside(asked: SamplingParams) -> Iterator[tuple[str, Guess]]:
@@ -231,7 +231,7 @@ Count = Callable[["Row"], Tensor]
 """How often each token of the vocabulary counts before each masked token, [M, V]."""
 
 
-def _lowered(asked: SamplingParams, odds: float, count: Count) -> Guess:
+def _favoured(asked: SamplingParams, odds: float, count: Count) -> Guess:
     """Odds are multiplied for each time that counts."""
     return lambda row: token_scores(row.logits + math.log(odds) * count(row), row.token, asked)[0].double()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -35,8 +35,7 @@ _PLACES: tuple[tuple[str, str], ...] = (
     (r"(embed\w*|wte|wpe|\w+_embeddings?):out$", "embedding"),
     (r"\.0\.(\w*norm|ln_1):in$", "embedding"),
     (r"(norm|ln_\w+):out$", "norm_eps"),
-    (r"(o_proj|attn\.dense|attention\.dense|attn\.c_proj|attn\.out_proj|attn_dropout):in$", "attention"),
-    (r"attention_dropout:in$", "attention"),
+    (r"(o_proj|(attn|attention)\.dense|attn\.(c_proj|out_proj)|(attn|attention)_dropout):in$", "attention"),
     (r"(o_proj|down_proj|out_proj|c_proj|attn\.dense|attention\.dense|4h_to_h|fc2):out$", "sum over ranks"),
     (r"((act|act_fn|activation_fn):out|(down_proj|4h_to_h|fc2|mlp\.c_proj):in)$", "activation"),
     (r"(act|act_fn|activation_fn):in$", "product past its module"),
@@ -101,7 +100,7 @@ class Inside:
     trace: Trace
     tokens: Tensor
     ranks: bool
-    called: set[Node] = field(default_factory=set)
+    called: frozenset[Node]
 
     def cause(self, local: Local) -> str | None:
         """What a node that differs stands for; None where that is not known."""
@@ -166,9 +165,9 @@ def layers(case: Case, refused: Sequence[str]) -> Outcome:
     ranks = any(int(case.side(side).backend.settings().get("tensor_parallel_size", 1)) > 1 for side in SIDES)
     with case.train.holding(), case.infer.holding():
         right, own = (case.side(side).backend.network(case.side(side).conditions.but(_EXACT)) for side in SIDES)
-        inside = Inside(right, own, traced(right, tokens), tokens, ranks)
-        every = compared(inside.trace, own, tokens)
-        inside.called.update(local.node for local in every)
+        trace = traced(right, tokens)
+        every = compared(trace, own, tokens)
+        inside = Inside(right, own, trace, tokens, ranks, frozenset(local.node for local in every))
         found = [local for local in every if local.error > _LOOSE]
         found = [local for local in found if not any(kind(local.node) in swap.kinds for swap in swaps)]
         causes = {local.node: cause for local in found if (cause := inside.cause(local)) not in (None, *refused)}

@@ -187,7 +187,7 @@ def likeness(tensor: Tensor, right: Tensor) -> tuple[str, str]:
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same; if of two types, but for what the coarser one makes, also of what made them."""
+    """Whether two tensors are the same; if their types differ, up to the rounding of the coarser one."""
     if a.shape != b.shape:
         return False
     if a.dtype == b.dtype or not a.is_floating_point():
