@@ -1,4 +1,4 @@
-"""Seventh faults of what is drawn and what is scored: temperatures, nuclei, slots, drafts, text, rows of a head."""
+"""Held-out faults of what is drawn and what is scored: temperatures, nuclei, slots, drafts, text, rows of a head."""
 
 from __future__ import annotations
 
