@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from lockstep.doctor.backends.hf import HFBackend
@@ -41,7 +42,7 @@ def drawn(model: str, train: Kind, infer: Kind, **fields: Callable[[float], Any]
         model,
         train,
         infer,
-        sampling=SamplingParams(**{"max_tokens": 64} | {name: value(magnitude) for name, value in fields.items()}),
+        sampling=replace(PLAINLY, **{name: value(magnitude) for name, value in fields.items()}),
     )
 
 
