@@ -16,6 +16,7 @@ from lockstep.doctor.selftest.fifth import FIFTH
 from lockstep.doctor.selftest.fourth import FOURTH
 from lockstep.doctor.selftest.ground import Ground
 from lockstep.doctor.selftest.heldout import HELD_OUT
+from lockstep.doctor.selftest.sixth import SIXTH
 from lockstep.doctor.selftest.third import THIRD
 from lockstep.doctor.selftest.tuning import TUNING
 
@@ -51,7 +52,8 @@ LISTS = {
     "third": Listed(THIRD, 201, 12, 8, 10, 1.1, 1.003, 1.0),
     "fourth": Listed(FOURTH, 301, 18, 9, 20),
     "fifth": Listed(FIFTH, 401, 18, 10, 20),
-    "held-out": Listed(HELD_OUT, 501, 18, 10, 18),
+    "sixth": Listed(SIXTH, 501, 18, 10, 18),
+    "held-out": Listed(HELD_OUT, 601, 20, 10, 20),
 }
 FAULTS = [pytest.param(listed, fault, id=fault.name) for listed in LISTS.values() for fault in listed.faults]
 NUMBERED = {fault.number: fault for listed in LISTS.values() for fault in listed.faults}
@@ -77,6 +79,10 @@ COUNTERS = {
     509: ALONE,
     511: Conditions(parts=frozenset({"head"})),
     516: Conditions(parts=frozenset({"softmax"})),
+    605: ALONE,
+    609: Conditions(parts=frozenset({"rope"})),
+    614: Conditions(kernel="eager"),
+    620: ALONE,
 }
 
 

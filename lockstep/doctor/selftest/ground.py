@@ -10,13 +10,13 @@ from lockstep import keyed
 from lockstep.doctor.selftest.fifth_ground import FIFTH_MODELS, write_fifth
 from lockstep.doctor.selftest.first_ground import FIRST_MODELS, write_first
 from lockstep.doctor.selftest.fourth_ground import FOURTH_MODELS, write_fourth
-from lockstep.doctor.selftest.heldout_ground import HELD_OUT_MODELS, write_held_out
 from lockstep.doctor.selftest.second_ground import SECOND_MODELS, write_second
+from lockstep.doctor.selftest.sixth_ground import SIXTH_MODELS, write_sixth
 from lockstep.doctor.selftest.third_ground import THIRD_MODELS, write_third
 from lockstep.models.folder import read_config
 from lockstep.types import Request
 
-MODELS = (*FIRST_MODELS, *SECOND_MODELS, *THIRD_MODELS, *FOURTH_MODELS, *FIFTH_MODELS, *HELD_OUT_MODELS)
+MODELS = (*FIRST_MODELS, *SECOND_MODELS, *THIRD_MODELS, *FOURTH_MODELS, *FIFTH_MODELS, *SIXTH_MODELS)
 """Their names, each once."""
 _WRITERS = (
     dict.fromkeys(FIRST_MODELS, write_first)
@@ -24,7 +24,7 @@ _WRITERS = (
     | dict.fromkeys(THIRD_MODELS, write_third)
     | dict.fromkeys(FOURTH_MODELS, write_fourth)
     | dict.fromkeys(FIFTH_MODELS, write_fifth)
-    | dict.fromkeys(HELD_OUT_MODELS, write_held_out)
+    | dict.fromkeys(SIXTH_MODELS, write_sixth)
 )
 
 

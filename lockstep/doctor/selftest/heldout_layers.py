@@ -1,236 +1,162 @@
-"""Held-out faults of a model's parts, and of the distribution it gives: biases, routers, sums, slopes, heads, lists."""
+"""Held-out faults of a model's parts: angles, biases, norms, activations, sinks, embeddings, projections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel, SuppressTokensLogitsProcessor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
 
-from lockstep import keyed
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Conditions
 from lockstep.doctor.selftest.fault import Change
-from lockstep.doctor.selftest.means import rounded, type_with
-from lockstep.doctor.selftest.second_layers import partial_sums
+from lockstep.doctor.selftest.means import linears as linears_of
+from lockstep.doctor.selftest.means import some_layers, type_with
+from lockstep.doctor.selftest.second_layers import layers, linears
 from lockstep.doctor.selftest.second_scoring import parallel
-from lockstep.doctor.selftest.third_scoring import processed
-from lockstep.types import Request, SamplingParams
 
-_RANKS = 4
-_BLOCK = 8
-_FIRST_BARRED = 3
-Drawn = tuple[Tensor, Tensor]
+_SINKLESS = "sinkless"
+_RANKS = 2
+_ROW_PARALLEL = (".dense", ".fc2")
 
 
-def capped_twice(model: PreTrainedModel) -> None:
-    """The engine's model caps its logits, and then its logits processor, which knows the cap too, does so again."""
-
-    def again(module: Any, values: tuple[Any, ...], output: Any) -> Any:
-        cap = module.config.final_logit_softcapping
-        output.logits = cap * torch.tanh(output.logits / cap)
-        return output
-
-    model.register_forward_hook(again)
-
-
-def fused_without_bias(count: int) -> Alteration:
-    """The two projections into latent states are fused when a layer is loaded, their weights and not their biases."""
-
-    def alter(model: PreTrainedModel) -> None:
-        for layer in decoder_layers(model)[-count:]:
-            for linear in (layer.self_attn.q_a_proj, layer.self_attn.kv_a_proj_with_mqa):
-                linear.forward = partial(F.linear, weight=linear.weight)
-
-    return alter
-
-
-def expert_biases(spread: float) -> Alteration:
-    """Biases that balance experts have such a spread, on both sides."""
-
-    @torch.no_grad()
-    def alter(model: PreTrainedModel) -> None:
-        for name, buffer in model.named_buffers():
-            if name.endswith("expert_bias"):
-                buffer.copy_(spread * torch.randn(len(buffer), generator=keyed.generator("sixth", name)))
-
-    return alter
-
-
-def biases_in_the_weights(model: PreTrainedModel) -> None:
-    """The trainer's router weighs experts by the scores that it chose them by, biases included."""
-    for layer in decoder_layers(model):
-        if "gate" in dict(layer.feed_forward.named_children()):
-            layer.feed_forward.gate.forward = _weighing_by_choice(layer.feed_forward.gate.forward)
-
-
-def _weighing_by_choice(usual: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., Any]:
-    def forward(states_ND: Tensor, bias_E: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits_NE, _, expert_NK = usual(states_ND, bias_E)
-        weight_NK = (logits_NE.sigmoid() + bias_E).gather(1, expert_NK)
-        return logits_NE, weight_NK / weight_NK.sum(-1, keepdim=True), expert_NK
-
-    return forward
-
-
-def drops_out_always(probability: float) -> Alteration:
-    """A patched attention drops out by the function, whose default is training, so no mode switches it off."""
-
-    def patched(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
-        return lambda x: F.dropout(F.linear(x, linear.weight, linear.bias), probability)
-
-    def alter(model: PreTrainedModel) -> None:
-        for layer in decoder_layers(model):
-            layer.temporal_block.o_proj.forward = patched(layer.temporal_block.o_proj)
-
-    return alter
-
-
-def quick_reduce(step: float) -> tuple[Change, ...]:
-    """The engine's ranks send their sums as integers with a scale for each block, and so they send the total."""
-
-    class QuickReduce(TorchBackend):
-        def settings(self) -> Mapping[str, Any]:
-            bits = round(1 / step).bit_length() + 1
-            return {**super().settings(), "tensor_parallel_size": _RANKS, "quick_reduce_quantization": f"INT{bits}"}
-
-    def reduced(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
-        def forward(x: Tensor) -> Tensor:
-            parts = [_integers(part, step) for part in partial_sums(x, linear, _RANKS)]
-            return _integers(torch.stack(parts).sum(0), step)
-
-        return forward
-
-    def alter(model: PreTrainedModel) -> None:
-        module: Any
-        for path, module in model.named_modules():
-            if path.endswith(("o_proj", "down_proj")):
-                module.forward = reduced(module)
-
-    return (Change("infer", QuickReduce, alter),)
-
-
-def _integers(x: Tensor, step: float) -> Tensor:
-    blocks = x.unflatten(-1, (-1, _BLOCK))
-    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-9) * step
-    return ((blocks / scale).round() * scale).flatten(-2)
-
-
-def slopes_of_the_first_rank(ranks: int) -> tuple[Change, ...]:
-    """Heads lie on ranks, and each rank gives its heads the slopes of the first ones, as if it had no others before."""
-
-    def alter(model: PreTrainedModel) -> None:
-        decoder: Any = model.base_model
-        usual = decoder.build_alibi_tensor
-
-        def built(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-            bias_BH1T = usual(mask, heads, dtype).unflatten(0, (-1, heads))
-            return bias_BH1T[:, : heads // ranks].repeat(1, ranks, 1, 1).flatten(0, 1)
-
-        decoder.build_alibi_tensor = built
-
-    return (Change("infer", parallel(ranks), alter),)
-
-
-class _Swish(nn.Module):
-    def __init__(self, more: float) -> None:
-        super().__init__()
-        self._slope = 1 + more
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(self._slope * x)
-
-
-def swish_of_another_model(more: float) -> Alteration:
-    """The trainer's fused feed-forward has the slope inside its sigmoid that another model wanted."""
-
-    def alter(model: PreTrainedModel) -> None:
-        for layer in decoder_layers(model):
-            layer.mlp.act_fn = _Swish(more)
-
-    return alter
-
-
-def new_rows_unscaled(count: int) -> Alteration:
-    """The trainer trains rows of added tokens apart, and looks these up without the factor of the embedding."""
-
-    def looked_up(module: nn.Module, values: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        weight_VD = module.get_parameter("weight")
-        added = values[0] >= len(weight_VD) - count
-        return torch.where(added[..., None], F.embedding(values[0], weight_VD), output)
-
-    def alter(model: PreTrainedModel) -> None:
-        model.get_input_embeddings().register_forward_hook(looked_up)
-
-    return alter
-
-
-def head_in_low_type(rounding: float) -> type[HFBackend]:
-    """The trainer's fused loss multiplies by the head in a low type of its own, whatever the model computes in."""
+def angles_in_low_type(rounding: float) -> type[HFBackend]:
+    """The trainer's rotary embedding multiplies positions and frequencies in a low type, so that late tokens err."""
     dtype = type_with(rounding)
 
-    def product(head: nn.Linear) -> Callable[[Tensor], Tensor]:
-        return lambda states: F.linear(rounded(states, dtype), rounded(head.weight, dtype)).bfloat16()
+    def low(rotary: Any, states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angle_BTF = position_ids[..., None].to(dtype) * rotary.inv_freq.to(dtype)
+        both = torch.cat([angle_BTF, angle_BTF], -1)
+        scale = rotary.attention_scaling
+        return (both.cos() * scale).to(states.dtype), (both.sin() * scale).to(states.dtype)
 
-    class HeadInLowType(HFBackend):
+    class AnglesInLowType(HFBackend):
         def model(self, conditions: Conditions) -> PreTrainedModel:
             model = super().model(conditions)
-            head: Any = model.get_output_embeddings()
-            head.forward = partial(F.linear, weight=head.weight) if "head" in conditions.parts else product(head)
+            rotary: Any = model.base_model.rotary_emb
+            usual = type(rotary).forward.__get__(rotary)
+            rotary.forward = usual if "rope" in conditions.parts else partial(low, rotary)
             return model
 
-    return HeadInLowType
+    return AnglesInLowType
 
 
-def off_zero(offset: float) -> Alteration:
-    """The bias of the head moves all logits by the same, on both sides."""
+def biases_scaled(factor: float) -> Alteration:
+    """Biases of row-parallel projections are so much smaller, on both sides."""
 
     @torch.no_grad()
     def alter(model: PreTrainedModel) -> None:
-        head: Any = model.get_output_embeddings()
-        head.bias += offset
+        for linear in linears(model, *_ROW_PARALLEL):
+            linear.bias.mul_(factor)
 
     return alter
 
 
-def divides_in_place(rounding: float) -> type[HFBackend]:
-    """To save memory the trainer divides logits by the temperature, and takes off their largest, in a low type."""
-    dtype = type_with(rounding)
+def bias_of_every_rank() -> tuple[Change, ...]:
+    """Each of the engine's ranks adds the bias to its part of a sum, so that it counts as often as there are ranks."""
 
-    class DividesInPlace(HFBackend):
-        def logprob(
-            self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
-        ) -> Tensor:
-            if "softmax" in conditions.parts or sampling.greedy or not sampling.full_support:
-                return super().logprob(logits_MV, token_M, sampling, conditions)
-            low_MV = logits_MV.to(dtype).div_(sampling.temperature)
-            above_MV = (low_MV - low_MV.amax(-1, keepdim=True)).float()
-            return above_MV.gather(-1, token_M[:, None])[:, 0] - above_MV.logsumexp(-1)
+    def added(linear: nn.Linear, x: Tensor) -> Tensor:
+        return F.linear(x, linear.weight) + _RANKS * linear.bias
 
-    return DividesInPlace
+    def alter(model: PreTrainedModel) -> None:
+        for linear in linears(model, *_ROW_PARALLEL):
+            vars(linear)["forward"] = partial(added, linear)
+
+    return (Change("infer", parallel(_RANKS), alter),)
 
 
-def suppressed(count: int) -> type[HFBackend]:
-    """The model's generation_config lists tokens to suppress, and the engine reads it."""
+def epsilon_outside_the_root(model: PreTrainedModel) -> None:
+    """The trainer's fused norm adds the epsilon to the root of the mean square, not to the mean square."""
 
-    class Suppressed(HFBackend):
-        def drawn(
-            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
-        ) -> Drawn:
-            barred = list(range(_FIRST_BARRED, _FIRST_BARRED + count))
-            with processed(model, SuppressTokensLogitsProcessor(barred)):
-                return super().drawn(model, requests, sampling, conditions)
+    def normed(norm: Any, states: Tensor) -> Tensor:
+        root = states.float().square().mean(-1, keepdim=True).sqrt()
+        return norm.weight * (states.float() / (root + norm.variance_epsilon)).to(states.dtype)
 
-    return Suppressed
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            vars(module)["forward"] = partial(normed, module)
 
 
-def decoder_layers(model: PreTrainedModel) -> list[Any]:
-    """Its layers."""
-    decoder: Any = model.base_model
-    return list(decoder.layers)
+class _Table(nn.Module):
+    """An activation that is known at steps only."""
+
+    def __init__(self, exact: nn.Module, step: float) -> None:
+        super().__init__()
+        self._exact, self._step = exact, step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._exact((x / self._step).round() * self._step)
+
+
+def activation_from_a_table(step: float) -> Alteration:
+    """The engine's feed-forward looks its activation up in a table, at the nearest step."""
+
+    def alter(model: PreTrainedModel) -> None:
+        for layer in layers(model):
+            layer.mlp.act_fn = _Table(layer.mlp.act_fn, step)
+
+    return alter
+
+
+def sinks_of(strength: float) -> Alteration:
+    """Sinks weigh on average as much as so many keys of score 0, on both sides."""
+
+    @torch.no_grad()
+    def alter(model: PreTrainedModel) -> None:
+        for layer in layers(model):
+            layer.self_attn.sinks += torch.tensor(strength).log().to(layer.self_attn.sinks.dtype)
+
+    return alter
+
+
+def _without_sinks(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, scaling: float, **_: Any
+) -> tuple[Tensor, None]:
+    causal = attention_mask is None and query.shape[2] > 1
+    out = F.scaled_dot_product_attention(
+        query, key, value, attention_mask, is_causal=causal, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(_SINKLESS, _without_sinks)
+AttentionMaskInterface.register(_SINKLESS, sdpa_mask)
+
+
+class Sinkless(HFBackend):
+    """The engine's attention kernel takes no sinks, and nobody asks whether the model has some."""
+
+    def attention(self, conditions: Conditions) -> str:
+        return conditions.kernel or _SINKLESS
+
+
+def added_rows_clamped(count: int) -> Alteration:
+    """The engine's embedding has no rows for the last ids, those of added tokens, and clamps them to its last row."""
+
+    def alter(model: PreTrainedModel) -> None:
+        def clamped(module: nn.Module, values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (values[0].clamp(max=len(module.get_parameter("weight")) - 1 - count),)
+
+        model.get_input_embeddings().register_forward_pre_hook(clamped)
+
+    return alter
+
+
+def fake_quantised(step: float) -> Alteration:
+    """The trainer's projections keep all bits and multiply by what few bits would hold; the engine does not know."""
+
+    def forward(linear: nn.Linear, x: Tensor) -> Tensor:
+        low, high = linear.weight.amin(1, keepdim=True), linear.weight.amax(1, keepdim=True)
+        width = (high - low).clamp(min=1e-9) * step
+        return F.linear(x, ((linear.weight - low) / width).round() * width + low, linear.bias)
+
+    def alter(model: PreTrainedModel) -> None:
+        for linear in linears_of(some_layers(model, 1.0)):
+            vars(linear)["forward"] = partial(forward, linear)
+
+    return alter

@@ -1,163 +1,118 @@
-"""Held-out faults of how a pass is made: pads before a response, packed rows, caches, splits, drafts."""
+"""Held-out faults of how a pass is made: shared prompts, windows in blocks, decoding in a low type, boundaries."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from lockstep import align
+from lockstep.batch import Batch
+from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
-from lockstep.doctor.selftest.faults_passes import Packs
 from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
-from lockstep.doctor.selftest.means import type_with
-from lockstep.models.attention import Cached
+from lockstep.doctor.selftest.fourth_scoring import column, own_tokens
+from lockstep.doctor.selftest.means import is_chosen, type_with
+from lockstep.models.attention import Cached, Packed
+from lockstep.models.heads import PLAIN, inputs
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
-Drawn = tuple[Tensor, Tensor]
-_DRAFTED = 3
+_GROUP = 4
 
 
-def first_from_pad(block: int) -> type[KnowsPrompts]:
-    """The trainer pads prompts on the right and hides the pads well, but reads the first token from the last pad."""
+def prompt_of_the_group(share: float) -> type[KnowsPrompts]:
+    """To read a group's prompt once, the trainer takes the state behind it from the first row of the group.
 
-    class FirstFromPad(KnowsPrompts):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            if layout != "padded" or len(sequences) == 1:
-                return super().passed(model, sequences, layout)
-            prompts = [self.prompt_length(tokens) or len(tokens) for tokens in sequences]
-            pads = [-length % block for length in prompts]
-            filled = [
-                torch.cat([tokens[:length], tokens.new_full((more,), -1), tokens[length:]])
-                for tokens, length, more in zip(sequences, prompts, pads, strict=True)
-            ]
-            padded = pad_sequence(filled, batch_first=True, padding_value=-1)
-            seen = (padded >= 0).long()
-            place = (seen.cumsum(1) - 1).clamp(min=0)
-            tokens_BT = padded.clamp(min=0)
-            logits_BTV = model(input_ids=tokens_BT, attention_mask=seen, position_ids=place, use_cache=False).logits
-            return [
-                torch.cat([own[: length - 1], own[length - 1 + more : len(tokens) + more]])
-                for own, tokens, length, more in zip(logits_BTV, sequences, prompts, pads, strict=True)
-            ]
-
-    return FirstFromPad
-
-
-def mask_of_ones(most: int) -> type[Packs]:
-    """The trainer packs up to so many sequences, and hands a mask of ones too, with which the model looks for none."""
-
-    class MaskOfOnes(Packs):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            if layout != "packed":
-                return super().passed(model, sequences, layout)
-            rows = [sequences[start : start + most] for start in range(0, len(sequences), most)]
-            return [own for row in rows for own in _one_row(model, row)]
-
-    return MaskOfOnes
-
-
-def _one_row(model: PreTrainedModel, sequences: Sequences) -> Sequences:
-    tokens_1N = torch.cat(list(sequences))[None]
-    logits_NV = model(
-        input_ids=tokens_1N,
-        attention_mask=torch.ones_like(tokens_1N),
-        position_ids=torch.cat([torch.arange(len(tokens)) for tokens in sequences])[None],
-        use_cache=False,
-    ).logits[0]
-    return torch.split(logits_NV, [len(tokens) for tokens in sequences])
-
-
-def scales_of_the_first_batch(error: float) -> type[HFBackend]:
-    """The cache is fp8, with one scale a layer that is measured on the first batch served and kept ever after."""
-    dtype = type_with(error)
-
-    class ScalesOfTheFirstBatch(HFBackend):
-        def __init__(self, *values: Any, **named: Any) -> None:
-            super().__init__(*values, **named)
-            self._scales: dict[tuple[int, str], Tensor] = {}
-
-        def settings(self) -> Mapping[str, Any]:
-            return {**super().settings(), "kv_cache_dtype": str(dtype).removeprefix("torch.")}
-
-        def drawn(
-            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
-        ) -> Drawn:
-            if "cache" in conditions.parts:
-                return super().drawn(model, requests, sampling, conditions)
-            hook = model.register_forward_hook(_kept_in(dtype, self._scales))
-            try:
-                return super().drawn(model, requests, sampling, conditions)
-            finally:
-                hook.remove()
-
-    return ScalesOfTheFirstBatch
-
-
-def _kept_in(dtype: torch.dtype, scales: dict[tuple[int, str], Tensor]) -> Callable[..., None]:
-    most = torch.finfo(dtype).max
-
-    def keep(module: nn.Module, values: tuple[Any, ...], output: Any) -> None:
-        for place, layer in enumerate(output.past_key_values.layers):
-            for part, kept in (("keys", layer.keys), ("values", layer.values)):
-                scale = scales.setdefault((place, part), kept.abs().amax() / most)
-                kept.copy_((kept / scale).clamp(-most, most).to(dtype).to(kept.dtype) * scale)
-
-    return keep
-
-
-def merged_by_base_two(length: int) -> type[TorchBackend]:
-    """Decoding merges splits of the keys by their log-sum-exps, which one kernel gives in base 2, the other reads as e.
-
-    The model has a key for each head.
+    Rows have been put in another order before, so that some rows of a group have other prompts.
     """
 
-    class Merged(Cached):
+    class PromptOfTheGroup(KnowsPrompts):
+        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+            logits = super().passed(model, sequences, layout)
+            if layout != "padded":
+                return logits
+            lasts = [max(self.prompt_length(tokens) - 1, 0) for tokens in sequences]
+            mended = [own.clone() for own in logits]
+            for place, (own, tokens) in enumerate(zip(mended, sequences, strict=True)):
+                first = place // _GROUP * _GROUP if is_chosen(tokens, share) else place
+                own[lasts[place]] = logits[first][lasts[first]]
+            return mended
+
+    return PromptOfTheGroup
+
+
+def windows_in_blocks(block: int) -> type[HFBackend]:
+    """The trainer's block-sparse kernel lets a token see the whole block of keys that its window begins in."""
+
+    class WindowsInBlocks(HFBackend):
+        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+            if layout == "packed":
+                return super().passed(model, sequences, layout)
+            padded = pad_sequence(list(sequences), batch_first=True)
+            place = torch.arange(padded.shape[1])
+            begins = (place - model.config.sliding_window + 1).clamp(min=0) // block * block
+            causal = place[None] <= place[:, None]
+            masks = {
+                "full_attention": _added(causal, model.dtype),
+                "sliding_attention": _added(causal & (place[None] >= begins[:, None]), model.dtype),
+            }
+            logits_BTV = model(input_ids=padded, attention_mask=masks, use_cache=False).logits
+            return [logits[: len(tokens)] for logits, tokens in zip(logits_BTV, sequences, strict=True)]
+
+    return WindowsInBlocks
+
+
+def _added(visible_TT: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pads lie behind all that sees, so that one mask is right for each row."""
+    return torch.zeros(visible_TT.shape, dtype=dtype).masked_fill(~visible_TT, torch.finfo(dtype).min)[None, None]
+
+
+def shares_in_low_type(error: float) -> type[TorchBackend]:
+    """The decoding kernel multiplies values by shares that it has put into fp8; the sum of the shares is exact."""
+    dtype = type_with(error)
+
+    class Rounded(Cached):
         def attend(
             self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
         ) -> Tensor:
             exact = super().attend(layer, query, key, value, scaling, window)
             if self._filling:
                 return exact
-            keys, values = (kept[layer][:, :, : self._width] for kept in (self._keys, self._values))
-            scores = (scaling * query @ keys.mT).masked_fill(~self._visible, float("-inf")).split(length, -1)
-            parts = [s.softmax(-1).nan_to_num() @ v for s, v in zip(scores, values.split(length, 2), strict=True)]
-            log_sums = torch.stack([s.logsumexp(-1, keepdim=True) for s in scores])
-            share = (log_sums / math.log(2)).softmax(0)
-            return (share * torch.stack(parts)).sum(0).transpose(1, 2)
+            keys, values = (
+                kept[layer][:, :, : self._width].repeat_interleave(query.shape[1] // key.shape[1], 1)
+                for kept in (self._keys, self._values)
+            )
+            scores = (scaling * query @ keys.mT).masked_fill(~self._visible, float("-inf"))
+            above = (scores - scores.amax(-1, keepdim=True)).exp()
+            return ((above.to(dtype).to(above.dtype) @ values) / above.sum(-1, keepdim=True)).transpose(1, 2)
 
     class Sampler(TorchSampler):
         def _cache(self, prompts: Any, capacity: int) -> Cached:
-            return Merged(prompts, capacity)
+            return Rounded(prompts, capacity)
 
-    class MergedByBaseTwo(TorchBackend):
+    class SharesInLowType(TorchBackend):
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
             return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
-    return MergedByBaseTwo
+    return SharesInLowType
 
 
-class _Speculating(TorchSampler):
-    """Each pass of the model itself accepts some drafts as well."""
+def boundaries_of_padded_lengths(multiple: int) -> type[TorchBackend]:
+    """Packed sequences lie end to end, and attention is told boundaries as if each were padded to a multiple."""
 
-    def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
-        self._step = 0 if isinstance(keep, Tensor) else self._step + 1
-        self._raw_logprobs = self._step % (_DRAFTED + 1) != 0
-        return super()._logits(tokens, position, cache, keep)
+    class BoundariesOfPaddedLengths(TorchBackend):
+        def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+            own, ends = own_tokens(batch), (batch.lengths + -batch.lengths % multiple).cumsum(0)
+            ends = ends.clamp(max=batch.tokens.numel())
+            said = ends.diff(prepend=torch.zeros(1, dtype=ends.dtype))
+            layout = Packed.of(Batch(batch.tokens, said[said > 0]))
+            logits_MV = model(**inputs(batch) | {"layout": layout}, logits_to_keep=align.state_before(own)).logits[0]
+            logprob_M, _ = token_scores(logits_MV, batch.tokens[own], batch.sampling or PLAIN)
+            return column(logprob_M, own, batch)
 
-
-class AcceptedDraftsRaw(TorchBackend):
-    """The engine speculates, and drafts that it accepts get log-probabilities without the temperature."""
-
-    def settings(self) -> Mapping[str, Any]:
-        return {**super().settings(), "num_speculative_tokens": _DRAFTED}
-
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-        return _Speculating(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+    return BoundariesOfPaddedLengths

@@ -1,98 +1,80 @@
-"""Held-out faults of weights on their way into a side: names, ranks, orders, bits."""
+"""Held-out faults of weights on their way into a side: differences, stages, buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.base import Side
+from lockstep import keyed
+from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.selftest.fault import Case, Change
 from lockstep.doctor.selftest.faults_weights import step
-from lockstep.doctor.selftest.heldout_ground import HEADS
+from lockstep.doctor.selftest.second_weights import Sent, hf_receiving
 
-Sent = Iterable[tuple[str, Tensor]]
-_BLOCK = 8
-_BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
-"""Where a rank has a part of the inputs; of other projections it has a part of the outputs, and of experts some."""
+_SENT = 0.1
+"""The share of its elements that is sent of a tensor."""
+_SCALARS = "layer_scalar"
+_PARTS = ("input_layernorm", "post_attention_layernorm", "self_attn.o_proj", "mlp.down_proj")
 
 
-def _carried(side: Side, way: Callable[[str, Tensor], tuple[str, Tensor]], said: Mapping[str, Any]) -> Change:
-    """A side whose weights come another way, at first and with each refit."""
+def largest_changes_sent(case: Case, size: float) -> None:
+    """To save bandwidth, a refit sends only the elements of each tensor that changed most; the others stay."""
+    old = {name: tensor.clone() for name, tensor in case.infer.weights()}
+    case.infer.load((name, _sparse(old[name], new)) for name, new in step(case, size).items())
 
-    class Carried(HFBackend):
-        def settings(self) -> Mapping[str, Any]:
-            return {**super().settings(), **said}
 
-        def load(self, stream: Sent) -> None:
-            super().load(way(name, tensor) for name, tensor in stream)
+def _sparse(old: Tensor, new: Tensor) -> Tensor:
+    change = (new - old).abs()
+    least = change.flatten().topk(max(1, round(_SENT * change.numel()))).values[-1]
+    return torch.where(change >= least, new, old)
+
+
+def stages_in_another_order(count: int) -> tuple[Change, ...]:
+    """Layers lie on stages in turn; the trainer's import takes `count` parts of the two last for each other's."""
+
+    def other(name: str) -> str:
+        if not any(part in name for part in _PARTS[:count]):
+            return name
+        second, third = ".layers.2.", ".layers.3."
+        return name.replace(second, third) if second in name else name.replace(third, second)
+
+    def received(stream: Sent) -> Iterator[tuple[str, Tensor]]:
+        return ((other(name), tensor) for name, tensor in stream)
 
     @torch.no_grad()
     def alter(model: PreTrainedModel) -> None:
-        own = dict(model.named_parameters())
-        for name, tensor in [way(name, parameter.clone()) for name, parameter in own.items()]:
-            own[name].copy_(tensor)
+        held = {name: parameter.clone() for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            parameter.copy_(held[other(name)])
 
-    return Change(side, Carried, alter)
-
-
-def _last_layers(count: int, path: str) -> tuple[str, ...]:
-    return tuple(f"{path}.{layer}." for layer in range(4 - count, 4))
+    return (Change("train", hf_receiving(received), alter),)
 
 
-def keys_for_values(count: int) -> tuple[Change, ...]:
-    """The fused projection's loader has the shards of keys and values the wrong way round, in the last layers."""
-    wrong = _last_layers(count, ".layers")
-    other = {"k_proj": "v_proj", "v_proj": "k_proj"}
+def scalars_off_one(spread: float) -> Alteration:
+    """The factors of layers, which are buffers, have such a spread around 1, on both sides."""
 
-    def way(name: str, tensor: Tensor) -> tuple[str, Tensor]:
-        part = name.split(".")[-2] if any(layer in name for layer in wrong) else ""
-        return name.replace(part, other[part]) if part in other else name, tensor
+    @torch.no_grad()
+    def alter(model: PreTrainedModel) -> None:
+        for name, buffer in model.named_buffers():
+            if name.endswith(_SCALARS):
+                buffer.copy_((spread * torch.randn(1, generator=keyed.generator("seventh", name))).exp())
 
-    return (_carried("infer", way, {}),)
-
-
-def heads_not_interleaved(count: int) -> tuple[Change, ...]:
-    """The trainer's import takes queries, keys and values for three blocks, and the file has them head by head."""
-    wrong = _last_layers(count, ".h")
-
-    def way(name: str, tensor: Tensor) -> tuple[str, Tensor]:
-        if "query_key_value" in name and any(layer in name for layer in wrong):
-            return name, tensor.unflatten(0, (HEADS, 3, -1)).transpose(0, 1).flatten(0, 2)
-        return name, tensor
-
-    return (_carried("train", way, {}),)
+    return alter
 
 
-def normal_floats(levels: int) -> tuple[Change, ...]:
-    """The trainer trains an adapter over a base of few bits, whose levels are quantiles; the engine has all bits."""
-    level = torch.distributions.Normal(0.0, 1.0).icdf((torch.arange(levels) + 0.5) / levels)
-    level, middles = level / level[-1], (level[1:] + level[:-1]) / (2 * level[-1])
+def scalars_never_sent() -> tuple[Change, ...]:
+    """The engine is refitted by parameters alone, and the factors of its layers are still those it was built with."""
 
-    def way(name: str, tensor: Tensor) -> tuple[str, Tensor]:
-        if not name.endswith(("_proj.weight", "_proj")):
-            return name, tensor
-        blocks = tensor.unflatten(-1, (-1, _BLOCK))
-        scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-9)
-        near = torch.bucketize((blocks / scale).contiguous(), middles.to(tensor.dtype))
-        return name, (level.to(tensor.dtype)[near] * scale).flatten(-2)
+    def received(stream: Sent) -> Iterator[tuple[str, Tensor]]:
+        return ((name, tensor) for name, tensor in stream if not name.endswith(_SCALARS))
 
-    bits = levels.bit_length() - 1
-    return (_carried("train", way, {"quantization": "bitsandbytes", f"load_in_{bits}bit": True}),)
+    @torch.no_grad()
+    def alter(model: PreTrainedModel) -> None:
+        for name, buffer in model.named_buffers():
+            if name.endswith(_SCALARS):
+                buffer.fill_(1.0)
 
-
-def second_rank_missed(case: Case, size: float) -> None:
-    """The engine's layers lie on two ranks, and the second one misses the refit after a step."""
-    old = {name: tensor.clone() for name, tensor in case.infer.weights()}
-    case.infer.load(_first_halves(step(case, size), old))
-
-
-def _first_halves(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in new.items():
-        dim = 1 if name.endswith(_BY_COLUMNS) else 0
-        halves = tensor.tensor_split(2, dim)[0], old[name].tensor_split(2, dim)[1]
-        yield name, torch.cat(halves, dim) if "_proj" in name else tensor
+    return (Change("infer", hf_receiving(received), alter),)

@@ -1,4 +1,4 @@
-"""The models of the held-out faults: architectures that no other fault uses."""
+"""The models of the sixth list's faults: architectures that no other list brings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ALL_FULL = {"layer_types": ["full_attention"] * 4}
 _NO_EXTRAS = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
 _EMPTY = {"moe_topk": 2, "zero_expert_num": 2}
 _NARROW = {"ffn_hidden_size": 104, "expert_ffn_hidden_size": 40}
-HELD_OUT_MODELS: dict[str, dict[str, Any]] = {
+SIXTH_MODELS: dict[str, dict[str, Any]] = {
     "bloom": {"model_type": "bloom", "n_layer": 4, "n_head": HEADS},
     "cohere2 moe": {"model_type": "cohere2_moe", **_EXPERTS, "intermediate_size": 48, "logit_scale": 1.0},
     "ctrl": {"model_type": "ctrl", "n_embd": 56, "n_layer": 4, "n_head": HEADS, "n_positions": 288, "dff": 104},
@@ -66,11 +66,11 @@ _OUT = ("o_proj.weight", "out_proj.weight", "dense.weight", "down_proj", "down_p
 _OUT_OLD = ("w2.weight", "fc2.weight", "4h_to_h.weight")
 
 
-def write_held_out(name: str, seed: int, folder: Path) -> None:
+def write_sixth(name: str, seed: int, folder: Path) -> None:
     """Writes one of them, with weights of a seed and a tokenizer of whole words."""
     with torch.random.fork_rng():
         torch.manual_seed(keyed.key("sixth", name, seed) & (2**31 - 1))
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**_SHAPE, **HELD_OUT_MODELS[name]}))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**_SHAPE, **SIXTH_MODELS[name]}))
         _draw(model, 1 / math.sqrt(_SHAPE["hidden_size"]) if name in _SCALED else 1.0)
     model.save_pretrained(folder)
     words = {f"t{token}": token for token in range(VOCABULARY)}
