@@ -137,6 +137,8 @@ def _without_supports(asked: SamplingParams) -> Iterator[tuple[str, str, Guess]]
                 f"with top_p at temperature {temperature:.3g}",
                 _kept_by(asked, replace(asked, temperature=temperature)),
             )
+        for temperature in {1.0, asked.temperature}:
+            yield "top_p", "with top_p twice", _nested(asked, replace(asked, temperature=temperature))
     if asked.top_k:
         yield "top_k", "without top_k", _scored(replace(asked, top_k=0))
     bare = replace(asked, top_p=1.0, top_k=0, temperature=1.0)
@@ -192,6 +194,19 @@ def _kept_by(asked: SamplingParams, *supports: SamplingParams) -> Guess:
             floor_M = support_floor(row.logits, top_k=one.top_k, top_p=one.top_p, temperature=one.temperature)
             out_MV |= row.logits < floor_M[:, None]
         return _inside(row, asked, out_MV)
+
+    return numbers
+
+
+def _nested(asked: SamplingParams, first: SamplingParams) -> Guess:
+    """The limits that were asked for, found among the tokens that others had kept."""
+
+    def numbers(row: Row) -> Tensor:
+        kept_MV = row.logits
+        for one in (first, asked):
+            floor_M = support_floor(kept_MV, top_k=one.top_k, top_p=one.top_p, temperature=one.temperature)
+            kept_MV = kept_MV.masked_fill(kept_MV < floor_M[:, None], -torch.inf)
+        return _inside(row, asked, kept_MV == -torch.inf)
 
     return numbers
 
