@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.torch.learner import TorchLearner, resolve_device
 from lockstep.models.folder import read_config
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
+from lockstep.models.parallelize import parallelize
 from lockstep.recipe import Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.samplers.base import Served
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -30,10 +31,19 @@ class LearnerSpec:
     optimizer: Optimizer | None
     seed: int
 
-    def build(self, group: dist.ProcessGroup | None = None) -> TorchLearner:
+    def build(self, ranks: Ranks = ALONE) -> TorchLearner:
+        model = self._head(ranks).to(resolve_device(self.section.device))
+        return TorchLearner(model, self.section, self.optimizer, ranks)
+
+    def _head(self, ranks: Ranks) -> LogitsHead | ValueHead:
         if self.head == "logits":
-            return TorchLearner(LogitsHead(load_causal_lm(self.model)), self.section, self.optimizer, group)
-        return TorchLearner(ValueHead(load_backbone(self.model), self.seed), self.section, self.optimizer, group)
+            lm = load_causal_lm(self.model)
+            model = LogitsHead(lm, ranks)
+        else:
+            lm = load_backbone(self.model)
+            model = ValueHead(lm, self.seed, ranks)
+        parallelize(model, lm, ranks, offload=False)
+        return model
 
 
 @dataclass(frozen=True)
