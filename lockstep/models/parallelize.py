@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import partial
 
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -63,13 +64,13 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, offload: bo
         return
     if ranks.size("tp") > 1:
         parallelize_module(lm.base_model, ranks.mesh["tp"], _plan(lm))
-        _cut_head(lm, ranks)
+        _cut_head(lm, ranks.mesh["tp"])
     if ranks.size("dp") * ranks.size("cp") == 1:
         return
     mesh = ranks.mesh["dp", "cp"]._flatten("dp_cp")
-    policy = {"offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")} if offload else {}
+    policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for module in [*layers(lm), model]:
-        fully_shard(module, mesh=mesh, **policy)
+        fully_shard(module, mesh=mesh, offload_policy=policy)
         assert isinstance(module, FSDPModule)
         # Gradients are summed here, and divided once by the count of what is active.
         module.set_gradient_divide_factor(1.0)
@@ -108,7 +109,7 @@ def _plan(lm: PreTrainedModel) -> dict[str, ParallelStyle]:
     return own
 
 
-def _cut_head(lm: PreTrainedModel, ranks: Ranks) -> None:
+def _cut_head(lm: PreTrainedModel, mesh: DeviceMesh) -> None:
     """A vocabulary head is cut as the embedding is; tied to it, it is the embedding's matrix."""
     head = lm.get_output_embeddings()
     if head is None:
@@ -116,4 +117,4 @@ def _cut_head(lm: PreTrainedModel, ranks: Ranks) -> None:
     if lm.config.get_text_config().tie_word_embeddings:
         head.weight = lm.get_input_embeddings().weight
     else:
-        parallelize_module(head, ranks.mesh["tp"], ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1)))
+        parallelize_module(head, mesh, ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1)))

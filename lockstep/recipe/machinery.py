@@ -53,9 +53,16 @@ class Optimizer(Section):
 
 
 class Parallel(Section):
-    """How many processes share the work."""
+    """How many processes share the work: the product of all."""
 
-    dp: PositiveInt = Field(default=1, description="data-parallel ranks, each with the whole model")
+    dp: PositiveInt = Field(default=1, description="ranks that share rows; what they hold of the model is cut (FSDP2)")
+    tp: PositiveInt = Field(default=1, description="ranks that share heads, hidden units and the vocabulary")
+    cp: PositiveInt = Field(default=1, description="ranks that share the tokens of each sequence")
+
+    @property
+    def ranks(self) -> int:
+        """How many processes that makes."""
+        return self.dp * self.tp * self.cp
 
 
 class Computation(Section):

@@ -31,8 +31,6 @@ Passes = Sequence[Sequence[int]] | None
 """The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed
 here by the budget of tokens."""
 _IDLE = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": torch.zeros(2, dtype=torch.bool)})
-_TINY = 1e-6
-"""Added to the gradient's norm, as `torch.nn.utils.clip_grad_norm_` does."""
 
 
 class TorchLearner:
@@ -92,15 +90,12 @@ class TorchLearner:
         self._forget_gradients()
         if count == 0:
             return Metrics(updates_skipped=Sum(1.0))
-        torch._foreach_div_(gradients, count)
-        length = norm(self.pieces, gradients)
+        length = norm(self.pieces, [gradient.div_(count) for gradient in gradients])
         if not torch.isfinite(length):
             raise FloatingPointError(
                 f"the gradient's norm is {float(length)} at update {self._updates}; lower the learning rate"
             )
-        if self._settings.max_grad_norm is not None:
-            torch._foreach_mul_(gradients, (self._settings.max_grad_norm / (length + _TINY)).clamp(max=1.0))
-        self._optimizer.step(gradients, lr)
+        self._optimizer.step(gradients, length, lr)
         self._updates += 1
         return Metrics(grad_norm=Mean(length), lr=Last(lr))
 
@@ -114,6 +109,11 @@ class TorchLearner:
             yield canonical(piece.name), piece.gathered()
         for name, buffer in self.model.named_buffers():
             yield canonical(name), buffer
+
+    def take_part_in_weights(self) -> None:
+        """Goes through `weights` for the sake of the rank that hands them out."""
+        for _ in self.weights():
+            pass
 
     def save(self, folder: Path) -> None:
         own = [piece for piece in self.pieces if self._writes(piece)]

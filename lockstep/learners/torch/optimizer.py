@@ -37,6 +37,7 @@ class AdamW:
     """
 
     def __init__(self, pieces: Sequence[Piece], settings: Optimizer) -> None:
+        self._max_norm = settings.max_grad_norm
         self._held = {piece.name: (piece, nn.Parameter(piece.local)) for piece in pieces}
         self._inner = torch.optim.AdamW(
             [parameter for _, parameter in self._held.values()],
@@ -47,10 +48,12 @@ class AdamW:
             fused=True,
         )
 
-    def step(self, gradients: Iterable[Tensor], lr: float) -> None:
-        """One update; gradients in the order of the pieces."""
+    def step(self, gradients: Iterable[Tensor], norm: Tensor, lr: float) -> None:
+        """One update; gradients in the order of the pieces, and their norm over all ranks."""
         for (_, parameter), gradient in zip(self._held.values(), gradients, strict=True):
             parameter.grad = gradient
+        if self._max_norm is not None:
+            nn.utils.clip_grads_with_norm_([parameter for _, parameter in self._held.values()], self._max_norm, norm)
         self._inner.param_groups[0]["lr"] = lr
         self._inner.step()
         self._inner.zero_grad()

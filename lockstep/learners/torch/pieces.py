@@ -73,7 +73,7 @@ def norm(pieces: Sequence[Piece], tensors: Iterable[Tensor]) -> Tensor:
         squares.setdefault(piece.cut_over, []).append(tensor)
         groups |= {name: piece.mesh.get_group(name) for name in piece.cut_over if piece.mesh is not None}
     keys = sorted(squares, key=sorted)
-    total = torch.stack([torch.stack(torch._foreach_norm(squares[key])).square().sum() for key in keys])
+    total = torch.stack([nn.utils.get_total_norm(squares[key]).square() for key in keys])
     for name in sorted(groups):
         over = torch.tensor([name in key for key in keys], device=total.device)
         summed = total.clone()
