@@ -76,17 +76,16 @@ class Cut:
         here = (place_M >= 0).nonzero().squeeze(-1)
         return here, place_M[here]
 
-    def spread(self, *columns_m: Tensor, into: Tensor, size: int) -> tuple[Tensor, ...]:
+    def spread(self, column_m: Tensor, into: Tensor, size: int) -> Tensor:
         """Puts numbers where they belong, 0 elsewhere, and those of all ranks together.
 
         Args:
-            columns_m: What this rank computed.
+            column_m: What this rank computed.
             into: Where each belongs, int64 [m].
-            size: Of the columns that come back.
+            size: Of the column that comes back.
         """
-        local = torch.stack(columns_m)
-        total = local.new_zeros(len(columns_m), size).index_copy(1, into, local)
-        return summed(total, self.ranks.group("cp")).unbind()
+        column = column_m.new_zeros(size).index_copy(0, into, column_m)
+        return summed(column, self.ranks.group("cp"))
 
 
 def _filled(batch: Batch, multiple: int, tp: int) -> tuple[Batch, Tensor]:

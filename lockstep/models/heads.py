@@ -51,7 +51,7 @@ class LogitsHead(nn.Module):
         cut, own = Cut.of(batch, self._ranks), (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
         here, state_m = cut.found(align.state_before(own))
         columns = self._scores(cut, state_m, batch.tokens[own][here], batch.sampling or PLAIN)
-        logprob, entropy = cut.spread(*columns, into=own[here], size=batch.tokens.numel())
+        logprob, entropy = (cut.spread(column, own[here], batch.tokens.numel()) for column in columns)
         return Outputs(logprob=logprob, entropy=entropy)
 
     def _scores(self, cut: Cut, state_m: Tensor, token_m: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -93,8 +93,7 @@ class ValueHead(nn.Module):
 
     def _placed(self, cut: Cut, output_n: Tensor, state_M: Tensor, into_M: Tensor, size: int) -> Tensor:
         here, state_m = cut.found(state_M)
-        (column,) = cut.spread(output_n[state_m], into=into_M[here], size=size)
-        return column
+        return cut.spread(output_n[state_m], into_M[here], size)
 
 
 def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:

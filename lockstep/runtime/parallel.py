@@ -99,7 +99,7 @@ class MeshLearner:
     """
 
     def __init__(self, ranks: Sequence[Remote], section: LearnerSection) -> None:
-        self.ranks, self._section = ranks, section
+        self.ranks, self.section = ranks, section
 
     def ready(self) -> None:
         """Waits until every rank has built its model."""
@@ -155,8 +155,8 @@ class MeshLearner:
         Returns:
             The rows in the order of the shares, int64 [B], and each share's result.
         """
-        parallel = self._section.parallel
-        shares = deal(batch.group_lengths.tolist(), self._section.micro_batch_tokens, parallel.dp)
+        parallel = self.section.parallel
+        shares = deal(batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.dp)
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
         alike = parallel.cp * parallel.tp
         calls = [

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Written:
     """What a file is to hold: tensors, and where in the whole tensor each begins, if it is not all of it."""
 
     tensors: Mapping[str, Tensor]
-    offsets: Mapping[str, Sequence[int]]
+    offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, boxes: Mapping[str, tuple[Tensor, Piece]]) -> Written:

@@ -167,7 +167,8 @@ class TorchLearner:
 
     def _writes(self, piece: Piece) -> bool:
         """Whether this rank, of all that hold the same, writes a piece."""
-        return all(self._ranks.index(name) == 0 for name in DIMENSIONS if name not in piece.cut_over)
+        cut = {name for joined in piece.cut_over for name in joined.split("_")}
+        return all(self._ranks.index(name) == 0 for name in DIMENSIONS if name not in cut)
 
     def _forget_gradients(self) -> None:
         for piece in self.pieces:

@@ -44,7 +44,7 @@ class Piece:
 
     @property
     def cut_over(self) -> frozenset[str]:
-        """Dimensions of the mesh over which the parameter is cut."""
+        """Dimensions of the mesh over which the parameter is cut; one that FSDP made of two is called by both."""
         held, names = self.parameter, () if self.mesh is None else self.mesh.mesh_dim_names or ()
         placements = held.placements if isinstance(held, DTensor) else ()
         return frozenset(name for name, placed in zip(names, placements, strict=True) if not placed.is_replicate())
