@@ -73,12 +73,11 @@ class ValueHead(nn.Module):
     def __init__(self, backbone: PreTrainedModel, seed: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.backbone, self._ranks = backbone, ranks
-        size = int(backbone.config.get_text_config().hidden_size)
-        self.value = nn.Linear(size, 1)
+        self._size, self._seed = int(backbone.config.get_text_config().hidden_size), seed
+        self.value = nn.Linear(self._size, 1)
         with torch.no_grad():
-            # A final norm leaves states of length about √size, so first values have a spread of about 0.1.
-            self.value.weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
-            self.value.bias.zero_()
+            for name, tensor in self.first_weights().items():
+                self.get_parameter(name).copy_(tensor)
 
     def forward(self, batch: Batch) -> Outputs:
         cut = Cut.of(batch, self._ranks)
@@ -90,6 +89,13 @@ class ValueHead(nn.Module):
             value=self._placed(cut, output_n, align.state_before(own), own, batch.tokens.numel()),
             final_value=self._placed(cut, output_n, align.state_after(batch), rows, len(batch)),
         )
+
+    def first_weights(self) -> dict[str, Tensor]:
+        """What the unit begins with, by the names of its parameters."""
+        # A final norm leaves states of length about √size, so first values have a spread of about 0.1.
+        weight = torch.empty(1, self._size, device="cpu")
+        weight.normal_(0.0, 0.1 / math.sqrt(self._size), generator=keyed.generator("value head", self._seed))
+        return {"value.weight": weight, "value.bias": torch.zeros(1, device="cpu")}
 
     def _placed(self, cut: Cut, output_n: Tensor, state_M: Tensor, into_M: Tensor, size: int) -> Tensor:
         here, state_m = cut.found(state_M)

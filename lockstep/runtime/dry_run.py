@@ -30,6 +30,7 @@ from lockstep.experience.rewards import MathReward, build, rule_of
 from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
+from lockstep.models.parallelize import require_divisible
 from lockstep.recipe import (
     AskedSection,
     Common,
@@ -114,6 +115,8 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
         case SFTRecipe() | DPORecipe():
             _supervised(recipe, files, model, found)
     if model is not None:
+        with found.problem():
+            require_divisible(read_config(model.source.folder), recipe.learner.parallel.tp)
         with found.problem():
             _memory(recipe, model.sizes, found)
         with found.problem():

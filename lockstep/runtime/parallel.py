@@ -27,6 +27,8 @@ from lockstep.learners.packing import deal
 from lockstep.learners.torch.learner import TorchLearner, resolve_device, restored
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics, merged
+from lockstep.models.folder import read_config
+from lockstep.models.parallelize import require_divisible
 from lockstep.recipe import LearnerSection
 from lockstep.runtime.remote import Pending, Remote, RemoteTimeout, WorkerDied, outcomes, spawned
 from lockstep.runtime.workers import LearnerSpec
@@ -73,7 +75,11 @@ def launch(spec: LearnerSpec, timeout_s: float) -> MeshLearner:
     Args:
         spec: What each rank builds.
         timeout_s: The longest that one verb may take.
+
+    Raises:
+        ValueError: If the model cannot be cut like that.
     """
+    require_divisible(read_config(spec.model), spec.section.parallel.tp)
     folder, count = tempfile.mkdtemp(prefix="lockstep-ranks-"), spec.section.parallel.ranks
     ranks = [
         spawned(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.torch.learner import TorchLearner, resolve_device
+from lockstep.learners.torch.start import Head, started
 from lockstep.models.folder import read_config
-from lockstep.models.heads import LogitsHead, ValueHead
-from lockstep.models.load import load_backbone, load_causal_lm
-from lockstep.models.parallelize import parallelize
+from lockstep.models.load import load_causal_lm
 from lockstep.recipe import Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.samplers.base import Served
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -26,24 +24,15 @@ class LearnerSpec:
     """A learner: whose weights, which head, how it computes and learns (no optimizer: it only scores)."""
 
     model: str
-    head: Literal["logits", "value"]
+    head: Head
     section: LearnerSection
     optimizer: Optimizer | None
     seed: int
 
     def build(self, ranks: Ranks = ALONE) -> TorchLearner:
-        model = self._head(ranks).to(resolve_device(self.section.device))
+        device = resolve_device(self.section.device)
+        model = started(self.model, self.head, self.seed, self.section, ranks, device)
         return TorchLearner(model, self.section, self.optimizer, ranks)
-
-    def _head(self, ranks: Ranks) -> LogitsHead | ValueHead:
-        if self.head == "logits":
-            lm = load_causal_lm(self.model)
-            model = LogitsHead(lm, ranks)
-        else:
-            lm = load_backbone(self.model)
-            model = ValueHead(lm, self.seed, ranks)
-        parallelize(model, lm, ranks, offload=False)
-        return model
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tiny_models import OPTIMIZER, SECTION, ragged, requests
 
 from lockstep.batch import Batch
 from lockstep.learners.base import Learner, train
+from lockstep.learners.torch.start import Head
 from lockstep.losses.base import Loss
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
@@ -76,10 +77,10 @@ def policy(layout: tuple[dict[str, int], Path], tmp_path_factory: pytest.TempPat
     yield from twins(layout, "logits", tmp_path_factory.mktemp("policy"))
 
 
-def twins(layout: tuple[dict[str, int], Path], head: str, first: Path) -> Iterator[Twins]:
+def twins(layout: tuple[dict[str, int], Path], head: Head, first: Path) -> Iterator[Twins]:
     parallel, folder = layout
     section = SECTION.model_copy(update={"micro_batch_tokens": 100})
-    spec = LearnerSpec(str(folder), head, section, OPTIMIZER, seed=0)  # type: ignore[arg-type]
+    spec = LearnerSpec(str(folder), head, section, OPTIMIZER, seed=0)
     one = spec.build()
     one.save(first)
     assert one.saved(wait=True)
@@ -200,3 +201,38 @@ def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: P
     assert policy.one.saved(wait=True)
     policy.many.load(tmp_path / "one")
     policy.hold_the_same()
+
+
+@pytest.mark.parametrize("head", ["logits", "value"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2 tied"])
+def test_ranks_that_never_held_the_model_hold_what_its_folder_says(models: Models, head: Head, architecture: str) -> None:
+    spec = LearnerSpec(str(models(architecture)), head, SECTION, None, seed=3)
+    expected = dict(spec.build().weights())
+    many = launch(over(spec, dp=2), timeout_s=60.0)
+    held = dict(many.weights())
+    many.close()
+    assert held.keys() == expected.keys()
+    assert all(torch.equal(held[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("option", ["activation_checkpointing", "cpu_offload"])
+def test_ways_to_save_memory_change_no_number(models: Models, tmp_path: Path, option: str) -> None:
+    section = SECTION.model_copy(update={option: True, "parallel": Parallel(dp=2)})
+    spec = LearnerSpec(str(models("qwen3")), "logits", section, OPTIMIZER, seed=0)
+    for pair in twins(({"dp": 2}, models("qwen3")), "logits", tmp_path):
+        saving = launch(spec, timeout_s=60.0)
+        pair.alike(demonstrations(3), saving)
+        saving.close()
+
+
+def test_other_families_have_rows_and_tokens_cut_but_no_heads(models: Models, tmp_path: Path) -> None:
+    folder = models("gpt neox")
+    for pair in twins(({"dp": 2, "cp": 2}, folder), "logits", tmp_path):
+        pair.alike(demonstrations(2))
+    with pytest.raises(ValueError, match="a gpt_neox has no plan for that; use dp and cp, or a model of these families"):
+        next(twins(({"tp": 2}, folder), "logits", tmp_path))
+
+
+def test_heads_that_cannot_be_divided_are_refused(models: Models, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"num_attention_heads \(4\) is no multiple of it"):
+        next(twins(({"tp": 3}, models("llama")), "logits", tmp_path))
