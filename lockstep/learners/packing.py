@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -20,19 +21,18 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     Returns:
         Bins of indices into `lengths`, every index once.
     """
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    room = np.zeros(0, dtype=np.int64)
+    order = np.argsort(-np.asarray(lengths), kind="stable").tolist()
+    room = np.zeros(len(lengths), dtype=np.int64)
     bins: list[list[int]] = []
-    for index in order.tolist():
+    for index in order:
         length = lengths[index]
-        fits = np.flatnonzero(room >= length)
-        if fits.size:
-            chosen = int(fits[0])
+        chosen = int((room[: len(bins)] >= length).argmax()) if bins else 0
+        if bins and room[chosen] >= length:
             bins[chosen].append(index)
             room[chosen] -= length
         else:
+            room[len(bins)] = max(budget - length, 0)
             bins.append([index])
-            room = np.append(room, max(budget - length, 0))
     return bins
 
 
@@ -45,16 +45,16 @@ def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]
     Returns:
         For each rank its passes, of indices into `lengths`; a pass without any is made to keep the others company.
     """
-    bins = pack(lengths, budget)
-    while len(bins) % ranks:
-        bins.sort(key=lambda bin: -cost([lengths[index] for index in bin]))
-        whole = next((bin for bin in bins if len(bin) > 1), None)
-        if whole is None:
-            bins.append([])
-        else:
-            bins.remove(whole)
-            bins += [whole[0::2], whole[1::2]]
-    bins.sort(key=lambda bin: -cost([lengths[index] for index in bin]))
+    priced = [(cost([lengths[index] for index in bin]), bin) for bin in pack(lengths, budget)]
+    while len(priced) % ranks:
+        dearest = max((one for one in priced if len(one[1]) > 1), key=itemgetter(0), default=None)
+        if dearest is None:
+            priced.append((0.0, []))
+            continue
+        priced.remove(dearest)
+        halves = dearest[1][0::2], dearest[1][1::2]
+        priced += [(cost([lengths[index] for index in half]), half) for half in halves]
+    bins = [bin for _, bin in sorted(priced, key=itemgetter(0), reverse=True)]
     rounds = [bins[start : start + ranks] for start in range(0, len(bins), ranks)]
     return [[one[(rank + turn) % ranks] for turn, one in enumerate(rounds)] for rank in range(ranks)]
 
