@@ -101,7 +101,7 @@ class Loaded:
             return None
         first, learner, data = recipe.model.from_recipe, recipe.learner, recipe.data
         same = {"seed": recipe.seed, "learner.device": learner.device, "learner.dtype": learner.dtype}
-        same["learner.parallel.dp"] = learner.parallel.dp
+        same |= {f"learner.parallel.{name}": size for name, size in learner.parallel.model_dump().items()}
         for kind, made in (("arithmetic", data.arithmetic), ("letters", data.letters)):
             if made is not None and getattr(load(first).training.data, kind) is not None:
                 shared = {name: value for name, value in made.model_dump().items() if name in _MADE_ALIKE}

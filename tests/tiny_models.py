@@ -30,6 +30,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2 tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen2 window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     "qwen3": {"model_type": "qwen3", "head_dim": 8},
+    "gpt neox": {"model_type": "gpt_neox"},
 }
 
 SHAPE = {

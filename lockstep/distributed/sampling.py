@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.distributed.hidden import hidden_logprobs
+from lockstep.distributed.shard import WHOLE, Shard
 from lockstep.distributed.softmax import Scoring, block_sums
 from lockstep.distributed.support import support_floor
 from lockstep.distributed.vocab import vocab_logprobs
@@ -63,38 +64,43 @@ def apply_top_k_top_p(
     return logits.masked_fill(outside, float("-inf")), ~outside
 
 
-def token_scores(logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+def token_scores(
+    logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
+) -> tuple[Tensor, Tensor]:
     """log π(token) and the entropy, under the sampling distribution; differentiable.
 
     Args:
-        logits_MV: Logits, of any floating type.
+        logits_MV: Logits, of any floating type; this rank's columns.
         token_M: Tokens already drawn. They belong to the support even where rounding, or an update since, puts them
             outside, so that scoring a drawn token never gives minus infinity.
         sampling: The distribution; greedy scoring is that of temperature 1.
+        shard: Which columns these are.
 
     Returns:
         Nats, fp32 [M] each.
     """
-    return _own(vocab_logprobs(logits_MV, token_M[:, None], _scoring(sampling), _floor(logits_MV, sampling)))
+    floor_M = _floor(logits_MV, sampling, shard)
+    return _own(vocab_logprobs(logits_MV, token_M[:, None], _scoring(sampling, shard=shard), floor_M))
 
 
 def hidden_scores(
-    hidden_MD: Tensor, weight_VD: Tensor, token_M: Tensor, sampling: SamplingParams
+    hidden_MD: Tensor, weight_vD: Tensor, token_M: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
 ) -> tuple[Tensor, Tensor]:
     """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be drawn."""
     assert sampling.full_support, "top-k and top-p need the logits"
-    return _own(hidden_logprobs(hidden_MD, weight_VD, token_M[:, None], _scoring(sampling)))
+    return _own(hidden_logprobs(hidden_MD, weight_vD, token_M[:, None], _scoring(sampling, shard=shard)))
 
 
-def _floor(logits_MV: Tensor, sampling: SamplingParams) -> Tensor | None:
+def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor | None:
     """The threshold of the support [M]; None where every token belongs to it."""
     if sampling.full_support:
         return None
-    return support_floor(logits_MV, top_k=sampling.top_k, top_p=sampling.top_p, temperature=sampling.temperature)
+    return support_floor(logits_MV, shard, top_k=sampling.top_k, top_p=sampling.top_p, temperature=sampling.temperature)
 
 
-def _scoring(sampling: SamplingParams, entropy: bool = True) -> Scoring:
-    return Scoring(temperature=1.0 if sampling.greedy else sampling.temperature, entropy=entropy, chosen=True)
+def _scoring(sampling: SamplingParams, entropy: bool = True, shard: Shard = WHOLE) -> Scoring:
+    temperature = 1.0 if sampling.greedy else sampling.temperature
+    return Scoring(shard=shard, temperature=temperature, entropy=entropy, chosen=True)
 
 
 def _own(scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,10 @@ class Shard:
             raise ValueError(f"a shard's group is a process group that this rank belongs to, not {self.group!r}")
 
 
+WHOLE = Shard()
+"""The whole vocabulary, in one process."""
+
+
 def blocks(rows: int, columns: int, device: torch.device, most: int | None = None) -> Iterator[slice]:
     """Cuts rows into pieces whose fp32 logits take a fixed number of bytes, whatever the vocabulary.
 

@@ -1,10 +1,14 @@
-"""Micro-batches by token budget."""
+"""Micro-batches by token budget, and their division among ranks that work side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
+
+_ATTENTION = 1 / 4096
+"""Cost of a pair of tokens in attention, in that of a token elsewhere: about that of a layer of some 1,000 units."""
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -17,17 +21,44 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     Returns:
         Bins of indices into `lengths`, every index once.
     """
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    room = np.zeros(0, dtype=np.int64)
+    order = np.argsort(-np.asarray(lengths), kind="stable").tolist()
+    room = np.zeros(len(lengths), dtype=np.int64)
     bins: list[list[int]] = []
-    for index in order.tolist():
+    for index in order:
         length = lengths[index]
-        fits = np.flatnonzero(room >= length)
-        if fits.size:
-            chosen = int(fits[0])
+        chosen = int((room[: len(bins)] >= length).argmax()) if bins else 0
+        if bins and room[chosen] >= length:
             bins[chosen].append(index)
             room[chosen] -= length
         else:
+            room[len(bins)] = max(budget - length, 0)
             bins.append([index])
-            room = np.append(room, max(budget - length, 0))
     return bins
+
+
+def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
+    """Packs sequences for ranks that all make the same number of passes, each waiting for the slowest.
+
+    Bins of like cost come in the same pass; in turn each rank gets the dearest. Where bins do not divide among the
+    ranks, the dearest are halved.
+
+    Returns:
+        For each rank its passes, of indices into `lengths`; a pass without any is made to keep the others company.
+    """
+    priced = [(cost([lengths[index] for index in bin]), bin) for bin in pack(lengths, budget)]
+    while len(priced) % ranks:
+        dearest = max((one for one in priced if len(one[1]) > 1), key=itemgetter(0), default=None)
+        if dearest is None:
+            priced.append((0.0, []))
+            continue
+        priced.remove(dearest)
+        halves = dearest[1][0::2], dearest[1][1::2]
+        priced += [(cost([lengths[index] for index in half]), half) for half in halves]
+    bins = [bin for _, bin in sorted(priced, key=itemgetter(0), reverse=True)]
+    rounds = [bins[start : start + ranks] for start in range(0, len(bins), ranks)]
+    return [[one[(rank + turn) % ranks] for turn, one in enumerate(rounds)] for rank in range(ranks)]
+
+
+def cost(lengths: Sequence[int]) -> float:
+    """What a pass over sequences takes, in tokens: attention grows with the square of each."""
+    return sum(length + _ATTENTION * length * length for length in lengths)

@@ -88,7 +88,7 @@ class Packed:
     @classmethod
     def of(cls, batch: Batch) -> Packed:
         length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
-        widths = list(accumulate(length_B.tolist(), _width))
+        widths = list(accumulate(length_B.tolist(), width_of))
         cells = Batch(torch.arange(sum(widths)), torch.tensor(widths))
         token_C = batch.starts[order_B][cells.row] + torch.minimum(cells.position, length_B[cells.row] - 1)
         first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
@@ -110,7 +110,7 @@ class Packed:
         return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
 
-def _width(width: int, length: int) -> int:
+def width_of(width: int, length: int) -> int:
     """The width of the grid of a sequence that follows on longer ones: theirs, or its own where it is much shorter."""
     return width if length >= _FILLED * width else length
 

@@ -7,13 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from lockstep import align, keyed
 from lockstep.batch import Batch
+from lockstep.distributed.ranks import ALONE, Ranks
+from lockstep.distributed.reduce import replicated
 from lockstep.distributed.sampling import hidden_scores, token_scores
+from lockstep.distributed.shard import Shard
 from lockstep.losses.base import Outputs
-from lockstep.models.attention import Packed
+from lockstep.models.cut import Cut
 from lockstep.types import SamplingParams
 
 PLAIN = SamplingParams(max_tokens=1)
@@ -28,50 +33,81 @@ def canonical(name: str) -> str:
 
 
 class LogitsHead(nn.Module):
-    """A causal language model that scores the masked tokens of a batch."""
+    """A causal language model that scores the masked tokens of a batch.
 
-    def __init__(self, lm: PreTrainedModel) -> None:
+    Args:
+        lm: The model.
+        ranks: Those that hold it together.
+        products: Whether its logits are `logits_are_products`; None: it is tried.
+    """
+
+    def __init__(self, lm: PreTrainedModel, ranks: Ranks = ALONE, products: bool | None = None) -> None:
         super().__init__()
-        self.lm = lm
-        self._fused = logits_are_products(lm)
+        self.lm, self._ranks = lm, ranks
+        self._products = logits_are_products(lm) if products is None else products
 
     def forward(self, batch: Batch) -> Outputs:
         """log π(x_t | x_<t) and the entropy at masked tokens; the vocabulary is only computed for these."""
-        own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
-        token_M, sampling = batch.tokens[own], batch.sampling or PLAIN
-        if self._fused and sampling.full_support:
-            head = self.lm.get_output_embeddings()
-            assert isinstance(head, nn.Linear)
-            hidden_MD = _states(self.lm.base_model, batch).index_select(0, align.state_before(own))
-            logprob_M, entropy_M = hidden_scores(hidden_MD, head.weight, token_M, sampling)
-        else:
-            logits_MV = self.lm(**inputs(batch), logits_to_keep=align.state_before(own)).logits[0]
-            logprob_M, entropy_M = token_scores(logits_MV, token_M, sampling)
-        return Outputs(logprob=_spread(logprob_M, own, batch), entropy=_spread(entropy_M, own, batch))
+        cut, own = Cut.of(batch, self._ranks), (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
+        here, state_m = cut.found(align.state_before(own))
+        columns = self._scores(cut, state_m, batch.tokens[own][here], batch.sampling or PLAIN)
+        logprob, entropy = (cut.spread(column, own[here], batch.tokens.numel()) for column in columns)
+        return Outputs(logprob=logprob, entropy=entropy)
+
+    def _scores(self, cut: Cut, state_m: Tensor, token_m: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+        if not self._products:
+            return token_scores(self.lm(**cut.inputs, logits_to_keep=state_m).logits[0], token_m, sampling)
+        head = self.lm.get_output_embeddings()
+        assert isinstance(head, nn.Linear)
+        hidden_mD = states(self.lm.base_model, cut).index_select(0, state_m)
+        weight_vD, shard = own_rows(head.weight, self._ranks)
+        if sampling.full_support:
+            return hidden_scores(hidden_mD, weight_vD, token_m, sampling, shard)
+        logits_mv = F.linear(replicated(hidden_mD, shard.group), weight_vD)
+        return token_scores(logits_mv, token_m, sampling, shard)
 
 
 class ValueHead(nn.Module):
     """A backbone with one linear unit, fp32 and without dropout: V(s), read one token to the left of what it values."""
 
-    def __init__(self, backbone: PreTrainedModel, seed: int) -> None:
+    def __init__(self, backbone: PreTrainedModel, seed: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
-        self.backbone = backbone
-        size = int(backbone.config.get_text_config().hidden_size)
-        self.value = nn.Linear(size, 1)
+        self.backbone, self._ranks = backbone, ranks
+        self._size, self._seed = int(backbone.config.get_text_config().hidden_size), seed
+        self.value = nn.Linear(self._size, 1)
         with torch.no_grad():
-            # A final norm leaves states of length about √size, so first values have a spread of about 0.1.
-            self.value.weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
-            self.value.bias.zero_()
+            for name, tensor in self.first_weights().items():
+                self.get_parameter(name).copy_(tensor)
 
     def forward(self, batch: Batch) -> Outputs:
-        hidden_ND = _states(self.backbone, batch)
-        with torch.autocast(hidden_ND.device.type, enabled=False):
-            output_N = self.value(hidden_ND.float()).squeeze(-1)
-        own = align.described(batch)
+        cut = Cut.of(batch, self._ranks)
+        hidden_nD = states(self.backbone, cut)
+        with torch.autocast(hidden_nD.device.type, enabled=False):
+            output_n = self.value(hidden_nD.float()).squeeze(-1)
+        own, rows = align.described(batch), torch.arange(len(batch), device=hidden_nD.device)
         return Outputs(
-            value=_spread(output_N[align.state_before(own)], own, batch),
-            final_value=output_N[align.state_after(batch)],
+            value=self._placed(cut, output_n, align.state_before(own), own, batch.tokens.numel()),
+            final_value=self._placed(cut, output_n, align.state_after(batch), rows, len(batch)),
         )
+
+    def first_weights(self) -> dict[str, Tensor]:
+        """What the unit begins with, by the names of its parameters."""
+        # A final norm leaves states of length about √size, so first values have a spread of about 0.1.
+        weight = torch.empty(1, self._size, device="cpu")
+        weight.normal_(0.0, 0.1 / math.sqrt(self._size), generator=keyed.generator("value head", self._seed))
+        return {"value.weight": weight, "value.bias": torch.zeros(1, device="cpu")}
+
+    def _placed(self, cut: Cut, output_n: Tensor, state_M: Tensor, into_M: Tensor, size: int) -> Tensor:
+        here, state_m = cut.found(state_M)
+        return cut.spread(output_n[state_m], into_M[here], size)
+
+
+def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:
+    """This rank's rows of a vocabulary head, and which tokens' they are."""
+    if not isinstance(weight, DTensor):
+        return weight, Shard()
+    share = -(-weight.shape[0] // ranks.size("tp"))
+    return weight.to_local(), Shard(min(share * ranks.index("tp"), weight.shape[0]), ranks.group("tp"))
 
 
 @torch.no_grad()
@@ -82,6 +118,7 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     come out as it is, also where it is so large that a cap would show. For that it is replaced by numbers up to 10,000.
     """
     head, batch = lm.get_output_embeddings(), Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
+    cut = Cut.of(batch, ALONE)
     if type(head) is not nn.Linear or head.bias is not None or "forward" in vars(head):
         return False
     seen: list[Tensor] = []
@@ -94,27 +131,18 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     lm.eval()
     hook = head.register_forward_hook(replaced)
     try:
-        logits = lm(**inputs(batch)).logits[0]
+        logits = lm(**cut.inputs).logits[0]
     finally:
         hook.remove()
-    return torch.allclose(seen[0], _states(lm.base_model, batch)) and torch.equal(logits, seen[1][0])
+    return torch.allclose(seen[0], states(lm.base_model, cut)) and torch.equal(logits, seen[1][0])
 
 
 def inputs(batch: Batch) -> dict[str, Any]:
-    """A batch as `transformers` models take it: one row, every sequence blind to its neighbours."""
-    return {
-        "input_ids": batch.tokens[None],
-        "position_ids": batch.position[None],
-        "use_cache": False,
-        "layout": Packed.of(batch),
-    }
+    """A batch as `transformers` models take it in one process."""
+    return Cut.of(batch, ALONE).inputs
 
 
-def _states(backbone: nn.Module, batch: Batch) -> Tensor:
-    """The last hidden states [N, D]."""
-    return backbone(**inputs(batch)).last_hidden_state[0]
-
-
-def _spread(column_M: Tensor, own_M: Tensor, batch: Batch) -> Tensor:
-    """Puts the numbers of some tokens back among all tokens, 0 elsewhere. Returns [N]."""
-    return column_M.new_zeros(batch.tokens.numel()).index_copy(0, own_M, column_M)
+def states(backbone: nn.Module, cut: Cut) -> Tensor:
+    """The last hidden states of this rank's tokens [n, D], whole on every tensor-parallel rank."""
+    hidden = backbone(**cut.inputs).last_hidden_state
+    return (hidden.full_tensor() if isinstance(hidden, DTensor) else hidden)[0]

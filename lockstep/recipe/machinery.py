@@ -53,9 +53,16 @@ class Optimizer(Section):
 
 
 class Parallel(Section):
-    """How many processes share the work."""
+    """How many processes share the work: the product of all."""
 
-    dp: PositiveInt = Field(default=1, description="data-parallel ranks, each with the whole model")
+    dp: PositiveInt = Field(default=1, description="ranks that share rows; what they hold of the model is cut (FSDP2)")
+    tp: PositiveInt = Field(default=1, description="ranks that share heads, hidden units and the vocabulary")
+    cp: PositiveInt = Field(default=1, description="ranks that share the tokens of each sequence")
+
+    @property
+    def ranks(self) -> int:
+        """How many processes that makes."""
+        return self.dp * self.tp * self.cp
 
 
 class Computation(Section):
@@ -75,6 +82,18 @@ class LearnerSection(Computation):
     micro_batch_tokens: PositiveInt = Field(
         default=8192, description="tokens packed into one forward and backward pass"
     )
+    activation_checkpointing: bool = Field(
+        default=False, description="keep each layer's inputs alone and compute it again for its gradient: less memory"
+    )
+    cpu_offload: bool = Field(
+        default=False, description="keep weights, gradients and moments of ranks in the host's memory; needs several"
+    )
+
+    @model_validator(mode="after")
+    def _what_is_offloaded_is_cut(self) -> LearnerSection:
+        if self.cpu_offload and self.parallel.dp * self.parallel.cp == 1:
+            raise ValueError("cpu_offload is of what ranks share; set parallel.dp or parallel.cp above 1, too")
+        return self
 
 
 class Sampling(Section):

@@ -30,6 +30,7 @@ from lockstep.experience.rewards import MathReward, build, rule_of
 from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
+from lockstep.models.parallelize import require_divisible
 from lockstep.recipe import (
     AskedSection,
     Common,
@@ -115,6 +116,8 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
             _supervised(recipe, files, model, found)
     if model is not None:
         with found.problem():
+            require_divisible(read_config(model.source.folder), recipe.learner.parallel.tp)
+        with found.problem():
             _memory(recipe, model.sizes, found)
         with found.problem():
             _disk(loaded, model.sizes, found)
@@ -129,17 +132,22 @@ def _examined(recipe: SamplingRecipe, found: Findings) -> None:
 
 
 def _device(learner: LearnerSection, found: Findings) -> None:
-    device, dp = resolve_device(learner.device), learner.parallel.dp
-    if device.type == "cuda" and dp > torch.cuda.device_count():
-        raise ValueError(f"learner.parallel.dp is {dp}, but there are {torch.cuda.device_count()} GPUs; lower it")
+    device, parallel, ranks = resolve_device(learner.device), learner.parallel, learner.parallel.ranks
+    shape = " × ".join(f"{name} {size}" for name, size in parallel.model_dump().items())
+    if device.type == "cuda" and ranks > torch.cuda.device_count():
+        raise ValueError(
+            f"learner.parallel asks for {ranks} ranks ({shape}), but there are {torch.cuda.device_count()} GPUs"
+        )
     cores = len(os.sched_getaffinity(0))
-    if device.type == "cpu" and dp > cores:
-        found.notes.append(f"learner.parallel.dp is {dp}, but this process may use {cores} cores; ranks will wait")
+    if device.type == "cpu" and ranks > cores:
+        found.notes.append(
+            f"learner.parallel asks for {ranks} ranks, but this process may use {cores} cores; they wait"
+        )
     if device.type == "cpu" and learner.dtype == "bf16":
         found.notes.append(
             "learner.dtype is bf16, which few CPUs compute faster than fp32; learner.dtype=fp32 may be better"
         )
-    found.say("device", f"{device}, {learner.dtype}, {dp} data-parallel rank{'s' if dp > 1 else ''}")
+    found.say("device", f"{device}, {learner.dtype}, " + (f"{ranks} ranks: {shape}" if ranks > 1 else "1 rank"))
 
 
 def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:

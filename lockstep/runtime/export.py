@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from safetensors.torch import load_file
-
 from lockstep.config import load
+from lockstep.learners.torch.boxes import Boxes, written
 from lockstep.models.export import assemble
 from lockstep.models.heads import canonical
 from lockstep.report.card import card
@@ -36,13 +35,14 @@ def export(run: Path, out: Path, which: str = "latest", dtype: Literal["fp32", "
     if out.exists():
         raise ValueError(f"{out} is there already; name a folder that is not")
     found = _chosen(Checkpoints(run / "checkpoints", keep=1), which)
-    weights = load_file(found.folder / "policy" / "model.safetensors")
+    with Boxes(written(found.folder / "policy", "model")) as saved:
+        weights = {canonical(name): saved.whole(name) for name in saved.names()}
     recipe = load(str(run / "recipe.yaml"))
     model = recipe.training.model
     base = model.path or model.from_recipe or "a new model"
     text = card(run, recipe.recipe.algorithm, Path(base).name, found.step)
     out.parent.mkdir(parents=True, exist_ok=True)
-    assemble(run / FRAME, {canonical(name): w for name, w in weights.items()}, out, dtype, text)
+    assemble(run / FRAME, weights, out, dtype, text)
     return found.step
 
 

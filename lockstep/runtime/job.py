@@ -86,9 +86,9 @@ def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe | SelfRewardingRec
 
 def learner_of(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     """In this process where there is one rank, else in child processes."""
-    if recipe.learner.parallel.dp == 1:
+    if spec.section.parallel.ranks == 1:
         return spec.build()
-    learner = launch(spec, recipe.learner.parallel.dp, recipe.cluster.timeout_s)
+    learner = launch(spec, recipe.cluster.timeout_s)
     place.workers.callback(learner.close)
     return learner
 

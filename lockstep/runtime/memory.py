@@ -74,24 +74,26 @@ class Part:
 
 def trained(name: str, parameters: int, sizes: Sizes, learner: LearnerSection) -> list[Part]:
     """A model that learns: what it keeps, and what its largest micro-batch needs, roughly."""
-    dp = learner.parallel.dp
+    ranks, parallel = learner.parallel.ranks, learner.parallel
     logits = 12 * sizes.vocabulary if name == "policy" else 0
+    tokens = -(-learner.micro_batch_tokens // (parallel.cp * parallel.tp))
     return [
-        Part(name, "weights, gradients, moments", _TRAINED * parameters, dp),
-        Part(name, "a micro-batch, roughly", learner.micro_batch_tokens * (sizes.kept + logits), dp),
+        Part(name, "weights, gradients, moments", -(-_TRAINED * parameters // ranks), ranks),
+        Part(name, "a micro-batch, roughly", tokens * (sizes.kept + logits), ranks),
     ]
 
 
 def sampling(sizes: Sizes, learner: LearnerSection, rows: int, tokens: int) -> list[Part]:
     """The cache of `rows` sequences of `tokens` tokens, and weights where the learner's are elsewhere."""
     cache = Part("sampler", "cache", sizes.cache * rows * tokens * (2 if learner.dtype == "bf16" else _FP32))
-    own = [Part("sampler", "weights", _FP32 * sizes.policy)] if learner.parallel.dp > 1 else []
+    own = [Part("sampler", "weights", _FP32 * sizes.policy)] if learner.parallel.ranks > 1 else []
     return [cache, *own]
 
 
 def frozen(sizes: Sizes, learner: LearnerSection) -> list[Part]:
     """A reference that is only scored with."""
-    return [Part("reference", "weights", _FP32 * sizes.policy, learner.parallel.dp)]
+    ranks = learner.parallel.ranks
+    return [Part("reference", "weights", -(-_FP32 * sizes.policy // ranks), ranks)]
 
 
 def checkpoint_bytes(*parameters: int) -> int:

@@ -1,18 +1,19 @@
-"""Data parallelism: one learner made of several ranks, each a process with the whole model and a share of the rows.
+"""One learner made of several ranks, each a process with its part of the model and its share of the rows.
 
-The learner on each rank sums gradients and counts over the group inside `optim_step`, so that the result is that of one
-process whatever the number of ranks; here is only the driver's side: splitting rows, asking all ranks at once, merging.
+Ranks sum gradients and counts among themselves, so that the result is that of one process whatever their number. Here
+is the driver's side: what each rank reads in which pass is decided here, once for all; all are asked at once, and those
+that compute the same answer through one of them.
 """
 
 from __future__ import annotations
 
-import heapq
 import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,83 +22,90 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.distributed.ranks import Ranks
+from lockstep.learners.packing import deal
 from lockstep.learners.torch.learner import TorchLearner, resolve_device, restored
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics, merged
+from lockstep.models.folder import read_config
+from lockstep.models.parallelize import require_divisible
+from lockstep.recipe import LearnerSection
 from lockstep.runtime.remote import Pending, Remote, RemoteTimeout, WorkerDied, outcomes, spawned
 from lockstep.runtime.workers import LearnerSpec
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """One rank of a data-parallel learner.
+    """One rank of a learner.
 
     Attributes:
         learner: The same on every rank.
         rank: From 0.
-        size: Number of ranks.
         store: File through which the ranks find each other.
         timeout_s: Of a collective.
     """
 
     learner: LearnerSpec
     rank: int
-    size: int
     store: str
     timeout_s: float
 
     def build(self) -> TorchLearner:
         """Joins the other ranks; returns when all are there."""
-        cuda = resolve_device(self.learner.section.device).type == "cuda"
-        if cuda and self.size > torch.cuda.device_count():
+        device, parallel = resolve_device(self.learner.section.device).type, self.learner.section.parallel
+        if device == "cuda" and parallel.ranks > torch.cuda.device_count():
             raise ValueError(
-                f"learner.parallel.dp is {self.size}, but there are {torch.cuda.device_count()} GPUs; lower it"
+                f"learner.parallel asks for {parallel.ranks} ranks, but there are {torch.cuda.device_count()} GPUs"
             )
-        if cuda:
+        if device == "cuda":
             torch.cuda.set_device(self.rank)
         dist.init_process_group(
-            "nccl" if cuda else "gloo",
+            "nccl" if device == "cuda" else "gloo",
             init_method=f"file://{self.store}",
             rank=self.rank,
-            world_size=self.size,
+            world_size=parallel.ranks,
             timeout=timedelta(seconds=self.timeout_s),
         )
-        return self.learner.build(dist.group.WORLD)
+        return self.learner.build(Ranks.of(device, parallel.dp, parallel.cp, parallel.tp))
 
 
-def launch(spec: LearnerSpec, dp: int, timeout_s: float) -> DataParallelLearner:
-    """Starts `dp` ranks as child processes and waits until all have built their model.
+def launch(spec: LearnerSpec, timeout_s: float) -> MeshLearner:
+    """Starts the ranks of `spec.section.parallel` as child processes and waits until all have built their model.
 
     Args:
         spec: What each rank builds.
-        dp: Number of ranks.
         timeout_s: The longest that one verb may take.
+
+    Raises:
+        ValueError: If the model cannot be cut like that.
     """
-    folder = tempfile.mkdtemp(prefix="lockstep-ranks-")
+    require_divisible(read_config(spec.model), spec.section.parallel.tp)
+    folder, count = tempfile.mkdtemp(prefix="lockstep-ranks-"), spec.section.parallel.ranks
     ranks = [
         spawned(
-            RankSpec(spec, rank, dp, str(Path(folder) / "store"), timeout_s),
+            RankSpec(spec, rank, str(Path(folder) / "store"), timeout_s),
             f"{spec.head} learner rank {rank}",
             timeout_s,
-            workers=dp,
+            workers=count,
         )
-        for rank in range(dp)
+        for rank in range(count)
     ]
-    learner = DataParallelLearner(ranks)
+    learner = MeshLearner(ranks, spec.section)
     weakref.finalize(learner, shutil.rmtree, folder, ignore_errors=True)
     learner.ready()
     return learner
 
 
-class DataParallelLearner:
-    """Implements `learners.base.Learner` over ranks that each hold the whole model.
+class MeshLearner:
+    """Implements `learners.base.Learner` over ranks.
 
     Args:
-        ranks: Proxies of learners that share a process group, rank 0 first.
+        ranks: Proxies of learners that share a process group, in the order of `Ranks.number`.
+        section: How the ranks share the work.
     """
 
-    def __init__(self, ranks: Sequence[Remote]) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: Sequence[Remote], section: LearnerSection) -> None:
+        self.ranks, self.section = ranks, section
 
     def ready(self) -> None:
         """Waits until every rank has built its model."""
@@ -123,13 +131,18 @@ class DataParallelLearner:
         self._on_all("reset_optimizer")
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self.ranks[0].stream("weights")
+        """Through the first rank; the others take part."""
+        others = [rank.submit("take_part_in_weights") for rank in self.ranks[1:]]
+        try:
+            yield from self.ranks[0].stream("weights")
+        finally:
+            self._outcomes(others)
 
     def save(self, folder: Path) -> None:
-        self.ranks[0].call("save", folder)
+        self._on_all("save", folder)
 
     def saved(self, wait: bool) -> bool:
-        return self.ranks[0].call("saved", wait)
+        return all(self._on_all("saved", wait))
 
     def load(self, folder: Path) -> None:
         self._on_all("load", folder)
@@ -143,15 +156,21 @@ class DataParallelLearner:
         return self._outcomes(rank.submit(verb, *args) for rank in self.ranks)
 
     def _on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:
-        """Runs a verb on each rank's rows; a rank without rows is not asked.
+        """Runs a verb on each data-parallel share of the rows, by all ranks that hold the model for it together.
 
         Returns:
-            The rows in the order of the ranks, int64 [B], and each rank's result.
+            The rows in the order of the shares, int64 [B], and each share's result.
         """
-        shares = [batch.rows_of(groups) for groups in balanced(batch.group_lengths.tolist(), len(self.ranks)) if groups]
-        calls = zip(self.ranks, shares, strict=False)
-        results = self._outcomes(rank.submit(verb, batch.select(rows), *args) for rank, rows in calls)
-        return torch.tensor([row for rows in shares for row in rows]), results
+        parallel = self.section.parallel
+        shares = deal(batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.dp)
+        rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
+        alike = parallel.cp * parallel.tp
+        calls = [
+            rank.submit(verb, batch.select(rows[number // alike]), *args, passes=_numbered(shares[number // alike]))
+            for number, rank in enumerate(self.ranks)
+        ]
+        results = self._outcomes(calls)[::alike]
+        return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 
     def _outcomes(self, calls: Iterable[Pending]) -> list[Any]:
         """Waits for all; where a rank is gone its group is broken, and the others are ended too."""
@@ -162,20 +181,7 @@ class DataParallelLearner:
             raise
 
 
-def balanced(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Splits sequences over ranks by tokens: longest first, each to the rank that has least.
-
-    Args:
-        lengths: Tokens per sequence.
-        ranks: How many shares.
-
-    Returns:
-        Rows of each rank, ascending, every row once; empty shares come last.
-    """
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    load = [(0, rank) for rank in range(ranks)]
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        tokens, rank = heapq.heappop(load)
-        shares[rank].append(row)
-        heapq.heappush(load, (tokens + lengths[row], rank))
-    return [sorted(share) for share in shares]
+def _numbered(passes: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The same passes over groups that lie in their order."""
+    ends = list(accumulate((len(one) for one in passes), initial=0))
+    return [list(range(start, end)) for start, end in pairwise(ends)]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.torch.learner import TorchLearner, resolve_device
+from lockstep.learners.torch.start import Head, started
 from lockstep.models.folder import read_config
-from lockstep.models.heads import LogitsHead, ValueHead
-from lockstep.models.load import load_backbone, load_causal_lm
+from lockstep.models.load import load_causal_lm
 from lockstep.recipe import Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.samplers.base import Served
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -25,15 +24,15 @@ class LearnerSpec:
     """A learner: whose weights, which head, how it computes and learns (no optimizer: it only scores)."""
 
     model: str
-    head: Literal["logits", "value"]
+    head: Head
     section: LearnerSection
     optimizer: Optimizer | None
     seed: int
 
-    def build(self, group: dist.ProcessGroup | None = None) -> TorchLearner:
-        if self.head == "logits":
-            return TorchLearner(LogitsHead(load_causal_lm(self.model)), self.section, self.optimizer, group)
-        return TorchLearner(ValueHead(load_backbone(self.model), self.seed), self.section, self.optimizer, group)
+    def build(self, ranks: Ranks = ALONE) -> TorchLearner:
+        device = resolve_device(self.section.device)
+        model = started(self.model, self.head, self.seed, self.section, ranks, device)
+        return TorchLearner(model, self.section, self.optimizer, ranks)
 
 
 @dataclass(frozen=True)

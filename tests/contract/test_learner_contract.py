@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, TopKLogitsWarper, TopPLogitsWarpe
 from lockstep.batch import Batch, concat
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
+from lockstep.recipe import Parallel
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.remote import RemoteLearner, spawned
 from lockstep.runtime.workers import LearnerSpec
@@ -50,7 +51,8 @@ class Pair:
 
 def start(kind: str, spec: LearnerSpec, stack: ExitStack) -> Learner:
     if kind == "two ranks":
-        ranks = launch(spec, 2, timeout_s=60.0)
+        section = spec.section.model_copy(update={"parallel": Parallel(dp=2)})
+        ranks = launch(replace(spec, section=section), timeout_s=60.0)
         stack.callback(ranks.close)
         return ranks
     if kind == "spawned":

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
 
 from lockstep.learners.base import train
 from lockstep.losses.preference import Preference
-from lockstep.runtime.parallel import DataParallelLearner, balanced, launch
+from lockstep.recipe import Parallel
+from lockstep.runtime.parallel import MeshLearner, launch
 from lockstep.runtime.remote import RemoteError, WorkerDied
 from lockstep.runtime.workers import LearnerSpec
 
@@ -32,14 +31,18 @@ def spec(models: Callable[..., Path]) -> LearnerSpec:
     return LearnerSpec(str(models("qwen3")), "logits", SECTION, OPTIMIZER, seed=0)
 
 
+def over(spec: LearnerSpec, **parallel: int) -> LearnerSpec:
+    return replace(spec, section=spec.section.model_copy(update={"parallel": Parallel(**parallel)}))
+
+
 @pytest.fixture(scope="module")
-def two(spec: LearnerSpec) -> Iterator[DataParallelLearner]:
-    learner = launch(spec, 2, timeout_s=60.0)
+def two(spec: LearnerSpec) -> Iterator[MeshLearner]:
+    learner = launch(over(spec, dp=2), timeout_s=60.0)
     yield learner
     learner.close()
 
 
-def test_two_ranks_step_as_one(two: DataParallelLearner, spec: LearnerSpec) -> None:
+def test_two_ranks_step_as_one(two: MeshLearner, spec: LearnerSpec) -> None:
     one = spec.build()
     for seed in range(3):
         batch = ragged(LENGTHS, seed)
@@ -50,7 +53,7 @@ def test_two_ranks_step_as_one(two: DataParallelLearner, spec: LearnerSpec) -> N
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
 
 
-def test_two_ranks_learn_pairs_as_one(two: DataParallelLearner, spec: LearnerSpec, tmp_path: Path) -> None:
+def test_two_ranks_learn_pairs_as_one(two: MeshLearner, spec: LearnerSpec, tmp_path: Path) -> None:
     """Of which none is torn apart; an answer is taken out, so that ranks have unequal numbers of active pairs."""
     two.save(tmp_path)
     assert two.saved(wait=True)
@@ -67,15 +70,8 @@ def test_two_ranks_learn_pairs_as_one(two: DataParallelLearner, spec: LearnerSpe
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
 
 
-def test_ranks_hold_the_same_bits(two: DataParallelLearner) -> None:
-    train(two, ragged(LENGTHS, 7), WeightedLogprob())
-    first, second = (dict(rank.stream("weights")) for rank in two.ranks)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_a_rank_without_rows_takes_part_in_the_update(
-    two: DataParallelLearner, spec: LearnerSpec, tmp_path: Path
+    two: MeshLearner, spec: LearnerSpec, tmp_path: Path
 ) -> None:
     two.save(tmp_path)
     assert two.saved(wait=True)
@@ -84,12 +80,12 @@ def test_a_rank_without_rows_takes_part_in_the_update(
     torch.testing.assert_close(two.logprobs(batch), one.logprobs(batch), atol=1e-6, rtol=0.0)
     for learner in (one, two):
         train(learner, batch, WeightedLogprob())
-    for rank in two.ranks:
-        for name, tensor in rank.stream("weights"):
-            torch.testing.assert_close(tensor, dict(one.weights())[name], atol=1e-6, rtol=0.0)
+    expected = dict(one.weights())
+    for name, tensor in two.weights():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
 
 
-def test_an_error_on_ranks_leaves_them_usable(two: DataParallelLearner, tmp_path: Path) -> None:
+def test_an_error_on_ranks_leaves_them_usable(two: MeshLearner, tmp_path: Path) -> None:
     batch = ragged(LENGTHS)
     with pytest.raises(RemoteError, match="no column 'advantage'"):
         two.forward_backward(replace(batch, token={"mask": batch.mask}), WeightedLogprob())
@@ -99,7 +95,7 @@ def test_an_error_on_ranks_leaves_them_usable(two: DataParallelLearner, tmp_path
     assert "grad_norm" in train(two, batch, WeightedLogprob())
 
 
-def test_a_rank_that_dies_in_a_collective_is_noticed(two: DataParallelLearner) -> None:
+def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
     batch = ragged(LENGTHS)
     two.forward_backward(batch, WeightedLogprob())
     pid = next(child.pid for child in multiprocessing.active_children() if child.name == two.ranks[1].name)
@@ -116,10 +112,3 @@ def test_a_rank_that_dies_in_a_collective_is_noticed(two: DataParallelLearner) -
         two.logprobs(batch)
 
 
-@given(st.lists(st.integers(1, 200), max_size=60), st.integers(1, 9))
-def test_shares_are_balanced_and_whole(lengths: list[int], ranks: int) -> None:
-    shares = balanced(lengths, ranks)
-    assert sorted(row for share in shares for row in share) == list(range(len(lengths)))
-    loads = [sum(lengths[row] for row in share) for share in shares]
-    assert max(loads) - min(loads) <= max(lengths, default=0)
-    assert [bool(share) for share in shares] == sorted((bool(share) for share in shares), reverse=True)

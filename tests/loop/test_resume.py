@@ -195,6 +195,25 @@ def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path)
     assert contents("whole")["final/model.safetensors"] == contents("stopped")["final/model.safetensors"]
 
 
+@pytest.mark.needs("gloo")
+def test_another_layout_of_ranks_goes_on_and_each_can_be_exported(run: Run, in_tmp: Path) -> None:
+    run("run.folder=whole", "run.max_steps=3", "run.keep=3")
+    with pytest.raises(Stopped):
+        run("run.folder=moved", "learner.parallel.dp=2", "run.max_steps=3", "run.keep=3", "run.max_time_s=0.01")
+    parts = sorted(Path("moved/checkpoints/step_000001/policy").glob("model*"))
+    assert [path.name for path in parts] == [f"model-0000{rank}-of-00002.safetensors" for rank in (1, 2)]
+    assert max(path.stat().st_size for path in parts) < 0.7 * sum(path.stat().st_size for path in parts)
+    moved = ["run.folder=moved", "learner.parallel.tp=2", "run.max_steps=3", "run.keep=3"]
+    assert main(["train", "tiny.yaml", *moved, "--allow-changes"]) == 0
+    for step in (1, 3):
+        for folder in ("whole", "moved"):
+            assert main(["export", folder, f"{folder}-{step}", "--checkpoint", str(step)]) == 0
+        expected, weights = (load_file(f"{folder}-{step}/model.safetensors") for folder in ("whole", "moved"))
+        assert weights.keys() == expected.keys()
+        for name, tensor in weights.items():
+            torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=0.0)
+
+
 def test_time_counts_for_what_is_trained_first_too(in_tmp: Path) -> None:
     first = ["model.from_recipe=sft_arithmetic", "learner.device=cpu", "run.max_time_s=0.01", "run.folder=run"]
     with pytest.raises(Stopped, match="stopped after step 1"):

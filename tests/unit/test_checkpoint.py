@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep.learners.torch import saving
+from lockstep.learners.torch.boxes import Written
 from lockstep.learners.torch.saving import StateWriter
 from lockstep.runtime.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from lockstep.runtime.saver import Saver
@@ -157,7 +158,7 @@ class Filling:
     writer: StateWriter = field(default_factory=StateWriter)
 
     def save(self, folder: Path) -> None:
-        self.writer.begin(folder, {"model.safetensors": {"w": self.weights}}, {"updates": 1})
+        self.writer.begin(folder, {"model.safetensors": Written({"w": self.weights})}, {"updates": 1})
 
     def saved(self, wait: bool) -> bool:
         return self.writer.done(wait)
@@ -226,7 +227,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(ch
 def test_without_room_for_a_copy_it_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "free_memory_bytes", lambda: 1000)
     writer, tensor = StateWriter(), torch.zeros(1000)
-    writer.begin(tmp_path, {"model.safetensors": {"w": tensor}}, {})
+    writer.begin(tmp_path, {"model.safetensors": Written({"w": tensor})}, {})
     tensor += 1.0
     assert writer.done(wait=False)
     assert load_file(tmp_path / "model.safetensors")["w"].max() == 0.0
@@ -284,7 +285,7 @@ def test_whatever_the_writing_thread_meets_is_told(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(saving, "save_file", fails)
     writer = StateWriter()
-    writer.begin(tmp_path, {"model.safetensors": {"w": torch.ones(2)}}, {})
+    writer.begin(tmp_path, {"model.safetensors": Written({"w": torch.ones(2)})}, {})
     with pytest.raises(ValueError, match="no memory to write with"):
         writer.done(wait=True)
 
@@ -292,6 +293,6 @@ def test_whatever_the_writing_thread_meets_is_told(tmp_path: Path, monkeypatch: 
 def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
     writer = StateWriter()
     for folder, names in (("first", "ab"), ("second", "a")):
-        writer.begin(tmp_path / folder, {"model.safetensors": {name: torch.ones(2) for name in names}}, {})
+        writer.begin(tmp_path / folder, {"model.safetensors": Written({name: torch.ones(2) for name in names})}, {})
         assert writer.done(wait=True)
     assert load_file(tmp_path / "second/model.safetensors").keys() == {"a"}

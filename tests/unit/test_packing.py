@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.learners.packing import pack
+from lockstep.learners.packing import cost, deal, pack
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 150))
@@ -32,3 +33,30 @@ def test_a_sequence_over_budget_travels_alone() -> None:
 
 def test_nothing_packs_into_nothing() -> None:
     assert pack([], 10) == []
+
+
+@given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 150), st.integers(1, 5))
+def test_every_sequence_is_dealt_once_and_all_make_the_same_number_of_passes(
+    lengths: list[int], budget: int, ranks: int
+) -> None:
+    shares = deal(lengths, budget, ranks)
+    assert sorted(index for passes in shares for rows in passes for index in rows) == list(range(len(lengths)))
+    assert len(shares) == ranks
+    assert len({len(passes) for passes in shares}) == 1
+    for rows in (rows for passes in shares for rows in passes):
+        assert sum(lengths[index] for index in rows) <= budget or len(rows) == 1
+    if len(lengths) >= ranks * (len(pack(lengths, budget)) // ranks + 1):
+        assert all(rows for passes in shares for rows in passes), "nobody idles while others have two"
+
+
+def test_ranks_get_like_costs_in_each_pass_and_together() -> None:
+    lengths = np.random.default_rng(0).lognormal(6.0, 0.8, 512).astype(int).clip(1, 8192).tolist()
+    shares = deal(lengths, 16384, 4)
+    costs = np.array([[cost([lengths[index] for index in rows]) for rows in passes] for passes in shares])
+    assert costs.sum(1).max() < 1.03 * costs.sum(1).mean()
+    assert costs.max(0).sum() < 1.1 * costs.mean(0).sum(), "what the slowest takes, pass by pass"
+
+
+def test_few_bins_more_than_there_must_be() -> None:
+    lengths = np.random.default_rng(1).lognormal(6.0, 0.8, 4096).astype(int).clip(1, 8192).tolist()
+    assert len(pack(lengths, 16384)) <= 1.01 * -(-sum(lengths) // 16384)

@@ -1,36 +1,47 @@
-"""The torch learner: a `transformers` model with a head, packed micro-batches, gradient sums, fp32 master weights."""
+"""The torch learner: a `transformers` model with a head, packed micro-batches, gradient sums, fp32 master weights.
+
+Over several ranks each holds boxes of the parameters (`pieces`), and all make the same number of passes, since a pass
+gathers weights from all: what each reads is decided by whoever sends the rows.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from lockstep.batch import Batch
+from lockstep.distributed.ranks import ALONE, DIMENSIONS, Ranks
 from lockstep.distributed.reduce import all_reduce_sum
 from lockstep.learners.packing import pack
-from lockstep.learners.torch.optimizer import adamw, learning_rate, moments, restore_moments
+from lockstep.learners.torch.boxes import Boxes, Written, file_of, written
+from lockstep.learners.torch.optimizer import AdamW, learning_rate
+from lockstep.learners.torch.pieces import Piece, norm
 from lockstep.learners.torch.saving import COUNTERS, StateWriter
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Last, Mean, Metrics, Sum, merged
 from lockstep.models.heads import canonical
 from lockstep.recipe import LearnerSection, Optimizer
 
+Passes = Sequence[Sequence[int]] | None
+"""The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed
+here by the budget of tokens."""
+_IDLE = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": torch.zeros(2, dtype=torch.bool)})
+
 
 class TorchLearner:
-    """Implements `learners.base.Learner` for one rank; with a group, gradients and counts are summed over it.
+    """Implements `learners.base.Learner` for one rank.
 
     Args:
-        model: A head of `models.heads` on its backbone; maps a batch to outputs. Moved to the device, fp32.
+        model: A head of `models.heads` on its backbone; maps a batch to outputs. fp32, on its device, and cut over the
+            ranks where there are several.
         section: Device, computation type, micro-batch size.
         optimizer: Settings of AdamW; None for a model that is only scored with.
-        group: Data-parallel ranks; None for one process.
+        ranks: Those that hold the model together.
     """
 
     def __init__(
@@ -38,31 +49,33 @@ class TorchLearner:
         model: nn.Module,
         section: LearnerSection,
         optimizer: Optimizer | None = None,
-        group: dist.ProcessGroup | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.device = resolve_device(section.device)
         # Always in evaluation mode: dropout would make the trained policy another one than the sampled.
-        self.model = model.to(self.device).eval().requires_grad_(optimizer is not None)
-        self._section, self._settings, self._group = section, optimizer, group
-        self._optimizer = None if optimizer is None else adamw(self.model, optimizer)
+        self.model = model.eval().requires_grad_(optimizer is not None)
+        self.pieces = tuple(Piece.of(name, parameter) for name, parameter in model.named_parameters())
+        self._section, self._settings, self._ranks = section, optimizer, ranks
+        self._optimizer = None if optimizer is None else AdamW(self.pieces, optimizer)
         self._count = torch.zeros((), device=self.device)
         self._updates = 0
         self._writer = StateWriter()
 
-    def logprobs(self, batch: Batch) -> Tensor:
-        return self._scored(batch, lambda outputs: outputs.logprob)[0]
+    def logprobs(self, batch: Batch, passes: Passes = None) -> Tensor:
+        return self._scored(batch, passes, lambda outputs: outputs.logprob)[0]
 
-    def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        value, final_value = self._scored(batch, lambda outputs: outputs.value, lambda outputs: outputs.final_value)
+    def values(self, batch: Batch, passes: Passes = None) -> tuple[Tensor, Tensor]:
+        columns = (lambda outputs: outputs.value, lambda outputs: outputs.final_value)
+        value, final_value = self._scored(batch, passes, *columns)
         return value, final_value
 
-    def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
+    def forward_backward(self, batch: Batch, loss: Loss, passes: Passes = None) -> Metrics:
         self._count += active(batch, loss.denominator).to(self.device)
         parts: list[Metrics] = []
-        for _, micro in self._micro_batches(batch):
+        for rows, micro in self._micro_batches(batch, passes):
             with self._computation():
                 outputs = self.model(micro)
-            total, metrics = loss(outputs, micro)
+            total, metrics = loss(outputs, micro) if rows else (_nothing(outputs), Metrics())
             total.backward()
             parts.append(metrics)
         return merged(parts)
@@ -70,81 +83,108 @@ class TorchLearner:
     def optim_step(self) -> Metrics:
         assert self._optimizer is not None, "this learner was built without an optimizer"
         assert self._settings is not None, "an optimizer comes with its settings"
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters()]
-        all_reduce_sum([*gradients, self._count], self._group)
+        all_reduce_sum([self._count], self._ranks.group("dp"))
         count, lr = float(self._count), learning_rate(self._settings, self._updates)
         self._count.zero_()
+        gradients = [piece.gradient() for piece in self.pieces]
+        self._forget_gradients()
         if count == 0:
-            self._optimizer.zero_grad()
             return Metrics(updates_skipped=Sum(1.0))
-        for parameter, gradient in zip(self._parameters(), gradients, strict=True):
-            parameter.grad = gradient.div_(count)
-        norm = nn.utils.clip_grad_norm_(self._parameters(), self._settings.max_grad_norm or float("inf"))
-        if not torch.isfinite(norm):
+        length = norm(self.pieces, [gradient.div_(count) for gradient in gradients])
+        if not torch.isfinite(length):
             raise FloatingPointError(
-                f"the gradient's norm is {float(norm)} at update {self._updates}; lower the learning rate"
+                f"the gradient's norm is {float(length)} at update {self._updates}; lower the learning rate"
             )
-        self._optimizer.param_groups[0]["lr"] = lr
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self._optimizer.step(gradients, length, lr)
         self._updates += 1
-        return Metrics(grad_norm=Mean(norm), lr=Last(lr))
+        return Metrics(grad_norm=Mean(length), lr=Last(lr))
 
     def reset_optimizer(self) -> None:
         assert self._optimizer is not None, "this learner was built without an optimizer"
-        self._optimizer.state.clear()
+        self._optimizer.forget()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in chain(self.model.named_parameters(), self.model.named_buffers()):
-            yield canonical(name), tensor.detach()
+        """As in the protocol; all ranks have to go through it together, and each gets everything."""
+        for piece in self.pieces:
+            yield canonical(piece.name), piece.gathered()
+        for name, buffer in self.model.named_buffers():
+            yield canonical(name), buffer
+
+    def take_part_in_weights(self) -> None:
+        """Goes through `weights` for the sake of the rank that hands them out."""
+        for _ in self.weights():
+            pass
 
     def save(self, folder: Path) -> None:
-        files = {"model.safetensors": {name: p.detach() for name, p in self.model.named_parameters()}}
+        own = [piece for piece in self.pieces if self._writes(piece)]
+        files = {file_of("model", self._ranks): Written.of({piece.name: (piece.local, piece) for piece in own})}
         if self._optimizer is not None:
-            files["optimizer.safetensors"] = moments(self.model, self._optimizer)
-        self._writer.begin(folder, files, {"updates": self._updates})
+            files[file_of("optimizer", self._ranks)] = Written.of(self._optimizer.moments(own))
+        counters = {"updates": self._updates} if self._ranks.number == 0 else None
+        self._writer.begin(folder, files, counters)
 
     def saved(self, wait: bool) -> bool:
         return self._writer.done(wait)
 
     def load(self, folder: Path) -> None:
-        saved = load_file(folder / "model.safetensors")
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(saved[name])
+        self._forget_gradients()
+        with Boxes(written(folder, "model")) as saved:
+            for piece in self.pieces:
+                piece.local.copy_(saved.read(piece.name, piece.offset, piece.local.shape))
         if self._optimizer is not None:
-            restore_moments(self.model, self._optimizer, load_file(folder / "optimizer.safetensors"))
-            self._optimizer.zero_grad()
+            with Boxes(written(folder, "optimizer")) as saved:
+                self._optimizer.restore(saved)
         self._count.zero_()
         self._updates = int(json.loads((folder / COUNTERS).read_text())["updates"])
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _computation(self) -> torch.autocast:
         """bf16 casts weights for each product and keeps the masters, sums and norms in fp32."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._section.dtype == "bf16")
 
-    def _micro_batches(self, batch: Batch) -> Iterator[tuple[list[int], Batch]]:
-        """Pieces that fit the token budget, with the rows they hold; what belongs together stays together."""
-        for groups in pack(batch.group_lengths.tolist(), self._section.micro_batch_tokens):
+    def _micro_batches(self, batch: Batch, passes: Passes) -> Iterator[tuple[list[int], Batch]]:
+        """What each pass reads: its rows, and their batch; what belongs together stays together."""
+        if passes is None:
+            passes = pack(batch.group_lengths.tolist(), self._section.micro_batch_tokens)
+        for groups in passes:
             rows = batch.rows_of(groups)
-            yield rows, batch.select(rows).to(self.device)
+            yield rows, (batch.select(rows) if rows else _IDLE).to(self.device)
 
     @torch.no_grad()
-    def _scored(self, batch: Batch, *columns: Callable[[Outputs], Tensor | None]) -> tuple[Tensor, ...]:
+    def _scored(self, batch: Batch, passes: Passes, *columns: Callable[[Outputs], Tensor | None]) -> tuple[Tensor, ...]:
         """Columns of the model's outputs for the whole batch, on the CPU, [N] or [B] each."""
-        bins, parts = [], [[] for _ in columns]
-        for rows, micro in self._micro_batches(batch):
+        bins, parts = [], [[batch.tokens.new_zeros(0, dtype=torch.float32)] for _ in columns]
+        for rows, micro in self._micro_batches(batch, passes):
             with self._computation():
                 outputs = self.model(micro)
             bins.append(rows)
             for part, column in zip(parts, columns, strict=True):
                 value = column(outputs)
                 assert value is not None, "this learner's head does not give that column"
-                part.append(value.float().cpu())
-        order = torch.tensor([row for rows in bins for row in rows])
+                part.extend([value.float().cpu()] if rows else [])
+        self._forget_gathered()
+        order = torch.tensor([row for rows in bins for row in rows], dtype=torch.int64)
         return tuple(restored(torch.cat(part), order, batch.lengths) for part in parts)
+
+    def _writes(self, piece: Piece) -> bool:
+        """Whether this rank, of all that hold the same, writes a piece."""
+        cut = {name for joined in piece.cut_over for name in joined.split("_")}
+        return all(self._ranks.index(name) == 0 for name in DIMENSIONS if name not in cut)
+
+    def _forget_gradients(self) -> None:
+        for piece in self.pieces:
+            piece.parameter.grad = None
+        self._forget_gathered()
+
+    def _forget_gathered(self) -> None:
+        """Weights that were gathered for a pass are not those of after an update."""
+        if isinstance(self.model, FSDPModule):
+            self.model.reshard()
+
+
+def _nothing(outputs: Outputs) -> Tensor:
+    """A loss that depends on all that came out, and is 0."""
+    columns = (outputs.logprob, outputs.entropy, outputs.value, outputs.final_value)
+    return torch.stack([column.sum() for column in columns if column is not None]).sum() * 0.0
 
 
 def restored(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from lockstep.learners.torch.boxes import Boxes
+from lockstep.learners.torch.pieces import Piece
 from lockstep.recipe import Optimizer, Schedule
 
 
@@ -25,33 +28,52 @@ def _factor(schedule: Schedule, update: int) -> float:
     return schedule.final_fraction + (1.0 - schedule.final_fraction) * left
 
 
-def adamw(model: nn.Module, optimizer: Optimizer) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; the learning rate is set before each update."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        parameters,
-        lr=optimizer.lr,
-        betas=optimizer.betas,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        fused=True,
-    )
+class AdamW:
+    """Of what one rank holds of each parameter; the learning rate is said at each update.
 
+    Args:
+        pieces: Updated in place.
+        settings: Of the recipe.
+    """
 
-def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """First and second moments and step counts by parameter name; empty before the first update."""
-    return {
-        f"{key}.{name}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
+    def __init__(self, pieces: Sequence[Piece], settings: Optimizer) -> None:
+        self._max_norm = settings.max_grad_norm
+        self._held = {piece.name: (piece, nn.Parameter(piece.local)) for piece in pieces}
+        self._inner = torch.optim.AdamW(
+            [parameter for _, parameter in self._held.values()],
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
 
+    def step(self, gradients: Iterable[Tensor], norm: Tensor, lr: float) -> None:
+        """One update; gradients in the order of the pieces, and their norm over all ranks."""
+        for (_, parameter), gradient in zip(self._held.values(), gradients, strict=True):
+            parameter.grad = gradient
+        if self._max_norm is not None:
+            nn.utils.clip_grads_with_norm_([parameter for _, parameter in self._held.values()], self._max_norm, norm)
+        self._inner.param_groups[0]["lr"] = lr
+        self._inner.step()
+        self._inner.zero_grad()
 
-def restore_moments(model: nn.Module, optimizer: torch.optim.AdamW, saved: dict[str, Tensor]) -> None:
-    """Puts back what `moments` gave; a parameter it had nothing for starts afresh."""
-    optimizer.state.clear()
-    keys = ("step", "exp_avg", "exp_avg_sq")
-    for name, parameter in model.named_parameters():
-        if f"step.{name}" in saved:
-            # Fused AdamW keeps its step counts beside the parameters, like the moments.
-            optimizer.state[parameter] = {key: saved[f"{key}.{name}"].to(parameter.device) for key in keys}
+    def forget(self) -> None:
+        """Begins anew: no moments."""
+        self._inner.state.clear()
+
+    def moments(self, pieces: Iterable[Piece]) -> dict[str, tuple[Tensor, Piece]]:
+        """First and second moments and step counts by parameter name; empty before the first update."""
+        states = {piece: self._inner.state.get(self._held[piece.name][1], {}) for piece in pieces}
+        return {f"{key}.{piece.name}": (x, piece) for piece, state in states.items() for key, x in state.items()}
+
+    def restore(self, saved: Boxes) -> None:
+        """Puts back what `moments` gave; a parameter it had nothing for starts afresh."""
+        self.forget()
+        for name, (piece, parameter) in self._held.items():
+            if f"step.{name}" in saved:
+                # Fused AdamW keeps its step counts beside the parameters, like the moments.
+                box = piece.offset, piece.local.shape
+                state = {"step": saved.read(f"step.{name}", (), ())}
+                state |= {key: saved.read(f"{key}.{name}", *box) for key in ("exp_avg", "exp_avg_sq")}
+                self._inner.state[parameter] = {key: x.to(piece.local.device) for key, x in state.items()}

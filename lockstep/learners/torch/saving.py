@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,13 +13,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lockstep.learners.base import NotSavedError
+from lockstep.learners.torch.boxes import Written
 
 COUNTERS = "learner.json"
 
 _ROOM = 1.5
 """A copy is made only where so many times its size is free: what trains must not be driven out of memory."""
 
-Files = Mapping[str, Mapping[str, Tensor]]
+Files = Mapping[str, Written]
 
 
 class StateWriter:
@@ -30,13 +32,13 @@ class StateWriter:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def begin(self, folder: Path, files: Files, counters: Mapping[str, int]) -> None:
+    def begin(self, folder: Path, files: Files, counters: Mapping[str, int] | None) -> None:
         """Returns when the tensors may change again.
 
         Args:
             folder: Where to; made if missing.
-            files: Tensors by name, by name of the file.
-            counters: Written to learner.json.
+            files: By name.
+            counters: Written to learner.json; None: another rank does that.
         """
         self.done(wait=True)
         if not self._has_room(files):
@@ -62,19 +64,21 @@ class StateWriter:
             raise NotSavedError(str(error)) from error
         return True
 
-    def _write(self, folder: Path, files: Files, counters: Mapping[str, int]) -> None:
+    def _write(self, folder: Path, files: Files, counters: Mapping[str, int] | None) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, tensors in files.items():
-                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name)
+            for name, file in files.items():
+                tensors = {key: tensor.contiguous() for key, tensor in file.tensors.items()}
+                save_file(tensors, folder / name, file.header or None)
                 (folder / name).chmod(folder.stat().st_mode & 0o666)  # as any file here; safetensors makes them private
-            (folder / COUNTERS).write_text(json.dumps(counters))
+            if counters is not None:
+                (folder / COUNTERS).write_text(json.dumps(counters))
         except Exception as error:  # of whatever kind: nobody else sees what a thread raises
             self._error = error
 
     def _has_room(self, files: Files) -> bool:
         new = sum(
-            t.nbytes for name, tensors in files.items() for key, t in tensors.items() if not self._held(name, key)
+            t.nbytes for name, file in files.items() for key, t in file.tensors.items() if not self._held(name, key)
         )
         return not new or new * _ROOM < free_memory_bytes()
 
@@ -82,7 +86,7 @@ class StateWriter:
         return key in self._copies.get(name, {})
 
     def _copied(self, files: Files) -> Files:
-        return {name: self._copied_file(name, tensors) for name, tensors in files.items()}
+        return {name: replace(file, tensors=self._copied_file(name, file.tensors)) for name, file in files.items()}
 
     def _copied_file(self, name: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         copies = self._copies.setdefault(name, {})

@@ -1,0 +1,54 @@
+"""The ranks that hold one model together, as a mesh: who shares rows, positions, and heads and vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+Dimension = Literal["dp", "cp", "tp"]
+DIMENSIONS: tuple[Dimension, ...] = ("dp", "cp", "tp")
+"""From the outermost to the innermost: neighbours in a row of tensor-parallel ranks are neighbours on a machine."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank's place among all; a mesh of None is one process.
+
+    Attributes:
+        mesh: Its dimensions are `DIMENSIONS`; those of size 1 are there, too.
+    """
+
+    mesh: DeviceMesh | None = None
+
+    @classmethod
+    def of(cls, device: str, dp: int, cp: int, tp: int) -> Ranks:
+        """The mesh of all processes of the default group; every rank has to call this."""
+        return cls(init_device_mesh(device, (dp, cp, tp), mesh_dim_names=DIMENSIONS))
+
+    def size(self, name: Dimension) -> int:
+        """How many ranks share what this dimension cuts."""
+        return 1 if self.mesh is None else self.mesh[name].size()
+
+    def index(self, name: Dimension) -> int:
+        """Which of them this is."""
+        return 0 if self.mesh is None else self.mesh[name].get_local_rank()
+
+    def group(self, name: Dimension) -> dist.ProcessGroup | None:
+        """Those ranks; None for one alone."""
+        return None if self.mesh is None or self.size(name) == 1 else self.mesh[name].get_group()
+
+    @property
+    def number(self) -> int:
+        """Of this rank among all, in the order of the mesh."""
+        return (self.index("dp") * self.size("cp") + self.index("cp")) * self.size("tp") + self.index("tp")
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank answers for those that compute the same columns: the first of each data-parallel share."""
+        return self.index("cp") == self.index("tp") == 0
+
+
+ALONE = Ranks()

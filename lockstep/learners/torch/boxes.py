@@ -1,0 +1,118 @@
+"""Tensors on disk as one or many ranks wrote them, each in boxes, and read from there in any other boxes.
+
+A file is safetensors; where it holds parts of tensors, its header says where each begins. So what was written by
+one layout of ranks is read by another, every rank reads no more than it holds, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from lockstep.distributed.ranks import Ranks
+from lockstep.learners.torch.pieces import Piece
+
+_OFFSETS = "offsets"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a file is to hold: tensors, and where in the whole tensor each begins, if it is not all of it."""
+
+    tensors: Mapping[str, Tensor]
+    offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, boxes: Mapping[str, tuple[Tensor, Piece]]) -> Written:
+        """Tensors of the boxes of pieces, or without dimensions."""
+        cut = {name: piece.offset for name, (x, piece) in boxes.items() if x.dim() and tuple(x.shape) != piece.whole}
+        return cls({name: tensor for name, (tensor, _) in boxes.items()}, cut)
+
+    @property
+    def header(self) -> dict[str, str]:
+        """Metadata of the file."""
+        return {_OFFSETS: json.dumps(self.offsets)} if self.offsets else {}
+
+
+def file_of(stem: str, ranks: Ranks) -> str:
+    """The name of a rank's file."""
+    world = ranks.size("dp") * ranks.size("cp") * ranks.size("tp")
+    return f"{stem}.safetensors" if world == 1 else f"{stem}-{ranks.number + 1:05}-of-{world:05}.safetensors"
+
+
+def written(folder: Path, stem: str) -> list[Path]:
+    """The files that ranks wrote under a stem."""
+    return sorted(folder.glob(f"{stem}.safetensors")) or sorted(folder.glob(f"{stem}-*-of-*.safetensors"))
+
+
+class Boxes:
+    """Reads from files; a context, since it keeps them open.
+
+    Args:
+        files: Together they hold every tensor.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._open = ExitStack()
+        self._found: dict[str, list[tuple[Any, list[int]]]] = {}
+        for path in files:
+            file = self._open.enter_context(safe_open(path, "pt"))
+            offsets = json.loads((file.metadata() or {}).get(_OFFSETS, "{}"))
+            for name in file.keys():  # noqa: SIM118
+                self._found.setdefault(name, []).append((file, offsets.get(name)))
+
+    def __enter__(self) -> Boxes:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._open.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._found
+
+    def names(self) -> list[str]:
+        """Of all tensors."""
+        return list(self._found)
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor, fp32, from all its boxes."""
+        ends = [[at + n for at, n in zip(*self._place(file, name, at), strict=True)] for file, at in self._found[name]]
+        shape = [max(side) for side in zip(*ends, strict=True)]
+        return self.read(name, [0] * len(shape), shape)
+
+    def read(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """A box of a tensor, fp32.
+
+        Raises:
+            ValueError: If the files lack some of it.
+        """
+        out, missing = torch.empty(tuple(shape)), math.prod(shape)
+        for file, at in self._found[name]:
+            sides = [
+                (max(a, o), min(a + n, o + m), a, o)
+                for a, n, o, m in zip(*self._place(file, name, at), offset, shape, strict=True)
+            ]
+            if all(low < high for low, high, _, _ in sides):
+                source = tuple(slice(low - a, high - a) for low, high, a, _ in sides)
+                out[tuple(slice(low - o, high - o) for low, high, _, o in sides)] = (
+                    file.get_slice(name)[source] if source else file.get_tensor(name)
+                )
+                missing = 0 if not sides else missing - math.prod(high - low for low, high, _, _ in sides)
+        if missing > 0:
+            raise ValueError(f"{name} is not whole: files of some ranks are missing")
+        return out
+
+    @staticmethod
+    def _place(file: Any, name: str, at: Sequence[int] | None) -> tuple[Sequence[int], Sequence[int]]:
+        """Where a file's box begins, and its shape."""
+        shape = file.get_slice(name).get_shape()
+        return at or [0] * len(shape), shape

@@ -1,0 +1,85 @@
+"""How a learner's model comes to be on a rank: read whole, or, cut over ranks, box by box into memory of that size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from lockstep.distributed.ranks import Ranks
+from lockstep.learners.torch.boxes import Boxes
+from lockstep.learners.torch.pieces import Piece
+from lockstep.models.folder import check_weights, read_config, skeleton, weight_files
+from lockstep.models.heads import LogitsHead, ValueHead, canonical
+from lockstep.models.load import load_backbone, load_causal_lm
+from lockstep.models.parallelize import FAMILIES, checkpoint_activations, parallelize
+from lockstep.recipe import LearnerSection
+
+Head = Literal["logits", "value"]
+
+
+def started(
+    folder: str, head: Head, seed: int, section: LearnerSection, ranks: Ranks, device: torch.device
+) -> nn.Module:
+    """A head of `models.heads` on the backbone of a folder, on its device, cut over the ranks.
+
+    No rank ever holds the whole model, if that is one of `FAMILIES`; others are read whole by each, and then cut.
+
+    Args:
+        folder: Of the model.
+        head: Which one.
+        seed: Of a value head.
+        section: Of the recipe.
+        ranks: Those that hold the model together.
+        device: Where it computes.
+    """
+    config = read_config(folder)
+    if ranks.mesh is None or config.model_type not in FAMILIES:
+        network = load_causal_lm(folder) if head == "logits" else load_backbone(folder)
+        model = (LogitsHead(network, ranks) if head == "logits" else ValueHead(network, seed, ranks)).to(device)
+        _divided(model, network, section, ranks)
+        return model
+    whole = skeleton(config, folder)
+    check_weights(folder, whole)
+    network = whole if head == "logits" else whole.base_model
+    assert isinstance(network, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
+    with torch.device("meta"):
+        model = LogitsHead(network, ranks, products=True) if head == "logits" else ValueHead(network, seed, ranks)
+    _divided(model, network, section, ranks)
+    model.to_empty(device="cpu" if section.cpu_offload else device)
+    _fill(model, network, folder)
+    return model
+
+
+def _divided(model: nn.Module, network: PreTrainedModel, section: LearnerSection, ranks: Ranks) -> None:
+    if section.activation_checkpointing:
+        checkpoint_activations(network)
+    parallelize(model, network, ranks, section.cpu_offload)
+
+
+@torch.no_grad()
+def _fill(model: LogitsHead | ValueHead, network: PreTrainedModel, folder: str) -> None:
+    """Gives memory that holds nothing yet what the folder's files say, and what is computed from the configuration."""
+    network.tie_weights()
+    for module in network.modules():
+        if any(True for _ in module.buffers(recurse=False)):
+            network._init_weights(module)
+    made = model.first_weights() if isinstance(model, ValueHead) else {}
+    with Boxes(weight_files(Path(folder))) as saved:
+        for name, parameter in model.named_parameters():
+            piece = Piece.of(name, parameter)
+            if name in made:
+                box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.local.shape, strict=True))
+                piece.local.copy_(made[name][box])
+            else:
+                piece.local.copy_(saved.read(_in_folder(name, network), piece.offset, piece.local.shape))
+
+
+def _in_folder(name: str, network: PreTrainedModel) -> str:
+    """A parameter's name in the files of the causal language model."""
+    if name.startswith("backbone."):
+        return f"{network.base_model_prefix}.{name.removeprefix('backbone.')}"
+    return canonical(name)

@@ -1,0 +1,98 @@
+"""What one rank reads of a micro-batch: everything, or its share of each sequence under context parallelism.
+
+Sequences are filled up so that they can be cut, and so can their row; what fills them up lies to their right, where
+causality hides it, or behind the last one, as a sequence of its own. Numbers come back in the places of the batch.
+
+Letters: N tokens of the batch, T of the filled row over all ranks, n of this rank's share of it, M of interest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.distributed.packed import Packing
+from lockstep.distributed.ranks import Ranks
+from lockstep.distributed.reduce import summed
+from lockstep.models.attention import Layout, Packed
+from lockstep.models.zigzag import Zigzag
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A rank's share of a row.
+
+    Attributes:
+        tokens: Its token ids, int64 [n].
+        position: Their places in their sequences, int64 [n].
+        layout: Which tokens they see.
+        place: Where each token of the batch lies in the share, −1 for those of other ranks, int64 [N]; None: all, as
+            they are.
+        ranks: Those that have the other shares.
+    """
+
+    tokens: Tensor
+    position: Tensor
+    layout: Layout
+    place: Tensor | None
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, batch: Batch, ranks: Ranks) -> Cut:
+        shares = ranks.size("cp")
+        if shares == ranks.size("tp") == 1:
+            return cls(batch.tokens, batch.position, Packed.of(batch), None, ranks)
+        filled, place_N = _filled(batch, 2 * shares if shares > 1 else 1, ranks.size("tp"))
+        if shares == 1:
+            return cls(filled.tokens, filled.position, Packed.of(filled), place_N, ranks)
+        bounds = torch.cat([filled.starts, filled.lengths.sum()[None]]).to(batch.tokens.device)
+        packing = Packing(bounds, filled.tokens.numel(), shares)
+        held_n = packing.positions(ranks.index("cp"))
+        share_T = torch.full_like(filled.tokens, -1).scatter(0, held_n, torch.arange(len(held_n), device=held_n.device))
+        layout = Zigzag.of(filled, packing, ranks)
+        return cls(filled.tokens[held_n], filled.position[held_n], layout, share_T[place_N], ranks)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """As `transformers` models take it: one row, every sequence blind to its neighbours."""
+        return {
+            "input_ids": self.tokens[None],
+            "position_ids": self.position[None],
+            "use_cache": False,
+            "layout": self.layout,
+        }
+
+    def found(self, state_M: Tensor) -> tuple[Tensor | slice, Tensor]:
+        """Which of some states this rank has, and where in its share: indices [m] into M, and into n."""
+        if self.place is None:
+            return slice(None), state_M
+        place_M = self.place[state_M]
+        if self.ranks.size("cp") == 1:
+            return slice(None), place_M
+        here = (place_M >= 0).nonzero().squeeze(-1)
+        return here, place_M[here]
+
+    def spread(self, column_m: Tensor, into: Tensor, size: int) -> Tensor:
+        """Puts numbers where they belong, 0 elsewhere, and those of all ranks together.
+
+        Args:
+            column_m: What this rank computed.
+            into: Where each belongs, int64 [m].
+            size: Of the column that comes back.
+        """
+        column = column_m.new_zeros(size).index_copy(0, into, column_m)
+        return summed(column, self.ranks.group("cp"))
+
+
+def _filled(batch: Batch, multiple: int, tp: int) -> tuple[Batch, Tensor]:
+    """Every sequence as long as a multiple, and a row that divides among tensor-parallel ranks; where tokens went."""
+    lengths = -(-batch.lengths // multiple) * multiple
+    tail = -int(lengths.sum()) % (multiple * tp)
+    start_B = (lengths.cumsum(0) - lengths).to(batch.tokens.device)
+    place_N = start_B[batch.row] + batch.position
+    tokens_T = batch.tokens.new_zeros(int(lengths.sum()) + tail).index_copy(0, place_N, batch.tokens)
+    return Batch(tokens_T, torch.cat([lengths, lengths.new_tensor([tail] if tail else [])])), place_N

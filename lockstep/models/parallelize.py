@@ -1,0 +1,120 @@
+"""A model cut over ranks: tensor parallelism with sequence parallelism by a plan (DTensor), all else by FSDP2.
+
+Plans name modules of the Llama, Qwen2 and Qwen3 families, which are called alike. Between their products every
+tensor-parallel rank has a share of the tokens; heads and hidden units are cut where the products are. Queries and keys
+that have norms of their own (Qwen3) are cut over heads there, too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils._pytree import register_dataclass
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from lockstep.distributed.ranks import Ranks
+from lockstep.losses.base import Outputs
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""Values of `model_type` that have a plan."""
+
+register_dataclass(Outputs)  # FSDP looks for tensors in what a model returns
+
+
+def require_divisible(config: PreTrainedConfig, tp: int) -> None:
+    """Raises ValueError if a model cannot be cut over so many tensor-parallel ranks."""
+    fields = config.get_text_config().to_dict()
+    if tp == 1:
+        return
+    if config.model_type not in FAMILIES:
+        raise ValueError(
+            f"learner.parallel.tp is {tp}, but a {config.model_type} has no plan for that; use dp and cp, "
+            f"or a model of these families: {', '.join(FAMILIES)}"
+        )
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        if fields[name] % tp:
+            raise ValueError(
+                f"learner.parallel.tp is {tp}, but the model's {name} ({fields[name]}) is no multiple of it; lower it"
+            )
+
+
+def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, offload: bool) -> None:
+    """Cuts a head of `models.heads` and the network in it, in place; whoever gives it weights does so afterwards.
+
+    Args:
+        model: The head.
+        lm: Its network, with or without a vocabulary head.
+        ranks: Those that hold it together.
+        offload: Keep what each rank holds in the host's memory.
+    """
+    if ranks.mesh is None:
+        return
+    if ranks.size("tp") > 1:
+        parallelize_module(lm.base_model, ranks.mesh["tp"], _plan(lm))
+        _cut_head(lm, ranks.mesh["tp"])
+    if ranks.size("dp") * ranks.size("cp") == 1:
+        return
+    mesh = ranks.mesh["dp", "cp"]._flatten("dp_cp")
+    policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
+    for module in [*layers(lm), model]:
+        fully_shard(module, mesh=mesh, offload_policy=policy)
+        assert isinstance(module, FSDPModule)
+        # Gradients are summed here, and divided once by the count of what is active.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def checkpoint_activations(lm: PreTrainedModel) -> None:
+    """Each layer keeps its inputs alone, and is computed again for its gradient."""
+    for layer in layers(lm):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def layers(lm: PreTrainedModel) -> list[nn.Module]:
+    """The layers of a decoder, as `transformers` names what must not be cut apart."""
+    return [module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())]
+
+
+def _plan(lm: PreTrainedModel) -> dict[str, ParallelStyle]:
+    own: dict[str, ParallelStyle] = {
+        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "layers.*.input_layernorm": SequenceParallel(),
+        "layers.*.self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
+        ),
+        "layers.*.self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
+        "layers.*.post_attention_layernorm": SequenceParallel(),
+        "layers.*.mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        "layers.*.mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    own |= {f"layers.*.{name}": ColwiseParallel() for name in columns}
+    if lm.config.model_type == "qwen3":
+        norms = ("q_norm", "k_norm")
+        own |= {f"layers.*.self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in norms}
+    return own
+
+
+def _cut_head(lm: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """A vocabulary head is cut as the embedding is; tied to it, it is the embedding's matrix."""
+    head = lm.get_output_embeddings()
+    if head is None:
+        return
+    if lm.config.get_text_config().tie_word_embeddings:
+        head.weight = lm.get_input_embeddings().weight
+    else:
+        parallelize_module(head, mesh, ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1)))

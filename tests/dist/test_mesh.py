@@ -1,0 +1,238 @@
+"""A learner over ranks that share rows, heads and tokens against one process: the same losses, gradients and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import OPTIMIZER, SECTION, ragged, requests
+
+from lockstep.batch import Batch
+from lockstep.learners.base import Learner, train
+from lockstep.learners.torch.start import Head
+from lockstep.losses.base import Loss
+from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
+from lockstep.losses.preference import Preference
+from lockstep.models.load import load_causal_lm
+from lockstep.objectives.divergence import KLEstimate
+from lockstep.recipe import Parallel
+from lockstep.runtime.parallel import MeshLearner, launch
+from lockstep.runtime.workers import LearnerSpec
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import SamplingParams
+
+pytestmark = pytest.mark.needs("gloo")
+STEPS, MANY = 4, 20
+SURROGATE = ClippedSurrogate(0.2, 0.2, kl_coef=0.05, kl=KLEstimate("k3"), entropy_coef=0.01)
+LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
+    "dp2": ({"dp": 2}, "qwen3"),
+    "tp2": ({"tp": 2}, "qwen2 tied"),
+    "cp2": ({"cp": 2}, "qwen2 window"),
+    "dp2 tp2": ({"dp": 2, "tp": 2}, "llama"),
+    "dp2 cp2": ({"dp": 2, "cp": 2}, "qwen2 tied"),
+    "tp2 cp2": ({"tp": 2, "cp": 2}, "qwen3"),
+}
+Models = Callable[[str], Path]
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Learners of the same weights: over ranks, and in this process."""
+
+    many: MeshLearner
+    one: Learner
+    first: Path
+
+    def alike(self, steps: Sequence[tuple[Batch, Loss]], many: MeshLearner | None = None) -> None:
+        """Both begin anew, and each step's metrics agree."""
+        learners = (self.one, many or self.many)
+        for learner in learners:
+            learner.load(self.first)
+        for batch, loss in steps:
+            alone, together = (train(learner, batch, loss).floats() for learner in learners)
+            for name in ("loss", "grad_norm"):
+                # A policy's loss is a mean of terms of about 1 that nearly cancel.
+                assert together[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-7), name
+
+    def hold_the_same(self) -> None:
+        expected = dict(self.one.weights())
+        weights = dict(self.many.weights())
+        assert weights.keys() == expected.keys()
+        for name, tensor in weights.items():
+            torch.testing.assert_close(tensor, expected[name], atol=2e-6, rtol=0.0)
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda name: name.replace(" ", ""))
+def layout(request: pytest.FixtureRequest, models: Models) -> tuple[dict[str, int], Path]:
+    parallel, architecture = LAYOUTS[request.param]
+    return parallel, models(architecture)
+
+
+@pytest.fixture(scope="module")
+def policy(layout: tuple[dict[str, int], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
+    yield from twins(layout, "logits", tmp_path_factory.mktemp("policy"))
+
+
+def twins(layout: tuple[dict[str, int], Path], head: Head, first: Path) -> Iterator[Twins]:
+    parallel, folder = layout
+    section = SECTION.model_copy(update={"micro_batch_tokens": 100})
+    spec = LearnerSpec(str(folder), head, section, OPTIMIZER, seed=0)
+    one = spec.build()
+    one.save(first)
+    assert one.saved(wait=True)
+    many = launch(over(spec, **parallel), timeout_s=120.0)
+    yield Twins(many, one, first)
+    many.close()
+
+
+def over(spec: LearnerSpec, **parallel: int) -> LearnerSpec:
+    return replace(spec, section=spec.section.model_copy(update={"parallel": Parallel(**parallel)}))
+
+
+def lengths(seed: int, count: int = 6) -> list[int]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 48, (count,), generator=draw).tolist()
+
+
+def demonstrations(steps: int) -> list[tuple[Batch, Loss]]:
+    return [(ragged(lengths(seed), seed), CrossEntropy()) for seed in range(steps)]
+
+
+def pairs(steps: int) -> list[tuple[Batch, Loss]]:
+    made: list[tuple[Batch, Loss]] = []
+    for seed in range(steps):
+        batch = replace(ragged(lengths(seed), seed), group_size=2)
+        reference = -2 - torch.rand(batch.tokens.numel(), generator=torch.Generator().manual_seed(seed))
+        made.append((batch.with_columns({"ref_logprob": reference}), Preference(beta=0.3, sft_coef=0.1)))
+    return made
+
+
+def rollouts(folder: Path, sampling: SamplingParams, steps: int) -> list[tuple[Batch, Loss]]:
+    """Responses of the first weights, scored by those who drew them: the steps that follow learn from old ones, too."""
+    sampler, made = TorchSampler(load_causal_lm(folder), 64), []
+    for seed in range(steps):
+        batch = sampler.generate(requests(range(2 + seed % 3, 12 + seed % 3), f"step {seed}"), sampling)
+        made.append((recorded(batch, seed), SURROGATE))
+    return made
+
+
+def recorded(batch: Batch, seed: int) -> Batch:
+    """With what a step of PPO knows of each token."""
+    draw = torch.Generator().manual_seed(seed)
+    noise = {name: torch.randn(batch.tokens.numel(), generator=draw) for name in ("advantage", "return", "old_value")}
+    scored = {"old_logprob": batch["sampler_logprob"], "ref_logprob": batch["sampler_logprob"] - 0.1}
+    return batch.with_columns({**noise, **scored, "weight": torch.ones(batch.tokens.numel())})
+
+
+LENGTHS_OF_RUNS = pytest.mark.parametrize("steps", [STEPS, pytest.param(MANY, marks=pytest.mark.proof)])
+
+
+@LENGTHS_OF_RUNS
+def test_demonstrations(policy: Twins, steps: int) -> None:
+    policy.alike(demonstrations(steps))
+    policy.hold_the_same()
+
+
+@LENGTHS_OF_RUNS
+def test_pairs(policy: Twins, steps: int) -> None:
+    policy.alike(pairs(steps))
+    policy.hold_the_same()
+
+
+@LENGTHS_OF_RUNS
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(max_tokens=12, temperature=1.2), SamplingParams(max_tokens=12, top_k=20, top_p=0.9)],
+    ids=["warm", "nucleus"],
+)
+def test_recorded_rollouts(
+    policy: Twins, layout: tuple[dict[str, int], Path], sampling: SamplingParams, steps: int
+) -> None:
+    made = rollouts(layout[1], sampling, steps)
+    policy.alike(made)
+    policy.hold_the_same()
+    batch = made[0][0]
+    torch.testing.assert_close(policy.many.logprobs(batch), policy.one.logprobs(batch), atol=2e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize("budget", [24, 64, 10_000])
+def test_other_micro_batches(policy: Twins, budget: int) -> None:
+    section = policy.many.section.model_copy(update={"micro_batch_tokens": budget})
+    policy.alike(demonstrations(STEPS), MeshLearner(policy.many.ranks, section))
+
+
+def test_the_order_of_rows_does_not_matter(policy: Twins) -> None:
+    def reversed_rows(batch: Batch) -> Batch:
+        return batch.select(list(reversed(range(len(batch)))))
+
+    for batch, loss in demonstrations(2):
+        policy.many.load(policy.first)
+        policy.one.load(policy.first)
+        together = train(policy.many, reversed_rows(batch), loss).floats()
+        assert together == pytest.approx(train(policy.one, batch, loss).floats(), rel=1e-5)
+
+
+@LENGTHS_OF_RUNS
+def test_a_critic(layout: tuple[dict[str, int], Path], tmp_path: Path, steps: int) -> None:
+    plain = [batch.with_columns({"sampler_logprob": batch["advantage"]}) for batch, _ in demonstrations(steps)]
+    batches = [recorded(batch, seed) for seed, batch in enumerate(plain)]
+    for critic in twins(layout, "value", tmp_path):
+        critic.alike([(batch, ClippedValue(0.2)) for batch in batches])
+        critic.hold_the_same()
+        for mine, theirs in zip(critic.one.values(batches[0]), critic.many.values(batches[0]), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=0.0)
+
+
+def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: Path) -> None:
+    steps = demonstrations(6)
+    policy.alike(steps[:3])
+    policy.many.save(tmp_path / "many")
+    assert policy.many.saved(wait=True)
+    policy.one.load(tmp_path / "many")
+    expected = [train(policy.many, *step).floats() for step in steps[3:]]
+    assert [train(policy.one, *step).floats() for step in steps[3:]] == [pytest.approx(e, rel=1e-5) for e in expected]
+    policy.many.load(tmp_path / "many")
+    assert [train(policy.many, *step).floats() for step in steps[3:]] == expected, "bit for bit"
+    policy.one.save(tmp_path / "one")
+    assert policy.one.saved(wait=True)
+    policy.many.load(tmp_path / "one")
+    policy.hold_the_same()
+
+
+@pytest.mark.parametrize("head", ["logits", "value"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2 tied"])
+def test_ranks_that_never_held_the_model_hold_what_its_folder_says(models: Models, head: Head, architecture: str) -> None:
+    spec = LearnerSpec(str(models(architecture)), head, SECTION, None, seed=3)
+    expected = dict(spec.build().weights())
+    many = launch(over(spec, dp=2), timeout_s=60.0)
+    held = dict(many.weights())
+    many.close()
+    assert held.keys() == expected.keys()
+    assert all(torch.equal(held[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("option", ["activation_checkpointing", "cpu_offload"])
+def test_ways_to_save_memory_change_no_number(models: Models, tmp_path: Path, option: str) -> None:
+    section = SECTION.model_copy(update={option: True, "parallel": Parallel(dp=2)})
+    spec = LearnerSpec(str(models("qwen3")), "logits", section, OPTIMIZER, seed=0)
+    for pair in twins(({"dp": 2}, models("qwen3")), "logits", tmp_path):
+        saving = launch(spec, timeout_s=60.0)
+        pair.alike(demonstrations(3), saving)
+        saving.close()
+
+
+def test_other_families_have_rows_and_tokens_cut_but_no_heads(models: Models, tmp_path: Path) -> None:
+    folder = models("gpt neox")
+    for pair in twins(({"dp": 2, "cp": 2}, folder), "logits", tmp_path):
+        pair.alike(demonstrations(2))
+    with pytest.raises(ValueError, match="a gpt_neox has no plan for that; use dp and cp, or a model of these families"):
+        next(twins(({"tp": 2}, folder), "logits", tmp_path))
+
+
+def test_heads_that_cannot_be_divided_are_refused(models: Models, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"num_attention_heads \(4\) is no multiple of it"):
+        next(twins(({"tp": 3}, models("llama")), "logits", tmp_path))
