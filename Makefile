@@ -31,6 +31,7 @@ bench: $(VENV)/.vllm
 	$(BIN)/python -m benchmarks.gae
 	$(BIN)/python -m benchmarks.generate
 	$(BIN)/python -m benchmarks.index
+	$(BIN)/python -m benchmarks.mesh
 	$(BIN)/python -m benchmarks.ppo_step
 	$(BIN)/python -m benchmarks.refit
 	$(BIN)/python -m benchmarks.sandbox

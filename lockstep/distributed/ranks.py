@@ -30,25 +30,20 @@ class Ranks:
 
     def size(self, name: Dimension) -> int:
         """How many ranks share what this dimension cuts."""
-        return 1 if self.mesh is None else self.mesh[name].size()
+        return 1 if self.mesh is None else self.mesh.size(DIMENSIONS.index(name))
 
     def index(self, name: Dimension) -> int:
         """Which of them this is."""
-        return 0 if self.mesh is None else self.mesh[name].get_local_rank()
+        return 0 if self.mesh is None else self.mesh.get_local_rank(name)
 
     def group(self, name: Dimension) -> dist.ProcessGroup | None:
         """Those ranks; None for one alone."""
-        return None if self.mesh is None or self.size(name) == 1 else self.mesh[name].get_group()
+        return None if self.mesh is None or self.size(name) == 1 else self.mesh.get_group(name)
 
     @property
     def number(self) -> int:
         """Of this rank among all, in the order of the mesh."""
         return (self.index("dp") * self.size("cp") + self.index("cp")) * self.size("tp") + self.index("tp")
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this rank answers for those that compute the same columns: the first of each data-parallel share."""
-        return self.index("cp") == self.index("tp") == 0
 
 
 ALONE = Ranks()

@@ -60,7 +60,7 @@ class RankSpec:
         if device == "cuda":
             torch.cuda.set_device(self.rank)
         dist.init_process_group(
-            "nccl" if device == "cuda" else "gloo",
+            "cuda:nccl,cpu:gloo" if device == "cuda" else "gloo",  # what is offloaded lies on the CPU
             init_method=f"file://{self.store}",
             rank=self.rank,
             world_size=parallel.ranks,
