@@ -53,7 +53,7 @@ class Cut:
         packing = Packing(bounds, filled.tokens.numel(), shares)
         held_n = packing.positions(ranks.index("cp"))
         share_T = torch.full_like(filled.tokens, -1).scatter(0, held_n, torch.arange(len(held_n), device=held_n.device))
-        layout = Zigzag.of(filled, packing, ranks)
+        layout = Zigzag.of(filled, packing, ranks.index("cp"), ranks.group("cp"))
         return cls(filled.tokens[held_n], filled.position[held_n], layout, share_T[place_N], ranks)
 
     @property

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from lockstep.batch import Batch
 from lockstep.distributed.packed import Packing
-from lockstep.distributed.ranks import Ranks
 from lockstep.distributed.reduce import stack
 from lockstep.models.attention import width_of
 
@@ -60,9 +59,9 @@ class Zigzag:
     from_cells: Tensor
 
     @classmethod
-    def of(cls, row: Batch, packing: Packing, ranks: Ranks) -> Zigzag:
-        """The layout of sequences whose lengths can be cut into 2 · C chunks."""
-        size, rank = packing.size, ranks.index("cp")
+    def of(cls, row: Batch, packing: Packing, rank: int, group: dist.ProcessGroup | None) -> Zigzag:
+        """The layout of sequences whose lengths can be cut into 2 · C chunks, on one of the ranks of a group."""
+        size = packing.size
         chunk_S = (row.lengths // (2 * size)).repeat(2)
         first_S = torch.cat([torch.full_like(row.lengths, rank), torch.full_like(row.lengths, 2 * size - 1 - rank)])
         start_S = row.starts.repeat(2)
@@ -74,7 +73,7 @@ class Zigzag:
         device, gathered_T = packing.cu_seqlens.device, packing.gathered()
         built = [_grid(piece, width) for piece, width in zip(pieces, Counter(widths), strict=True)]
         grids = [Grid(query.to(device), gathered_T[key.to(device)], back.to(device)) for query, key, back, _ in built]
-        return cls(ranks.group("cp"), tuple(grids), _cells(built, packing.tokens // size).to(device))
+        return cls(group, tuple(grids), _cells(built, packing.tokens // size).to(device))
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
+from lockstep.distributed.support import support_floor
 from lockstep.doctor.base import Conditions, Side
 from lockstep.doctor.case import Case, View, apart, own_logits, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe
@@ -147,18 +148,29 @@ def _best(rows: Sequence[Row], asked: SamplingParams, off: float, rounding: floa
 def _biased(rows: Sequence[Row], asked: SamplingParams) -> Explained | None:
     """Other logits for some tokens, wherever they stand: fitted to three rows of four, and checked on the others."""
     fitted, checked = [row for place, row in enumerate(rows) if place % 4], rows[::4]
-    if not (fitted and asked.full_support):
+    if not fitted:
         return None
     heat = 1.0 if asked.greedy else asked.temperature
     logits_MV, token_M = (torch.cat(x) for x in zip(*((row.logits, row.token) for row in fitted), strict=True))
     said_M = torch.cat([row.said for row in fitted])
     sure = torch.isfinite(said_M)
-    bias_V = fitted_bias(logits_MV[sure] / heat, token_M[sure], said_M[sure]) * heat
+    logits_MV, token_M, said_M = logits_MV[sure] / heat, token_M[sure], said_M[sure]
+    bias_V = torch.zeros(logits_MV.shape[1])
+    for _ in range(1 if asked.full_support else 2):  # what is kept depends on the biases
+        bias_V = fitted_bias(_kept(logits_MV, bias_V, token_M, asked), token_M, said_M)
+    bias_V = bias_V * heat
     numbers: Guess = lambda row: token_scores(row.logits + bias_V, row.token, asked)[0].double()  # noqa: E731
     most = bias_V.abs().topk(min(4, len(bias_V)))
     shown = ", ".join(f"{bias_V[token]:+.2g} for {token}" for token in most.indices.tolist())
     said = f"with other logits for some tokens ({shown} and so on)"
     return Explained("penalty", said, numbers, size(unexplained(checked, numbers)))
+
+
+def _kept(logits_MV: Tensor, bias_V: Tensor, token_M: Tensor, asked: SamplingParams) -> Tensor:
+    """Logits of the tokens that limits keep once biases are added; that of the token which was drawn is always kept."""
+    biased_MV = logits_MV + bias_V
+    kept_MV = biased_MV >= support_floor(biased_MV, top_k=asked.top_k, top_p=asked.top_p)[:, None]
+    return logits_MV.masked_fill(~kept_MV.scatter(-1, token_M[:, None], True), -torch.inf)
 
 
 def _hidden(case: Case, side: Side) -> Explained | None:

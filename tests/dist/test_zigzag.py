@@ -1,0 +1,93 @@
+"""Attention of sequences that are cut zig-zag over ranks against the same in one process, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ranks import Layout, Ranks
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.distributed.packed import Packing
+from lockstep.models.attention import Packed
+from lockstep.models.zigzag import Zigzag
+
+HEADS, GROUPS, SIZE, SCALING = 4, 2, 8, 0.3
+WINDOWS = [None, 5]
+
+
+def row(lengths: tuple[int, ...]) -> Batch:
+    return Batch(torch.arange(sum(lengths)), torch.tensor(lengths))
+
+
+def drawn(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [1, heads, T, size], float64."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(1, heads, tokens, SIZE) for heads in (HEADS, GROUPS, GROUPS)]
+    query, key, value = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    return query, key, value
+
+
+def weights(tokens: int) -> Tensor:
+    return torch.randn(tokens, HEADS, SIZE, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+
+
+def whole(lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
+    """Outputs [T, heads, size], and gradients of Σ weight · output with respect to queries, keys and values."""
+    inputs = [x.requires_grad_() for x in drawn(sum(lengths))]
+    out = Packed.of(row(lengths)).attend(0, *inputs, SCALING, window)[0]
+    return [out.detach(), *torch.autograd.grad((out * weights(len(out))).sum(), inputs)]
+
+
+def shared(layout: Layout, lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
+    """The same of one rank's tokens, and which these are."""
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    packing = Packing(bounds, sum(lengths), layout.cp)
+    held = packing.positions(layout.cp_rank)
+    zigzag = Zigzag.of(row(lengths), packing, layout.cp_rank, layout.cp_group)
+    inputs = [x[:, :, held].requires_grad_() for x in drawn(sum(lengths))]
+    out = zigzag.attend(0, *inputs, SCALING, window)[0]
+    gradients = torch.autograd.grad((out * weights(sum(lengths))[held]).sum(), inputs)
+    return [held, out.detach(), *gradients]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("cp", "lengths"), [(2, (8,)), (2, (12, 4, 40, 4, 16)), (4, (8, 48, 16, 8))])
+def test_each_rank_has_its_share_of_values_and_gradients(
+    ranks: Ranks, cp: int, lengths: tuple[int, ...], window: int | None
+) -> None:
+    expected = whole(lengths, window)
+    for held, out, *gradients in ranks.run(shared, lengths, window, cp=cp):
+        torch.testing.assert_close(out, expected[0][held])
+        for mine, of_all in zip(gradients, expected[1:], strict=True):
+            torch.testing.assert_close(mine, of_all[:, :, held])
+
+
+def leaks(layout: Layout, lengths: tuple[int, ...], own: int) -> tuple[bool, bool]:
+    """Whether other sequences' numbers move one sequence's outputs, and whether its outputs have gradients there."""
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    packing = Packing(bounds, sum(lengths), layout.cp)
+    held = packing.positions(layout.cp_rank)
+    mine = row(lengths).row[held] == own
+    zigzag = Zigzag.of(row(lengths), packing, layout.cp_rank, layout.cp_group)
+    first = [x[:, :, held].requires_grad_() for x in drawn(sum(lengths))]
+    other = [torch.where(mine[None, None, :, None], x, y[:, :, held]) for x, y in
+             zip(first, drawn(sum(lengths), seed=1), strict=True)]
+    out = zigzag.attend(0, *first, SCALING, None)[0]
+    moved = not torch.equal(out[mine], zigzag.attend(0, *other, SCALING, None)[0][mine])
+    gradients = torch.autograd.grad(out[mine].square().sum(), first)
+    return moved, any(bool((gradient[:, :, ~mine] != 0).any()) for gradient in gradients)
+
+
+def test_neighbours_in_a_row_do_not_see_each_other(ranks: Ranks) -> None:
+    for own in range(3):
+        assert ranks.run(leaks, (12, 20, 8), own, cp=2) == [(False, False)] * 2
+
+
+def test_ranks_have_the_same_work_to_do() -> None:
+    packing = Packing(torch.tensor([0, 64]), 64, 4)
+    areas = []
+    for rank in range(4):
+        grids = Zigzag.of(row((64,)), packing, rank, None).grids
+        areas.append(sum(int((grid.back >= 0).sum()) for grid in grids))
+    assert len(set(areas)) == 1

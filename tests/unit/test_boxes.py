@@ -1,0 +1,61 @@
+"""Tensors that several ranks wrote in boxes, read back in other boxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from lockstep.learners.torch.boxes import Boxes, Written, written
+
+WHOLE = torch.arange(7 * 5, dtype=torch.float32).view(7, 5)
+
+
+def write(folder: Path, parts: int, dim: int, missing: int | None = None) -> None:
+    """What ranks write that share a matrix along one dimension, with one row each that is not cut."""
+    at = 0
+    for rank, piece in enumerate(WHOLE.tensor_split(parts, dim)):
+        offset = [0, 0]
+        offset[dim], at = at, at + piece.shape[dim]
+        file = Written({"matrix": piece.contiguous(), "step": torch.tensor(3.0)}, {"matrix": offset})
+        if rank != missing:
+            save_file(dict(file.tensors), folder / f"model-{rank + 1:05}-of-{parts:05}.safetensors", file.header)
+
+
+@given(
+    st.integers(1, 7), st.integers(0, 1), st.tuples(*[st.tuples(st.integers(0, n), st.integers(0, n)) for n in (7, 5)])
+)
+def test_any_box_is_read_from_any_boxes(
+    tmp_path_factory: pytest.TempPathFactory, parts: int, dim: int, box: tuple[tuple[int, int], tuple[int, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("boxes")
+    write(folder, parts, dim)
+    (top, bottom), (left, right) = (sorted(side) for side in box)
+    with Boxes(written(folder, "model")) as saved:
+        assert torch.equal(
+            saved.read("matrix", (top, left), (bottom - top, right - left)), WHOLE[top:bottom, left:right]
+        )
+        assert torch.equal(saved.whole("matrix"), WHOLE)
+        assert saved.read("step", (), ()) == 3.0
+        assert saved.names() == ["matrix", "step"]
+
+
+def test_a_file_of_whole_tensors_needs_no_header(tmp_path: Path) -> None:
+    assert Written({"matrix": WHOLE}).header == {}
+    save_file({"matrix": WHOLE.bfloat16()}, tmp_path / "model.safetensors")
+    with Boxes(written(tmp_path, "model")) as saved:
+        read = saved.read("matrix", (2, 1), (3, 4))
+    assert read.dtype == torch.float32
+    assert torch.equal(read, WHOLE[2:5, 1:5])
+
+
+def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:
+    write(tmp_path, 3, 0, missing=1)
+    with Boxes(written(tmp_path, "model")) as saved:
+        assert torch.equal(saved.read("matrix", (0, 0), (2, 5)), WHOLE[:2])
+        with pytest.raises(ValueError, match="matrix is not whole: files of some ranks are missing"):
+            saved.read("matrix", (0, 0), (7, 5))
