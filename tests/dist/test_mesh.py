@@ -26,7 +26,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import SamplingParams
 
 pytestmark = pytest.mark.needs("gloo")
-STEPS, MANY = 4, 20
+STEPS, MANY = 3, 20
 SURROGATE = ClippedSurrogate(0.2, 0.2, kl_coef=0.05, kl=KLEstimate("k3"), entropy_coef=0.01)
 LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
     "dp2": ({"dp": 2}, "qwen3"),
@@ -66,7 +66,16 @@ class Twins:
             torch.testing.assert_close(tensor, expected[name], atol=2e-6, rtol=0.0)
 
 
-@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda name: name.replace(" ", ""))
+def layouts(*in_ci: str) -> pytest.MarkDecorator:
+    """All of them, of which some are enough for every day."""
+    params = [
+        pytest.param(name, id=name.replace(" ", ""), marks=() if name in in_ci else pytest.mark.proof)
+        for name in LAYOUTS
+    ]
+    return pytest.mark.parametrize("layout", params, indirect=True)
+
+
+@pytest.fixture(scope="module")
 def layout(request: pytest.FixtureRequest, models: Models) -> tuple[dict[str, int], Path]:
     parallel, architecture = LAYOUTS[request.param]
     return parallel, models(architecture)
@@ -131,18 +140,21 @@ def recorded(batch: Batch, seed: int) -> Batch:
 LENGTHS_OF_RUNS = pytest.mark.parametrize("steps", [STEPS, pytest.param(MANY, marks=pytest.mark.proof)])
 
 
+@layouts("dp2")
 @LENGTHS_OF_RUNS
 def test_demonstrations(policy: Twins, steps: int) -> None:
     policy.alike(demonstrations(steps))
     policy.hold_the_same()
 
 
+@layouts("dp2 tp2")
 @LENGTHS_OF_RUNS
 def test_pairs(policy: Twins, steps: int) -> None:
     policy.alike(pairs(steps))
     policy.hold_the_same()
 
 
+@layouts(*LAYOUTS)
 @LENGTHS_OF_RUNS
 @pytest.mark.parametrize(
     "sampling",
@@ -159,12 +171,14 @@ def test_recorded_rollouts(
     torch.testing.assert_close(policy.many.logprobs(batch), policy.one.logprobs(batch), atol=2e-5, rtol=0.0)
 
 
+@layouts("dp2")
 @pytest.mark.parametrize("budget", [24, 64, 10_000])
 def test_other_micro_batches(policy: Twins, budget: int) -> None:
     section = policy.many.section.model_copy(update={"micro_batch_tokens": budget})
     policy.alike(demonstrations(STEPS), MeshLearner(policy.many.ranks, section))
 
 
+@layouts("dp2")
 def test_the_order_of_rows_does_not_matter(policy: Twins) -> None:
     def reversed_rows(batch: Batch) -> Batch:
         return batch.select(list(reversed(range(len(batch)))))
@@ -176,6 +190,7 @@ def test_the_order_of_rows_does_not_matter(policy: Twins) -> None:
         assert together == pytest.approx(train(policy.one, batch, loss).floats(), rel=1e-5)
 
 
+@layouts("cp2")
 @LENGTHS_OF_RUNS
 def test_a_critic(layout: tuple[dict[str, int], Path], tmp_path: Path, steps: int) -> None:
     plain = [batch.with_columns({"sampler_logprob": batch["advantage"]}) for batch, _ in demonstrations(steps)]
@@ -187,6 +202,7 @@ def test_a_critic(layout: tuple[dict[str, int], Path], tmp_path: Path, steps: in
             torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=0.0)
 
 
+@layouts("dp2 tp2")
 def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: Path) -> None:
     steps = demonstrations(6)
     policy.alike(steps[:3])
@@ -203,8 +219,7 @@ def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: P
     policy.hold_the_same()
 
 
-@pytest.mark.parametrize("head", ["logits", "value"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2 tied"])
+@pytest.mark.parametrize(("head", "architecture"), [("logits", "qwen2 tied"), ("value", "llama")])
 def test_ranks_that_never_held_the_model_hold_what_its_folder_says(models: Models, head: Head, architecture: str) -> None:
     spec = LearnerSpec(str(models(architecture)), head, SECTION, None, seed=3)
     expected = dict(spec.build().weights())
