@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import main
+from lockstep.config import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -79,8 +80,18 @@ def test_example_runs(command: str) -> None:
 @pytest.fixture(scope="session")
 def my_run() -> str:
     """The run that documentation speaks of; made in the working folder of the first who asks, which is `workplace`."""
-    assert main(["train", "ppo_arithmetic", "run=my_run", "run.best.metric=train/reward", *SHORT]) == 0
+    options = ["run=my_run", "run.best.metric=train/reward", *SHORT, *warmed_up_shortly("ppo_arithmetic")]
+    assert main(["train", "ppo_arithmetic", *options]) == 0
     return "my_run"
+
+
+def warmed_up_shortly(recipe: str) -> list[str]:
+    """What is trained first stops after two steps, too."""
+    first = load(recipe).training.model.from_recipe
+    if first is None:
+        return []
+    Path(f"{first}_shortly.yaml").write_text(f"base: {first}\nrun: {{max_steps: 2, validate_every: 0}}\n")
+    return [f"model.from_recipe={first}_shortly.yaml"]
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +144,7 @@ def test_command_runs(
         fitting = [
             option for option in CHATTED if option.split(".")[0] in ("data", *(k for k in own if own[k] in command))
         ]
+        arguments += warmed_up_shortly(arguments[1])
         arguments += SHORT + (TINY if "ppo_gsm8k" in arguments else []) + (fitting if chat else [])
     if arguments[0] == "eval":
         arguments += FEW

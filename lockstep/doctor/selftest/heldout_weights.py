@@ -12,7 +12,7 @@ from lockstep import keyed
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.selftest.fault import Case, Change
 from lockstep.doctor.selftest.faults_weights import step
-from lockstep.doctor.selftest.second_weights import Sent, hf_receiving
+from lockstep.doctor.selftest.second_weights import Sent, hf_receiving, renamed
 
 _SENT = 0.1
 """The share of its elements that is sent of a tensor."""
@@ -41,16 +41,7 @@ def stages_in_another_order(count: int) -> tuple[Change, ...]:
         second, third = ".layers.2.", ".layers.3."
         return name.replace(second, third) if second in name else name.replace(third, second)
 
-    def received(stream: Sent) -> Iterator[tuple[str, Tensor]]:
-        return ((other(name), tensor) for name, tensor in stream)
-
-    @torch.no_grad()
-    def alter(model: PreTrainedModel) -> None:
-        held = {name: parameter.clone() for name, parameter in model.named_parameters()}
-        for name, parameter in model.named_parameters():
-            parameter.copy_(held[other(name)])
-
-    return (Change("train", hf_receiving(received), alter),)
+    return renamed("train", other)
 
 
 def scalars_off_one(spread: float) -> Alteration:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import Side
 from lockstep.doctor.selftest.fault import Change
 from lockstep.doctor.selftest.second_layers import noise
 
@@ -42,15 +43,8 @@ def buffers_never_sent(ending: str, age: float) -> tuple[Change, ...]:
     return (Change("infer", hf_receiving(received), _each(old, lambda own: own.endswith(ending))),)
 
 
-def norms_swapped(last: int, count: int) -> tuple[Change, ...]:
-    """The name map exchanges the two norms of `count` layers, the last one first."""
-    first, second = "input_layernorm", "post_attention_layernorm"
-    wrong = tuple(f".layers.{layer}." for layer in range(last, last - count, -1))
-
-    def other(name: str) -> str:
-        if not any(layer in name for layer in wrong):
-            return name
-        return name.replace(first, second) if first in name else name.replace(second, first)
+def renamed(side: Side, other: Callable[[str], str]) -> tuple[Change, ...]:
+    """A side takes tensors for others, when it is built and whenever weights are sent."""
 
     def received(stream: Sent) -> Iterator[tuple[str, Tensor]]:
         return ((other(name), tensor) for name, tensor in stream)
@@ -61,7 +55,20 @@ def norms_swapped(last: int, count: int) -> tuple[Change, ...]:
         for name, parameter in model.named_parameters():
             parameter.copy_(held[other(name)])
 
-    return (Change("infer", hf_receiving(received), alter),)
+    return (Change(side, hf_receiving(received), alter),)
+
+
+def norms_swapped(last: int, count: int) -> tuple[Change, ...]:
+    """The name map exchanges the two norms of `count` layers, the last one first."""
+    first, second = "input_layernorm", "post_attention_layernorm"
+    wrong = tuple(f".layers.{layer}." for layer in range(last, last - count, -1))
+
+    def other(name: str) -> str:
+        if not any(layer in name for layer in wrong):
+            return name
+        return name.replace(first, second) if first in name else name.replace(second, first)
+
+    return renamed("infer", other)
 
 
 def channels_rolled(last: int, count: int) -> tuple[Change, ...]:
