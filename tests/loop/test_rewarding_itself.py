@@ -102,7 +102,10 @@ def test_answers_that_read_like_judgements_are_told_while_the_judge_likes_them(
     assert liked[-1] > liked[0] + 1.5
     assert (max(leaks[:6]) < 0.05, min(leaks[-6:]) > 0.1) == (True, True)
     told = capsys.readouterr().err
-    assert told.count("of the answers hold a verdict, as judgements do") == 1
+    # Once whenever the share climbs over the limit; where it wavers around that, rounding decides how often it does.
+    limit = load(str(run / "recipe.yaml")).recipe.self_rewarding.max_leak_share
+    climbs = sum(before <= limit < after for before, after in pairwise([0.0, *leaks]))
+    assert told.count("of the answers hold a verdict, as judgements do") == climbs > 0
     assert overview(run)["metrics"]["train/leaks"]["value"] == leaks
 
 
