@@ -144,6 +144,7 @@ def test_stale_prefixes_show_where_decoding_meets_them(
     backend.load(before.items())
 
 
+@pytest.mark.proof
 def test_two_faults_get_two_names(backend: VLLMBackend, folder: str, forgetting: Callable[[str], object]) -> None:
     asked, sampling = requests(8, LONG), SamplingParams(max_tokens=40)
     right = {name: tensor.clone() for name, tensor in backend.weights()}
