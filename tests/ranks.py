@@ -101,7 +101,8 @@ class Ranks:
         return [answers[rank][1] for rank in range(tp * cp)]
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["lockstep.runtime.workers"])
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         store = str(Path(self._folder.name) / "store")
         for rank in range(self._world):

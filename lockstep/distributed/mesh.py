@@ -18,9 +18,15 @@ def vocab_range(logits: DTensor) -> tuple[int, int]:
     Raises:
         ValueError: It is not cut over this dimension.
     """
-    share = -(-logits.shape[-1] // logits.device_mesh["tp"].size())
-    start = min(logits.device_mesh.get_local_rank("tp") * share, logits.shape[-1])
-    end = min(start + share, logits.shape[-1])
+    mesh = logits.device_mesh
+    start, end = own_range(logits.shape[-1], mesh["tp"].size(), mesh.get_local_rank("tp"))
     if logits.to_local().shape[-1] != end - start:
         raise ValueError(f"logits placed as {logits.placements} do not have their last dimension cut over 'tp' alone")
     return start, end
+
+
+def own_range(total: int, size: int, rank: int) -> tuple[int, int]:
+    """What a rank holds of a dimension that DTensor cuts over `size` ranks: from where, and up to where."""
+    share = -(-total // size)
+    start = min(rank * share, total)
+    return start, min(start + share, total)

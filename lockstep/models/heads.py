@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 
 from lockstep import align, keyed
 from lockstep.batch import Batch
+from lockstep.distributed.mesh import own_range
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.distributed.reduce import replicated
 from lockstep.distributed.sampling import hidden_scores, token_scores
-from lockstep.distributed.shard import Shard
+from lockstep.distributed.shard import WHOLE, Shard
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
 from lockstep.types import SamplingParams
@@ -105,9 +106,9 @@ class ValueHead(nn.Module):
 def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:
     """This rank's rows of a vocabulary head, and which tokens' they are."""
     if not isinstance(weight, DTensor):
-        return weight, Shard()
-    share = -(-weight.shape[0] // ranks.size("tp"))
-    return weight.to_local(), Shard(min(share * ranks.index("tp"), weight.shape[0]), ranks.group("tp"))
+        return weight, WHOLE
+    start, _ = own_range(weight.shape[0], ranks.size("tp"), ranks.index("tp"))
+    return weight.to_local(), Shard(start, ranks.group("tp"))
 
 
 @torch.no_grad()

@@ -36,7 +36,6 @@ register_dataclass(Outputs)  # FSDP looks for tensors in what a model returns
 
 def require_divisible(config: PreTrainedConfig, tp: int) -> None:
     """Raises ValueError if a model cannot be cut over so many tensor-parallel ranks."""
-    fields = config.get_text_config().to_dict()
     if tp == 1:
         return
     if config.model_type not in FAMILIES:
@@ -44,6 +43,7 @@ def require_divisible(config: PreTrainedConfig, tp: int) -> None:
             f"learner.parallel.tp is {tp}, but a {config.model_type} has no plan for that; use dp and cp, "
             f"or a model of these families: {', '.join(FAMILIES)}"
         )
+    fields = config.get_text_config().to_dict()
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if fields[name] % tp:
             raise ValueError(

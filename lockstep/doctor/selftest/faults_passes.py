@@ -27,6 +27,20 @@ from lockstep.types import Request, SamplingParams
 _Forward = Callable[..., Tensor]
 
 
+def keeping(cache: type[Cached]) -> type[TorchBackend]:
+    """A backend whose sampler keeps keys and values in another cache."""
+
+    class Sampler(TorchSampler):
+        def _cache(self, prompts: Batch, capacity: int) -> Cached:
+            return cache(prompts, capacity)
+
+    class Keeps(TorchBackend):
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+            return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+
+    return Keeps
+
+
 def coarse_cache(error: float) -> tuple[Change, ...]:
     """The engine keeps keys and values in fp8; a prompt's own pass still sees them as they are computed."""
     dtype = type_with(error)

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
+from lockstep.doctor.selftest.faults_passes import keeping
 from lockstep.models.attention import Cached
-from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
 Drawn = tuple[Tensor, Tensor]
@@ -59,15 +59,7 @@ def rolling_buffer(short: int) -> type[TorchBackend]:
         def _inside(self, window: int) -> Tensor:
             return super()._inside(window - short)
 
-    class Sampler(TorchSampler):
-        def _cache(self, prompts: Any, capacity: int) -> Cached:
-            return Ring(prompts, capacity)
-
-    class RollingBuffer(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-            return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
-
-    return RollingBuffer
+    return keeping(Ring)
 
 
 class PacksConvolutions(HFBackend):

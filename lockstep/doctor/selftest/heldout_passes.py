@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -14,13 +12,13 @@ from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Conditions, Layout
+from lockstep.doctor.base import Layout
+from lockstep.doctor.selftest.faults_passes import keeping
 from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
 from lockstep.doctor.selftest.fourth_scoring import column, own_tokens
 from lockstep.doctor.selftest.means import is_chosen, type_with
 from lockstep.models.attention import Cached, Packed
 from lockstep.models.heads import PLAIN, inputs
-from lockstep.samplers.torch.sampler import TorchSampler
 
 _GROUP = 4
 
@@ -91,15 +89,7 @@ def shares_in_low_type(error: float) -> type[TorchBackend]:
             above = (scores - scores.amax(-1, keepdim=True)).exp()
             return ((above.to(dtype).to(above.dtype) @ values) / above.sum(-1, keepdim=True)).transpose(1, 2)
 
-    class Sampler(TorchSampler):
-        def _cache(self, prompts: Any, capacity: int) -> Cached:
-            return Rounded(prompts, capacity)
-
-    class SharesInLowType(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-            return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
-
-    return SharesInLowType
+    return keeping(Rounded)
 
 
 def boundaries_of_padded_lengths(multiple: int) -> type[TorchBackend]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
-from lockstep.doctor.selftest.faults_passes import Packs
+from lockstep.doctor.selftest.faults_passes import Packs, keeping
 from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
 from lockstep.doctor.selftest.means import type_with
 from lockstep.models.attention import Cached
@@ -133,15 +133,7 @@ def merged_by_base_two(length: int) -> type[TorchBackend]:
             share = (log_sums / math.log(2)).softmax(0)
             return (share * torch.stack(parts)).sum(0).transpose(1, 2)
 
-    class Sampler(TorchSampler):
-        def _cache(self, prompts: Any, capacity: int) -> Cached:
-            return Merged(prompts, capacity)
-
-    class MergedByBaseTwo(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-            return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
-
-    return MergedByBaseTwo
+    return keeping(Merged)
 
 
 class _Speculating(TorchSampler):
