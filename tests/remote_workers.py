@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,15 +57,6 @@ class Abacus:
     def broken_pieces(self) -> Iterator[int]:
         yield 1
         raise LookupError("the second piece is missing")
-
-    def gather(self, items: Iterable[int], scale: int) -> int:
-        return scale * sum(items)
-
-    def gather_one(self, items: Iterable[int]) -> int:
-        return next(iter(items))
-
-    def gather_none(self, items: Iterable[int]) -> None:
-        raise ValueError("this worker gathers nothing")
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def diagnose(loaded: Loaded) -> int:
     source = PromptSource(recipe)
     results = results_of(loaded, recipe.model.path, {"prompts": files_of(source.rows)}, "doctor", "a report on others")
     with results.opened() as started, progress(f"{recipe.model.path} → {results.folder}") as shown:
-        with shown.phase("start backends"), backends_of(recipe, shown.note) as backends:
+        with shown.phase("start backends"), backends_of(recipe, shown) as backends:
             started()
             found = [_examined(recipe, source, pair, shown) for pair in combinations(backends.items(), 2)]
         trees = [_tree(one) for one in found]

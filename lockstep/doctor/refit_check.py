@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from lockstep.models.heads import canonical
 from lockstep.recipe import LearnerSection, Optimizer
 from lockstep.recipe.doctor import DoctorRecipe
 from lockstep.report.terminal import summary_table
+from lockstep.runtime.cluster import workers_of
 from lockstep.runtime.folder import write_whole
 from lockstep.runtime.progress import Progress, progress
 from lockstep.runtime.replicas import Replicas, processes
@@ -99,7 +99,10 @@ def refit_check(loaded: Loaded) -> int:
     results: dict[str, list[Stage]] = {}
     for backend in checked:
         spec = _spec(recipe, backend)
-        with progress(f"refit: {recipe.model.path} → {backend}") as shown, ExitStack() as workers:
+        with (
+            progress(f"refit: {recipe.model.path} → {backend}") as shown,
+            workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.replicas) as workers,
+        ):
             learner = learner_of(recipe)
             engine = processes(spec, shown, workers)
             results[backend] = list(checked_refits(learner, engine, probe_of(recipe.model.path), shown))

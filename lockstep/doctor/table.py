@@ -62,7 +62,7 @@ def table(loaded: Loaded) -> int:
         ExitStack() as open_,
     ):
         with shown.phase("start backends"):
-            backends = open_.enter_context(backends_of(recipe, shown.note))
+            backends = open_.enter_context(backends_of(recipe, shown))
         started()
         found = measured(recipe, backends, shown)
         with shown.phase("write"):

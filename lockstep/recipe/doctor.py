@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.recipe.machinery import Computation, SamplerSection
+from lockstep.recipe.machinery import ClusterSection, Computation, SamplerSection
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, PromptSection
 
@@ -110,6 +110,7 @@ class DoctorRecipe(Section):
     grid: Grid = Grid()
     limits: Limits = Limits()
     learner: Computation = Computation()
+    cluster: ClusterSection = ClusterSection()
     sampler: SamplerSection = SamplerSection()
     run: DoctorRun = DoctorRun()
 

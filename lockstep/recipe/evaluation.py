@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lockstep.recipe.machinery import Computation, EngineSection, RepeatedSampling, SamplerSection
+from lockstep.recipe.machinery import ClusterSection, Computation, EngineSection, RepeatedSampling, SamplerSection
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, QuestionSection, RewardSection
 
@@ -51,6 +51,7 @@ class EvalRecipe(Section):
     sampling: RepeatedSampling | None = Field(default=None, description="null: no sampled responses")
     sampler: EngineSection = SamplerSection()
     learner: Computation = Computation()
+    cluster: ClusterSection = ClusterSection()
     run: EvalRun = EvalRun()
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lockstep.recipe.machinery import Computation, SamplerSection, Sampling
+from lockstep.recipe.machinery import ClusterSection, Computation, SamplerSection, Sampling
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, PromptSection
 from lockstep.types import SamplingParams
@@ -54,6 +54,7 @@ class GenerateRecipe(Section):
     )
     sampler: SamplerSection = SamplerSection()
     learner: Computation = Computation()
+    cluster: ClusterSection = ClusterSection()
     run: GenerateRun = GenerateRun()
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.recipe.judge import ComparisonSection, JudgeSection
-from lockstep.recipe.machinery import Computation
+from lockstep.recipe.machinery import ClusterSection, Computation
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import OneSentence, Paths
 
@@ -86,6 +86,7 @@ class JudgeEvalRecipe(Section):
         default=None, description="let the judge compare responses, too, two at a time and in both orders; null: do not"
     )
     learner: Computation = Computation()
+    cluster: ClusterSection = ClusterSection()
     run: JudgeEvalRun = JudgeEvalRun()
 
     @model_validator(mode="after")

@@ -225,10 +225,41 @@ EngineSection = Annotated[SamplerSection, AfterValidator(_holds_weights)]
 """A sampler that is given weights."""
 
 
-class Cluster(Section):
+class RaySection(Section):
+    """A Ray cluster, and how workers are placed in it."""
+
+    address: str | None = Field(
+        default=None,
+        description="of a cluster to join; auto: this machine's; null: start one here, on loopback",
+    )
+    placement: Literal["colocated", "separate"] = Field(
+        default="colocated",
+        description="whether learners and samplers take turns in the same places",
+    )
+    cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs of a place; where there are GPUs, it has one")
+    timeout_s: PositiveFloat = Field(default=300.0, description="how long to wait until the cluster has room")
+
+
+class ClusterSection(Section):
     """Where processes live."""
 
-    backend: Literal["local"] = Field(
-        default="local", description="child processes of this machine; none where every size is 1"
+    backend: Literal["local", "ray"] = Field(
+        default="local", description="local: child processes of this machine, none where every size is 1; ray: actors"
     )
+    ray: RaySection = RaySection()
+
+    @model_validator(mode="after")
+    def _options_of_the_backend(self) -> ClusterSection:
+        if self.backend != "ray" and self.ray != RaySection():
+            raise ValueError(f"cluster.ray has options of Ray, but cluster.backend is {self.backend}")
+        return self
+
+
+class Cluster(ClusterSection):
+    """Where processes live, and how long a run bears with them."""
+
     timeout_s: PositiveFloat = Field(default=1800.0, description="a worker that takes longer over one call is given up")
+    max_restarts: NonNegativeInt = Field(
+        default=3,
+        description="how often, in one session, a run whose learner is lost goes on from its newest checkpoint",
+    )

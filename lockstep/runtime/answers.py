@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 from lockstep.experience.generation import replies_of
 from lockstep.models.folder import read_config
 from lockstep.recipe import GenerateRecipe, OpenAI
+from lockstep.runtime.cluster import Workers
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import Block, processes
 from lockstep.runtime.source import Source
@@ -19,7 +19,7 @@ Answers = Callable[[Iterator[Block]], Iterator[tuple[int, list[Reply]]]]
 one is taken when there is somebody to answer it."""
 
 
-def answering(recipe: GenerateRecipe, source: Source, shown: Progress, workers: ExitStack) -> Answers:
+def answering(recipe: GenerateRecipe, source: Source, shown: Progress, workers: Workers) -> Answers:
     """Starts, or greets, whoever the recipe says.
 
     Args:
@@ -33,7 +33,7 @@ def answering(recipe: GenerateRecipe, source: Source, shown: Progress, workers: 
     return _samplers(recipe, source, shown, workers)
 
 
-def _samplers(recipe: GenerateRecipe, source: Source, shown: Progress, workers: ExitStack) -> Answers:
+def _samplers(recipe: GenerateRecipe, source: Source, shown: Progress, workers: Workers) -> Answers:
     """Even one sampler has a process of its own, so that bits do not depend on how many there are."""
     sampling, logprobs = source.sampling(recipe.sampling), recipe.logprobs
     spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=logprobs == "raw")

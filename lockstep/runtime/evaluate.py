@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
 from lockstep.recipe import EvalRecipe
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
+from lockstep.runtime.cluster import workers_of
 from lockstep.runtime.folder import write_once
 from lockstep.runtime.progress import Progress, progress
 from lockstep.runtime.replicas import nearest
@@ -78,7 +78,10 @@ def _examine(
     recipe: EvalRecipe, settings: Sequence[Setting], source: Source, folder: Path, started: Callable[[], None]
 ) -> None:
     """Answers what has not been answered, and writes the results."""
-    with progress(f"{recipe.model.path} → {folder}") as shown, ExitStack() as workers:
+    with (
+        progress(f"{recipe.model.path} → {folder}") as shown,
+        workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.replicas) as workers,
+    ):
         asked = files_of(recipe.data.validation)
         rows = open_prompts(asked, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))
         spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from lockstep.experience.generation import account, line_of
 from lockstep.experience.rollout import requests_of
 from lockstep.recipe import GenerateRecipe
 from lockstep.runtime.answers import Answers, answering
+from lockstep.runtime.cluster import workers_of
 from lockstep.runtime.folder import write_once
 from lockstep.runtime.parts import Parts
 from lockstep.runtime.progress import Progress, progress
@@ -95,7 +95,7 @@ def _make(recipe: GenerateRecipe, source: Source, whole: Path, started: Callable
         blocks = _Blocks(prompts, len(range(len(prompts))[: recipe.data.max_prompts]), recipe.run.save_every)
         parts = Parts(whole, len(blocks))
         if parts.missing():
-            with ExitStack() as workers:
+            with workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.replicas) as workers:
                 answers = answering(recipe, source, shown, workers)
                 started()
                 shown.total(blocks.count, _arithmetic(recipe, blocks), unit="prompts")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from lockstep.recipe import (
     SelfRewardingRecipe,
     SFTRecipe,
 )
+from lockstep.runtime.cluster import Workers
 from lockstep.runtime.loop import Extent, Hook, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
@@ -68,7 +68,7 @@ class Place:
     files: DataFiles
     source: Source
     shown: Progress
-    workers: ExitStack
+    workers: Workers
 
 
 def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe | SelfRewardingRecipe, source: Source) -> None:
@@ -85,10 +85,10 @@ def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe | SelfRewardingRec
 
 
 def learner_of(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
-    """In this process where there is one rank, else in child processes."""
-    if spec.section.parallel.ranks == 1:
+    """In this process where there is one rank and no cluster, else in processes of its own."""
+    if place.workers.here and spec.section.parallel.ranks == 1:
         return spec.build()
-    learner = launch(spec, recipe.cluster.timeout_s)
+    learner = launch(spec, recipe.cluster.timeout_s, place.workers)
     place.workers.callback(learner.close)
     return learner
 
@@ -114,7 +114,7 @@ def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 def sampler_of(policy: Learner, source: Source, recipe: SamplingRecipe, place: Place) -> Sampler:
     """Shares the weights of a learner in this process, if it is one of torch and alone."""
     section = recipe.sampler
-    alone = section.backend == "torch" and section.replicas == 1
+    alone = place.workers.here and section.backend == "torch" and section.replicas == 1
     if alone and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
         return TorchSampler(policy.model.lm, section.max_batch_size, recipe.learner.dtype == "bf16")
     return nearest(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from lockstep.objectives.estimates import Estimate
 from lockstep.recipe import JudgeEvalRecipe
 from lockstep.report.evaluation import RESULTS
 from lockstep.report.judge_eval import JUDGEMENTS, judge_table
+from lockstep.runtime.cluster import workers_of
 from lockstep.runtime.folder import write_once
 from lockstep.runtime.judges import judge_answers
 from lockstep.runtime.parts import Parts
@@ -80,7 +80,7 @@ def _judge(
     parts = Parts(folder / JUDGEMENTS, -(-len(ranked) // size))
     with progress(f"{_who(recipe)} → {folder}") as shown:
         if not parts.whole.exists() and parts.missing():
-            with ExitStack() as workers:
+            with workers_of(recipe.cluster, recipe.learner, shown, samplers=_samplers(recipe)) as workers:
                 answering = judge_answers(recipe.judge, recipe.learner, shown, workers)
                 scorer = score_judge(recipe.judge, answering, recipe.seed)
                 comparer = (
@@ -95,6 +95,10 @@ def _judge(
             found = [assessment_of(json.loads(line)) for line in parts.whole.read_bytes().split(b"\n") if line]
     results = _results(recipe, found) | {"skipped_rows": skipped.count}
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
+
+
+def _samplers(recipe: JudgeEvalRecipe) -> int:
+    return 1 if recipe.judge.sampler is None else recipe.judge.sampler.replicas
 
 
 def _write(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
 from lockstep.experience.judge.asking import Answer, Answering, Conversation, Generates, Reader, SamplerAnswers
 from lockstep.experience.judge.templates import COMMON_CONTROLS, escaping
 from lockstep.recipe import AskedSection, Computation, SamplerSection
+from lockstep.runtime.cluster import Workers
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
 from lockstep.runtime.source import Source, open_source
@@ -31,7 +31,7 @@ def answering(
     computation: Computation,
     policy: Policy,
     shown: Progress,
-    workers: ExitStack,
+    workers: Workers,
     name: str = "judge",
 ) -> Answering:
     """Whom a recipe of training lets judge: the policy, unless it says another model or a server.
@@ -54,7 +54,7 @@ def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answerin
 
 
 def judge_answers(
-    section: AskedSection, computation: Computation, shown: Progress, workers: ExitStack, name: str = "judge"
+    section: AskedSection, computation: Computation, shown: Progress, workers: Workers, name: str = "judge"
 ) -> Answering:
     """Another model judges, or a server; it is started, or greeted.
 

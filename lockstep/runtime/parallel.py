@@ -7,12 +7,8 @@ that compute the same answer through one of them.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.distributed.meeting import Host, Meeting
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.packing import deal
 from lockstep.learners.torch.learner import TorchLearner, resolve_device, restored
@@ -30,7 +27,8 @@ from lockstep.metrics import Metrics, merged
 from lockstep.models.folder import read_config
 from lockstep.models.parallelize import require_divisible
 from lockstep.recipe import LearnerSection
-from lockstep.runtime.remote import Pending, Remote, RemoteTimeout, WorkerDied, outcomes, spawned
+from lockstep.runtime.cluster import HERE, Workers
+from lockstep.runtime.remote import Pending, Remote, RemoteTimeout, WorkerDied, outcomes
 from lockstep.runtime.workers import LearnerSpec
 
 
@@ -40,58 +38,61 @@ class RankSpec:
 
     Attributes:
         learner: The same on every rank.
-        rank: From 0.
-        store: File through which the ranks find each other.
-        timeout_s: Of a collective.
+        meeting: Where the ranks find each other.
     """
 
     learner: LearnerSpec
-    rank: int
-    store: str
-    timeout_s: float
+    meeting: Meeting
 
     def build(self) -> TorchLearner:
         """Joins the other ranks; returns when all are there."""
         device, parallel = resolve_device(self.learner.section.device).type, self.learner.section.parallel
-        if device == "cuda" and parallel.ranks > torch.cuda.device_count():
-            raise ValueError(
-                f"learner.parallel asks for {parallel.ranks} ranks, but there are {torch.cuda.device_count()} GPUs"
-            )
         if device == "cuda":
-            torch.cuda.set_device(self.rank)
+            torch.cuda.set_device(self.meeting.rank % torch.cuda.device_count())
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if device == "cuda" else "gloo",  # what is offloaded lies on the CPU
-            init_method=f"file://{self.store}",
-            rank=self.rank,
-            world_size=parallel.ranks,
-            timeout=timedelta(seconds=self.timeout_s),
+            store=self.meeting.store(),
+            rank=self.meeting.rank,
+            world_size=self.meeting.size,
+            timeout=self.meeting.timeout,
         )
         return self.learner.build(Ranks.of(device, parallel.dp, parallel.cp, parallel.tp))
 
 
-def launch(spec: LearnerSpec, timeout_s: float) -> MeshLearner:
-    """Starts the ranks of `spec.section.parallel` as child processes and waits until all have built their model.
+def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> MeshLearner:
+    """Starts the ranks of `spec.section.parallel` and waits until all have built their model.
 
     Args:
         spec: What each rank builds.
         timeout_s: The longest that one verb may take.
+        workers: Says where.
 
     Raises:
-        ValueError: If the model cannot be cut like that.
+        ValueError: If the model cannot be cut like that, or there are fewer GPUs than ranks.
     """
-    require_divisible(read_config(spec.model), spec.section.parallel.tp)
-    folder, count = tempfile.mkdtemp(prefix="lockstep-ranks-"), spec.section.parallel.ranks
+    parallel = spec.section.parallel
+    require_divisible(read_config(spec.model), parallel.tp)
+    if (
+        workers.here
+        and resolve_device(spec.section.device).type == "cuda"
+        and parallel.ranks > torch.cuda.device_count()
+    ):
+        raise ValueError(
+            f"learner.parallel asks for {parallel.ranks} ranks, but there are {torch.cuda.device_count()} GPUs"
+        )
+    host = Host(workers.address, parallel.ranks, timeout_s)
     ranks = [
-        spawned(
-            RankSpec(spec, rank, str(Path(folder) / "store"), timeout_s),
+        workers.start(
+            RankSpec(spec, host.meeting.of(rank)),
             f"{spec.head} learner rank {rank}",
             timeout_s,
-            workers=count,
+            role="learner",
+            number=rank,
+            of=parallel.ranks,
         )
-        for rank in range(count)
+        for rank in range(parallel.ranks)
     ]
-    learner = MeshLearner(ranks, spec.section)
-    weakref.finalize(learner, shutil.rmtree, folder, ignore_errors=True)
+    learner = MeshLearner(ranks, spec.section, host)
     learner.ready()
     return learner
 
@@ -102,10 +103,11 @@ class MeshLearner:
     Args:
         ranks: Proxies of learners that share a process group, in the order of `Ranks.number`.
         section: How the ranks share the work.
+        host: Lets them find each other, as long as they live.
     """
 
-    def __init__(self, ranks: Sequence[Remote], section: LearnerSection) -> None:
-        self.ranks, self.section = ranks, section
+    def __init__(self, ranks: Sequence[Remote], section: LearnerSection, host: Host) -> None:
+        self.ranks, self.section, self._host = ranks, section, host
 
     def ready(self) -> None:
         """Waits until every rank has built its model."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from lockstep.batch import Batch
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 from lockstep.runtime.child import ChildProcess
-from lockstep.runtime.transport import Abort, Call, End, Factory, Failure, Item, Message, Result, Transport
+from lockstep.runtime.transport import Call, Factory, Failure, Item, Message, Result, Transport
 
 POLL_S = 0.002
 """How long a poll of one of several workers may wait."""
@@ -137,7 +137,7 @@ class Remote:
     """
 
     def __init__(self, connect: Callable[[], Transport], name: str, timeout_s: float) -> None:
-        self._connect, self.name, self._timeout_s = connect, name, timeout_s
+        self._connect, self.name, self.timeout_s = connect, name, timeout_s
         self._start()
 
     def ready(self) -> None:
@@ -152,7 +152,13 @@ class Remote:
             WorkerDied: If the worker is gone.
             RuntimeError: If another call is under way.
         """
-        return self._submit(Call(verb, args, keywords))
+        self.ready()
+        if self.pending.open:
+            raise RuntimeError(f"worker {self.name} was asked for {verb} while {self.pending.verb} is under way")
+        pending = Pending(self._transport, self.name, verb, self.timeout_s)
+        pending.send(Call(verb, args, keywords))
+        self.pending = pending
+        return pending
 
     def call(self, verb: str, *args: Any, **keywords: Any) -> Any:
         """Runs a method of the worker's object.
@@ -174,21 +180,6 @@ class Remote:
         finally:
             pending.drain()
 
-    def feed(self, verb: str, items: Iterable[Any], *args: Any, **keywords: Any) -> Any:
-        """Runs a method whose first argument is an iterator over `items`, sent one by one; raises as `call`."""
-        pending = self._submit(Call(verb, args, keywords, fed=True))
-        try:
-            for item in items:
-                pending.send(Item(item))
-        except BaseException as error:
-            if pending.open:
-                pending.send(Abort(f"{type(error).__name__}: {error}"))
-                pending.drain()
-            raise
-        pending.send(End())
-        pending.renew()
-        return pending.result()
-
     def restart(self) -> None:
         """Ends the worker, if it runs, and starts the same one anew; what it held is lost."""
         self.close()
@@ -204,16 +195,7 @@ class Remote:
 
     def _start(self) -> None:
         self._transport = self._connect()
-        self.pending = Pending(self._transport, self.name, BUILD, self._timeout_s)
-
-    def _submit(self, call: Call) -> Pending:
-        self.ready()
-        if self.pending.open:
-            raise RuntimeError(f"worker {self.name} was asked for {call.verb} while {self.pending.verb} is under way")
-        pending = Pending(self._transport, self.name, call.verb, self._timeout_s)
-        pending.send(call)
-        self.pending = pending
-        return pending
+        self.pending = Pending(self._transport, self.name, BUILD, self.timeout_s)
 
 
 def spawned(factory: Factory, name: str, timeout_s: float, threads: int | None = None, workers: int = 1) -> Remote:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -12,12 +11,14 @@ from typing import TypeVar
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.distributed.meeting import Host
+from lockstep.runtime.cluster import HERE, Workers
 from lockstep.runtime.progress import Progress
-from lockstep.runtime.remote import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes, spawned
+from lockstep.runtime.remote import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
 from lockstep.runtime.transport import Item
 from lockstep.runtime.workers import SamplerSpec, require_sampler
 from lockstep.samplers.base import Attestation, Piece, Sampler, gathered, require_room
-from lockstep.samplers.transfer import Carrier, GroupBroadcast, GroupHost, SharedMemory
+from lockstep.samplers.transfer import Carrier, GroupBroadcast, SharedMemory, joined
 from lockstep.types import Request, SamplingParams
 
 T = TypeVar("T")
@@ -86,6 +87,10 @@ class Replicas:
     Args:
         spec: Builds a worker's sampler.
         note: Tells the user what happens.
+        workers: Says where they start.
+
+    Raises:
+        ValueError: If weights cannot reach them as the recipe says.
 
     Attributes:
         dtype: As of `Sampler`.
@@ -93,7 +98,13 @@ class Replicas:
         restarts: How often one of them was started again.
     """
 
-    def __init__(self, spec: SamplerSpec, note: Callable[[str], object]) -> None:
+    def __init__(self, spec: SamplerSpec, note: Callable[[str], object], workers: Workers = HERE) -> None:
+        if spec.section.transfer == "shared_memory" and not workers.one_machine:
+            raise ValueError(
+                "sampler.transfer=shared_memory is within one machine, and workers are on others; use "
+                "sampler.transfer=process_group"
+            )
+        self._address = workers.address
         self.dtype, self._section, self._note = spec.dtype, spec.section, note
         self._context = spec.context
         self.restarts = 0
@@ -101,8 +112,16 @@ class Replicas:
         self._shared_memory = SharedMemory()
         self._group: GroupBroadcast | None = None
         self.remotes = [
-            spawned(spec, f"sampler {number}", spec.section.timeout_s, threads=1)
-            for number in range(1, spec.section.replicas + 1)
+            workers.start(
+                spec,
+                f"sampler {number + 1}",
+                spec.section.timeout_s,
+                role="sampler",
+                number=number,
+                of=spec.section.replicas,
+                threads=1,
+            )
+            for number in range(spec.section.replicas)
         ]
 
     def ready(self) -> None:
@@ -209,9 +228,9 @@ class Replicas:
             return self._shared_memory
         if self._group is not None and len(remotes) == len(self.remotes):
             return self._group
-        host = GroupHost(len(remotes), self._section.timeout_s)
-        calls = [remote.submit("join", host.meeting(rank)) for rank, remote in enumerate(remotes, start=1)]
-        carrier = GroupBroadcast(_blaming(calls, host.group))
+        host = Host(self._address, len(remotes) + 1, self._section.timeout_s)
+        calls = [remote.submit("join", host.meeting.of(rank)) for rank, remote in enumerate(remotes, start=1)]
+        carrier = GroupBroadcast(_blaming(calls, lambda: joined(host.store, host.meeting)))
         outcomes(calls)
         if len(remotes) == len(self.remotes):
             self._group = carrier
@@ -281,17 +300,17 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
         raise
 
 
-def nearest(spec: SamplerSpec, shown: Progress, workers: ExitStack) -> Sampler:
+def nearest(spec: SamplerSpec, shown: Progress, workers: Workers) -> Sampler:
     """A sampler in this process where that is possible: one of torch, alone; else in processes of its own."""
-    if spec.section.backend == "torch" and spec.section.replicas == 1:
+    if workers.here and spec.section.backend == "torch" and spec.section.replicas == 1:
         return spec.torch()
     return processes(spec, shown, workers)
 
 
-def processes(spec: SamplerSpec, shown: Progress, workers: ExitStack) -> Replicas:
+def processes(spec: SamplerSpec, shown: Progress, workers: Workers) -> Replicas:
     """Starts the samplers of a run, all at once, and waits until they are ready; they end with it."""
     require_sampler(spec.section, spec.learner)
-    started = Replicas(spec, shown.note)
+    started = Replicas(spec, shown.note, workers)
     workers.callback(started.close)
     with shown.phase("start samplers"):
         started.ready()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from lockstep.config import Loaded
 from lockstep.models.export import copy_frame
-from lockstep.recipe import SamplingRecipe
+from lockstep.recipe import Common, SamplingRecipe
 from lockstep.report.summary import summary
+from lockstep.runtime.cluster import Workers, workers_of
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.export import export
 from lockstep.runtime.folder import FRAME, adopt, changed_options, locked, noted_folder, require_writable
@@ -18,7 +20,8 @@ from lockstep.runtime.footprint import Footprint
 from lockstep.runtime.identity import identity
 from lockstep.runtime.job import Place
 from lockstep.runtime.jobs import job_of
-from lockstep.runtime.progress import progress
+from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.remote import RemoteTimeout, WorkerDied
 from lockstep.runtime.rows import DataFiles, data_files
 from lockstep.runtime.session import Session
 from lockstep.runtime.source import Source, open_source, scratch_model
@@ -58,28 +61,58 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         return folder
     health = examination(recipe) if isinstance(recipe, SamplingRecipe) else None
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder), before.restored_on_failure() as started, ExitStack() as workers:
+    with locked(folder), before.restored_on_failure() as started, ExitStack() as open_:
         noted_folder(loaded, folder)
         views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
-        shown = workers.enter_context(progress(f"{loaded.name} → {folder}"))
+        shown = open_.enter_context(progress(f"{loaded.name} → {folder}"))
         if health is not None:
             shown.note(health.sentence)
-        tracker = workers.enter_context(tracked(Logs(folder), views, shown.note))
-        job = job_of(recipe, Place(folder, files, source, shown, workers))
-        started()
-        adopt(loaded, changed)
-        shown.total(job.extent.steps, job.arithmetic)
-        now = identity(loaded, files.digests(), Path(source.folder))
+        tracker = open_.enter_context(tracked(Logs(folder), views, shown.note))
+
+        def ready(workers: Workers) -> Callable[[], None]:
+            job = job_of(recipe, Place(folder, files, source, shown, workers))
+            started()
+            adopt(loaded, changed)
+            shown.total(job.extent.steps, job.arithmetic)
+            now = identity(loaded, files.digests(), Path(source.folder))
+            session = Session(recipe.run, job, folder, now, allow_changes, tracker, shown)
+            return lambda: session.go(Stop(deadline_s))
+
         try:
-            Session(recipe.run, job, folder, now, allow_changes, tracker, shown).go(Stop(deadline_s))
+            _run_whoever_dies(ready, recipe, shown)
         except Stopped as stopped:
             raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
         export(folder, folder / "final")
     print(summary(folder))
     return folder
+
+
+def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: Common, shown: Progress) -> None:
+    """Where a learner is lost, goes on with new workers from the newest checkpoint, as the same command would.
+
+    Args:
+        ready: Makes all ready with workers, and returns what runs.
+        recipe: Says where workers start, and how often.
+        shown: Tells the user what happens.
+
+    Raises:
+        WorkerDied: If a learner is lost too often, or before the run has begun.
+    """
+    samplers = recipe.sampler.replicas if isinstance(recipe, SamplingRecipe) else 0
+    most = recipe.cluster.max_restarts
+    for restarts in range(most + 1):
+        with workers_of(recipe.cluster, recipe.learner, shown, recipe.learner.parallel.ranks, samplers) as workers:
+            run = ready(workers)
+            try:
+                run()
+                return
+            except (WorkerDied, RemoteTimeout) as error:
+                if restarts == most:
+                    raise WorkerDied(f"{error}; the run does not go on, since cluster.max_restarts={most}") from error
+                shown.note(f"{error}; going on from the newest checkpoint ({restarts + 1} of {most} times)")
 
 
 def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None) -> Source:

@@ -36,31 +36,18 @@ class Build:
 
 @dataclass(frozen=True)
 class Call:
-    """Run a method; where `fed` is set, its first argument is an iterator over the items that follow."""
+    """Run a method."""
 
     verb: str
     args: Sequence[Any]
     keywords: Mapping[str, Any]
-    fed: bool = False
 
 
 @dataclass(frozen=True)
 class Item:
-    """One element of a stream, in either direction."""
+    """One element of a result that is a stream."""
 
     value: Any
-
-
-@dataclass(frozen=True)
-class End:
-    """The stream is complete."""
-
-
-@dataclass(frozen=True)
-class Abort:
-    """The stream broke at its source."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +79,7 @@ class Failure:
         return cls(type(error).__name__, str(error), trace, isinstance(error, ValueError))
 
 
-Message = Build | Call | Item | End | Abort | Result | Failure
+Message = Build | Call | Item | Result | Failure
 M = TypeVar("M")
 
 
@@ -215,26 +202,42 @@ def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(deadline - time.monotonic(), 1e-4)
 
 
-def serve(channel: Channel) -> None:
+class Line(Protocol):
+    """The worker's end of a transport."""
+
+    def frame(self) -> Sequence[bytearray]:
+        """The parts of the next message, by `encode`.
+
+        Raises:
+            EOFError: If no more will come.
+        """
+        ...
+
+    def send(self, message: Message) -> None:
+        """Hands a message over."""
+        ...
+
+
+def serve(line: Line) -> None:
     """The worker's life: builds what it is told, then answers calls one by one until the other side closes.
 
     Raises:
         EOFError, ConnectionError: When the other side has closed.
     """
-    frame = channel.frame()
+    frame = line.frame()
     try:
         target = _expected(Build, decode(frame)).factory.build()
-        channel.send(Result(None))
+        line.send(Result(None))
     except Exception as error:
-        channel.send(Failure.of(error))
+        line.send(Failure.of(error))
         return
     while True:
-        frame = channel.frame()
-        # Whatever a verb raises belongs to its caller, and the worker goes on; a broken channel ends it just below.
+        frame = line.frame()
+        # Whatever a verb raises belongs to its caller, and the worker goes on; a broken line ends it just below.
         try:
-            channel.send(Result(_run(target, _expected(Call, decode(frame)), channel)))
+            line.send(Result(_run(target, _expected(Call, decode(frame)), line)))
         except Exception as error:
-            channel.send(Failure.of(error))
+            line.send(Failure.of(error))
 
 
 def _expected(kind: type[M], message: Message) -> M:
@@ -243,41 +246,11 @@ def _expected(kind: type[M], message: Message) -> M:
     return message
 
 
-def _run(target: Any, call: Call, channel: Channel) -> Any:
+def _run(target: Any, call: Call, line: Line) -> Any:
     """Runs one call. A result that is an iterator goes out item by item."""
-    incoming = _Incoming(channel, ended=not call.fed)
-    try:
-        fed = (incoming,) if call.fed else ()
-        result = getattr(target, call.verb)(*fed, *call.args, **call.keywords)
-    finally:
-        incoming.drain()
+    result = getattr(target, call.verb)(*call.args, **call.keywords)
     if not isinstance(result, Iterator):
         return result
     for item in result:
-        channel.send(Item(item))
+        line.send(Item(item))
     return None
-
-
-class _Incoming:
-    """The items that follow a call; `drain` reads what the verb left unread, so that calls stay in step."""
-
-    def __init__(self, channel: Channel, ended: bool) -> None:
-        self._channel, self._ended = channel, ended
-
-    def __iter__(self) -> _Incoming:
-        return self
-
-    def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        message = self._channel.recv()
-        if isinstance(message, Item):
-            return message.value
-        self._ended = True
-        if isinstance(message, Abort):
-            raise RuntimeError(f"the stream broke at its source: {message.reason}")
-        raise StopIteration
-
-    def drain(self) -> None:
-        while not self._ended:
-            self._ended = not isinstance(self._channel.recv(), Item)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch, concat
-from lockstep.samplers.transfer import Bucket, Meeting
+from lockstep.distributed.meeting import Meeting
+from lockstep.samplers.transfer import Bucket
 from lockstep.types import Request, SamplingParams
 
 Piece = tuple[Sequence[int], Batch]

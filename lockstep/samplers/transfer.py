@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import socket
 import tempfile
 import weakref
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store
+
+from lockstep.distributed.meeting import Meeting
 
 _CAPACITY = 1 << 26
 _ALIGNMENT = 64
@@ -82,53 +82,12 @@ class Bucket:
         return cls(**fields, slots=tuple(slots))
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where a receiver finds its sender, and who it is among how many."""
+def joined(store: Store, own: Meeting) -> dist.ProcessGroup:
+    """A group for weights alone, no part of torch's default one, which an engine may have for itself.
 
-    host: str
-    port: int
-    rank: int
-    size: int
-    timeout_s: float
-
-    def group(self) -> dist.ProcessGroup:
-        """Joins; returns when all are there."""
-        timeout = timedelta(seconds=self.timeout_s)
-        return _group(TCPStore(self.host, self.port, is_master=False, timeout=timeout), self)
-
-
-class GroupHost:
-    """The sender's end of a process group that is only for weights, rank 0. Listens on loopback.
-
-    Args:
-        receivers: How many there will be.
-        timeout_s: Of a collective.
+    Returns when all are there. The sender has rank 0.
     """
-
-    def __init__(self, receivers: int, timeout_s: float) -> None:
-        host = "127.0.0.1"
-        with socket.create_server((host, 0)) as listening:  # a store's own socket would listen to the whole network
-            port = listening.getsockname()[1]
-            timeout = timedelta(seconds=timeout_s)
-            descriptor = listening.detach()
-        self._store = TCPStore(
-            host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=descriptor
-        )
-        self._own = Meeting(host, port, 0, receivers + 1, timeout_s)
-
-    def meeting(self, rank: int) -> Meeting:
-        """For the receiver with this rank, from 1."""
-        return replace(self._own, rank=rank)
-
-    def group(self) -> dist.ProcessGroup:
-        """Waits for the receivers."""
-        return _group(self._store, self._own)
-
-
-def _group(store: Store, own: Meeting) -> dist.ProcessGroup:
-    """A group that is no part of torch's default one, which an engine may have for itself."""
-    group = dist.ProcessGroupGloo(store, own.rank, own.size, timedelta(seconds=own.timeout_s))
+    group = dist.ProcessGroupGloo(store, own.rank, own.size, own.timeout)
     return cast("dist.ProcessGroup", group)  # it has the same verbs
 
 

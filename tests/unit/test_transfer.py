@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.distributed.meeting import Host
 from lockstep.samplers import transfer
-from lockstep.samplers.transfer import Bucket, GroupBroadcast, GroupHost, SharedMemory, opened
+from lockstep.samplers.transfer import Bucket, GroupBroadcast, SharedMemory, joined, opened
 
 SHAPES = {
     "odd": (5,), "scalar": (), "bf16": (7, 3), "flags": (9,), "large": (40, 40), "after": (6, 6), "larger": (60, 40),
@@ -62,18 +63,19 @@ def test_a_bucket_stays_while_the_next_is_filled() -> None:
 
 
 def test_a_group_carries_the_same() -> None:
-    host, taken = GroupHost(1, 30.0), dict[str, Tensor]()
+    host, taken = Host("127.0.0.1", 2, 30.0), dict[str, Tensor]()
     sent: list[Bucket] = []
     ready = threading.Semaphore(0)
 
     def receive() -> None:
-        group = host.meeting(1).group()
+        own = host.meeting.of(1)
+        group = joined(own.store(), own)
         while ready.acquire() and sent:
             taken.update(opened(sent.pop(0), group))
 
     receiver = threading.Thread(target=receive, daemon=True)
     receiver.start()
-    carrier = GroupBroadcast(host.group())
+    carrier = GroupBroadcast(joined(host.store, host.meeting))
     for bucket in carrier.buckets(weights().items()):
         sent.append(bucket)
         ready.release()

@@ -17,6 +17,7 @@ from lockstep.models.folder import read_config
 from lockstep.models.load import load_causal_lm
 from lockstep.models.weights import fingerprint
 from lockstep.recipe import Computation, SamplerSection
+from lockstep.runtime.cluster import HERE, Workers
 from lockstep.runtime.remote import Remote
 from lockstep.runtime.replicas import Replicas
 from lockstep.runtime.workers import SamplerSpec, require_sampler
@@ -57,6 +58,7 @@ class VLLMBackend:
         options: More of vLLM's options, by its words, such as `kv_cache_dtype`.
         sampler: What runs in the engine's process; a variation of it is a variation of how vLLM is driven.
         note: Tells the user what happens.
+        workers: Says where an engine starts.
 
     Attributes:
         engine: The one that computes as usual.
@@ -75,13 +77,14 @@ class VLLMBackend:
         options: Mapping[str, Any] | None = None,
         sampler: type[VLLMSampler] = VLLMSampler,
         note: Callable[[str], object] = print,
+        workers: Workers = HERE,
     ) -> None:
         if section.replicas > 1:
             raise ValueError(f"the doctor asks one engine, not {section.replicas}; leave sampler.replicas at 1")
         # Where vLLM is one backend among several, the section need not say so.
         self._section = section.model_copy(update={"backend": "vllm"})
         require_sampler(self._section, computation)
-        self._folder, self._computation, self._note = folder, computation, note
+        self._folder, self._computation, self._note, self._workers = folder, computation, note, workers
         self._options, self._sampler = dict(options or {}), sampler
         self._held: dict[str, Tensor] = {}
         self._loads = 0
@@ -193,7 +196,7 @@ class VLLMBackend:
             self._folder, self._section, self._computation, raw_logprobs=False, options=options, sampler=self._sampler
         )
         self._note(f"vLLM starts with {self._folder} ({conditions})")
-        engine = Replicas(spec, self._note)
+        engine = Replicas(spec, self._note, self._workers)
         try:
             engine.ready()
             if self._held:

@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.distributed.meeting import Meeting
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN, LogitsHead
 from lockstep.models.weights import fingerprint
 from lockstep.samplers.base import Attestation, Piece, gathered, require_room
-from lockstep.samplers.transfer import Bucket, Meeting, opened
+from lockstep.samplers.transfer import Bucket, joined, opened
 from lockstep.types import Request, SamplingParams
 
 _COMPACT_BELOW = 0.8
@@ -70,7 +71,7 @@ class TorchSampler:
         return [self.attest(version)]
 
     def join(self, meeting: Meeting) -> None:
-        self._group = meeting.group()
+        self._group = joined(meeting.store(), meeting)
 
     def receive(self, bucket: Bucket) -> None:
         self._take(opened(bucket, self._group))

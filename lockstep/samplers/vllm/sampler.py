@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.distributed.meeting import Meeting
 from lockstep.models.folder import first_line, read_config
 from lockstep.recipe import Computation, SamplerSection
 from lockstep.samplers.base import Attestation, Piece
-from lockstep.samplers.transfer import Bucket, Meeting
+from lockstep.samplers.transfer import Bucket
 from lockstep.samplers.vllm.environment import clear, prepare
 from lockstep.types import Request, SamplingParams
 

@@ -20,8 +20,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from lockstep.distributed.meeting import Meeting
 from lockstep.models.weights import fingerprint
-from lockstep.samplers.transfer import Bucket, Meeting, opened
+from lockstep.samplers.transfer import Bucket, joined, opened
 from lockstep.samplers.vllm.environment import OWNER, clear
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
 from lockstep.samplers.vllm.readback import readable
@@ -67,7 +68,8 @@ class WeightReceiver:
 
     def join_carrier(self, meeting: str) -> None:
         """Joins the process group by which buckets come."""
-        self._group = Meeting(**json.loads(meeting)).group()
+        own = Meeting(**json.loads(meeting))
+        self._group = joined(own.store(), own)
 
     def receive_weights(self, announced: str) -> None:
         """Takes a bucket."""
