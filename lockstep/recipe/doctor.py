@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.recipe.machinery import ClusterSection, Computation, SamplerSection
+from lockstep.recipe.machinery import ClusterSection, Computation, Parallel, SamplerSection
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, PromptSection
 
-BackendName = Literal["hf", "torch", "vllm"]
+_LAYOUT = re.compile(r"(dp|tp|cp)(\d+)")
+BackendName = Annotated[str, Field(pattern=rf"^(hf|vllm(-tp\d+)?|torch(-({_LAYOUT.pattern})+)?)$")]
+"""`torch-dp2tp2` is the torch learner over so many ranks, `vllm-tp2` a vLLM of two."""
+
+
+def ranks_of(backend: BackendName) -> Parallel:
+    """The ranks that a backend's name asks for.
+
+    Raises:
+        ValueError: If it names one twice.
+    """
+    sizes = _LAYOUT.findall(backend.partition("-")[2])
+    if len({name for name, _ in sizes}) < len(sizes):
+        raise ValueError(f"backends: {backend} says one size twice")
+    return Parallel(**{name: int(size) for name, size in sizes})
 
 
 class DoctorData(PromptSection):
@@ -117,7 +132,7 @@ class DoctorRecipe(Section):
     @model_validator(mode="after")
     def _each_backend_once(self) -> DoctorRecipe:
         if len(self.backends) < 2:
-            raise ValueError("backends names whom to compare: two or more of hf, torch and vllm")
+            raise ValueError("backends names whom to compare: two or more of hf, torch, vllm, torch-dp2tp2, vllm-tp2")
         if len(set(self.backends)) < len(self.backends):
             raise ValueError("backends names one twice; its repeats are measured anyway")
         return self

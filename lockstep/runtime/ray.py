@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # says nothing to anybody about who runs what
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine takes longer than its 30 s
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # so named; a Ray of one machine is then on loopback
 
 import ray
@@ -217,8 +218,10 @@ def joined(address: str | None, cpus: int) -> Iterator[None]:
             ray.init(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
         else:
             ray.init(address, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ValueError(f"cluster.ray.address={address}: {_first_line(error)}") from None
+    except Exception as error:  # Ray raises all kinds
+        ray.shutdown()
+        where = "no Ray could be started here" if address is None else f"cluster.ray.address={address} cannot be joined"
+        raise ValueError(f"{where}: {_first_line(error)}") from error
     try:
         yield
     finally:

@@ -193,6 +193,7 @@ def test_refits_are_checked(
     assert (seen[1].read_whole, seen[1].read_by_kernel, seen[1].received_only) == (12, 36, 2)
 
 
+@pytest.mark.proof
 def test_another_type_and_configuration_take_another_engine(backend: VLLMBackend, hf: HFBackend, folder: str) -> None:
     learner = LearnerSpec(folder, "logits", LearnerSection(device="cpu"), None, 0).build()
     backend.load(learner.weights())

@@ -445,3 +445,40 @@ def test_three_backends_make_three_pairs(assets: Path, in_tmp: Path) -> None:
     assert kinds["hf", "torch"] == ("shaped", "shaped")
     assert kinds["hf", "vllm"] == ("shaped", "plain")
     assert [repeat["bitwise"] for repeat in tree["repeats"]] == [2, 2, 2]
+
+
+@pytest.mark.needs("gloo")
+def test_layouts_agree_with_one_process(models: Callable[..., Path], in_tmp: Path) -> None:
+    """A learner over ranks only scores; what it scores, the others draw."""
+    few = [
+        "grid.lengths=[24]",
+        "grid.methods=[{temperature: 0.7, top_p: 0.9}]",
+        "backends=[torch,torch-tp2,torch-dp2cp2]",
+    ]
+    assert main(["doctor", "table", str(models("qwen3")), "--out", "out", *SMALL, *few]) == 0
+    pairs = report(Path("out"))["cells"][0]["pairs"]
+    assert {(pair["train"], pair["infer"]): pair["verdict"] for pair in pairs} == dict.fromkeys(
+        [("torch", "torch-tp2"), ("torch", "torch-dp2cp2"), ("torch-tp2", "torch-dp2cp2")], "PASS"
+    )
+
+
+@pytest.mark.proof
+@pytest.mark.usefixtures("vllm")
+def test_two_ranks_of_vllm_agree_with_the_learner(assets: Path, in_tmp: Path) -> None:
+    few = ["grid.lengths=[24]", "grid.methods=[{temperature: 1.0}]", "backends=[torch,vllm-tp2]"]
+    assert main(["doctor", "table", str(assets / "models/stories260K/hf"), "--out", "out", *SMALL, *few]) == 0
+
+
+@pytest.mark.parametrize(
+    ("backends", "said"),
+    [
+        ("[torch,torch-ep2]", "backends"),
+        ("[torch,torch-tp2tp2]", "torch-tp2tp2 says one size twice"),
+        ("[torch,torch-tp3]", "num_attention_heads"),
+    ],
+)
+def test_layouts_that_are_none_are_refused(
+    models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str], backends: str, said: str
+) -> None:
+    assert main(["doctor", "table", str(models("qwen3")), "--out", "out", *SMALL, f"backends={backends}"]) == 4
+    assert said in capsys.readouterr().err

@@ -74,7 +74,7 @@ PROBES = [
 ]
 
 
-@pytest.mark.parametrize("one", one_in(2, PROBES, lambda one: f"{one[0]}-{one[1]}"))
+@pytest.mark.parametrize("one", one_in(4, PROBES, lambda one: f"{one[0]}-{one[1]}"))
 def test_a_fault_gets_its_name_from_its_probe_and_no_other(one: tuple[int, str], ground: Ground) -> None:
     number, probe = one
     fault = FAULTS[number]

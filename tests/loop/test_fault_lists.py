@@ -119,7 +119,7 @@ def test_causes_sides_and_models_vary(listed: Listed) -> None:
     assert {setup.train for setup in setups} == {setup.infer for setup in setups} == {"hf", "torch"}
 
 
-@pytest.mark.parametrize("one", one_in(5, FAULTS, lambda one: one[1].name))
+@pytest.mark.parametrize("one", one_in(9, FAULTS, lambda one: one[1].name))
 def test_a_fault_shows_in_both_strengths(one: tuple[Listed, Fault], ground: Ground, floor: Floor) -> None:
     listed, fault = one
     large, small = gaps(build(ground, fault.large)), gaps(build(ground, fault.small))
@@ -129,7 +129,7 @@ def test_a_fault_shows_in_both_strengths(one: tuple[Listed, Fault], ground: Grou
     assert listed.ratio * mean(small) < mean(large)
 
 
-@pytest.mark.parametrize("number", one_in(3, COUNTERS))
+@pytest.mark.parametrize("number", one_in(5, COUNTERS))
 def test_a_counter_setting_takes_a_fault_back(number: int, ground: Ground, floor: Floor) -> None:
     fault = NUMBERED[number]
     undone = {"train": USUAL, "infer": USUAL} | {str(fault.side): COUNTERS[number]}

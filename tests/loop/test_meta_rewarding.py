@@ -113,6 +113,7 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) 
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.proof
 @pytest.mark.needs("gloo")
 def test_two_ranks_choose_the_same_judge_pairs(learn: Run) -> None:
     learn("run.folder=one", "run.max_steps=3")

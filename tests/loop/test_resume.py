@@ -214,6 +214,7 @@ def test_another_layout_of_ranks_goes_on_and_each_can_be_exported(run: Run, in_t
             torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=0.0)
 
 
+@pytest.mark.proof
 def test_time_counts_for_what_is_trained_first_too(in_tmp: Path) -> None:
     first = ["model.from_recipe=sft_arithmetic", "learner.device=cpu", "run.max_time_s=0.01", "run.folder=run"]
     with pytest.raises(Stopped, match="stopped after step 1"):

@@ -87,7 +87,10 @@ def killing(folder: str, after: list[int], *victim: Callable[[], int | None]) ->
     thread.join()
 
 
-@pytest.mark.parametrize(("transfer", "dp"), [("shared_memory", 1), ("process_group", 1), ("shared_memory", 2)])
+@pytest.mark.parametrize(
+    ("transfer", "dp"),
+    [pytest.param("shared_memory", 1, marks=pytest.mark.proof), ("process_group", 1), ("shared_memory", 2)],
+)
 def test_samplers_elsewhere_agree_and_are_attested(run: Run, transfer: str, dp: int) -> None:
     rows = run(
         "sampler.replicas=2",

@@ -134,9 +134,10 @@ def test_prompts_of_iterations_are_the_same_or_split(learn: Run) -> None:
 
 
 @pytest.mark.needs("gloo")
-def test_two_ranks_choose_the_same_pairs(learn: Run) -> None:
+@pytest.mark.parametrize("layout", ["dp", "tp"])
+def test_two_ranks_choose_the_same_pairs(learn: Run, layout: str) -> None:
     learn("run.folder=one")
-    learn("run.folder=two", "learner.parallel.dp=2", "run.max_steps=3")  # beyond the end of an iteration
+    learn("run.folder=two", f"learner.parallel.{layout}=2", "run.max_steps=3")  # beyond the end of an iteration
     first = Path("one/samples.jsonl").read_text().splitlines()[: 3 * 8]
     assert first == Path("two/samples.jsonl").read_text().splitlines()
 

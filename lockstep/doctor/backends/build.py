@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.mesh import MeshBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Backend
-from lockstep.recipe import DoctorRecipe
+from lockstep.recipe import DoctorRecipe, LearnerSection
+from lockstep.recipe.doctor import ranks_of
 from lockstep.runtime.cluster import Workers, workers_of
 from lockstep.runtime.progress import Progress
 
@@ -16,8 +18,9 @@ from lockstep.runtime.progress import Progress
 @contextmanager
 def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Backend]]:
     """All of them, by name, in the recipe's order; they are closed at the end. `shown` is what the user sees."""
-    samplers = recipe.backends.count("vllm")
-    with workers_of(recipe.cluster, recipe.learner, shown, samplers=samplers) as workers:
+    ranks = max(ranks_of(name).ranks for name in recipe.backends)
+    samplers = sum(name.startswith("vllm") for name in recipe.backends)
+    with workers_of(recipe.cluster, recipe.learner, shown, ranks if ranks > 1 else 0, samplers) as workers:
         built: dict[str, Backend] = {}
         for name in recipe.backends:
             built[name] = backend_of(recipe, name, shown.note, workers)
@@ -32,10 +35,14 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
         ValueError: If it cannot compute as the recipe says.
     """
     folder, dtype, size = recipe.model.path, recipe.learner.dtype, max(recipe.grid.batch_sizes)
-    if name == "vllm":
+    parallel = ranks_of(name)
+    if name.startswith("vllm"):
         from lockstep.doctor.backends.vllm import VLLMBackend
 
-        return VLLMBackend(folder, recipe.sampler, recipe.learner, note=note, workers=workers)
+        return VLLMBackend(folder, recipe.sampler, recipe.learner, note=note, workers=workers, tp=parallel.tp)
     if recipe.learner.device == "cuda":
         raise ValueError(f"the doctor's {name} computes on the CPU; leave learner.device at auto")
+    if parallel.ranks > 1:
+        section = LearnerSection(**recipe.learner.model_dump(), parallel=parallel)
+        return MeshBackend(name, folder, section, workers)
     return HFBackend(folder, dtype, size) if name == "hf" else TorchBackend(folder, dtype, size)

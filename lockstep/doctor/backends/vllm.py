@@ -59,6 +59,7 @@ class VLLMBackend:
         sampler: What runs in the engine's process; a variation of it is a variation of how vLLM is driven.
         note: Tells the user what happens.
         workers: Says where an engine starts.
+        tp: Ranks that share heads and hidden units; none of several shows weights as the model's folder has them.
 
     Attributes:
         engine: The one that computes as usual.
@@ -78,6 +79,7 @@ class VLLMBackend:
         sampler: type[VLLMSampler] = VLLMSampler,
         note: Callable[[str], object] = print,
         workers: Workers = HERE,
+        tp: int = 1,
     ) -> None:
         if section.replicas > 1:
             raise ValueError(f"the doctor asks one engine, not {section.replicas}; leave sampler.replicas at 1")
@@ -86,6 +88,9 @@ class VLLMBackend:
         require_sampler(self._section, computation)
         self._folder, self._computation, self._note, self._workers = folder, computation, note, workers
         self._options, self._sampler = dict(options or {}), sampler
+        if tp > 1:
+            self.name, self._options["tensor_parallel_size"] = f"vllm-tp{tp}", tp
+            self.capabilities -= {"weights", "fingerprints", "load"}
         self._held: dict[str, Tensor] = {}
         self._loads = 0
         self.engine = self._started(USUAL)

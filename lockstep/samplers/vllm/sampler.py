@@ -263,8 +263,8 @@ class VLLMSampler:
         return ("prefix cache",) if self._probe().num_cached_tokens else ()
 
     def _on_worker(self, verb: str, *arguments: str) -> Any:
-        """Runs a method of `worker.WeightReceiver`."""
-        (result,) = self._run(self._engine.collective_rpc(verb, args=arguments))
+        """Runs a method of `worker.WeightReceiver`; of several workers, the first one's answer."""
+        result, *_ = self._run(self._engine.collective_rpc(verb, args=arguments))
         return result
 
     def _run(self, work: Awaitable[T]) -> T:

@@ -1,0 +1,80 @@
+"""The torch learner over several processes: the same way to score, cut over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.doctor.backends.variants import flat
+from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
+from lockstep.models.folder import read_config
+from lockstep.recipe import LearnerSection
+from lockstep.runtime.cluster import Workers
+from lockstep.runtime.parallel import launch
+from lockstep.runtime.workers import LearnerSpec
+from lockstep.types import Request, SamplingParams
+
+_TIMEOUT_S = 600.0
+
+
+class MeshBackend:
+    """Implements `doctor.base.Backend`. A learner over ranks scores; it has no way to draw, or to be looked into.
+
+    Args:
+        name: As the recipe has it.
+        folder: A Hugging Face folder.
+        section: How it computes, over which ranks.
+        workers: Says where ranks start.
+
+    Raises:
+        ValueError: If the model cannot be cut like that.
+    """
+
+    capabilities: frozenset[Capability] = frozenset(("shaped", "weights"))
+
+    def __init__(self, name: str, folder: str, section: LearnerSection, workers: Workers) -> None:
+        self.name, self._section, self._config = name, section, read_config(folder)
+        self.context = int(self._config.get_text_config().max_position_embeddings)
+        self._learner = launch(LearnerSpec(folder, "logits", section, None, 0), _TIMEOUT_S, workers)
+
+    def config(self) -> Mapping[str, Any]:
+        return flat(self._config)
+
+    def settings(self) -> Mapping[str, Any]:
+        ranks = {name: size for name, size in self._section.parallel.model_dump().items() if size > 1}
+        return {"dtype": self._section.dtype, "layout": "packed", "training": False} | ranks
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        """As the learner packs it."""
+        ids = tuple(tuple(tokens.tolist()) for tokens in batch.sequences())
+        return Scores(self._learner.logprobs(batch), ids, {"layout": "packed"})
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return self._learner.weights()
+
+    def close(self) -> None:
+        self._learner.close()
+
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+    ) -> NoReturn:
+        self._cannot("generate")
+
+    def load(self, stream: Iterable[tuple[str, Tensor]]) -> NoReturn:
+        self._cannot("load")
+
+    def holding(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        self._cannot("holding")
+
+    def fingerprints(self) -> Mapping[str, int]:
+        self._cannot("fingerprints")
+
+    def network(self, conditions: Conditions = USUAL) -> Network:
+        self._cannot("network")
+
+    def _cannot(self, verb: str) -> NoReturn:
+        raise NotImplementedError(f"{self.name} has no {verb}, and says so in its capabilities")
