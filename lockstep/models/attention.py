@@ -35,6 +35,7 @@ class Layout(Protocol):
         ...
 
 
+@torch.compiler.disable  # each batch has other grids, and would be compiled anew
 def attention(
     module: nn.Module,
     query: Tensor,

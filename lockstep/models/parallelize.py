@@ -7,8 +7,11 @@ that have norms of their own (Qwen3) are cut over heads there, too.
 
 from __future__ import annotations
 
+import os
+import shutil
 from functools import partial
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
@@ -75,6 +78,22 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, offload: bo
         # Gradients are summed here, and divided once by the count of what is active.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+
+def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
+    """Each layer is compiled around its attention, once for batches of all sizes.
+
+    Args:
+        lm: The network; in place, so that names stay what they are. Cut it and checkpoint it afterwards.
+        backend: Of `torch.compile`.
+
+    Raises:
+        ValueError: If there is no compiler that inductor could hand its code to.
+    """
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise ValueError("learner.compile needs a C++ compiler; install g++, name another one in CXX, or leave it out")
+    for layer in layers(lm):
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
 def checkpoint_activations(lm: PreTrainedModel) -> None:

@@ -85,9 +85,22 @@ class LearnerSection(Computation):
     activation_checkpointing: bool = Field(
         default=False, description="keep each layer's inputs alone and compute it again for its gradient: less memory"
     )
+    compile: bool = Field(
+        default=False,
+        description="compile each layer with torch.compile: the first steps take minutes, later ones less",
+    )
     cpu_offload: bool = Field(
         default=False, description="keep weights, gradients and moments of ranks in the host's memory; needs several"
     )
+
+    @model_validator(mode="after")
+    def _what_is_compiled_holds_its_weights_whole(self) -> LearnerSection:
+        if self.compile and self.parallel.tp > 1:
+            raise ValueError(
+                "torch.compile cannot follow what tp cuts while the lengths of batches vary; leave compile out, "
+                "or use parallel.dp and parallel.cp"
+            )
+        return self
 
     @model_validator(mode="after")
     def _what_is_offloaded_is_cut(self) -> LearnerSection:

@@ -19,6 +19,7 @@ import threading
 from multiprocessing import connection
 
 import torch
+from tqdm import tqdm
 
 from lockstep.runtime.transport import Build, Channel, Factory, Message, serve
 
@@ -97,6 +98,7 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
     os.environ.update(environment)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+    tqdm.set_lock(threading.RLock())  # its own is for several processes, and Python would call it leaked
     with contextlib.suppress(EOFError, ConnectionError):
         serve(Channel(ours))
     sys.stdout.flush()

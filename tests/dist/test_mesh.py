@@ -230,10 +230,19 @@ def test_ranks_that_never_held_the_model_hold_what_its_folder_says(models: Model
     assert all(torch.equal(held[name], expected[name]) for name in expected)
 
 
-def test_ways_to_save_memory_change_no_number(models: Models, tmp_path: Path) -> None:
-    ways = {"activation_checkpointing": True, "cpu_offload": True, "parallel": Parallel(dp=2)}
-    section = SECTION.model_copy(update=ways)
-    saving = launch(LearnerSpec(str(models("qwen3")), "logits", section, OPTIMIZER, seed=0), timeout_s=60.0)
+@pytest.mark.parametrize(
+    "ways",
+    [
+        pytest.param({"cpu_offload": True, "parallel": Parallel(dp=2)}, id="offload"),
+        pytest.param({"compile": True, "parallel": Parallel(dp=2)}, id="compile", marks=pytest.mark.proof),
+        pytest.param({"compile": True, "parallel": Parallel(cp=2)}, id="compile_cp", marks=pytest.mark.proof),
+    ],
+)
+def test_ways_to_save_memory_and_time_change_no_number(
+    models: Models, ways: dict[str, object], tmp_path: Path
+) -> None:
+    section = SECTION.model_copy(update={"activation_checkpointing": True, **ways})
+    saving = launch(LearnerSpec(str(models("qwen3")), "logits", section, OPTIMIZER, seed=0), timeout_s=600.0)
     one = LearnerSpec(str(models("qwen3")), "logits", SECTION, OPTIMIZER, seed=0).build()
     one.save(tmp_path)
     assert one.saved(wait=True)

@@ -304,6 +304,7 @@ RUNS = {
     "run: all rewards equal": reward("rewards.py:constant", "ppo.dynamic_sampling.max_batches=2").late,
     "run: numbers break": said("critic.lr=1e30 run.max_steps=3").late,
     "run: heads that cannot be divided": said("learner.parallel.tp=3"),
+    "run: tensor parallelism compiled": said("learner.compile=true learner.parallel.tp=2"),
     "run: offload without ranks": said("learner.cpu_offload=true"),
     "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").late,
     "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1 run.max_steps=2").late,

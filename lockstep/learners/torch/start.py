@@ -15,7 +15,7 @@ from lockstep.learners.torch.pieces import Piece
 from lockstep.models.folder import check_weights, read_config, skeleton, weight_files
 from lockstep.models.heads import LogitsHead, ValueHead, canonical
 from lockstep.models.load import load_backbone, load_causal_lm
-from lockstep.models.parallelize import FAMILIES, checkpoint_activations, parallelize
+from lockstep.models.parallelize import FAMILIES, checkpoint_activations, compile_layers, parallelize
 from lockstep.recipe import LearnerSection
 
 Head = Literal["logits", "value"]
@@ -55,6 +55,8 @@ def started(
 
 
 def _divided(model: nn.Module, network: PreTrainedModel, section: LearnerSection, ranks: Ranks) -> None:
+    if section.compile:
+        compile_layers(network)
     if section.activation_checkpointing:
         checkpoint_activations(network)
     parallelize(model, network, ranks, section.cpu_offload)

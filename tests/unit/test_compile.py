@@ -1,0 +1,69 @@
+"""Layers made by `torch.compile` against the same layers as they are; over ranks it is tests/dist/test_mesh.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
+from torch._dynamo.utils import counters
+from transformers import PreTrainedModel
+
+from lockstep.learners.base import train
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.models.parallelize import compile_layers
+from lockstep.runtime.workers import LearnerSpec
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch asks itself
+LENGTHS = [(7, 1, 19, 4, 33), (2, 12, 9), (40, 3)]
+
+
+def network(learner: TorchLearner) -> PreTrainedModel:
+    lm = learner.model.get_submodule("lm")
+    assert isinstance(lm, PreTrainedModel)
+    return lm
+
+
+def test_compiled_once_layers_learn_the_same_from_batches_of_all_lengths(models: Callable[..., Path]) -> None:
+    """Without inductor, which takes a minute here: its numbers are a proof."""
+    spec = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, seed=0)
+    plain, compiled = spec.build(), spec.build()
+    compile_layers(network(compiled), backend="aot_eager")
+    graphs = []
+    for seed, lengths in enumerate(LENGTHS):
+        batch = ragged(lengths, seed)
+        expected, found = (train(learner, batch, WeightedLogprob()).floats() for learner in (plain, compiled))
+        assert found == pytest.approx(expected, rel=1e-5)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0, "nothing was compiled"
+    assert len(set(graphs)) == 1, "a batch of other lengths was compiled anew"
+    expected = dict(plain.weights())
+    for name, tensor in compiled.weights():
+        torch.testing.assert_close(tensor, expected.pop(name), atol=1e-6, rtol=0.0)
+    assert not expected, "names have changed"
+
+
+@pytest.mark.proof
+def test_inductor_computes_the_same(models: Callable[..., Path]) -> None:
+    section = SECTION.model_copy(update={"compile": True, "activation_checkpointing": True})
+    for head in ("logits", "value"):
+        plain, compiled = (
+            LearnerSpec(str(models("qwen2 window")), head, chosen, OPTIMIZER, seed=0).build()
+            for chosen in (SECTION, section)
+        )
+        loss = WeightedLogprob() if head == "logits" else SquaredError()
+        for seed, lengths in enumerate(LENGTHS):
+            batch = ragged(lengths, seed)
+            expected, found = (train(learner, batch, loss).floats() for learner in (plain, compiled))
+            assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_without_a_compiler_it_is_refused(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    section = SECTION.model_copy(update={"compile": True})
+    with pytest.raises(ValueError, match=r"learner\.compile needs a C\+\+ compiler"):
+        LearnerSpec(str(models("llama")), "logits", section, None, seed=0).build()
