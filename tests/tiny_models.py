@@ -6,7 +6,7 @@ Weights are drawn ten times wider than usual, so that a wrong position, mask or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.losses.base import Denominator, Outputs, active
 from lockstep.metrics import Mean, Metrics
-from lockstep.recipe import LearnerSection, Optimizer, Schedule
+from lockstep.recipe import LearnerSection, Optimizer, Parallel, Schedule
+from lockstep.runtime.workers import LearnerSpec
 from lockstep.types import Request, SamplingParams
 
 VOCABULARY = 64
@@ -50,6 +51,11 @@ OPTIMIZER = Optimizer(lr=1e-3, eps=1e-4, weight_decay=0.1, max_grad_norm=0.5, sc
 """A large eps: Adam would blow up gradients that are zero but for rounding, such as those of a bias of the keys."""
 
 SECTION = LearnerSection(device="cpu", micro_batch_tokens=40)
+
+
+def over(spec: LearnerSpec, **parallel: int) -> LearnerSpec:
+    """The same learner made of several ranks."""
+    return replace(spec, section=spec.section.model_copy(update={"parallel": Parallel(**parallel)}))
 
 
 def model_folder(root: Path, architecture: str, seed: int = 0) -> Path:

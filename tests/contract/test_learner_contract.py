@@ -17,6 +17,7 @@ from tiny_models import (
     SECTION,
     SquaredError,
     WeightedLogprob,
+    over,
     plain_logits,
     plain_logprobs,
     plain_model,
@@ -29,7 +30,6 @@ from transformers import AutoModelForCausalLM, TopKLogitsWarper, TopPLogitsWarpe
 from lockstep.batch import Batch, concat
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
-from lockstep.recipe import Parallel
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.remote import RemoteLearner, spawned
 from lockstep.runtime.workers import LearnerSpec
@@ -51,8 +51,7 @@ class Pair:
 
 def start(kind: str, spec: LearnerSpec, stack: ExitStack) -> Learner:
     if kind == "two ranks":
-        section = spec.section.model_copy(update={"parallel": Parallel(dp=2)})
-        ranks = launch(replace(spec, section=section), timeout_s=60.0)
+        ranks = launch(over(spec, dp=2), timeout_s=60.0)
         stack.callback(ranks.close)
         return ranks
     if kind == "spawned":

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
+from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, over, ragged
 
 from lockstep.learners.base import train
 from lockstep.losses.preference import Preference
-from lockstep.recipe import Parallel
 from lockstep.runtime.parallel import MeshLearner, launch
 from lockstep.runtime.remote import RemoteError, WorkerDied
 from lockstep.runtime.workers import LearnerSpec
@@ -29,10 +28,6 @@ LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
 @pytest.fixture(scope="module")
 def spec(models: Callable[..., Path]) -> LearnerSpec:
     return LearnerSpec(str(models("qwen3")), "logits", SECTION, OPTIMIZER, seed=0)
-
-
-def over(spec: LearnerSpec, **parallel: int) -> LearnerSpec:
-    return replace(spec, section=spec.section.model_copy(update={"parallel": Parallel(**parallel)}))
 
 
 @pytest.fixture(scope="module")
