@@ -8,8 +8,8 @@ from typing import Literal
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-Dimension = Literal["dp", "cp", "tp"]
-DIMENSIONS: tuple[Dimension, ...] = ("dp", "cp", "tp")
+Dimension = Literal["dp_replicate", "dp", "cp", "tp"]
+DIMENSIONS: tuple[Dimension, ...] = ("dp_replicate", "dp", "cp", "tp")
 """From the outermost to the innermost: neighbours in a row of tensor-parallel ranks are neighbours on a machine."""
 
 
@@ -24,9 +24,9 @@ class Ranks:
     mesh: DeviceMesh | None = None
 
     @classmethod
-    def of(cls, device: str, dp: int, cp: int, tp: int) -> Ranks:
+    def of(cls, device: str, dp_replicate: int, dp: int, cp: int, tp: int) -> Ranks:
         """The mesh of all processes of the default group; every rank has to call this."""
-        return cls(init_device_mesh(device, (dp, cp, tp), mesh_dim_names=DIMENSIONS))
+        return cls(init_device_mesh(device, (dp_replicate, dp, cp, tp), mesh_dim_names=DIMENSIONS))
 
     def size(self, name: Dimension) -> int:
         """How many ranks share what this dimension cuts."""
@@ -43,7 +43,10 @@ class Ranks:
     @property
     def number(self) -> int:
         """Of this rank among all, in the order of the mesh."""
-        return (self.index("dp") * self.size("cp") + self.index("cp")) * self.size("tp") + self.index("tp")
+        number = 0
+        for name in DIMENSIONS:
+            number = number * self.size(name) + self.index(name)
+        return number
 
 
 ALONE = Ranks()

@@ -1,5 +1,7 @@
 """A model cut over ranks: tensor parallelism with sequence parallelism by a plan (DTensor), all else by FSDP2.
 
+Several copies are cut alike (HSDP); FSDP2 sums their gradients, too.
+
 Plans name modules of the Llama, Qwen2 and Qwen3 families, which are called alike. Between their products every
 tensor-parallel rank has a share of the tokens; heads and hidden units are cut where the products are. Queries and keys
 that have norms of their own (Qwen3) are cut over heads there, too.
@@ -68,9 +70,9 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, offload: bo
     if ranks.size("tp") > 1:
         parallelize_module(lm.base_model, ranks.mesh["tp"], _plan(lm))
         _cut_head(lm, ranks.mesh["tp"])
-    if ranks.size("dp") * ranks.size("cp") == 1:
+    if ranks.size("dp_replicate") * ranks.size("dp") * ranks.size("cp") == 1:
         return
-    mesh = ranks.mesh["dp", "cp"]._flatten("dp_cp")
+    mesh = _fsdp_mesh(ranks.mesh)
     policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for module in [*layers(lm), model]:
         fully_shard(module, mesh=mesh, offload_policy=policy)
@@ -78,6 +80,12 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, offload: bo
         # Gradients are summed here, and divided once by the count of what is active.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+
+def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The ranks that one copy is cut over; with several copies (HSDP), theirs before them."""
+    cut = mesh["dp", "cp"]._flatten("dp_cp")
+    return cut if mesh["dp_replicate"].size() == 1 else DeviceMesh._concatenate([mesh["dp_replicate"], cut])
 
 
 def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:

@@ -58,11 +58,24 @@ class Parallel(Section):
     dp: PositiveInt = Field(default=1, description="ranks that share rows; what they hold of the model is cut (FSDP2)")
     tp: PositiveInt = Field(default=1, description="ranks that share heads, hidden units and the vocabulary")
     cp: PositiveInt = Field(default=1, description="ranks that share the tokens of each sequence")
+    dp_replicate: PositiveInt = Field(
+        default=1, description="copies of the model, which share rows, each cut over dp, tp and cp (HSDP)"
+    )
 
     @property
     def ranks(self) -> int:
         """How many processes that makes."""
+        return self.dp_replicate * self.copy_ranks
+
+    @property
+    def copy_ranks(self) -> int:
+        """How many of them hold one copy of the model together."""
         return self.dp * self.tp * self.cp
+
+    @property
+    def row_shares(self) -> int:
+        """Among how many the rows of a batch are dealt."""
+        return self.dp_replicate * self.dp
 
 
 class Computation(Section):

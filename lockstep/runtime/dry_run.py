@@ -361,7 +361,7 @@ def _longest(recipe: PPORecipe) -> int:
 def _micro_batches(recipe: Common, rows: int, longest: int) -> str:
     """The most that an optimizer step can need, when every sequence is as long as it may be."""
     learner = recipe.learner
-    together, share = max(1, learner.micro_batch_tokens // longest), -(-rows // learner.parallel.dp)
+    together, share = max(1, learner.micro_batch_tokens // longest), -(-rows // learner.parallel.row_shares)
     return (
         f"at most {-(-share // together)} per optimizer step and rank, of {learner.micro_batch_tokens:,} tokens: "
         f"{together} of the longest sequences ({longest} tokens)"

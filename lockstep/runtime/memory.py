@@ -74,12 +74,12 @@ class Part:
 
 def trained(name: str, parameters: int, sizes: Sizes, learner: LearnerSection) -> list[Part]:
     """A model that learns: what it keeps, and what its largest micro-batch needs, roughly."""
-    ranks, parallel = learner.parallel.ranks, learner.parallel
+    parallel = learner.parallel
     logits = 12 * sizes.vocabulary if name == "policy" else 0
     tokens = -(-learner.micro_batch_tokens // (parallel.cp * parallel.tp))
     return [
-        Part(name, "weights, gradients, moments", -(-_TRAINED * parameters // ranks), ranks),
-        Part(name, "a micro-batch, roughly", tokens * (sizes.kept + logits), ranks),
+        Part(name, "weights, gradients, moments", -(-_TRAINED * parameters // parallel.copy_ranks), parallel.ranks),
+        Part(name, "a micro-batch, roughly", tokens * (sizes.kept + logits), parallel.ranks),
     ]
 
 
@@ -92,8 +92,8 @@ def sampling(sizes: Sizes, learner: LearnerSection, rows: int, tokens: int) -> l
 
 def frozen(sizes: Sizes, learner: LearnerSection) -> list[Part]:
     """A reference that is only scored with."""
-    ranks = learner.parallel.ranks
-    return [Part("reference", "weights", -(-_FP32 * sizes.policy // ranks), ranks)]
+    parallel = learner.parallel
+    return [Part("reference", "weights", -(-_FP32 * sizes.policy // parallel.copy_ranks), parallel.ranks)]
 
 
 def checkpoint_bytes(*parameters: int) -> int:

@@ -56,7 +56,7 @@ class RankSpec:
             world_size=self.meeting.size,
             timeout=self.meeting.timeout,
         )
-        return self.learner.build(Ranks.of(device, parallel.dp, parallel.cp, parallel.tp))
+        return self.learner.build(Ranks.of(device, parallel.dp_replicate, parallel.dp, parallel.cp, parallel.tp))
 
 
 def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> MeshLearner:
@@ -164,7 +164,7 @@ class MeshLearner:
             The rows in the order of the shares, int64 [B], and each share's result.
         """
         parallel = self.section.parallel
-        shares = deal(batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.dp)
+        shares = deal(batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.row_shares)
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
         alike = parallel.cp * parallel.tp
         calls = [

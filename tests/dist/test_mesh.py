@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiers import one_in
-from tiny_models import OPTIMIZER, SECTION, ragged, requests
+from tiny_models import OPTIMIZER, SECTION, over, ragged, requests
 
 from lockstep.batch import Batch
 from lockstep.learners.base import Learner, train
@@ -36,6 +36,9 @@ LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
     "dp2 tp2": ({"dp": 2, "tp": 2}, "llama"),
     "dp2 cp2": ({"dp": 2, "cp": 2}, "qwen2 tied"),
     "tp2 cp2": ({"tp": 2, "cp": 2}, "qwen3"),
+    "2 copies": ({"dp_replicate": 2}, "qwen2"),
+    "2 copies dp2": ({"dp_replicate": 2, "dp": 2}, "qwen3"),
+    "2 copies tp2": ({"dp_replicate": 2, "tp": 2}, "llama"),
 }
 Models = Callable[[str], Path]
 
@@ -99,10 +102,6 @@ def twins(layout: tuple[dict[str, int], Path], head: Head, first: Path) -> Itera
     many.close()
 
 
-def over(spec: LearnerSpec, **parallel: int) -> LearnerSpec:
-    return replace(spec, section=spec.section.model_copy(update={"parallel": Parallel(**parallel)}))
-
-
 def lengths(seed: int, count: int = 6) -> list[int]:
     draw = torch.Generator().manual_seed(seed)
     return torch.randint(1, 48, (count,), generator=draw).tolist()
@@ -141,7 +140,7 @@ def recorded(batch: Batch, seed: int) -> Batch:
 LENGTHS_OF_RUNS = pytest.mark.parametrize("steps", [STEPS, pytest.param(MANY, marks=pytest.mark.proof)])
 
 
-@layouts("dp2")
+@layouts("dp2", "2 copies", "2 copies dp2")
 @LENGTHS_OF_RUNS
 def test_demonstrations(policy: Twins, steps: int) -> None:
     policy.alike(demonstrations(steps))
@@ -202,12 +201,14 @@ def test_a_critic(layout: tuple[dict[str, int], Path], tmp_path: Path, steps: in
             torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=0.0)
 
 
-@layouts("dp2 tp2")
+@layouts("dp2 tp2", "2 copies dp2")
 def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: Path) -> None:
     steps = demonstrations(6)
     policy.alike(steps[:3])
     policy.many.save(tmp_path / "many")
     assert policy.many.saved(wait=True)
+    files = list((tmp_path / "many").glob("model*.safetensors"))
+    assert len(files) == policy.many.section.parallel.copy_ranks, "copies of the model are saved once"
     policy.one.load(tmp_path / "many")
     expected = [train(policy.many, *step).floats() for step in steps[3:]]
     assert [train(policy.one, *step).floats() for step in steps[3:]] == [pytest.approx(e, rel=1e-5) for e in expected]
@@ -217,6 +218,34 @@ def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: P
     assert policy.one.saved(wait=True)
     policy.many.load(tmp_path / "one")
     policy.hold_the_same()
+
+
+WAYS: list[tuple[dict[str, int], dict[str, int]]] = [
+    ({"dp": 4}, {"dp": 2, "tp": 2}),
+    ({"dp": 2, "tp": 2}, {"dp": 4}),
+    ({"dp_replicate": 2, "tp": 2}, {"cp": 2, "dp": 2}),
+    ({"cp": 2, "tp": 2}, {"dp_replicate": 2, "dp": 2}),
+]
+
+
+@pytest.mark.parametrize(("first", "then"), [WAYS[0], *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS[1:])])
+def test_a_checkpoint_of_four_ranks_goes_on_over_four_others(
+    models: Models, first: dict[str, int], then: dict[str, int], tmp_path: Path
+) -> None:
+    spec = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, seed=0)
+    one, steps = spec.build(), demonstrations(4)
+    writes = launch(over(spec, **first), timeout_s=120.0)
+    for batch, loss in steps[:2]:
+        train(writes, batch, loss)
+    writes.save(tmp_path)
+    assert writes.saved(wait=True)
+    writes.close()
+    one.load(tmp_path)
+    expected = [train(one, *step).floats() for step in steps[2:]]
+    reads = launch(over(spec, **then), timeout_s=120.0)
+    reads.load(tmp_path)
+    assert [train(reads, *step).floats() for step in steps[2:]] == [pytest.approx(e, rel=1e-5) for e in expected]
+    reads.close()
 
 
 @pytest.mark.parametrize(("head", "architecture"), [("logits", "qwen2 tied"), ("value", "llama")])

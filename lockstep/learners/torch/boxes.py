@@ -44,7 +44,7 @@ class Written:
 
 
 def file_of(stem: str, ranks: Ranks) -> str:
-    """The name of a rank's file."""
+    """The name of the file of a rank of the first copy of the model."""
     world = ranks.size("dp") * ranks.size("cp") * ranks.size("tp")
     return f"{stem}.safetensors" if world == 1 else f"{stem}-{ranks.number + 1:05}-of-{world:05}.safetensors"
 

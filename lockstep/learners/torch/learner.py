@@ -83,7 +83,8 @@ class TorchLearner:
     def optim_step(self) -> Metrics:
         assert self._optimizer is not None, "this learner was built without an optimizer"
         assert self._settings is not None, "an optimizer comes with its settings"
-        all_reduce_sum([self._count], self._ranks.group("dp"))
+        for name in ("dp_replicate", "dp"):
+            all_reduce_sum([self._count], self._ranks.group(name))
         count, lr = float(self._count), learning_rate(self._settings, self._updates)
         self._count.zero_()
         gradients = [piece.gradient() for piece in self.pieces]
@@ -117,8 +118,10 @@ class TorchLearner:
 
     def save(self, folder: Path) -> None:
         own = [piece for piece in self.pieces if self._writes(piece)]
-        files = {file_of("model", self._ranks): Written.of({piece.name: (piece.local, piece) for piece in own})}
-        if self._optimizer is not None:
+        files: dict[str, Written] = {}
+        if self._ranks.index("dp_replicate") == 0:
+            files[file_of("model", self._ranks)] = Written.of({piece.name: (piece.local, piece) for piece in own})
+        if files and self._optimizer is not None:
             files[file_of("optimizer", self._ranks)] = Written.of(self._optimizer.moments(own))
         counters = {"updates": self._updates} if self._ranks.number == 0 else None
         self._writer.begin(folder, files, counters)
