@@ -40,6 +40,8 @@ LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
     "2 copies dp2": ({"dp_replicate": 2, "dp": 2}, "qwen3"),
     "2 copies tp2": ({"dp_replicate": 2, "tp": 2}, "llama"),
 }
+TWO = ("dp2", "tp2", "cp2", "2 copies")
+"""Of two ranks, which start soonest."""
 Models = Callable[[str], Path]
 
 
@@ -140,14 +142,14 @@ def recorded(batch: Batch, seed: int) -> Batch:
 LENGTHS_OF_RUNS = pytest.mark.parametrize("steps", [STEPS, pytest.param(MANY, marks=pytest.mark.proof)])
 
 
-@layouts("dp2", "2 copies", "2 copies dp2")
+@layouts(*TWO, "2 copies dp2")
 @LENGTHS_OF_RUNS
 def test_demonstrations(policy: Twins, steps: int) -> None:
     policy.alike(demonstrations(steps))
     policy.hold_the_same()
 
 
-@layouts("dp2 tp2")
+@layouts(*TWO, "dp2 tp2")
 @LENGTHS_OF_RUNS
 def test_pairs(policy: Twins, steps: int) -> None:
     policy.alike(pairs(steps))
