@@ -25,6 +25,9 @@ from lockstep.runtime.transport import Call, Factory, Failure, Item, Message, Re
 POLL_S = 0.002
 """How long a poll of one of several workers may wait."""
 
+_TOGETHER_S = 0.05
+"""The same where all have to answer, so that only a failure is seen so much later for each of the others."""
+
 BUILD = "build"
 """The call under way when a worker has just been started."""
 
@@ -261,7 +264,7 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
     failures: list[RemoteError | RemoteTimeout | WorkerDied] = []
     waiting, deadline = list(calls), float("inf")
     while waiting and time.monotonic() < deadline:
-        for call in [call for call in waiting if call.done(POLL_S)]:
+        for call in [call for call in waiting if call.done(_TOGETHER_S)]:
             waiting.remove(call)
             try:
                 results[call] = call.result()
