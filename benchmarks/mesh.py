@@ -1,20 +1,27 @@
 """A training step of one learner over several processes beside the same on one: CPU time, elapsed time, peak memory.
 
-    python -m benchmarks.mesh [--save] [--hidden 512] [--layers 6] [--steps 5]
+    python -m benchmarks.mesh [--save] [--hidden 256] [--layers 4] [--steps 3]
 
-A Llama with random weights, fp32, one thread a process, learns a batch of uneven sequences. CPU seconds are those of
-all ranks; they grow by what ranks do twice, and by gloo, which copies through sockets with the processor's own hands.
-Peak memory is the largest rank's, of which some 400 MB are programs.
+A Llama with random weights, fp32, one thread a process, learns a batch of uneven sequences; all layouts take their
+steps in turn. CPU seconds are those of all ranks and of the driver; they grow by what ranks do twice, and by gloo,
+which copies through sockets with the processor's own hands. Peak memory is the largest rank's, of which some 400 MB
+are programs.
+
+Weak scaling is two ranks with twice the rows, by CPU seconds per token. Orchestration is what the driver does: packing,
+sending, waiting for answers and merging them.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -26,25 +33,65 @@ from lockstep.batch import Batch
 from lockstep.learners.base import train
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.recipe import LearnerSection, Optimizer, Parallel
-from lockstep.runtime.parallel import launch
+from lockstep.runtime.parallel import MeshLearner, launch
 from lockstep.runtime.workers import LearnerSpec
 
 VOCABULARY, CONTEXT, TOKENS = 8192, 1024, 4096
+ONE, WEAK = "one process", "dp 2, twice the rows"
 LAYOUTS = {
-    "one process": {},
+    ONE: {},
     "dp 2": {"dp": 2},
+    "2 copies": {"dp_replicate": 2},
     "tp 2": {"tp": 2},
     "cp 2": {"cp": 2},
     "dp 2, checkpointed": {"dp": 2},
+    WEAK: {"dp": 2},
 }
 
 
 @dataclass(frozen=True)
+class Layout:
+    """A learner, and what each of its steps took.
+
+    Attributes:
+        learner: Of one rank or several.
+        ranks: Their processes.
+        batch: Of a step.
+        wall_s: Elapsed seconds.
+        cpu_s: CPU seconds of all ranks.
+        driver_s: CPU seconds of this process.
+    """
+
+    learner: MeshLearner
+    ranks: Sequence[psutil.Process]
+    batch: Batch
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    driver_s: list[float] = field(default_factory=list)
+
+    def step(self) -> None:
+        began, own, used = time.perf_counter(), time.process_time(), cpu_seconds(self.ranks)
+        train(self.learner, self.batch, CrossEntropy())
+        self.wall_s.append(time.perf_counter() - began)
+        self.driver_s.append(time.process_time() - own)
+        self.cpu_s.append(cpu_seconds(self.ranks) - used)
+
+    def measured(self) -> Step:
+        """The median step, after a first one."""
+        wall, cpu, driver = (statistics.median(seen[1:]) for seen in (self.wall_s, self.cpu_s, self.driver_s))
+        tokens = int(self.batch.lengths.sum())
+        return Step(wall, cpu + driver, driver, (cpu + driver) / tokens, max(map(peak_mb, self.ranks)))
+
+
+@dataclass(frozen=True)
 class Step:
-    """What a step takes: elapsed seconds, CPU seconds of all ranks, and the largest rank's peak memory in MB."""
+    """What a step takes: elapsed seconds, CPU seconds of all, of the driver alone, and of all per token, and the peak
+    memory of the largest rank in MB."""
 
     wall_s: float
     cpu_s: float
+    driver_s: float
+    token_s: float
     peak_mb: float
 
 
@@ -63,50 +110,62 @@ def model_folder(root: Path, hidden: int, layers: int) -> Path:
     return root / "model"
 
 
-def batch() -> Batch:
-    lengths = torch.tensor([1024, 896, 640, 512, 384, 256, 192, 128, 64])
+def batch(copies: int) -> Batch:
+    lengths = torch.tensor([1024, 896, 640, 512, 384, 256, 192, 128, 64]).repeat(copies)
     total = int(lengths.sum())
     return Batch(torch.arange(total) % VOCABULARY, lengths, {"mask": torch.ones(total, dtype=torch.bool)})
 
 
-def step(folder: Path, layout: str, steps: int) -> Step:
-    """The median step of a layout, after a first one."""
+def launched(folder: Path, name: str) -> Layout:
     section = LearnerSection(
         device="cpu",
-        parallel=Parallel(**LAYOUTS[layout]),
+        parallel=Parallel(**LAYOUTS[name]),
         micro_batch_tokens=TOKENS // 4,
-        activation_checkpointing="checkpointed" in layout,
+        activation_checkpointing="checkpointed" in name,
     )
-    known = {child.pid for child in psutil.Process().children(recursive=True)}
+    others = set(multiprocessing.active_children())
     learner = launch(LearnerSpec(str(folder), "logits", section, Optimizer(lr=1e-5), 0), timeout_s=600.0)
-    ranks = [child for child in psutil.Process().children(recursive=True) if child.pid not in known]
-    wall, cpu = [], []
-    try:
+    ranks = [psutil.Process(child.pid) for child in multiprocessing.active_children() if child not in others]
+    return Layout(learner, ranks, batch(2 if name == WEAK else 1))
+
+
+def measured(folder: Path, steps: int) -> dict[str, Step]:
+    """Of every layout, one after the other in each round, so that whatever disturbs the machine meets them all."""
+    with ExitStack() as stack:
+        layouts: dict[str, Layout] = {}
+        for name in LAYOUTS:
+            layouts[name] = launched(folder, name)
+            stack.callback(layouts[name].learner.close)
         for _ in range(steps + 1):
-            began, used = time.perf_counter(), cpu_seconds(ranks)
-            train(learner, batch(), CrossEntropy())
-            wall.append(time.perf_counter() - began)
-            cpu.append(cpu_seconds(ranks) - used)
-        peak = max(peak_mb(rank.pid) for rank in ranks)
-    finally:
-        learner.close()
-    return Step(statistics.median(wall[1:]), statistics.median(cpu[1:]), peak)
+            for layout in layouts.values():
+                layout.step()
+        return {name: layout.measured() for name, layout in layouts.items()}
 
 
-def cpu_seconds(processes: list[psutil.Process]) -> float:
+def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
-def peak_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+def peak_mb(process: psutil.Process) -> float:
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / 1e6
+
+
+def compared(steps: dict[str, Step]) -> list[Row]:
+    one, rows = steps[ONE], []
+    for layout, its in steps.items():
+        rows.append(Row(f"{layout}: elapsed s", one.wall_s, its.wall_s, one.wall_s / its.wall_s))
+        rows.append(Row(f"{layout}: CPU s of all", one.cpu_s, its.cpu_s, one.cpu_s / its.cpu_s))
+        rows.append(Row(f"{layout}: CPU ms a token", 1e3 * one.token_s, 1e3 * its.token_s, one.token_s / its.token_s))
+        rows.append(Row(f"{layout}: peak MB of a rank", one.peak_mb, its.peak_mb, one.peak_mb / its.peak_mb))
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/mesh.json")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -114,18 +173,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         folder = model_folder(Path(root), args.hidden, args.layers)
         weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        steps = {layout: step(folder, layout, args.steps) for layout in LAYOUTS}
-    one, rows = steps["one process"], []
-    for layout, its in list(steps.items())[1:]:
-        rows.append(Row(f"{layout}: elapsed s", one.wall_s, its.wall_s, one.wall_s / its.wall_s))
-        rows.append(Row(f"{layout}: CPU s of all", one.cpu_s, its.cpu_s, one.cpu_s / its.cpu_s))
-        rows.append(Row(f"{layout}: peak MB of a rank", one.peak_mb, its.peak_mb, one.peak_mb / its.peak_mb))
+        steps = measured(folder, args.steps)
+    rows, shares = compared(steps), {name: its.driver_s / its.cpu_s for name, its in steps.items()}
     where = environment(threads=1)
     print(where)
-    print(f"{weights / 1e6:.0f} MB of weights, a step of {int(batch().lengths.sum())} tokens")
-    print(table(rows, "one process", "a step"))
+    print(f"{weights / 1e6:.0f} MB of weights, a step of {int(batch(1).lengths.sum())} tokens")
+    print(table(rows, ONE, "a step"))
+    print("of a step's CPU time orchestration takes: " + "; ".join(f"{k} {share:.2%}" for k, share in shares.items()))
     if args.save:
-        print(save("mesh", where, rows, {"weights_bytes": weights, "arguments": vars(args)}))
+        print(save("mesh", where, rows, {"weights_bytes": weights, "orchestration": shares, "arguments": vars(args)}))
 
 
 if __name__ == "__main__":
