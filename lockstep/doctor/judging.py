@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from lockstep.doctor.base import Backend
 from lockstep.doctor.measure import Drawn
 from lockstep.doctor.plan import Cell
 from lockstep.doctor.statistics import Compared
@@ -54,9 +55,17 @@ class Judged:
     judgement: Judgement
 
 
-def pairs_of(backends: Sequence[str]) -> list[Pair]:
-    """Each with each; the earlier one is the training side."""
-    return list(combinations(backends, 2))
+def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
+    """Each with each; the earlier one is the training side, or the one that draws no responses, of which one may be.
+
+    Raises:
+        ValueError: If nobody draws any.
+    """
+    draw = [name for name, backend in backends.items() if "generate" in backend.capabilities]
+    if not draw:
+        raise ValueError(f"none of {', '.join(backends)} draws responses; name one more in backends, such as torch")
+    both = [pair for pair in combinations(backends, 2) if set(pair) & set(draw)]
+    return [pair if pair[1] in draw else (pair[1], pair[0]) for pair in both]
 
 
 def judged(rows: Sequence[Row], pairs: Sequence[Pair], limits: Limits) -> list[Judged]:
@@ -93,10 +102,7 @@ def whole(found: Sequence[Judged]) -> Verdict:
 
 def _infer_drawn(row: Row, pair: Pair) -> Drawn:
     drawn = row.by(pair[1])
-    if drawn is None:
-        raise ValueError(
-            f"{pair[1]} draws no responses, so it can only be the training side; name it first in backends"
-        )
+    assert drawn is not None, "the inference side of a pair draws responses"
     return drawn
 
 

@@ -54,7 +54,7 @@ from torch import Tensor
 from lockstep.config import Loaded
 from lockstep.doctor.base import Backend
 from lockstep.doctor.exit_codes import INCONCLUSIVE, PASS, UNEXPLAINED
-from lockstep.doctor.judging import Judged, Pair, Row, pairs_of, whole
+from lockstep.doctor.judging import Judged, Pair, Row, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.statistics import figures
 from lockstep.recipe import DoctorRecipe
@@ -72,6 +72,7 @@ class Found:
 
     Attributes:
         rows: Its cells.
+        pairs: Training side and inference side.
         judged: Verdicts, by cell and pair.
         repeats: Of the shortest cells.
         backends: What each one says about itself.
@@ -80,15 +81,12 @@ class Found:
     """
 
     rows: Sequence[Row]
+    pairs: Sequence[Pair]
     judged: Sequence[Judged]
     repeats: Sequence[Repeated]
     backends: Mapping[str, Mapping[str, Any]]
     notes: Sequence[str]
     seconds: float
-
-    @property
-    def pairs(self) -> list[Pair]:
-        return pairs_of(list(self.backends))
 
     def of(self, row: int, pair: Pair) -> Judged:
         """The verdict on a pair in a measured cell."""

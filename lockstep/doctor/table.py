@@ -92,7 +92,7 @@ class _Measuring:
         self, recipe: DoctorRecipe, source: PromptSource, backends: Mapping[str, Backend], shown: Progress
     ) -> None:
         self._recipe, self._source, self._backends, self._shown = recipe, source, backends, shown
-        self._cells, self._pairs = cells_of(recipe.grid), pairs_of(list(backends))
+        self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
         self._context = min(backend.context for backend in backends.values())
         self._inside = [cell for cell in self._cells if cell.length < self._context]
         self._bench = Bench(backends, HFBackend(recipe.model.path))
@@ -111,6 +111,7 @@ class _Measuring:
                 self._shown.step(sum(row.state != "beyond context" for row in rows), {}, tokens)
         return Found(
             rows,
+            self._pairs,
             judged(rows, self._pairs, self._recipe.limits),
             self._repeats,
             {name: described(backend) for name, backend in self._backends.items()},

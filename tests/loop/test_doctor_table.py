@@ -458,7 +458,7 @@ def test_layouts_agree_with_one_process(models: Callable[..., Path], in_tmp: Pat
     assert main(["doctor", "table", str(models("qwen3")), "--out", "out", *SMALL, *few]) == 0
     pairs = report(Path("out"))["cells"][0]["pairs"]
     assert {(pair["train"], pair["infer"]): pair["verdict"] for pair in pairs} == dict.fromkeys(
-        [("torch", "torch-tp2"), ("torch", "torch-dp2cp2"), ("torch-tp2", "torch-dp2cp2")], "PASS"
+        [("torch-tp2", "torch"), ("torch-dp2cp2", "torch")], "PASS"
     )
 
 
@@ -475,6 +475,7 @@ def test_two_ranks_of_vllm_agree_with_the_learner(assets: Path, in_tmp: Path) ->
         ("[torch,torch-ep2]", "backends"),
         ("[torch,torch-tp2tp2]", "torch-tp2tp2 says one size twice"),
         ("[torch,torch-tp3]", "num_attention_heads"),
+        ("[torch-tp2,torch-dp2]", "none of torch-tp2, torch-dp2 draws responses"),
     ],
 )
 def test_layouts_that_are_none_are_refused(
