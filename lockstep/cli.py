@@ -72,6 +72,13 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-changes", action="store_true", help="go on even where recipe, data, model or code have changed"
     )
     train.set_defaults(command=_train)
+    plan = commands.add_parser("plan", help="say what a recipe takes of memory and network, on paper")
+    plan.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
+    plan.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe")
+    plan.add_argument("--gpus", type=int, required=True, metavar="N", help="how many there are")
+    plan.add_argument("--memory", required=True, metavar="SIZE", help="of each GPU, such as 80GB or 80GiB")
+    plan.add_argument("--config", metavar="PATH", help="a config.json, where the recipe's model is not here")
+    plan.set_defaults(command=_plan)
     config = commands.add_parser("config", help="print a recipe as it would be run, and where each value comes from")
     config.add_argument("recipe", nargs="?", help="without it, the recipes that ship are listed")
     config.add_argument("overrides", nargs="*", metavar="key=value | key", help="a key alone asks what an option is")
@@ -128,6 +135,16 @@ def _train(options: argparse.Namespace) -> int:
     from lockstep.runtime.train import train
 
     train(load(options.recipe, options.overrides), options.allow_changes)
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from lockstep.config import load
+
+    loaded = load(options.recipe, options.overrides)
+    from lockstep.runtime.plan.command import plan
+
+    print(plan(loaded, options.gpus, options.memory, options.config))
     return 0
 
 

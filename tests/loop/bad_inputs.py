@@ -300,7 +300,7 @@ RUNS = {
     "run: folder cannot be made": said("run.folder=rewards.py/run"),
     "run: no GPU": said("learner.device=cuda"),
     "run: too little disk": BadInput("train tiny.yaml run.keep=1000000000000 --dry-run"),
-    "run: too little memory": BadInput("train tiny.yaml learner.micro_batch_tokens=1000000000000 --dry-run"),
+    "run: too little memory": BadInput("train tiny.yaml sampler.max_batch_size=1000000000000 --dry-run"),
     "run: all rewards equal": reward("rewards.py:constant", "ppo.dynamic_sampling.max_batches=2").late,
     "run: numbers break": said("critic.lr=1e30 run.max_steps=3").late,
     "run: heads that cannot be divided": said("learner.parallel.tp=3"),

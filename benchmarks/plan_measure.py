@@ -1,0 +1,114 @@
+"""One rank of a learner in a process of its own, and the memory that a step of it takes at its peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.harness import MemoryGrowth
+from lockstep.batch import Batch
+from lockstep.distributed.ranks import ALONE, Ranks
+from lockstep.learners.base import train
+from lockstep.losses.base import Outputs
+from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.metrics import Metrics
+from lockstep.recipe import LearnerSection, Optimizer
+from lockstep.runtime.parallel import RankSpec
+from lockstep.runtime.remote import outcomes, spawned
+from lockstep.runtime.workers import LearnerSpec
+
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 128,
+}
+
+
+def model_folder(folder: Path, fields: dict[str, Any]) -> Path:
+    """Writes a model with random weights."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**{"model_type": "llama", "max_position_embeddings": 4096, **fields})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@dataclass(frozen=True)
+class SquaredValues:
+    """A loss of values."""
+
+    denominator = "tokens"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+        assert outputs.value is not None
+        return (outputs.value**2).sum(), Metrics()
+
+
+@dataclass(frozen=True)
+class MeasuredRank:
+    """Builds a learner's rank behind a tiny one, so that code, threads and sockets are there already and do not count.
+
+    Attributes:
+        rank: What is measured.
+        tiny: Folder of a tiny model.
+    """
+
+    rank: RankSpec
+    tiny: str
+
+    def build(self) -> Steps:
+        spec, parallel = self.rank.learner, self.rank.learner.section.parallel
+        tiny, ranks = replace(spec, model=self.tiny), ALONE
+        if parallel.ranks == 1:
+            first = tiny.build()
+        else:
+            first = replace(self.rank, learner=tiny).build()
+            ranks = Ranks.of("cpu", parallel.dp, parallel.cp, parallel.tp)
+        steps = Steps(first, spec.head, [64, 64])
+        steps.step()
+        growth = MemoryGrowth()
+        return Steps(spec.build(ranks), spec.head, [], growth)
+
+
+class Steps:
+    """Runs steps of a learner."""
+
+    def __init__(self, learner: Any, head: str, lengths: list[int], growth: MemoryGrowth | None = None) -> None:
+        self._learner, self._lengths, self._growth = learner, lengths, growth
+        self._loss: Any = CrossEntropy() if head == "logits" else SquaredValues()
+
+    def step(self) -> None:
+        total = sum(self._lengths)
+        tokens, mask = torch.arange(total) % 128, torch.ones(total, dtype=torch.bool)
+        train(self._learner, Batch(tokens, torch.tensor(self._lengths), {"mask": mask}), self._loss)
+
+    def peak(self, lengths: list[int], steps: int) -> float:
+        """Bytes at the peak of some steps on sequences of these lengths, beyond what was there before the model."""
+        self._lengths = lengths
+        for _ in range(steps):
+            self.step()
+        assert self._growth is not None, "the tiny learner is not measured"
+        return self._growth.peak()
+
+
+def measured(
+    folder: Path, tiny: Path, section: LearnerSection, head: Any, lengths: list[int], store: Path, steps: int = 2
+) -> float:
+    """The peak in bytes of the fullest rank; each data-parallel rank has sequences of these lengths."""
+    spec, count = LearnerSpec(str(folder), head, section, Optimizer(lr=1e-5), 0), section.parallel.ranks
+    ranks = [
+        spawned(MeasuredRank(RankSpec(spec, rank, str(store), 600.0), str(tiny)), f"rank {rank}", 600.0, threads=1)
+        for rank in range(count)
+    ]
+    try:
+        outcomes([rank.pending for rank in ranks])
+        return max(outcomes([rank.submit("peak", lengths, steps) for rank in ranks]))
+    finally:
+        for rank in ranks:
+            rank.close()

@@ -1,0 +1,208 @@
+"""What a dry run finds about rows: prompts, pairs and demonstrations, what scores them, and how they become steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from lockstep.batch import Batch
+from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.files import Files
+from lockstep.data.pairs import Pairs
+from lockstep.data.prompts import Prompts
+from lockstep.data.selection import Head, head
+from lockstep.experience.judge.asking import Answering
+from lockstep.experience.judge.build import meta_judge, score_judge
+from lockstep.experience.rewards import MathReward, build, rule_of
+from lockstep.recipe import (
+    AskedSection,
+    Common,
+    DPORecipe,
+    PPORecipe,
+    RewardSection,
+    SelfRewardingRecipe,
+    SFTRecipe,
+)
+from lockstep.runtime.findings import Findings
+from lockstep.runtime.job import extent_of, require_context
+from lockstep.runtime.jobs import batch_arithmetic
+from lockstep.runtime.judges import Policy, policy_answers
+from lockstep.runtime.known import known_rows
+from lockstep.runtime.new_prompts import request_of
+from lockstep.runtime.plan.sizes import Load
+from lockstep.runtime.rows import DataFiles, open_demonstrations, open_own_answers, open_pairs, open_prompts
+from lockstep.runtime.self_rewarding import self_rewarding_arithmetic, self_rewarding_extent, self_rewarding_rules
+from lockstep.runtime.source import Source, open_source
+from lockstep.types import Prompt, Request, SamplingParams
+
+_ANSWERS = 64  # right answers that are read; each is a question to math-verify
+
+
+def check_rows(recipe: Common, files: DataFiles | None, source: Source | None, found: Findings) -> None:
+    """Goes over the rows as a run does.
+
+    Args:
+        recipe: What is run.
+        files: With the rows; None where one cannot be read.
+        source: The first model; None where it is not known because of a problem.
+        found: Is told.
+    """
+    match recipe:
+        case PPORecipe():
+            _ppo(recipe, files, source, found)
+        case SelfRewardingRecipe():
+            _self_rewarding(recipe, files, source, found)
+        case SFTRecipe() | DPORecipe():
+            _supervised(recipe, files, source, found)
+
+
+def _ppo(recipe: PPORecipe, files: DataFiles | None, source: Source | None, found: Findings) -> None:
+    with found.problem():
+        build(recipe.reward)
+    if source is None or files is None:
+        return
+    with found.problem():
+        require_context(recipe, source)
+    size = recipe.ppo.num_prompts_per_step
+    train = _prompts(recipe, files.train, head(recipe.data.limit_train_batches, size), source, found)
+    limit = head(recipe.data.limit_val_batches, size)
+    validation = _prompts(recipe, files.validation, limit, source, found) if files.validation else None
+    if train is None:
+        return
+    with found.problem():
+        extent = extent_of(recipe, len(train), recipe.ppo.num_prompts_per_step)
+        held_out = _count(validation, "prompts") if validation else "none"
+        found.say("data", f"{_count(train, 'prompts')} to train on, {held_out} to validate on")
+        found.say("step", batch_arithmetic(recipe, train))
+        found.say("micro-batches", _micro_batches(recipe))
+        found.say("run", _course(recipe, extent.steps, validation is not None))
+    with found.problem():
+        _reward(recipe.reward, train.first(_ANSWERS), train, found)
+
+
+class _Nobody:
+    """Stands where a sampler will be, and is asked nothing."""
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        raise AssertionError("a dry run generates nothing")
+
+
+def _judged_by(section: AskedSection, policy: Policy, name: str) -> Answering | None:
+    """Who would judge, asked nothing; None where that is a server whose model is not known."""
+    if section.is_policy:
+        return policy_answers(section, policy, name)
+    return None if section.path is None else policy_answers(section, Policy(_Nobody(), open_source(section.path)), name)
+
+
+def _self_rewarding(
+    recipe: SelfRewardingRecipe, files: DataFiles | None, source: Source | None, found: Findings
+) -> None:
+    with found.problem():
+        build(recipe.verifier)
+    if source is None or files is None:
+        return
+    with found.problem():
+        require_context(recipe, source)
+    policy = Policy(_Nobody(), source)
+    with found.problem():
+        asked = _judged_by(recipe.judge, policy, "judge")
+        if asked is not None:
+            score_judge(recipe.judge, asked, recipe.seed)
+    with found.problem():
+        asked = None if recipe.meta_judge is None else _judged_by(recipe.meta_judge, policy, "meta_judge")
+        if recipe.meta_judge is not None and asked is not None:
+            meta_judge(recipe.meta_judge, asked, recipe.seed)
+    with found.problem():
+        limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
+        wanted = rule_of(recipe.verifier, judge=True)
+        prompts = open_prompts(files.train, recipe.asked, source.tokenizer, wanted, limit)
+        if recipe.verifier is not None:
+            _reward(recipe.verifier, prompts.first(_ANSWERS), prompts, found)
+        rules = self_rewarding_rules(recipe, prompts, source)
+        if recipe.new_prompts is not None:
+            request_of(recipe, recipe.new_prompts, prompts, source)
+        if recipe.self_rewarding.first_iteration_sft:
+            open_own_answers(files.demonstrations, recipe, source, limit)
+        known = any(known_rows(recipe, files))
+        validates = known or (files.validation is not None and recipe.validation_reward is not None)
+        found.say("step", self_rewarding_arithmetic(recipe, prompts, rules))
+        found.say("run", _course(recipe, self_rewarding_extent(recipe, rules).steps, validates))
+
+
+def _prompts(recipe: PPORecipe, files: Files, limit: Head, source: Source, found: Findings) -> Prompts | None:
+    with found.problem():
+        return open_prompts(files, recipe.data, source.tokenizer, rule_of(recipe.reward), limit)
+    return None
+
+
+def _reward(section: RewardSection, first: Sequence[Prompt], rows: Prompts, found: Findings) -> None:
+    """What is known of the reward before there is a response; `rows` have been gone over."""
+    match section.type:
+        case "math":
+            _answers(MathReward(section.marker), first, rows, found)
+        case "python":
+            found.say("reward", f"{section.function} is there and takes four arguments; it was not called")
+        case "code":
+            found.say("reward", "code; a program was run in the sandbox, and every row has tests")
+        case "instructions":
+            found.say("reward", "instructions; those of every row can be checked")
+        case "by_row":
+            named = Counter(str(prompt.row[section.verifier or ""]) for prompt in first)
+            shares = ", ".join(f"{count} {name}" for name, count in named.items())
+            found.say("reward", f"by row; of the first {len(first)} rows: {shares}")
+            math = [prompt for prompt in first if prompt.row[section.verifier or ""] == "math"]
+            if math:
+                _answers(MathReward(section.marker), math, rows, found)
+
+
+def _answers(reward: MathReward, first: Sequence[Prompt], rows: Prompts, found: Findings) -> None:
+    answers = [rows.answer(prompt) for prompt in first]
+    verdicts = reward(first, answers, answers)
+    wrong = next((prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0), None)
+    if wrong is not None:
+        found.notes.append(f"{wrong}: its right answer, given as a response, is worth 0; is reward.marker in it?")
+    found.say("reward", f"math; the right answers of the first {len(first)} rows can be read")
+
+
+def _supervised(recipe: SFTRecipe | DPORecipe, files: DataFiles | None, source: Source | None, found: Findings) -> None:
+    """What learns from rows as they are: demonstrations, or pairs of answers."""
+    if source is None or files is None:
+        return
+    with found.problem():
+        require_context(recipe, source)
+    with found.problem():
+        section, what = (recipe.sft, "rows") if isinstance(recipe, SFTRecipe) else (recipe.dpo, "pairs")
+        size, data = section.global_batch_size, recipe.data
+        held_out = files.validation and _learned(recipe, files.validation, head(data.limit_val_batches, size), source)
+        rows = _learned(recipe, files.demonstrations, head(data.limit_train_batches, size), source)
+        extent = extent_of(recipe, len(rows), size)
+        found.say("data", f"{_count(rows, what)}, {_count(held_out, what) if held_out else 'none'} to validate on")
+        found.say("step", f"{size} {what} → 1 optimizer step")
+        found.say("micro-batches", _micro_batches(recipe))
+        found.say("run", _course(recipe, extent.steps, held_out is not None))
+
+
+def _learned(recipe: SFTRecipe | DPORecipe, files: Files, limit: Head, source: Source) -> Demonstrations | Pairs:
+    if isinstance(recipe, SFTRecipe):
+        return open_demonstrations(files, recipe, source, limit)
+    return open_pairs(files, recipe, source, limit)
+
+
+def _count(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
+    return f"{len(rows):,} {what} ({rows.selection.account})"
+
+
+def _micro_batches(recipe: Common) -> str:
+    """The most that an optimizer step can need, when every sequence is as long as it may be."""
+    learner, load = recipe.learner, Load.of(recipe)
+    what = "longest sequences" if load.group == 1 else "longest pairs"
+    return (
+        f"at most {load.passes(learner, load.rows)} per optimizer step and rank, of {learner.micro_batch_tokens:,} "
+        f"tokens: {load.together(learner)} of the {what} ({load.shortest} tokens)"
+    )
+
+
+def _course(recipe: Common, steps: int, validates: bool) -> str:
+    every, saves = recipe.run.validate_every, -(-steps // recipe.run.save_every)
+    validations = len({0, steps, *(range(every, steps, every) if every else ())}) if validates else 0
+    return f"{steps} steps, {validations} validations, {saves} checkpoints of which {recipe.run.keep} are kept"

@@ -1,0 +1,98 @@
+"""What a run takes on paper: everybody who holds a part of a model, and what of that shares a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lockstep.recipe import Common, DPORecipe, LearnerSection, PPORecipe, SamplingRecipe, SelfRewardingRecipe
+from lockstep.runtime.plan.memory import FP32, Generation, Rank
+from lockstep.runtime.plan.sizes import Load, Sizes
+from lockstep.runtime.plan.traffic import Flow, flows, refit
+
+_SAVED = 3 * FP32  # weights and moments
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of a run.
+
+    Attributes:
+        learner: As it is planned for.
+        load: What its largest step is.
+        ranks: One rank of each learner, by name, the policy first.
+        sampler: An engine, where something samples.
+        sequences: It generates side by side.
+    """
+
+    learner: LearnerSection
+    load: Load
+    ranks: Mapping[str, Rank]
+    sampler: Generation | None
+    sequences: int = 0
+
+    @classmethod
+    def of(
+        cls, recipe: Common, sizes: Sizes, learner: LearnerSection | None = None, sequences: int | None = None
+    ) -> Estimate:
+        """Of a recipe, as it says or with another learner, or so many sequences generated side by side."""
+        learner, load = learner or recipe.learner, Load.of(recipe)
+        ranks = {"policy": Rank(sizes, learner, load)}
+        if isinstance(recipe, PPORecipe):
+            ranks["critic"] = Rank(sizes, learner, load, "value")
+        if _has_reference(recipe):
+            ranks["reference"] = Rank(sizes, learner, load, trained=False)
+        if not isinstance(recipe, SamplingRecipe):
+            return cls(learner, load, ranks, None)
+        sequences = sequences or recipe.sampler.max_batch_size
+        return cls(learner, load, ranks, Generation.of(sizes, learner, recipe.sampler, load, sequences), sequences)
+
+    @property
+    def device(self) -> int:
+        """Bytes on the fullest GPU: one rank of each learner, and the sampler, which is on the first.
+
+        One process uses memory again for what comes next; processes of their own each keep what they had at their peak.
+        """
+        sampler = (0, 0) if self.sampler is None else (self.sampler.weights, self.sampler.cache)
+        peaks = [rank.peak.size for rank in self.ranks.values()]
+        if self.learner.parallel.ranks > 1:
+            return sum(peaks) + sum(sampler)
+        resident = [rank.resident for rank in self.ranks.values()]
+        passing = max(peak - stays for peak, stays in zip(peaks, resident, strict=True))
+        return sum(resident) + sampler[0] + max(passing, sampler[1])
+
+    @property
+    def machine(self) -> int:
+        """Bytes of all processes, where all of them share one memory."""
+        ranks, sampler = self.learner.parallel.ranks, 0 if self.sampler is None else self.sampler.size
+        if ranks == 1:
+            return self.device
+        return ranks * sum(rank.peak.size + rank.on_host for rank in self.ranks.values()) + sampler
+
+    @property
+    def flows(self) -> list[tuple[str, Flow]]:
+        """What a rank sends per step of the algorithm, by learner."""
+        found = [(name, flow) for name, rank in self.ranks.items() for flow in flows(rank)]
+        return found + [("policy", flow) for flow in (refit(self.ranks["policy"]) if self.sampler else [])]
+
+    @property
+    def sent(self) -> int:
+        """Bytes that a rank sends per step."""
+        return sum(flow.size for _, flow in self.flows)
+
+
+def _has_reference(recipe: Common) -> bool:
+    if isinstance(recipe, PPORecipe):
+        return recipe.ppo.kl.coef > 0
+    return isinstance(recipe, DPORecipe | SelfRewardingRecipe)
+
+
+def checkpoint_bytes(*parameters: int) -> int:
+    """Of a checkpoint with models of so many parameters."""
+    return sum(_SAVED * count for count in parameters)
+
+
+def machine_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

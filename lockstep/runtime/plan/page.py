@@ -1,0 +1,136 @@
+"""The plan of a run, for people."""
+
+from __future__ import annotations
+
+from lockstep.recipe import Parallel
+from lockstep.report.terminal import summary_table
+from lockstep.runtime.plan.estimate import Estimate
+from lockstep.runtime.plan.layouts import Changes, Search, overrides
+from lockstep.runtime.plan.sizes import readable
+
+_SHOWN = 12
+
+
+def page(search: Search, name: str, gpus: int) -> str:
+    """What a recipe takes on so many GPUs: memory by rank, traffic by collective, layouts, and which is proposed."""
+    own = search.recipe.learner.parallel
+    found, standing = search.proposed(gpus), search.estimate(own) if own.ranks == gpus else None
+    shown = standing or found or _roomiest(search, gpus)
+    blocks = [_model(search, name, gpus), _memory(shown), _traffic(shown), _layouts(search, gpus)]
+    return "\n\n".join([*blocks, _verdict(search, name, gpus, standing, found)])
+
+
+def _roomiest(search: Search, gpus: int) -> Estimate:
+    """What needs least of a GPU, where nothing fits."""
+    found = [search.estimate(parallel) for parallel in search.layouts(gpus)]
+    if not any(found):
+        raise ValueError(
+            f"no layout of {gpus} GPUs gives every rank something to do: data-parallel ranks share the rows of an "
+            "optimizer step, tensor-parallel ranks the heads; take fewer GPUs, or a larger batch"
+        )
+    return min((one for one in found if one is not None), key=lambda one: one.device)
+
+
+def _model(search: Search, name: str, gpus: int) -> str:
+    sizes = search.sizes
+    lines = [
+        ("plan", f"{name} on {gpus} GPUs of {readable(search.memory)}, on paper"),
+        (
+            "model",
+            f"{sizes.policy:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, vocabulary "
+            f"{sizes.vocabulary:,}",
+        ),
+    ]
+    return summary_table(lines)
+
+
+def layout(parallel: Parallel) -> str:
+    """As people write it."""
+    return " · ".join(f"{name} {size}" for name, size in parallel.model_dump().items())
+
+
+def _options(estimate: Estimate) -> str:
+    learner = estimate.learner
+    options = [name for name in ("activation_checkpointing", "cpu_offload") if learner.model_dump()[name]]
+    return ", ".join([layout(learner.parallel), learner.dtype, *options])
+
+
+def _memory(estimate: Estimate) -> str:
+    """By rank at its fullest moment; nothing else is added up."""
+    load, learner = estimate.load, estimate.learner
+    passes = load.passes(learner, load.rows)
+    lines = [
+        ("layout", _options(estimate)),
+        (
+            "step",
+            f"at most {passes} passes of {load.tokens(learner):,} tokens per optimizer step, on each of dp ranks, "
+            f"if every sequence has {load.sequence:,} tokens",
+        ),
+    ]
+    for name, rank in estimate.ranks.items():
+        peak = rank.peak
+        lines.append((name, f"{readable(peak.size)} per rank, at the {peak.name}:"))
+        lines += [("", f"{readable(size):>9} {what}") for what, size in peak.parts.items() if size]
+        if rank.on_host:
+            lines.append(("", f"{readable(rank.on_host):>9} weights, gradients, moments in the host's memory"))
+    if estimate.sampler is not None:
+        whose = "weights" if estimate.sampler.weights else "weights: they are the policy's"
+        lines.append(("sampler", f"{readable(estimate.sampler.size)}, on the first GPU:"))
+        lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))
+        lines.append(("", f"{readable(estimate.sampler.cache):>9} keys and values"))
+    lines.append(("together", f"{readable(estimate.device)} on the fullest GPU"))
+    return summary_table(lines)
+
+
+def _traffic(estimate: Estimate) -> str:
+    lines = [("sent", f"{readable(estimate.sent)} per rank and step of the algorithm:")]
+    lines += [(who, f"{readable(flow.size):>9} {flow.what} ({flow.over})") for who, flow in estimate.flows]
+    return summary_table(lines)
+
+
+def _layouts(search: Search, gpus: int) -> str:
+    rows, again = [], Changes({"activation_checkpointing": True})
+    for parallel in search.layouts(gpus):
+        plain, less = search.estimate(parallel), search.estimate(parallel, again)
+        if plain is not None and less is not None:
+            rows.append((plain, less))
+    rows.sort(key=lambda pair: pair[0].sent)
+    lines = [("layout", "a GPU holds · with activation_checkpointing · a rank sends")]
+    for plain, less in rows[:_SHOWN]:
+        lines.append(
+            (
+                layout(plain.learner.parallel),
+                f"{readable(plain.device):>9} · {readable(less.device):>9} · {readable(plain.sent):>9}",
+            )
+        )
+    if len(rows) > _SHOWN:
+        lines.append(("", f"and {len(rows) - _SHOWN} that send more"))
+    return summary_table(lines)
+
+
+def _verdict(search: Search, name: str, gpus: int, own: Estimate | None, found: Estimate | None) -> str:
+    memory = readable(search.memory)
+    if own is not None and search.fits(own):
+        return f"It fits: {readable(own.device)} of {memory}. lockstep train {name}"
+    asked = layout(search.recipe.learner.parallel)
+    if own is not None:
+        begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
+    else:
+        begin = f"The recipe says {asked}, which are not {gpus} GPUs."
+    if found is not None:
+        changed = " ".join(overrides(search.recipe, found))
+        return f"{begin} This fits, {readable(found.device)} of {memory}:\nlockstep train {name} {changed}"
+    return f"{begin} {_too_few(search, gpus)}"
+
+
+def _too_few(search: Search, gpus: int) -> str:
+    more = search.smallest(gpus)
+    if more is None:
+        return (
+            f"Nothing fits on {gpus} GPUs, whatever is changed, nor on more of them: GPUs with more memory are needed."
+        )
+    changed = " ".join(overrides(search.recipe, more))
+    return (
+        f"Nothing fits on {gpus} GPUs, whatever is changed. {more.learner.parallel.ranks} would do, with "
+        f"{readable(more.device)} each:\n{changed}"
+    )
