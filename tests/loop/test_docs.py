@@ -46,6 +46,8 @@ JUDGED = [
     "judge.chat=false", "judge.max_prompt_tokens=400", "judge.sampling.max_tokens=8", "data.max_prompts=2",
     "learner.device=cpu",
 ]  # fmt: skip
+SIZES = re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/plan.md").read_text(), re.DOTALL)
+"""Names and content of the configurations of models that are not here."""
 [MIXED] = re.findall(r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL)
 
 
@@ -59,6 +61,7 @@ def commands(program: str) -> list[str]:
 def test_there_is_something_to_run() -> None:
     assert any("ppo_arithmetic" in command for command in commands("lockstep"))
     assert "make quickstart" in commands("make")
+    assert len(SIZES) == 2
 
 
 @pytest.mark.parametrize("command", commands("make"))
@@ -125,6 +128,8 @@ def test_command_runs(
     if "my_run" in command:
         request.getfixturevalue("my_run")
     (workplace / "mixed.jsonl").write_text(MIXED)
+    for name, fields in SIZES:
+        (workplace / name).write_text(fields)
     chat = "CHAT_MODEL" in command
     if chat:
         command = command.replace("CHAT_MODEL", request.getfixturevalue("chat_model"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from tiny_models import CONTEXT, OPTIMIZER, SECTION, SquaredError, WeightedLogpr
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.config import load
 from lockstep.learners.base import train
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.attention import Cached
@@ -18,9 +22,11 @@ from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.recipe import LearnerSection
+from lockstep.runtime.plan.command import bytes_of, plan
 from lockstep.runtime.plan.estimate import checkpoint_bytes
 from lockstep.runtime.plan.memory import Head, Rank
 from lockstep.runtime.plan.sizes import Load, Sizes, readable
+from lockstep.runtime.plan.traffic import flows
 
 Models = Callable[..., Path]
 
@@ -96,3 +102,153 @@ def test_what_a_pass_keeps_is_what_was_foretold(models: Models, architecture: st
 )
 def test_sizes_are_readable(size: float, text: str) -> None:
     assert readable(size) == text
+
+
+D, F, V, LAYERS = 32, 48, 64, 2
+Q, K = 32, 16
+LAYER = D * Q + 2 * D * K + Q * D + 3 * D * F
+NORMS = 2 * D
+"""Of `tiny_models.SHAPE`: 4 heads of 8, 2 of keys and values; an untied head."""
+
+
+def rank(folder: Path, head: Head = "logits", tokens: int = 48, rows: int = 2, **learner: Any) -> Rank:
+    section = LearnerSection.model_validate({"device": "cpu", "micro_batch_tokens": tokens, **learner})
+    return Rank(sizes(folder), section, Load(24, 1, rows), head)
+
+
+def test_sizes_are_those_of_the_configuration(models: Models) -> None:
+    found = sizes(models("llama"))
+    assert (found.products, found.norms, found.table, found.head, found.rest) == (LAYER, NORMS, V * D, V * D, D)
+    assert found.policy == LAYERS * (LAYER + NORMS) + 2 * V * D + D
+    assert found.critic == found.policy - V * D + D + 1
+    assert found.cache == 2 * LAYERS * K
+    assert sizes(models("qwen2 tied")).head == 0
+    assert sizes(models("qwen3")).normed == Q + K
+
+
+def test_what_a_rank_holds(models: Models) -> None:
+    folder = models("llama")
+    whole = 4 * (LAYERS * (LAYER + NORMS) + 2 * V * D + D)
+    assert rank(folder).held == whole
+    assert rank(folder).resident == 3 * whole, "weights and two moments"
+    assert rank(folder, parallel={"dp": 2, "cp": 2}).held == whole // 4
+    cut = 4 * (LAYERS * (LAYER // 2 + NORMS) + V * D + D)
+    assert rank(folder, parallel={"tp": 2}).held == cut, "norms are whole on every rank"
+    offloaded = rank(folder, parallel={"dp": 2}, cpu_offload=True)
+    assert (offloaded.resident, offloaded.on_host) == (0, 2 * whole), "and the gradient"
+    update = rank(folder).moments()[-1]
+    assert (update.name, update.size) == ("update", 4 * whole)
+
+
+def test_what_a_layer_keeps(models: Models) -> None:
+    """fp32: the input and two norms' products, four inputs of products, q, k, v, what attention gives, twice, …"""
+    folder, n = models("llama"), 48
+    assert rank(folder).activation() == 4 * n * (4 * D + 2 + 2 * D + 3 * Q + 4 + 2 * K + 4 * F)
+    shared = 4 * n * (2 * D + 1 + 2 * D + 3 * Q // 2 + 2 + K + 2 * F)
+    assert rank(folder, parallel={"tp": 2}).activation() == shared, "the gathered inputs are whole"
+    # Chunks of 6 tokens: the fullest of two ranks sees 24 and 6 keys of each sequence, and has masks of 6 × 30.
+    keys, masks = 2 * 30, 2 * 6 * 30
+    assert rank(folder, parallel={"cp": 2}).activation() == 4 * (
+        n // 2 * (4 * D + 2 + 2 * D + 3 * Q + 4 + 4 * F) + keys * 2 * K + masks
+    )
+    again = rank(folder, activation_checkpointing=True)
+    assert again.activations == LAYERS * 4 * n * D + again.activation()
+
+
+def test_logits_exist_only_where_some_tokens_cannot_be_drawn(models: Models) -> None:
+    policy = rank(models("llama"), parallel={"tp": 2})
+    narrow = replace(policy, load=replace(policy.load, full_support=False))
+    assert narrow.kept - policy.kept == 48 * V // 2 * 4
+
+
+def test_fuller_batches_take_more_passes_and_no_more_memory_than_one(models: Models) -> None:
+    one, many = rank(models("llama")), rank(models("llama"), rows=20)
+    assert many.load.passes(many.learner, 20) == 10
+    assert many.load.tokens(many.learner) == one.load.tokens(one.learner) == 48
+    assert many.peak.size - one.peak.size <= one.held, "the gradient that is gathered"
+
+
+def test_what_ranks_send(models: Models) -> None:
+    folder = models("llama")
+
+    def sent(**parallel: int) -> dict[str, int]:
+        return {flow.what: flow.size for flow in flows(rank(folder, rows=8, parallel=parallel))}
+
+    layers, root, tokens = 4 * LAYERS * (LAYER + NORMS), 4 * (2 * V * D + D), 48
+    assert sent() == {}
+    assert sent(dp=2) == {
+        "all-gather of weights": 2 * (2 * layers + root) // 2,
+        "reduce-scatter of gradients": 2 * (layers + root) // 2,
+    }
+    states = 4 * 4 * tokens * D // 2  # passes, bytes, and half of it is here already
+    assert sent(tp=2) == {
+        "all-gather of states": states * (2 * 2 * LAYERS + 2 - 1) + states,
+        "reduce-scatter of states": states * (2 * 2 * LAYERS + 1),
+        "all-reduce of the head's states": 2 * states,
+    }
+    assert sent(cp=4)["all-gather of keys and values"] == 4 * LAYERS * 4 * tokens * 2 * K * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("memory", "size"), [("80GB", 80 * 10**9), ("80 GiB", 80 * 2**30), ("0.5TB", 5 * 10**11), ("900MiB", 900 * 2**20)]
+)
+def test_memory_has_a_unit(memory: str, size: int) -> None:
+    assert bytes_of(memory) == size
+
+
+@pytest.mark.parametrize("memory", ["80", "80 parsecs", "GB", "0GB", "-1GB", "80gb"])
+def test_memory_without_one_is_refused(memory: str) -> None:
+    with pytest.raises(ValueError, match="say how much a GPU has, such as 80GB"):
+        bytes_of(memory)
+
+
+def planned(models: Models, gpus: int, memory: str, *overrides: str) -> str:
+    return plan(load("sft_chat", overrides), gpus, memory, str(models("llama")))
+
+
+def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
+    roomy = planned(models, 2, "1GB")
+    assert "This fits" in roomy
+    assert "lockstep train sft_chat learner.parallel.dp=2" in roomy
+    assert "activation_checkpointing=" not in roomy
+    tight = planned(models, 2, "6MB")
+    assert "learner.activation_checkpointing=true" in tight
+    assert "are needed" in planned(models, 2, "0.001MB")
+    own = planned(models, 2, "1GB", "learner.parallel.dp=2")
+    assert "It fits" in own
+
+
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "sentence"),
+    [
+        (0, [], "--gpus is 0; a plan needs at least 1"),
+        (3, ["learner.parallel.tp=3"], r"num_attention_heads \(4\) is no multiple of it"),
+        (100_003, [], "no layout of 100003 GPUs gives every rank something to do"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(models: Models, gpus: int, overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        plan(load("sft_chat", overrides), gpus, "80GB", str(models("llama")))
+
+
+def test_a_model_that_is_not_here_is_asked_for_by_its_configuration(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a plan needs no more than a config"):
+        plan(load("sft_chat"), 8, "80GB")
+    with pytest.raises(ValueError, match="--config names"):
+        plan(load("sft_chat"), 8, "80GB", str(tmp_path / "config.json"))
+    (tmp_path / "mine.json").write_text("{")
+    with pytest.raises(ValueError, match=r"mine.json"):
+        plan(load("sft_chat"), 8, "80GB", str(tmp_path / "mine.json"))
+
+
+GUIDE = (Path(__file__).parents[2] / "docs/guides/plan.md").read_text()
+SHOWN = re.findall(r"```bash\nlockstep plan (\w+) --gpus (\d+) --memory (\w+) --config (\S+)(.*?)\n```", GUIDE)
+PAGES = re.findall(r"```text\n(plan .*?)\n```", GUIDE, re.DOTALL)
+
+
+@pytest.mark.parametrize(("command", "page"), list(zip(SHOWN, PAGES, strict=True)))
+def test_the_guide_shows_what_is_said(tmp_path: Path, command: tuple[str, ...], page: str) -> None:
+    recipe, gpus, memory, config, overrides = command
+    fields = dict(re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", GUIDE, re.DOTALL))[config]
+    (tmp_path / config).write_text(fields)
+    assert plan(load(recipe, overrides.split()), int(gpus), memory, str(tmp_path / config)) == page

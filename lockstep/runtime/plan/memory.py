@@ -108,14 +108,15 @@ class Rank:
         before = standing | {"gradients": gradients if several else 0}
         all_but_one = gradients * (self.used - self.root - self.layer) // self.used
         meanwhile = standing | {"gradients": gradients if several else all_but_one}
-        kept = {"activations": self.activations, "head": self._head(), "bf16 copies of weights": self._copies()}
+        last = {"activations": self.activations, "head": self._head(), "bf16 copies of weights": self._casts()}
         first = {"activations": self._inputs() + self.activation(), "bf16 copies of weights": self._copies(1)}
         table = self._vocabulary if self.head == "logits" else 0
         # One process adds it at once; it is whole until the end where ranks sum it, or where the embedding adds to it.
         waits = table if self.shares > 1 or not self.sizes.head or not several else 0
         return [
-            Moment("head's backward pass", before | self._gathered(1) | kept | self._on_their_way(table, layer=False)),
-            Moment("last layer's backward pass", before | self._gathered(3) | kept | self._on_their_way(waits)),
+            Moment("end of the forward pass", before | self._gathered(1) | last | self._forward()),
+            Moment("head's backward pass", before | self._gathered(1) | last | self._on_their_way(table, layer=False)),
+            Moment("last layer's backward pass", before | self._gathered(3) | last | self._on_their_way(waits)),
             Moment("first layer's backward pass", meanwhile | self._gathered(2) | first | self._on_their_way(waits)),
             Moment("end of the backward pass", standing | {"gradients": gradients} | self._outside(several)),
             Moment("update", standing | {"gradients": gradients}),
@@ -177,6 +178,17 @@ class Rank:
         """Products in bf16 keep weights cast, all layers' until the forward pass has ended, recomputed or not."""
         layers, tp = layers or self.sizes.layers, self.learner.parallel.tp
         return 0 if self.type == FP32 else -(-BF16 * layers * self.sizes.products // tp)
+
+    def _casts(self) -> int:
+        """The same after the forward pass: what products keep for their backward."""
+        return self._copies(1 if self.learner.activation_checkpointing else None)
+
+    def _forward(self) -> dict[str, int]:
+        """What is there before the forward pass has ended: where layers are computed again, the last one at work."""
+        copies = {"bf16 copies of weights": self._copies()}
+        if not self.learner.activation_checkpointing:
+            return copies
+        return copies | {"activations": self.sizes.layers * self._inputs() + self._scored()}
 
     def _inputs(self) -> int:
         """Bytes of a layer's input, which is all that it keeps where it is computed again."""
@@ -242,7 +254,7 @@ class Generation:
         a = BF16 if learner.dtype == "bf16" else FP32
         shares = sampler.backend == "torch" and sampler.replicas == learner.parallel.ranks == 1
         weights = 0 if shares else sizes.policy * (a if sampler.backend == "vllm" else FP32)
-        cache = sizes.cache * a * sequences * load.sequence
+        cache = sizes.cache * a * sequences * load.generated
         if sampler.vllm.kv_cache_gib is not None:
             cache = int(sampler.vllm.kv_cache_gib * 2**30)
         return cls(weights, cache)

@@ -16,7 +16,8 @@ def page(search: Search, name: str, gpus: int) -> str:
     own = search.recipe.learner.parallel
     found, standing = search.proposed(gpus), search.estimate(own) if own.ranks == gpus else None
     shown = standing or found or _roomiest(search, gpus)
-    blocks = [_model(search, name, gpus), _memory(shown), _traffic(shown), _layouts(search, gpus)]
+    blocks = [_model(search, name, gpus), _memory(shown)]
+    blocks += [_traffic(shown), _layouts(search, gpus)] if gpus > 1 else []
     return "\n\n".join([*blocks, _verdict(search, name, gpus, standing, found)])
 
 
@@ -34,7 +35,7 @@ def _roomiest(search: Search, gpus: int) -> Estimate:
 def _model(search: Search, name: str, gpus: int) -> str:
     sizes = search.sizes
     lines = [
-        ("plan", f"{name} on {gpus} GPUs of {readable(search.memory)}, on paper"),
+        ("plan", f"{name} on {counted(gpus, 'GPU')} of {readable(search.memory)}, on paper"),
         (
             "model",
             f"{sizes.policy:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, vocabulary "
@@ -42,6 +43,11 @@ def _model(search: Search, name: str, gpus: int) -> str:
         ),
     ]
     return summary_table(lines)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things."""
+    return f"{number:,} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
 
 
 def layout(parallel: Parallel) -> str:
@@ -63,7 +69,7 @@ def _memory(estimate: Estimate) -> str:
         ("layout", _options(estimate)),
         (
             "step",
-            f"at most {passes} passes of {load.tokens(learner):,} tokens per optimizer step, on each of dp ranks, "
+            f"at most {counted(passes, 'pass')} of {load.tokens(learner):,} tokens per optimizer step and rank of dp, "
             f"if every sequence has {load.sequence:,} tokens",
         ),
     ]
@@ -116,7 +122,7 @@ def _verdict(search: Search, name: str, gpus: int, own: Estimate | None, found: 
     if own is not None:
         begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
     else:
-        begin = f"The recipe says {asked}, which are not {gpus} GPUs."
+        begin = f"The recipe says {asked}, which is not {counted(gpus, 'GPU')}."
     if found is not None:
         changed = " ".join(overrides(search.recipe, found))
         return f"{begin} This fits, {readable(found.device)} of {memory}:\nlockstep train {name} {changed}"

@@ -132,7 +132,7 @@ class Load:
         rows: Groups of an optimizer step.
         updates: Optimizer steps of a step of the algorithm.
         scored: Groups that a step of the algorithm scores before it learns, for each model that is asked.
-        sampled: Whether a sampler generates.
+        generated: Tokens of the longest that a sampler generates, its prompt with it; 0: nothing samples.
         full_support: Whether every token can be drawn; otherwise the logits exist whole.
     """
 
@@ -141,7 +141,7 @@ class Load:
     rows: int
     updates: int = 1
     scored: int = 0
-    sampled: bool = False
+    generated: int = 0
     full_support: bool = True
 
     @classmethod
@@ -166,13 +166,16 @@ class Load:
                     ppo.global_batch_size,
                     updates=responses // ppo.global_batch_size * ppo.ppo_epochs,
                     scored=responses,
-                    sampled=True,
+                    generated=longest,
                     full_support=not sampling.top_k and sampling.top_p == 1.0,
                 )
             case SelfRewardingRecipe():
                 rows = recipe.self_rewarding.global_batch_size
-                longest = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
-                return cls(longest, 2, rows, scored=rows, sampled=True)
+                answer = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
+                asked = [section for section in (recipe.judge, recipe.meta_judge) if section and section.is_policy]
+                judged = [section.max_prompt_tokens + section.sampling.max_tokens for section in asked]
+                longest = max(answer, judged[0]) if recipe.meta_judge is not None else answer
+                return cls(longest, 2, rows, scored=rows, generated=max(answer, *judged))
         raise TypeError(f"no plan is made for a {type(recipe).__name__}")
 
     @property

@@ -52,10 +52,10 @@ def _ring(size: int, ranks: int) -> int:
 
 
 def _weights(rank: Rank) -> Iterator[Flow]:
-    """Layers are gathered for each direction, what lies outside of them once; gradients are summed once a pass."""
+    """Layers are gathered for each direction, what lies outside of them once; a pass that learns sums gradients."""
     learning, scoring = _passes(rank)
     layers = rank.sizes.layers * rank.layer
-    both = learning * (2 * layers + rank.root) + scoring * (layers + rank.root)
+    both = learning * (2 * layers + rank.root) + scoring * layers + (rank.root if scoring else 0)
     yield Flow("all-gather of weights", "dp·cp", _ring(both, rank.shares))
     yield Flow("reduce-scatter of gradients", "dp·cp", _ring(learning * rank.used, rank.shares))
 

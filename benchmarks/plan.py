@@ -1,0 +1,96 @@
+"""Peak memory of a training step, as `lockstep plan` foretells it and as it is, over layouts of one to four processes.
+
+    python -m benchmarks.plan [--save] [--hidden 512] [--layers 8] [--vocabulary 16384] [--tokens 1024]
+
+A Llama with random weights learns; each rank is a process of its own. Measured is the largest rank's resident memory
+at its peak in two steps, beyond what the process held after a step of a tiny model in the same layout: so programs,
+threads and sockets do not count. The C library is told to give memory back at once (MALLOC_MMAP_THRESHOLD_).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Row, environment, save
+from benchmarks.plan_measure import TINY, measured, model_folder
+from lockstep.models.folder import read_config, skeleton
+from lockstep.recipe import LearnerSection, Parallel
+from lockstep.runtime.plan.memory import Head, Rank
+from lockstep.runtime.plan.sizes import Load, Sizes
+
+AGAIN, BF16 = {"activation_checkpointing": True}, {"dtype": "bf16"}
+CASES: tuple[tuple[str, dict[str, int], dict[str, Any], Head], ...] = (
+    ("one process", {}, {}, "logits"),
+    ("one process, checkpointed", {}, AGAIN, "logits"),
+    ("one process, bf16", {}, BF16, "logits"),
+    ("one process, critic", {}, {}, "value"),
+    ("dp 2", {"dp": 2}, {}, "logits"),
+    ("dp 2, checkpointed", {"dp": 2}, AGAIN, "logits"),
+    ("dp 2, bf16, checkpointed", {"dp": 2}, AGAIN | BF16, "logits"),
+    ("tp 2", {"tp": 2}, {}, "logits"),
+    ("tp 2, checkpointed", {"tp": 2}, AGAIN, "logits"),
+    ("cp 2", {"cp": 2}, {}, "logits"),
+    ("cp 2, checkpointed", {"cp": 2}, AGAIN, "logits"),
+    ("dp 4", {"dp": 4}, {}, "logits"),
+    ("dp 2 · tp 2", {"dp": 2, "tp": 2}, {}, "logits"),
+    ("dp 2 · tp 2, checkpointed", {"dp": 2, "tp": 2}, AGAIN, "logits"),
+    ("dp 2 · cp 2", {"dp": 2, "cp": 2}, {}, "logits"),
+    ("tp 2 · cp 2", {"tp": 2, "cp": 2}, {}, "logits"),
+)
+
+
+def compared(folder: Path, tiny: Path, tokens: int, case: int, passes: int = 1) -> tuple[float, float]:
+    """The fullest rank of a case: measured and planned bytes.
+
+    Args:
+        folder: Of the model.
+        tiny: Of a tiny one.
+        tokens: Of a pass: two sequences.
+        case: Which of `CASES`.
+        passes: Per step.
+    """
+    _, parallel, options, head = CASES[case]
+    section = LearnerSection(device="cpu", parallel=Parallel(**parallel), micro_batch_tokens=tokens, **options)
+    load = Load(tokens // 2, 1, 2 * passes * section.parallel.dp)
+    rank = Rank(Sizes.of(skeleton(read_config(folder), str(folder))), section, load, head)
+    with tempfile.TemporaryDirectory() as made:
+        lengths = [tokens // 2] * 2 * passes
+        return measured(folder, tiny, section, head, lengths, Path(made) / "store"), rank.peak.size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, size in (("hidden", 512), ("layers", 8), ("vocabulary", 16384), ("tokens", 1024)):
+        parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/plan.json")
+    args = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
+    rows = []
+    print("| peak MB of a rank | measured | planned | planned / measured |\n|---|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as root:
+        tiny = model_folder(Path(root) / "tiny", TINY)
+        fields = {
+            "hidden_size": args.hidden,
+            "intermediate_size": args.hidden * 8 // 3 // 32 * 32,
+            "num_hidden_layers": args.layers,
+            "num_attention_heads": args.hidden // 64,
+            "num_key_value_heads": args.hidden // 128,
+            "vocab_size": args.vocabulary,
+        }
+        folder = model_folder(Path(root) / "model", fields)
+        for number, (name, *_) in enumerate(CASES):
+            was, planned = compared(folder, tiny, args.tokens, number)
+            rows.append(Row(name, was / 1e6, planned / 1e6, planned / was))
+            print(f"| {name} | {was / 1e6:.0f} | {planned / 1e6:.0f} | {planned / was:.3f} |", flush=True)
+    where = environment(threads=1)
+    print(where)
+    if args.save:
+        print(save("plan", where, rows, {"arguments": vars(args)}))
+
+
+if __name__ == "__main__":
+    main()
