@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from lockstep.recipe import LearnerSection, Optimizer
 from lockstep.runtime.parallel import RankSpec
 from lockstep.runtime.remote import outcomes, spawned
 from lockstep.runtime.workers import LearnerSpec
+
+_MMAP_THRESHOLD = -3
+"""Of the C library's options."""
 
 TINY = {
     "hidden_size": 64,
@@ -63,6 +68,8 @@ class MeasuredRank:
     tiny: str
 
     def build(self) -> Steps:
+        if platform.system() == "Linux":  # what is freed is given back at once; a heap would keep holes
+            ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**18)
         spec, parallel = self.rank.learner, self.rank.learner.section.parallel
         tiny, ranks = replace(spec, model=self.tiny), ALONE
         if parallel.ranks == 1:
