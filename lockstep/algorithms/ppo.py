@@ -57,12 +57,31 @@ class Rules:
     value_loss: ClippedValue
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What a step learns from.
+
+    Attributes:
+        rollouts: Responses and their scores.
+        position: Behind the last prompt that was drawn.
+        metrics: Of the rollouts, and of the refit before them.
+    """
+
+    rollouts: Rollouts
+    position: int
+    metrics: Metrics
+
+
 def ppo_step(step: int, position: int, workers: PPOWorkers, rules: Rules) -> StepResult:
-    """One iteration: sample, score, value, estimate advantages, improve critic and policy."""
-    version = policy_version(step, rules.ppo)
-    with workers.phase("generate"), workers.experience.engine.at(version) as refitted:
-        rollouts, position, metrics = _rollouts(position, workers, rules)  # y ~ π_old(·|x), r(x, y)
-    batch = rollouts.batch
+    """One iteration: sample from the policy as it is, and learn from that."""
+    with workers.phase("generate"), workers.experience.engine.at(policy_version(step, rules.ppo)) as refitted:
+        drawn = draw(position, refitted, workers, rules)  # y ~ π_old(·|x), r(x, y)
+    return learn(step, drawn, workers, rules)
+
+
+def learn(step: int, drawn: Drawn, workers: PPOWorkers, rules: Rules) -> StepResult:
+    """The rest of an iteration: value, estimate advantages, improve critic and policy."""
+    version, batch, metrics = policy_version(step, rules.ppo), drawn.rollouts.batch, drawn.metrics
     with workers.phase("values"):
         value_N, final_value_B = workers.critic.values(batch)  # V(x, y_<t)
     with workers.phase("logprobs"):
@@ -70,7 +89,7 @@ def ppo_step(step: int, position: int, workers: PPOWorkers, rules: Rules) -> Ste
     batch = batch.with_columns({"old_value": value_N, "old_logprob": old_logprob_N}, {"final_value": final_value_B})
     metrics += agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths).prefixed("agreement")
     age_B = version - batch["version"]
-    metrics += refitted + Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
+    metrics += Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
     if workers.watch is not None:
         with workers.phase("watch"):
             metrics += workers.watch(step + 1, version, batch)
@@ -80,8 +99,8 @@ def ppo_step(step: int, position: int, workers: PPOWorkers, rules: Rules) -> Ste
     metrics = metrics + matching + divergence + credit
     for epoch in range(rules.ppo.ppo_epochs):
         metrics += _improved(batch, step, epoch, workers, rules)
-    samples = sample_rows(rollouts, batch, workers.experience, rules.num_logged_samples)
-    return StepResult(metrics, position, batch.tokens.numel(), samples)
+    samples = sample_rows(drawn.rollouts, batch, workers.experience, rules.num_logged_samples)
+    return StepResult(metrics, drawn.position, batch.tokens.numel(), samples)
 
 
 def policy_version(step: int, ppo: PPO) -> int:
@@ -89,15 +108,16 @@ def policy_version(step: int, ppo: PPO) -> int:
     return max(0, step - ppo.critic_warmup_steps)
 
 
-def _rollouts(position: int, workers: PPOWorkers, rules: Rules) -> tuple[Rollouts, int, Metrics]:
-    """Responses of this step's prompts; with dynamic sampling only of prompts whose rewards differ."""
+def draw(position: int, refitted: Metrics, workers: PPOWorkers, rules: Rules) -> Drawn:
+    """Responses to a step's prompts; with dynamic sampling only of prompts whose rewards differ."""
     ppo, sample, sampling = rules.ppo, workers.experience, rules.sampling
     count, generations = ppo.num_prompts_per_step, ppo.num_generations
     if ppo.dynamic_sampling is None:
         rollouts, end = sample.collect(position, count, sampling, generations), position + count
     else:
         rollouts, end = sample.collect_mixed(position, count, sampling, generations, ppo.dynamic_sampling)
-    return rollouts, end, (rollouts.metrics() + Metrics(prompts_drawn=Sum(end - position))).prefixed("train")
+    metrics = (rollouts.metrics() + Metrics(prompts_drawn=Sum(end - position))).prefixed("train")
+    return Drawn(rollouts, end, metrics + refitted)
 
 
 def _judged(batch: Batch, rules: Rules) -> Batch:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.experience.refit import refit
+from lockstep.experience.refit import Snapshot, Source, refit
 from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
 from lockstep.samplers.base import Sampler
@@ -29,13 +29,17 @@ class Engine:
         self, sampler: Sampler, learner: Learner | None = None, probe: Batch | None = None, phase: Phase = untimed
     ) -> None:
         self._sampler, self._learner, self._probe, self._phase = sampler, learner, probe, phase
-        self._attested: int | None = None
+        self._attested: tuple[Source, int] | None = None
         self._record = Metrics()
         self._open = False
 
     @contextmanager
-    def at(self, version: int = 0) -> Iterator[Metrics]:
+    def at(self, version: int = 0, snapshot: Snapshot | None = None) -> Iterator[Metrics]:
         """Opens the bracket, with a refit where the sampler holds another version of the weights.
+
+        Args:
+            version: Of the weights.
+            snapshot: Where they come from, if the learner may change before the bracket is closed, or has changed.
 
         Yields:
             What the newest refit attested, for the log.
@@ -49,12 +53,23 @@ class Engine:
         self._open = True
         try:
             self._sampler.wake()
-            if self._learner is not None and not self._sampler.version == self._attested == version:
-                self._refit(self._learner, version)
+            source = snapshot or self._learner
+            if source is not None and not (self._sampler.version == version and self._attested == (source, version)):
+                self._refit(source, version)
             yield self._record
             self._sampler.sleep()  # not after an error, which is the one to tell
         finally:
             self._open = False
+
+    def snapshot(self, version: int) -> Snapshot:
+        """The learner's weights as they are now, which is this version of them.
+
+        Raises:
+            RuntimeError: If there is no learner.
+        """
+        if self._learner is None:
+            raise RuntimeError("there are no weights to copy; the sampler keeps those that it began with")
+        return Snapshot.of(self._learner, version, self._sampler.dtype, self._probe)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         """As `Sampler.generate`.
@@ -82,15 +97,15 @@ class Engine:
             RefitError: If the weights did not arrive.
         """
         self._require_open()
-        if self._learner is None or self._attested is None:
+        if self._attested is None:
             raise RuntimeError("there are no weights to send again; the sampler keeps those that it began with")
-        self._refit(self._learner, self._attested)
+        self._refit(*self._attested)
 
-    def _refit(self, learner: Learner, version: int) -> None:
+    def _refit(self, source: Source, version: int) -> None:
         self._attested = None
         with self._phase("refit"):
-            self._record = refit(learner, self._sampler, version, self._probe)
-        self._attested = version
+            self._record = refit(source, self._sampler, version, self._probe)
+        self._attested = source, version
 
     def _require_open(self) -> None:
         if not self._open:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.learners.base import Learner
 from lockstep.metrics import Last, Metrics
 from lockstep.models.weights import column_fingerprint, fingerprint
 from lockstep.samplers.base import Attestation, Sampler
@@ -39,6 +38,44 @@ class Weighty(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
+class Source(Weighty, Protocol):
+    """What a sampler's weights come from: a learner as it is, or a `Snapshot` of it."""
+
+    def logprobs(self, batch: Batch) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A learner's weights as they were once, for a sampler that works while the learner goes on.
+
+    Attributes:
+        version: Of the weights.
+        tensors: Copies in host memory, by name, in the sampler's type.
+        probe_logprob: What the learner made of the probe, see `refit`; empty where there is no probe.
+    """
+
+    version: int
+    tensors: Mapping[str, Tensor]
+    probe_logprob: Tensor
+
+    @classmethod
+    def of(cls, learner: Source, version: int, dtype: torch.dtype, probe: Batch | None) -> Snapshot:
+        """Of the learner as it is now."""
+        cast = ((name, tensor, dtype if tensor.is_floating_point() else None) for name, tensor in learner.weights())
+        copies = {
+            name: tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
+            for name, tensor, kind in cast
+        }
+        return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.tensors.items()
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Of the probe, and of nothing else."""
+        return self.probe_logprob
+
+
 class Outgoing:
     """The learner's weights in the sampler's type, on their way; they can be gone through again.
 
@@ -57,7 +94,7 @@ class Outgoing:
             yield name, cast
 
 
-def refit(learner: Learner, sampler: Sampler, version: int, probe: Batch | None = None) -> Metrics:
+def refit(learner: Source, sampler: Sampler, version: int, probe: Batch | None = None) -> Metrics:
     """Streams the weights, and compares fingerprints of what was sent with what each engine now holds.
 
     Args:
@@ -120,7 +157,7 @@ def random_probe(vocabulary: int, context: int) -> Batch:
     return Batch((draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask})
 
 
-def _rescored(learner: Learner, sampler: Sampler, version: int, probe: Batch) -> Metrics:
+def _rescored(learner: Source, sampler: Sampler, version: int, probe: Batch) -> Metrics:
     gap = (learner.logprobs(probe) - sampler.logprobs(probe))[probe.mask].abs()
     bound = LARGEST_GAP[sampler.dtype]
     if not gap.mean() <= bound:

@@ -108,6 +108,10 @@ class PPO(Section):
     overlong_filtering: bool = Field(default=False, description="truncated responses leave the loss")
     dynamic_sampling: DynamicSampling | None = None
     correction: Correction | None = None
+    one_step_ahead: bool = Field(
+        default=False,
+        description="while a step learns, the sampler draws what the next step learns from; needs a correction",
+    )
     max_sequence_mismatch: Annotated[float, Field(ge=1.0)] | None = Field(
         default=None, description="drop responses whose mean exp|Δ| exceeds this"
     )
@@ -116,6 +120,15 @@ class PPO(Section):
     def _one_lambda_for_advantages(self) -> PPO:
         if self.length_adaptive_alpha and self.gae_lambda_policy is not None:
             raise ValueError("length_adaptive_alpha sets λ by length, so gae_lambda_policy must be null")
+        return self
+
+    @model_validator(mode="after")
+    def _older_weights_are_corrected_for(self) -> PPO:
+        if self.one_step_ahead and self.correction is None:
+            raise ValueError(
+                "one_step_ahead learns from responses of weights that are a step old, so they must be weighed; set "
+                "ppo.correction.kind=token_tis, or another kind"
+            )
         return self
 
     @model_validator(mode="after")
@@ -140,6 +153,20 @@ class PPORecipe(Common):
     policy: Optimizer
     critic: Optimizer
     acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
+
+    @model_validator(mode="after")
+    def _sampler_and_learner_are_apart(self) -> PPORecipe:
+        if self.ppo.one_step_ahead and self.doctor.watch:
+            raise ValueError(
+                "doctor.watch compares sampler and learner at the same weights, and ppo.one_step_ahead keeps them a "
+                "step apart; set doctor.watch=false"
+            )
+        if self.ppo.one_step_ahead and self.sampler.vllm.sleep:
+            raise ValueError(
+                "sampler.vllm.sleep gives the learner memory while nothing is generated, and with ppo.one_step_ahead "
+                "both work at once; leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batches_divide(self) -> PPORecipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
 from lockstep.runtime.rows import DataFiles, open_prompts
+from lockstep.runtime.saver import Lasting
 from lockstep.runtime.source import Source
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
@@ -44,7 +45,7 @@ class Job:
     Attributes:
         step: The algorithm's step.
         extent: How far the run goes.
-        learners: What a checkpoint holds, by name; the policy among them.
+        learners: What a checkpoint holds, by name; the policy among them, and what else has a state as they do.
         validate: Scores the policy, as it is after so many steps, on held-out rows; None where there are none.
         arithmetic: How rows become optimizer steps, for people.
         watch: Looks at each step; checkpoints hold what it knows. None where nothing samples, or nobody asks for it.
@@ -53,7 +54,7 @@ class Job:
 
     step: Step
     extent: Extent
-    learners: dict[str, Learner]
+    learners: Mapping[str, Lasting]
     validate: Callable[[int], Metrics] | None
     arithmetic: str
     watch: Watch | None = None

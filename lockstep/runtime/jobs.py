@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step, held_out_preference, with_reference
-from lockstep.algorithms.ppo import PPOWorkers, policy_version, ppo_step, rules
+from lockstep.algorithms.ppo import PPOWorkers, Rules, draw, learn, policy_version, ppo_step, rules
 from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
 from lockstep.data.files import Files
 from lockstep.data.prompts import Prompts
@@ -30,6 +31,7 @@ from lockstep.recipe import (
     SelfRewardingRecipe,
     SFTRecipe,
 )
+from lockstep.runtime.ahead import Ahead
 from lockstep.runtime.job import (
     Job,
     Place,
@@ -40,10 +42,11 @@ from lockstep.runtime.job import (
     require_context,
     sampler_of,
 )
+from lockstep.runtime.replicas import Replicas, processes
 from lockstep.runtime.rows import open_demonstrations, open_pairs, open_prompts
 from lockstep.runtime.self_rewarding import self_rewarding_job
 from lockstep.runtime.source import Source
-from lockstep.runtime.workers import LearnerSpec
+from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 
 
 def job_of(recipe: Common, place: Place) -> Job:
@@ -104,8 +107,10 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     reference = learner_of(frozen, recipe, place) if recipe.ppo.kl.coef else None
     options = rules(recipe, source.stop_token_ids)
     limit = head(recipe.data.limit_train_batches, recipe.ppo.num_prompts_per_step)
+    apart = _sampler_apart(source, recipe, place) if recipe.ppo.one_step_ahead else None
+    sampler = apart or sampler_of(policy, source, recipe, place)
     experience = Experience(
-        _engine(policy, source, recipe, place),
+        Engine(sampler, policy, random_probe(source.vocabulary, source.context), place.shown.phase),
         open_prompts(files.train, recipe.data, source.tokenizer, rule_of(recipe.reward), limit),
         build_reward(recipe.reward),
         source.decode,
@@ -116,7 +121,7 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
     size = recipe.ppo.num_prompts_per_step
     held_out = held_out_answers(recipe, recipe.reward, recipe.validation_sampling, size, experience, place)
     rows = experience.prompts
-    return Job(
+    job = Job(
         step=lambda step, position: ppo_step(step, position, workers, options),
         extent=extent_of(recipe, len(rows), recipe.ppo.num_prompts_per_step),
         learners={"policy": policy, "critic": critic},
@@ -124,12 +129,25 @@ def _ppo(recipe: PPORecipe, place: Place) -> Job:
         arithmetic=batch_arithmetic(recipe, rows),
         watch=watch,
     )
+    return job if apart is None else _one_step_ahead(job, workers, options, apart, place)
 
 
-def _engine(policy: Learner, source: Source, recipe: PPORecipe, place: Place) -> Engine:
-    """The sampler with its bracket."""
-    sampler = sampler_of(policy, source, recipe, place)
-    return Engine(sampler, policy, random_probe(source.vocabulary, source.context), place.shown.phase)
+def _sampler_apart(source: Source, recipe: PPORecipe, place: Place) -> Replicas:
+    """A sampler in processes of its own, also where one could live in this process: it works while this one does."""
+    return processes(SamplerSpec(source.folder, recipe.sampler, recipe.learner), place.shown, place.workers)
+
+
+def _one_step_ahead(job: Job, workers: PPOWorkers, options: Rules, sampler: Replicas, place: Place) -> Job:
+    ahead = Ahead(
+        workers.experience.engine,
+        draw=lambda position, refitted: draw(position, refitted, workers, options),
+        learn=lambda step, drawn: learn(step, drawn, workers, options),
+        version=lambda step: policy_version(step, options.ppo),
+        extent=job.extent,
+        shown=place.shown,
+        abandon=sampler.abandon,
+    )
+    return replace(job, step=ahead, learners={**job.learners, "ahead": ahead})
 
 
 def _watch(policy: Learner, engine: Engine, section: DoctorSection, place: Place) -> Watch | None:

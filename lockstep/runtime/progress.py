@@ -24,6 +24,9 @@ HEADLINES = (
 )  # fmt: skip
 """The metrics that are shown, where a step has them; all are in metrics.jsonl."""
 
+BESIDE = "beside/"
+"""Begins the names of what went on while phases did; the phases alone add up to the time of a step."""
+
 _LINE_EVERY_S = 1.0
 _WINDOW = 10  # steps that the throughput and the time left are measured over
 
@@ -108,6 +111,16 @@ class Progress:
         finally:
             self._switch(outer)
 
+    @contextmanager
+    def beside(self, name: str) -> Iterator[None]:
+        """Times what happens inside while other phases go on, in another thread; it is no part of a step's seconds."""
+        since = self._clock()
+        try:
+            yield
+        finally:
+            key = f"{BESIDE}{name}"
+            self._timings[key] = self._timings.get(key, 0.0) + self._clock() - since
+
     def step(self, step: int, metrics: Mapping[str, float], tokens: int, steps: int = 1) -> None:
         """A step is over.
 
@@ -124,7 +137,7 @@ class Progress:
         self._display.stepped(self.view())
 
     def take_timings(self) -> dict[str, float]:
-        """Seconds spent in each phase since the last call."""
+        """Seconds spent in each phase since the last call; asked when nothing is under way beside."""
         self._switch(self._phase)
         timings, self._timings = self._timings, {}
         return timings

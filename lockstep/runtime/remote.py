@@ -188,9 +188,9 @@ class Remote:
         self.close()
         self._start()
 
-    def close(self) -> None:
-        """Ends the worker."""
-        self._transport.close()
+    def close(self, at_once: bool = False) -> None:
+        """Ends the worker, which may first finish what it does unless `at_once`."""
+        self._transport.close(at_once)
 
     def alive(self) -> bool:
         """Whether the worker runs."""

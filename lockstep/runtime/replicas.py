@@ -109,6 +109,7 @@ class Replicas:
         self._context = spec.context
         self.restarts = 0
         self._loaded: _Loaded | None = None
+        self._abandoned = False
         self._shared_memory = SharedMemory()
         self._group: GroupBroadcast | None = None
         self.remotes = [
@@ -205,6 +206,12 @@ class Replicas:
         for remote in self.remotes:
             remote.close()
 
+    def abandon(self) -> None:
+        """Ends all workers at once, also those that another thread waits for; what it does then fails."""
+        self._abandoned = True
+        for remote in self.remotes:
+            remote.close(at_once=True)
+
     def _on_all(self, verb: str) -> None:
         """A worker that is started again between rollouts needs a refit: the learner has learned since."""
         self._insist(lambda: outcomes([remote.submit(verb) for remote in self.remotes]), self.remotes, restored=False)
@@ -270,6 +277,8 @@ class Replicas:
         Raises:
             SamplerLost: If that was done too often.
         """
+        if self._abandoned:
+            raise SamplerLost(f"{error}; it is not started again, since nobody waits for it any more") from error
         most = self._section.max_restarts
         if self.restarts == most:
             raise SamplerLost(f"{error}; it is not started again, since sampler.max_restarts={most}") from error
@@ -280,6 +289,8 @@ class Replicas:
         """Starts a worker again, and gives it the weights that the others hold, where that is known."""
         self._group = None
         remote.restart()
+        if self._abandoned:  # meanwhile
+            remote.close(at_once=True)
         self._insist(partial(self._restored, remote), [remote])
 
     def _restored(self, remote: Remote) -> None:

@@ -6,11 +6,21 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
-from lockstep.learners.base import Learner
 from lockstep.runtime.checkpoint import Checkpoints
+
+
+class Lasting(Protocol):
+    """What has a state that goes into checkpoints; the three verbs are as those of `Learner`."""
+
+    def save(self, folder: Path) -> None: ...
+
+    def saved(self, wait: bool) -> bool: ...
+
+    def load(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,7 @@ class Saver:
         begun: The checkpoint that is being written, if one is.
     """
 
-    def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Learner]) -> None:
+    def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Lasting]) -> None:
         self._checkpoints, self._learners = checkpoints, learners
         self.begun: Begun | None = None
         self._sealing: threading.Thread | None = None

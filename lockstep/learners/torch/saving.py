@@ -32,20 +32,22 @@ class StateWriter:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def begin(self, folder: Path, files: Files, counters: Mapping[str, int] | None) -> None:
+    def begin(self, folder: Path, files: Files, counters: Mapping[str, int] | None, still: bool = False) -> None:
         """Returns when the tensors may change again.
 
         Args:
             folder: Where to; made if missing.
             files: By name.
             counters: Written to learner.json; None: another rank does that.
+            still: The tensors will never change, so they are written as they are, without a copy.
         """
         self.done(wait=True)
-        if not self._has_room(files):
+        if not still and not self._has_room(files):
             self._write(folder, files, counters)
             return
+        unchanging = files if still else self._copied(files)
         # Daemonic, so that whoever ends this process for good need not wait for a disk.
-        self._thread = threading.Thread(target=self._write, args=(folder, self._copied(files), counters), daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(folder, unchanging, counters), daemon=True)
         self._thread.start()
 
     def done(self, wait: bool) -> bool:

@@ -31,10 +31,12 @@ function phaseTraces(run) {
 }
 
 const total = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
-const phases = (run) => Object.entries(run.timings).sort((a, b) => total(b[1].value) - total(a[1].value));
+const sorted = (run) => Object.entries(run.timings).sort((a, b) => total(b[1].value) - total(a[1].value));
+const isBeside = ([name]) => name.startsWith("beside/"); // went on while phases did: no part of the time of a step
+const phases = (run) => sorted(run).filter((timing) => !isBeside(timing));
 
 function shareTable(run) {
-  const all = total(Object.values(run.timings).flatMap((phase) => phase.value));
+  const all = total(phases(run).flatMap(([, phase]) => phase.value));
   const rows = phases(run).map(([name, phase]) => {
     const seconds = total(phase.value);
     const share = (100 * seconds) / all;
@@ -42,5 +44,6 @@ function shareTable(run) {
     bar.style.width = `${share}%`;
     return [name, shown(seconds), shown(seconds / phase.value.length), `${share.toFixed(1)} %`, element("span.track", {}, bar)];
   });
-  return plainTable(["phase", "seconds", "per step that had it", "share", ""], [...rows, ["all", shown(all), "", "", ""]]);
+  const beside = sorted(run).filter(isBeside).map(([name, { value }]) => [name, shown(total(value)), shown(total(value) / value.length), "", ""]);
+  return plainTable(["phase", "seconds", "per step that had it", "share", ""], [...rows, ["all", shown(all), "", "", ""], ...beside]);
 }

@@ -1,0 +1,240 @@
+"""One step ahead on fakes: who works when, with which weights, and what is left where something breaks."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tabular import TabularLearner, TabularSampler
+from test_algorithms_need_protocols_only import recipe, workers
+from torch import Tensor
+
+from lockstep.algorithms.ppo import PPOWorkers, draw, learn, policy_version, rules
+from lockstep.algorithms.step import StepResult
+from lockstep.batch import Batch
+from lockstep.experience.engine import Engine
+from lockstep.losses.base import Loss
+from lockstep.metrics import Metrics
+from lockstep.runtime.ahead import Ahead
+from lockstep.runtime.loop import Extent
+from lockstep.runtime.progress import Progress, progress
+from lockstep.types import Request, SamplingParams
+
+PATIENCE_S = 20.0
+
+
+@dataclass
+class Bench:
+    """A run without a loop: its workers, and what they leave behind.
+
+    Attributes:
+        sampler: Draws.
+        place: All workers.
+        shown: Times them.
+        abandoned: How often the sampler was ended at once.
+        position: Of the next step.
+    """
+
+    sampler: TabularSampler
+    place: PPOWorkers
+    shown: Progress
+    abandoned: list[None] = field(default_factory=list)
+    position: int = 0
+
+    def ahead(self, steps: int, **ppo: Any) -> Ahead:
+        rule = rules(recipe(correction={"kind": "token_tis"}, **ppo), ())
+        return Ahead(
+            self.place.experience.engine,
+            lambda position, refitted: draw(position, refitted, self.place, rule),
+            lambda step, drawn: learn(step, drawn, self.place, rule),
+            lambda step: policy_version(step, rule.ppo),
+            Extent(steps, None, 64),
+            self.shown,
+            lambda: self.abandoned.append(None),
+        )
+
+    def run(self, ahead: Ahead, steps: Iterable[int]) -> list[dict[str, float]]:
+        return [self.step(ahead, step).metrics.floats() for step in steps]
+
+    def step(self, ahead: Ahead, step: int) -> StepResult:
+        result = ahead(step, self.position)
+        self.position = result.position
+        return result
+
+    def save(self, ahead: Ahead, folder: Path) -> None:
+        for name, lasting in self._lasting(ahead).items():
+            lasting.save(folder / name)
+            assert lasting.saved(wait=True)
+
+    def load(self, ahead: Ahead, folder: Path) -> None:
+        for name, lasting in self._lasting(ahead).items():
+            lasting.load(folder / name)
+
+    def _lasting(self, ahead: Ahead) -> dict[str, Any]:
+        return {"policy": self.place.policy, "critic": self.place.critic, "ahead": ahead}
+
+
+def bench(sampler: TabularSampler | None = None, policy: TabularLearner | None = None) -> Bench:
+    used, learner = sampler or TabularSampler(), policy or TabularLearner(3.0)
+    place = workers(used)
+    experience = replace(place.experience, engine=Engine(used, learner))
+    with progress("test", stream=io.StringIO()) as shown:
+        return Bench(used, replace(place, policy=learner, experience=experience), shown)
+
+
+def test_it_learns_from_weights_of_one_step_before() -> None:
+    here = bench()
+    rows = here.run(here.ahead(30), range(30))
+    assert [row["agreement/weights_age"] for row in rows] == [0.0] + [1.0] * 29
+    assert [row["refit/version"] for row in rows] == [0.0, *map(float, range(29))]
+    assert rows[0]["agreement/max_abs_logprob_diff"] == 0.0
+    assert all(row["agreement/sampler_kl_k3"] > 0.0 for row in rows[1:])
+    assert rows[0]["train/reward"] == pytest.approx(0.25, abs=0.08)
+    assert rows[-1]["train/reward"] > 0.8
+
+
+def test_while_the_policy_rests_nothing_is_old() -> None:
+    here = bench()
+    rows = here.run(here.ahead(4, critic_warmup_steps=2), range(4))
+    assert [row["agreement/weights_age"] for row in rows] == [0.0, 0.0, 0.0, 1.0]
+    assert here.sampler.phases.count("load 0") == 1
+
+
+class Concurrent(TabularSampler):
+    """Finishes no responses but the first before the learner has learned, and looks at the weights once more then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learned, self.same = threading.Event(), list[bool]()
+        self._stream: Iterable[tuple[str, Tensor]] = ()
+
+    def load_weights(self, stream: Any, version: int) -> Any:
+        self._stream = stream
+        return super().load_weights(stream, version)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        batch = super().generate(requests, sampling)
+        if self.phases.count("generate") > 1:
+            assert self.learned.wait(PATIENCE_S), "nobody learns meanwhile"
+            self.same.append(torch.equal(dict(self._stream)["logits"], self.logits))
+        return batch
+
+
+class Telling(TabularLearner):
+    """Says that it has learned."""
+
+    def __init__(self, learned: threading.Event) -> None:
+        super().__init__(3.0)
+        self._learned = learned
+
+    def optim_step(self) -> Metrics:
+        metrics = super().optim_step()
+        self._learned.set()
+        return metrics
+
+
+def test_the_sampler_draws_while_the_learner_learns_and_its_weights_stay() -> None:
+    sampler = Concurrent()
+    policy = Telling(sampler.learned)
+    here, before = bench(sampler, policy), policy.logits.detach().clone()
+    here.run(here.ahead(2), range(1))
+    assert sampler.same == [True]
+    assert not torch.equal(policy.logits, before)
+
+
+def test_nothing_is_drawn_for_a_step_that_never_comes() -> None:
+    here = bench()
+    here.run(here.ahead(3), range(3))
+    assert here.sampler.phases.count("generate") == 3
+    assert here.position == 3 * 64
+
+
+@pytest.mark.parametrize("steps_before", [1, 3])
+def test_a_run_that_goes_on_draws_the_same_again(steps_before: int, tmp_path: Path) -> None:
+    whole, first, second = bench(), bench(), bench()
+    expected = whole.run(whole.ahead(5), range(5))
+    ahead = first.ahead(5)
+    rows = first.run(ahead, range(steps_before))
+    first.save(ahead, tmp_path)
+    ahead = second.ahead(5)
+    second.load(ahead, tmp_path)
+    second.position = first.position
+    assert rows + second.run(ahead, range(steps_before, 5)) == expected
+
+
+def test_a_finished_run_that_is_given_more_steps_goes_on_as_if_it_had_had_them(tmp_path: Path) -> None:
+    whole, short, longer = bench(), bench(), bench()
+    expected = whole.run(whole.ahead(4), range(4))
+    ahead = short.ahead(2)
+    rows = short.run(ahead, range(2))
+    short.save(ahead, tmp_path)
+    ahead = longer.ahead(4)
+    longer.load(ahead, tmp_path)
+    longer.position = short.position
+    assert rows + longer.run(ahead, range(2, 4)) == expected
+
+
+class Fragile(TabularSampler):
+    """Fails once, at its so many-th call of a verb."""
+
+    def __init__(self, verb: str, at: int) -> None:
+        super().__init__()
+        self._verb, self._left = verb, at
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        self._count("generate")
+        return super().generate(requests, sampling)
+
+    def load_weights(self, stream: Any, version: int) -> Any:
+        self._count("load")
+        return super().load_weights(stream, version)
+
+    def _count(self, verb: str) -> None:
+        self._left -= verb == self._verb
+        if verb == self._verb and self._left == 0:
+            raise ConnectionError("the sampler is gone")
+
+
+@pytest.mark.parametrize(("verb", "at", "done"), [("generate", 1, 0), ("generate", 3, 2), ("load", 2, 1)])
+def test_what_breaks_is_told_between_steps_and_what_is_saved_then_goes_on_the_same(
+    verb: str, at: int, done: int, tmp_path: Path
+) -> None:
+    whole, broken, second = bench(), bench(Fragile(verb, at)), bench()
+    expected = whole.run(whole.ahead(4), range(4))
+    ahead = broken.ahead(4)
+    rows = broken.run(ahead, range(done))  # the step during which the sampler broke is done
+    with pytest.raises(ConnectionError, match="gone"):
+        broken.step(ahead, done)
+    assert rows == expected[:done]
+    broken.save(ahead, tmp_path)
+    ahead = second.ahead(4)
+    second.load(ahead, tmp_path)
+    second.position = broken.position
+    assert rows + second.run(ahead, range(done, 4)) == expected
+
+
+class Crowded(TabularLearner):
+    """Cannot learn."""
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
+        raise MemoryError("no room")
+
+
+def test_an_error_of_the_learner_ends_the_sampler_at_work() -> None:
+    here = bench(policy=Crowded(3.0))
+    with pytest.raises(MemoryError):
+        here.run(here.ahead(2), range(1))
+    assert len(here.abandoned) == 1
+
+
+def test_the_time_beside_is_told_apart() -> None:
+    here = bench()
+    here.run(here.ahead(2), range(2))
+    timings = here.shown.take_timings()
+    assert {"generate", "refit", "wait for rollouts", "beside/generate"} <= timings.keys()
