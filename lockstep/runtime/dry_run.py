@@ -198,6 +198,8 @@ def _memory(recipe: Common, sizes: Sizes, found: Findings) -> None:
     if estimate.sampler is not None:
         weights, cache = readable(estimate.sampler.weights), readable(estimate.sampler.cache)
         found.say("memory", f"sampler: {weights} of weights besides the learner's, {cache} of keys and values")
+    if estimate.copies:
+        found.say("memory", f"one step ahead: {readable(estimate.copies)} of copies of the weights")
     if resolve_device(learner.device).type == "cuda":
         _fits(estimate.device, torch.cuda.get_device_properties(0).total_memory, "a GPU here", found)
     else:
@@ -218,6 +220,8 @@ def _disk(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
     recipe = loaded.training
     models = [sizes.policy] + ([sizes.critic] if isinstance(recipe, PPORecipe) else [])
     one, best = checkpoint_bytes(*models), 0 if recipe.run.best is None else recipe.run.best.count
+    if isinstance(recipe, PPORecipe) and recipe.ppo.one_step_ahead:
+        one += 4 * sizes.policy
     needed = one * (recipe.run.keep + best + 1) + 4 * sizes.policy
     free = shutil.disk_usage(standing(loaded.run_folder)).free
     found.say("disk", f"at most {readable(needed)}: checkpoints of {readable(one)}; {readable(free)} are free")

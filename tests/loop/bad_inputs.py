@@ -133,6 +133,11 @@ RECIPES = {
     "choice: backend that is not there": said("sampler=sglang"),
     "rule: batch not divisible": said("ppo.global_batch_size=5"),
     "rule: dynamic sampling of one": said("ppo.dynamic_sampling={} ppo.num_generations=1"),
+    "rule: one step ahead without a correction": said("ppo.one_step_ahead=true doctor.watch=false"),
+    "rule: one step ahead with a watch": said("ppo.one_step_ahead=true ppo.correction.kind=token_tis"),
+    "rule: one step ahead with a sampler that sleeps": said(
+        "ppo.one_step_ahead=true ppo.correction.kind=token_tis doctor.watch=false sampler=vllm sampler.vllm.sleep=true"
+    ),
     "rule: two models": said("model.path=model model.from_recipe=sft_arithmetic"),
     "rule: no data": said("data.arithmetic=null"),
     "rule: system prompt without chat": said("data.system_prompt=Hi"),

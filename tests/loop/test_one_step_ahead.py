@@ -14,7 +14,7 @@ import pytest
 from test_resume import contents, killed_and_continued, started, steps_logged, wait_for
 from test_samplers import assert_same, final, killing, sampler_process
 
-from lockstep.config import RecipeError, load
+from lockstep.config import load
 from lockstep.report.log import lines, read_metrics
 from lockstep.runtime.replicas import SamplerLost
 from lockstep.runtime.stop import Stopped
@@ -146,19 +146,6 @@ def test_ranks_of_a_learner_may_be_ahead_too(run: Run) -> None:
     assert ages == [0.0, 1.0, 1.0]
     last, expected = (rows[-2]["policy/loss"] for rows in (rows, alone))
     assert last == pytest.approx(expected, rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (AHEAD[:1] + AHEAD[2:], "so they must be weighed; set ppo.correction.kind=token_tis"),
-        (AHEAD[:2], "set doctor.watch=false"),
-        ((*AHEAD, "sampler={backend: vllm, vllm: {sleep: true}}"), "sampler.vllm.sleep gives the learner memory"),
-    ],
-)
-def test_what_cannot_be_together_is_refused(options: tuple[str, ...], sentence: str, in_tmp: Path) -> None:
-    with pytest.raises(RecipeError, match=sentence):
-        load("ppo_arithmetic", list(options))
 
 
 @pytest.mark.proof

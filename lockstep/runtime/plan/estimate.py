@@ -24,6 +24,7 @@ class Estimate:
         ranks: One rank of each learner, by name, the policy first.
         sampler: An engine, where something samples.
         sequences: It generates side by side.
+        copies: Bytes of the host that hold the weights of a sampler one step ahead, the old ones and the new.
     """
 
     learner: LearnerSection
@@ -31,6 +32,7 @@ class Estimate:
     ranks: Mapping[str, Rank]
     sampler: Generation | None
     sequences: int = 0
+    copies: int = 0
 
     @classmethod
     def of(
@@ -46,7 +48,9 @@ class Estimate:
         if not isinstance(recipe, SamplingRecipe):
             return cls(learner, load, ranks, None)
         sequences = sequences or recipe.sampler.max_batch_size
-        return cls(learner, load, ranks, Generation.of(sizes, learner, recipe.sampler, load, sequences), sequences)
+        ahead = isinstance(recipe, PPORecipe) and recipe.ppo.one_step_ahead
+        sampler = Generation.of(sizes, learner, recipe.sampler, load, sequences, shares=not ahead)
+        return cls(learner, load, ranks, sampler, sequences, 2 * FP32 * sizes.policy if ahead else 0)
 
     @property
     def device(self) -> int:
@@ -67,8 +71,8 @@ class Estimate:
         """Bytes of all processes, where all of them share one memory."""
         ranks, sampler = self.learner.parallel.ranks, 0 if self.sampler is None else self.sampler.size
         if ranks == 1:
-            return self.device
-        return ranks * sum(rank.peak.size + rank.on_host for rank in self.ranks.values()) + sampler
+            return self.device + self.copies
+        return ranks * sum(rank.peak.size + rank.on_host for rank in self.ranks.values()) + sampler + self.copies
 
     @property
     def flows(self) -> list[tuple[str, Flow]]:
