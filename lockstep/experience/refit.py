@@ -61,11 +61,7 @@ class Snapshot:
     @classmethod
     def of(cls, learner: Source, version: int, dtype: torch.dtype, probe: Batch | None) -> Snapshot:
         """Of the learner as it is now."""
-        cast = ((name, tensor, dtype if tensor.is_floating_point() else None) for name, tensor in learner.weights())
-        copies = {
-            name: tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
-            for name, tensor, kind in cast
-        }
+        copies = {name: _copied(tensor, dtype) for name, tensor in learner.weights()}
         return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -74,6 +70,16 @@ class Snapshot:
     def logprobs(self, batch: Batch) -> Tensor:
         """Of the probe, and of nothing else."""
         return self.probe_logprob
+
+
+def _type_of(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """In which it goes to a sampler that holds this type; what is no floating-point number stays as it is."""
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    kind = _type_of(tensor, dtype)
+    return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
 
 
 class Outgoing:
@@ -89,7 +95,7 @@ class Outgoing:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._learner.weights():
-            cast = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+            cast = tensor.to(_type_of(tensor, self._dtype))
             self.sent[name] = Sent(fingerprint(cast), column_fingerprint(cast) if cast.ndim == 2 else None)
             yield name, cast
 

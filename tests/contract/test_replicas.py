@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -180,3 +181,26 @@ def test_work_that_is_left_ends_its_workers(start: Start) -> None:
     pieces.close()
     assert threading.active_count() < 20
     assert len(replicas.generate(requests(), SAMPLING)) == 10
+
+
+def test_workers_that_are_abandoned_are_not_started_again(start: Start, tmp_path: Path) -> None:
+    notes, ends = list[str](), list[BaseException]()
+    replicas, wanted = start(signal.SIGSTOP, notes, replicas=2), requests()
+    (tmp_path / f"doom-{wanted[3].key}").touch()
+
+    def generate() -> None:
+        try:
+            replicas.generate(wanted, SAMPLING)
+        except SamplerLost as error:
+            ends.append(error)
+
+    waiting = threading.Thread(target=generate)
+    waiting.start()
+    while (tmp_path / f"doom-{wanted[3].key}").exists():
+        time.sleep(0.01)
+    replicas.abandon()
+    waiting.join(30.0)
+    assert not waiting.is_alive()
+    assert [str(end).split("; ")[1] for end in ends] == ["it is not started again, since nobody waits for it any more"]
+    assert not any(remote.alive() for remote in replicas.remotes)
+    assert notes == []

@@ -148,14 +148,27 @@ def test_ranks_of_a_learner_may_be_ahead_too(run: Run) -> None:
     assert last == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.needs("vllm")
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.proof
+def test_vllm_is_ahead_and_what_it_computes_with_is_known_after_a_stop(run: Run) -> None:
+    engine = (*AHEAD, "sampler=vllm", "sampler.vllm.kv_cache_gib=0.05", "run.max_steps=3")
+    with pytest.raises(Stopped):
+        run(*engine, "run.max_time_s=0.01")
+    trained = [row for row in run(*engine) if "train/reward" in row]
+    assert [row["agreement/weights_age"] for row in trained] == [0.0, 1.0, 1.0]
+    assert [row["refit/version"] for row in trained] == [0, 0, 1]
+    assert all(row["refit/probe_gap_max"] < 1e-4 for row in trained), "of the copies, also of those in the checkpoint"
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_curve_of_arithmetic_stays_within_the_spread_of_seeds(seed: int, workplace: Path) -> None:
-    """As `lockstep check` bounds the plain recipe, and as fast: no step later than the slowest plain seed by much."""
+    """Within what seeds 11, 12 and 13 of the plain recipe reach (.938 to .975, see LOG.md), and the recipe's bounds."""
     options = [*AHEAD, f"seed={seed}", f"run.folder={workplace}/ahead_{seed}"]
     rows = read_metrics(train(load("ppo_arithmetic", options)))
     accuracy = {row["step"]: row["validation/accuracy"] for row in rows if "validation/accuracy" in row}
     reward = [row["train/reward"] for row in rows if "train/reward" in row]
     print(f"seed {seed}: accuracy {accuracy}, reward of the last step {reward[-1]:.3f}")
-    assert accuracy[30] >= 0.88
+    assert accuracy[30] >= 0.92
     assert reward[-1] >= 0.75
