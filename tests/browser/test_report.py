@@ -141,7 +141,7 @@ def test_the_logarithmic_axis(written: Written, opened: Opened) -> None:
 
 
 def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened) -> None:
-    timings = [{"generate": 1.0, "policy": 3.0}, {"generate": 2.0, "policy": 2.0}]
+    timings = [{"generate": 1.0, "policy": 3.0, "beside/generate": 9.0}, {"generate": 2.0, "policy": 2.0}]
     folders = [written(name, METRICS, None, timings, seed=seed) for name, seed in (("one", 0), ("two", 1))]
     page = opened(page_of(*folders), "agreement")
     assert "1.000e−9" in page.locator("#agreement table").inner_text()
@@ -149,6 +149,7 @@ def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened)
     page.wait_for_selector("#time[data-made] > *")
     share = page.locator("#time table").first.inner_text()
     assert re.search(r"policy\s+5\s+2\.5\s+62\.5 %", share)
+    assert re.search(r"all\s+8\s+beside/generate\s+9\s+9", share)
     page.click("text=Recipe")
     page.wait_for_selector("#recipe[data-made] > *")
     assert page.locator("#recipe table").first.locator("td").all_inner_texts() == ["seed", "0", "1"]
