@@ -51,7 +51,7 @@ class Cost:
 
 
 def run(side: str, steps: int, options: Sequence[str]) -> Cost:
-    scratch = load("sft_arithmetic").recipe.model.scratch
+    scratch = load("sft_arithmetic").training.model.scratch
     assert scratch is not None, "the shipped warm start builds its model"
     arguments = ["ppo_arithmetic", f"model.scratch={scratch.model_dump_json()}", f"run.max_steps={steps}"]
     command = [sys.executable, "-m", "lockstep", "train", *arguments, *BOTH, SIDES[side], *options]
