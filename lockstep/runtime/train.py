@@ -103,16 +103,23 @@ def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: Co
     """
     samplers = recipe.sampler.replicas if isinstance(recipe, SamplingRecipe) else 0
     most = recipe.cluster.max_restarts
-    for restarts in range(most + 1):
+    for restart in range(1, most + 2):
         with workers_of(recipe.cluster, recipe.learner, shown, recipe.learner.parallel.ranks, samplers) as workers:
-            run = ready(workers)
-            try:
-                run()
-                return
-            except (WorkerDied, RemoteTimeout) as error:
-                if restarts == most:
-                    raise WorkerDied(f"{error}; the run does not go on, since cluster.max_restarts={most}") from error
-                shown.note(f"{error}; going on from the newest checkpoint ({restarts + 1} of {most} times)")
+            lost = _lost(ready(workers))
+        if lost is None:
+            return
+        if restart > most:
+            raise WorkerDied(f"{lost}; the run does not go on, since cluster.max_restarts={most}") from lost
+        shown.note(f"{lost}; going on from the newest checkpoint ({restart} of {most} times)")
+
+
+def _lost(run: Callable[[], None]) -> Exception | None:
+    """Runs; where a learner is lost over it, how."""
+    try:
+        run()
+    except (WorkerDied, RemoteTimeout) as error:
+        return error
+    return None
 
 
 def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None) -> Source:

@@ -52,7 +52,9 @@ def counted(number: int, what: str) -> str:
 
 def layout(parallel: Parallel) -> str:
     """As people write it."""
-    return " · ".join(f"{name} {size}" for name, size in parallel.model_dump().items())
+    return " · ".join(
+        f"{name} {size}" for name, size in parallel.model_dump().items() if name in ("dp", "tp", "cp") or size > 1
+    )
 
 
 def _options(estimate: Estimate) -> str:
