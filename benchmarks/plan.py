@@ -57,9 +57,7 @@ def compared(folder: Path, tiny: Path, tokens: int, case: int, passes: int = 1) 
     section = LearnerSection(device="cpu", parallel=Parallel(**parallel), micro_batch_tokens=tokens, **options)
     load = Load(tokens // 2, 1, 2 * passes * section.parallel.dp)
     rank = Rank(Sizes.of(skeleton(read_config(folder), str(folder))), section, load, head)
-    with tempfile.TemporaryDirectory() as made:
-        lengths = [tokens // 2] * 2 * passes
-        return measured(folder, tiny, section, head, lengths, Path(made) / "store"), rank.peak.size
+    return measured(folder, tiny, section, head, [tokens // 2] * 2 * passes), rank.peak.size
 
 
 def main() -> None:

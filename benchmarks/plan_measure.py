@@ -13,12 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.harness import MemoryGrowth
 from lockstep.batch import Batch
+from lockstep.distributed.meeting import Host
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.base import train
 from lockstep.losses.base import Outputs
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.metrics import Metrics
 from lockstep.recipe import LearnerSection, Optimizer
+from lockstep.runtime.cluster import LOOPBACK
 from lockstep.runtime.parallel import RankSpec
 from lockstep.runtime.remote import outcomes, spawned
 from lockstep.runtime.workers import LearnerSpec
@@ -76,7 +78,7 @@ class MeasuredRank:
             first = tiny.build()
         else:
             first = replace(self.rank, learner=tiny).build()
-            ranks = Ranks.of("cpu", parallel.dp, parallel.cp, parallel.tp)
+            ranks = Ranks.of("cpu", parallel.dp_replicate, parallel.dp, parallel.cp, parallel.tp)
         steps = Steps(first, spec.head, [64, 64])
         steps.step()
         growth = MemoryGrowth()
@@ -104,13 +106,12 @@ class Steps:
         return self._growth.peak()
 
 
-def measured(
-    folder: Path, tiny: Path, section: LearnerSection, head: Any, lengths: list[int], store: Path, steps: int = 2
-) -> float:
+def measured(folder: Path, tiny: Path, section: LearnerSection, head: Any, lengths: list[int], steps: int = 2) -> float:
     """The peak in bytes of the fullest rank; each data-parallel rank has sequences of these lengths."""
     spec, count = LearnerSpec(str(folder), head, section, Optimizer(lr=1e-5), 0), section.parallel.ranks
+    host = Host(LOOPBACK, count, 600.0)
     ranks = [
-        spawned(MeasuredRank(RankSpec(spec, rank, str(store), 600.0), str(tiny)), f"rank {rank}", 600.0, threads=1)
+        spawned(MeasuredRank(RankSpec(spec, host.meeting.of(rank)), str(tiny)), f"rank {rank}", 600.0, threads=1)
         for rank in range(count)
     ]
     try:

@@ -107,7 +107,7 @@ class MeshLearner:
     """
 
     def __init__(self, ranks: Sequence[Remote], section: LearnerSection, host: Host) -> None:
-        self.ranks, self.section, self._host = ranks, section, host
+        self.ranks, self.section, self.host = ranks, section, host
 
     def ready(self) -> None:
         """Waits until every rank has built its model."""

@@ -176,7 +176,7 @@ def test_recorded_rollouts(
 @pytest.mark.parametrize("budget", [24, 64, 10_000])
 def test_other_micro_batches(policy: Twins, budget: int) -> None:
     section = policy.many.section.model_copy(update={"micro_batch_tokens": budget})
-    policy.alike(demonstrations(STEPS), MeshLearner(policy.many.ranks, section))
+    policy.alike(demonstrations(STEPS), MeshLearner(policy.many.ranks, section, policy.many.host))
 
 
 @layouts("dp2")
