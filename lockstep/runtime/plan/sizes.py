@@ -175,7 +175,7 @@ class Load:
                 asked = [section for section in (recipe.judge, recipe.meta_judge) if section and section.is_policy]
                 judged = [section.max_prompt_tokens + section.sampling.max_tokens for section in asked]
                 longest = max(answer, judged[0]) if recipe.meta_judge is not None else answer
-                return cls(longest, 2, rows, scored=rows, generated=max(answer, *judged))
+                return cls(longest, 2, rows, scored=rows, generated=max([answer, *judged]))
         raise TypeError(f"no plan is made for a {type(recipe).__name__}")
 
     @property
