@@ -70,6 +70,7 @@ def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run
     assert [name for name in whole if whole[name] != killed[name]] == []
 
 
+@pytest.mark.proof
 def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run(*LONG, "run.folder=calm")
     with killing("stormy", [4, 9], sampler_process) as victims:
@@ -79,6 +80,7 @@ def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[
     assert "starting it again (2 of 3 times)" in capsys.readouterr().err
 
 
+@pytest.mark.proof
 def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
     run(*LONG, "run.folder=calm")
     lost = (*LONG, "run.folder=stormy", "sampler.max_restarts=0")
