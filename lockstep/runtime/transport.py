@@ -139,7 +139,8 @@ def decode(frame: Sequence[bytearray]) -> Message:
 def _reduce_tensor(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     raw = tensor.detach().cpu().reshape(-1).view(torch.uint8)
     # Of the array and not of its memoryview: Python 3.11 crashes when it collects a memoryview of a memoryview.
-    return _tensor, (pickle.PickleBuffer(raw.numpy()), tensor.dtype, tuple(tensor.shape))
+    array: Any = raw.numpy()
+    return _tensor, (pickle.PickleBuffer(array), tensor.dtype, tuple(tensor.shape))
 
 
 def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
