@@ -8,7 +8,6 @@ stands in the test. A function is sent by name: it has to lie at the top of a mo
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import pickle
 import tempfile
@@ -28,6 +27,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep.runtime.child import forking
 
 DEADLINE_S = 120.0
 GRACE_S = 2.0
@@ -101,8 +102,7 @@ class Ranks:
         return [answers[rank][1] for rank in range(tp * cp)]
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["lockstep.runtime.workers"])
+        context = forking()
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         store = str(Path(self._folder.name) / "store")
         for rank in range(self._world):

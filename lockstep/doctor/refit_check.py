@@ -101,7 +101,7 @@ def refit_check(loaded: Loaded) -> int:
         spec = _spec(recipe, backend)
         with (
             progress(f"refit: {recipe.model.path} → {backend}") as shown,
-            workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.replicas) as workers,
+            workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.engines) as workers,
         ):
             learner = learner_of(recipe)
             engine = processes(spec, shown, workers)

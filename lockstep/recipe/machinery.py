@@ -217,6 +217,16 @@ class SamplerSection(Section):
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None
 
+    @property
+    def engines(self) -> int:
+        """Those that Lockstep starts; a server has its own."""
+        return 0 if self.backend == "openai" else self.replicas
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the engine can be in the process that asks it: one of torch, alone."""
+        return self.backend == "torch" and self.replicas == 1
+
     @model_validator(mode="after")
     def _options_of_the_backend(self) -> SamplerSection:
         if self.backend != "vllm" and self.vllm != VLLM():

@@ -17,14 +17,12 @@ import socket
 import sys
 import threading
 from multiprocessing import connection
+from multiprocessing.context import ForkServerContext
 
 import torch
 from tqdm import tqdm
 
-from lockstep.runtime.transport import Build, Channel, Factory, Message, serve
-
-_GRACE_S = 2.0
-"""How long a worker that is told to end may take to leave by itself."""
+from lockstep.runtime.transport import CLOSED, GRACE_S, Build, Channel, Factory, Message, serve
 
 
 class ChildProcess:
@@ -38,10 +36,8 @@ class ChildProcess:
 
     def __init__(self, factory: Factory, name: str, threads: int) -> None:
         ours, theirs = socket.socketpair()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["lockstep.runtime.workers"])
         args = theirs, threads, dict(os.environ)
-        self._process = context.Process(target=_main, args=args, name=name, daemon=True)
+        self._process = forking().Process(target=_main, args=args, name=name, daemon=True)
         self._process.start()
         theirs.close()
         self._channel = Channel(ours)
@@ -68,8 +64,8 @@ class ChildProcess:
 
     def ending(self) -> str:
         if self._closed:
-            return "it was ended by this process"
-        self._process.join(_GRACE_S)
+            return CLOSED
+        self._process.join(GRACE_S)
         code = self._process.exitcode
         if code is None:
             return "it closed its connection"
@@ -81,9 +77,16 @@ class ChildProcess:
         self._closed = True
         self._channel.close()
         if not at_once:
-            self._process.join(_GRACE_S)
+            self._process.join(GRACE_S)
         self._process.kill()
         self._process.join()
+
+
+def forking() -> ForkServerContext:
+    """Starts processes by the server that has imported what workers need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lockstep.runtime.workers"])
+    return context
 
 
 def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> None:

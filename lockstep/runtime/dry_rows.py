@@ -20,6 +20,7 @@ from lockstep.recipe import (
     DPORecipe,
     PPORecipe,
     RewardSection,
+    SamplingRecipe,
     SelfRewardingRecipe,
     SFTRecipe,
 )
@@ -47,6 +48,13 @@ def check_rows(recipe: Common, files: DataFiles | None, source: Source | None, f
         source: The first model; None where it is not known because of a problem.
         found: Is told.
     """
+    if isinstance(recipe, SamplingRecipe):
+        with found.problem():
+            build(recipe.reward if isinstance(recipe, PPORecipe) else recipe.verifier)
+    if source is None or files is None:
+        return
+    with found.problem():
+        require_context(recipe, source)
     match recipe:
         case PPORecipe():
             _ppo(recipe, files, source, found)
@@ -56,13 +64,7 @@ def check_rows(recipe: Common, files: DataFiles | None, source: Source | None, f
             _supervised(recipe, files, source, found)
 
 
-def _ppo(recipe: PPORecipe, files: DataFiles | None, source: Source | None, found: Findings) -> None:
-    with found.problem():
-        build(recipe.reward)
-    if source is None or files is None:
-        return
-    with found.problem():
-        require_context(recipe, source)
+def _ppo(recipe: PPORecipe, files: DataFiles, source: Source, found: Findings) -> None:
     size = recipe.ppo.num_prompts_per_step
     train = _prompts(recipe, files.train, head(recipe.data.limit_train_batches, size), source, found)
     limit = head(recipe.data.limit_val_batches, size)
@@ -94,15 +96,7 @@ def _judged_by(section: AskedSection, policy: Policy, name: str) -> Answering | 
     return None if section.path is None else policy_answers(section, Policy(_Nobody(), open_source(section.path)), name)
 
 
-def _self_rewarding(
-    recipe: SelfRewardingRecipe, files: DataFiles | None, source: Source | None, found: Findings
-) -> None:
-    with found.problem():
-        build(recipe.verifier)
-    if source is None or files is None:
-        return
-    with found.problem():
-        require_context(recipe, source)
+def _self_rewarding(recipe: SelfRewardingRecipe, files: DataFiles, source: Source, found: Findings) -> None:
     policy = Policy(_Nobody(), source)
     with found.problem():
         asked = _judged_by(recipe.judge, policy, "judge")
@@ -164,12 +158,8 @@ def _answers(reward: MathReward, first: Sequence[Prompt], rows: Prompts, found: 
     found.say("reward", f"math; the right answers of the first {len(first)} rows can be read")
 
 
-def _supervised(recipe: SFTRecipe | DPORecipe, files: DataFiles | None, source: Source | None, found: Findings) -> None:
+def _supervised(recipe: SFTRecipe | DPORecipe, files: DataFiles, source: Source, found: Findings) -> None:
     """What learns from rows as they are: demonstrations, or pairs of answers."""
-    if source is None or files is None:
-        return
-    with found.problem():
-        require_context(recipe, source)
     with found.problem():
         section, what = (recipe.sft, "rows") if isinstance(recipe, SFTRecipe) else (recipe.dpo, "pairs")
         size, data = section.global_batch_size, recipe.data

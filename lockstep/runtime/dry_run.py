@@ -21,17 +21,14 @@ from lockstep.learners.torch.learner import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
 from lockstep.models.parallelize import require_divisible
-from lockstep.recipe import (
-    Common,
-    LearnerSection,
-    PPORecipe,
-    SamplingRecipe,
-)
+from lockstep.recipe import Common, PPORecipe, SamplingRecipe
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.dry_rows import check_rows
 from lockstep.runtime.findings import Findings
 from lockstep.runtime.folder import FRAME, changed_options, require_writable, standing
+from lockstep.runtime.parallel import require_gpus
 from lockstep.runtime.plan.estimate import Estimate, checkpoint_bytes, machine_bytes
+from lockstep.runtime.plan.page import layout
 from lockstep.runtime.plan.sizes import Sizes, readable
 from lockstep.runtime.rows import DataFiles, data_files
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
@@ -71,7 +68,7 @@ def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
 def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -> _Model | None:
     recipe = loaded.training
     with found.problem():
-        _device(recipe.learner, found)
+        _device(recipe, found)
     if isinstance(recipe, SamplingRecipe):
         with found.problem():
             require_sampler(recipe.sampler, recipe.learner)
@@ -102,15 +99,12 @@ def _examined(recipe: SamplingRecipe, found: Findings) -> None:
         found.say("doctor", known.sentence)
 
 
-def _device(learner: LearnerSection, found: Findings) -> None:
-    device, parallel, ranks = resolve_device(learner.device), learner.parallel, learner.parallel.ranks
-    shape = " × ".join(f"{name} {size}" for name, size in parallel.model_dump().items())
-    if device.type == "cuda" and ranks > torch.cuda.device_count():
-        raise ValueError(
-            f"learner.parallel asks for {ranks} ranks ({shape}), but there are {torch.cuda.device_count()} GPUs"
-        )
-    cores = len(os.sched_getaffinity(0))
-    if device.type == "cpu" and ranks > cores:
+def _device(recipe: Common, found: Findings) -> None:
+    learner, here = recipe.learner, recipe.cluster.backend == "local"
+    device, ranks, cores = resolve_device(learner.device), learner.parallel.ranks, len(os.sched_getaffinity(0))
+    if here:
+        require_gpus(learner)
+    if here and device.type == "cpu" and ranks > cores:
         found.notes.append(
             f"learner.parallel asks for {ranks} ranks, but this process may use {cores} cores; they wait"
         )
@@ -118,7 +112,10 @@ def _device(learner: LearnerSection, found: Findings) -> None:
         found.notes.append(
             "learner.dtype is bf16, which few CPUs compute faster than fp32; learner.dtype=fp32 may be better"
         )
-    found.say("device", f"{device}, {learner.dtype}, " + (f"{ranks} ranks: {shape}" if ranks > 1 else "1 rank"))
+    found.say(
+        "device",
+        f"{device}, {learner.dtype}, " + (f"{ranks} ranks: {layout(learner.parallel)}" if ranks > 1 else "1 rank"),
+    )
 
 
 def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:

@@ -80,7 +80,7 @@ def _examine(
     """Answers what has not been answered, and writes the results."""
     with (
         progress(f"{recipe.model.path} → {folder}") as shown,
-        workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.replicas) as workers,
+        workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.engines) as workers,
     ):
         asked = files_of(recipe.data.validation)
         rows = open_prompts(asked, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))

@@ -95,7 +95,7 @@ def _make(recipe: GenerateRecipe, source: Source, whole: Path, started: Callable
         blocks = _Blocks(prompts, len(range(len(prompts))[: recipe.data.max_prompts]), recipe.run.save_every)
         parts = Parts(whole, len(blocks))
         if parts.missing():
-            with workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.replicas) as workers:
+            with workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.engines) as workers:
                 answers = answering(recipe, source, shown, workers)
                 started()
                 shown.total(blocks.count, _arithmetic(recipe, blocks), unit="prompts")

@@ -72,17 +72,19 @@ class Place:
     workers: Workers
 
 
-def require_context(recipe: SFTRecipe | DPORecipe | PPORecipe | SelfRewardingRecipe, source: Source) -> None:
+def require_context(recipe: Common, source: Source) -> None:
     """Raises ValueError if sequences that the recipe allows do not fit the model."""
-    if isinstance(recipe, SFTRecipe):
-        return source.require_room("sft.max_tokens", recipe.sft.max_tokens)
-    if isinstance(recipe, DPORecipe):
-        return source.require_room("dpo.max_tokens", recipe.dpo.max_tokens)
-    for option, sampling in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
-        if sampling is not None:
-            tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
-            source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
-    return None
+    match recipe:
+        case SFTRecipe():
+            source.require_room("sft.max_tokens", recipe.sft.max_tokens)
+        case DPORecipe():
+            source.require_room("dpo.max_tokens", recipe.dpo.max_tokens)
+        case PPORecipe() | SelfRewardingRecipe():
+            asked = (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling))
+            for option, sampling in asked:
+                if sampling is not None:
+                    tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
+                    source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
 
 
 def learner_of(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
@@ -113,10 +115,10 @@ def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 
 
 def sampler_of(policy: Learner, source: Source, recipe: SamplingRecipe, place: Place) -> Sampler:
-    """Shares the weights of a learner in this process, if it is one of torch and alone."""
+    """Shares the weights of a learner in this process, if both can be here."""
     section = recipe.sampler
-    alone = place.workers.here and section.backend == "torch" and section.replicas == 1
-    if alone and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
+    here = place.workers.here and section.in_process
+    if here and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
         return TorchSampler(policy.model.lm, section.max_batch_size, recipe.learner.dtype == "bf16")
     return nearest(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)
 

@@ -98,7 +98,7 @@ def _judge(
 
 
 def _samplers(recipe: JudgeEvalRecipe) -> int:
-    return 1 if recipe.judge.sampler is None else recipe.judge.sampler.replicas
+    return 1 if recipe.judge.sampler is None else recipe.judge.sampler.engines
 
 
 def _write(

@@ -59,6 +59,13 @@ class RankSpec:
         return self.learner.build(Ranks.of(device, parallel.dp_replicate, parallel.dp, parallel.cp, parallel.tp))
 
 
+def require_gpus(section: LearnerSection) -> None:
+    """Raises ValueError if this machine has fewer GPUs than the learner has ranks that want one."""
+    ranks, there = section.parallel.ranks, torch.cuda.device_count()
+    if ranks > there and resolve_device(section.device).type == "cuda":
+        raise ValueError(f"learner.parallel asks for {ranks} ranks, but there are {there} GPUs")
+
+
 def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> MeshLearner:
     """Starts the ranks of `spec.section.parallel` and waits until all have built their model.
 
@@ -72,14 +79,8 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> Mesh
     """
     parallel = spec.section.parallel
     require_divisible(read_config(spec.model), parallel.tp)
-    if (
-        workers.here
-        and resolve_device(spec.section.device).type == "cuda"
-        and parallel.ranks > torch.cuda.device_count()
-    ):
-        raise ValueError(
-            f"learner.parallel asks for {parallel.ranks} ranks, but there are {torch.cuda.device_count()} GPUs"
-        )
+    if workers.here:
+        require_gpus(spec.section)
     host = Host(workers.address, parallel.ranks, timeout_s)
     ranks = [
         workers.start(

@@ -26,15 +26,13 @@ from ray.util import get_node_ip_address
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from lockstep.models.folder import first_line
 from lockstep.recipe import RaySection
 from lockstep.runtime.cluster import Role
-from lockstep.runtime.transport import Build, Factory, Message, decode, encode, serve
+from lockstep.runtime.transport import CLOSED, GRACE_S, Build, Factory, Message, decode, encode, serve
 
 Frame = list[Any]
 """The parts of a message, each an array of bytes; Ray moves those without copying them on a machine."""
-
-_GRACE_S = 2.0
-"""How long a worker that is told to end may take to leave by itself."""
 
 _SHARE = 1 / 16
 """What an actor asks for of its place: policy, critic, reference, judges and samplers take turns there."""
@@ -126,7 +124,7 @@ class RayWorker:
         except GetTimeoutError as error:
             raise TimeoutError(str(error)) from None
         except RayError as error:
-            raise ConnectionError(_first_line(error)) from error
+            raise ConnectionError(first_line(error)) from error
         if frame is None:
             raise EOFError("the worker has ended")
         self._next = self._actor.give.remote()
@@ -140,13 +138,13 @@ class RayWorker:
 
     def ending(self) -> str:
         if self._closed:
-            return "it was ended by this process"
+            return CLOSED
         try:
-            ray.get(self._life, timeout=_GRACE_S)
+            ray.get(self._life, timeout=GRACE_S)
         except GetTimeoutError:
             return "it gives no answer"
         except RayError as error:
-            return f"Ray says: {_first_line(error)}"
+            return f"Ray says: {first_line(error)}"
         return "it has left"
 
     def close(self, at_once: bool = False) -> None:
@@ -155,7 +153,7 @@ class RayWorker:
         self._closed = True
         if not at_once:
             self._actor.take.remote(None)
-            ray.wait([self._life], timeout=_GRACE_S)
+            ray.wait([self._life], timeout=GRACE_S)
         ray.kill(self._actor)
 
 
@@ -221,12 +219,8 @@ def joined(address: str | None, cpus: int) -> Iterator[None]:
     except Exception as error:  # Ray raises all kinds
         ray.shutdown()
         where = "no Ray could be started here" if address is None else f"cluster.ray.address={address} cannot be joined"
-        raise ValueError(f"{where}: {_first_line(error)}") from error
+        raise ValueError(f"{where}: {first_line(error)}") from error
     try:
         yield
     finally:
         ray.shutdown()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

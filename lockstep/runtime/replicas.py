@@ -312,8 +312,8 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
 
 
 def nearest(spec: SamplerSpec, shown: Progress, workers: Workers) -> Sampler:
-    """A sampler in this process where that is possible: one of torch, alone; else in processes of its own."""
-    if workers.here and spec.section.backend == "torch" and spec.section.replicas == 1:
+    """A sampler in this process where that is possible, else in processes of its own."""
+    if workers.here and spec.section.in_process:
         return spec.torch()
     return processes(spec, shown, workers)
 

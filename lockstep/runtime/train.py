@@ -101,7 +101,7 @@ def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: Co
     Raises:
         WorkerDied: If a learner is lost too often, or before the run has begun.
     """
-    samplers = recipe.sampler.replicas if isinstance(recipe, SamplingRecipe) else 0
+    samplers = recipe.sampler.engines if isinstance(recipe, SamplingRecipe) else 0
     most = recipe.cluster.max_restarts
     for restart in range(1, most + 2):
         with workers_of(recipe.cluster, recipe.learner, shown, recipe.learner.parallel.ranks, samplers) as workers:

@@ -83,6 +83,13 @@ Message = Build | Call | Item | Result | Failure
 M = TypeVar("M")
 
 
+GRACE_S = 2.0
+"""How long a worker that is told to end may take to leave by itself."""
+
+CLOSED = "it was ended by this process"
+"""How a worker came to its end that `Transport.close` has ended."""
+
+
 class Transport(Protocol):
     """The way to one worker, which it starts and ends. Messages arrive in the order they were sent."""
 

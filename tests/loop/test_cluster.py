@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from killing import child_process, killing
 from workspace import furnish
 
 from lockstep.cli import main
 from lockstep.config import load
-from lockstep.report.log import read_metrics
 from lockstep.runtime.remote import WorkerDied
 from lockstep.runtime.train import train
 
@@ -42,41 +37,14 @@ def test_ppo_by_actors_has_the_bits_of_child_processes(
     assert Path("here/samples.jsonl").read_bytes() == Path("there/samples.jsonl").read_bytes()
 
 
-def worker(name: str) -> int | None:
+def rank() -> int | None:
     """The process of a rank: a child of this one, or an actor, which has no name of its own."""
-    children = {child.name: child.pid for child in multiprocessing.active_children()}
     actors = [process.pid for process in psutil.process_iter(["cmdline"]) if _is_actor(process)]
-    return children.get(name) or next(iter(actors), None)
+    return child_process("value learner rank 1") or next(iter(actors), None)
 
 
 def _is_actor(process: psutil.Process) -> bool:
     return any(part.startswith("ray::_Worker") for part in process.info["cmdline"] or ())
-
-
-@contextmanager
-def killed_after(folder: str, step: int, name: str) -> Iterator[list[int]]:
-    """Kills a rank when a step has been logged; yields whom it has killed."""
-    over, killed = threading.Event(), list[int]()
-
-    def kill() -> None:
-        while not over.wait(0.01):
-            done = max((int(row["step"]) for row in read_metrics(Path(folder))), default=0) if _logs(folder) else 0
-            if done >= step and (pid := worker(name)) is not None:
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
-                return
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
-        yield killed
-    finally:
-        over.set()
-        thread.join()
-
-
-def _logs(folder: str) -> bool:
-    return (Path(folder) / "metrics.jsonl").exists()
 
 
 LONG = ("run.max_steps=24", "run.save_every=2", "learner.parallel.dp=2")
@@ -90,7 +58,7 @@ def test_a_rank_that_is_killed_costs_nothing_but_time(
     if cluster == "ray":
         request.getfixturevalue("ray")
     whole = run("run.folder=whole", *LONG)
-    with killed_after("lost", 4, "value learner rank 1") as killed:
+    with killing("lost", [4], rank) as killed:
         rows = run("run.folder=lost", f"cluster={cluster}", *LONG)
     assert killed
     assert "going on from the newest checkpoint (1 of 3 times)" in capfd.readouterr().err
@@ -100,7 +68,7 @@ def test_a_rank_that_is_killed_costs_nothing_but_time(
 @pytest.mark.needs("gloo")
 def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes_on(run: Run) -> None:
     with (
-        killed_after("lost", 4, "value learner rank 1"),
+        killing("lost", [4], rank),
         pytest.raises(WorkerDied, match=r"killed by SIGKILL; the run does not go on, since cluster\.max_restarts=0$"),
     ):
         run("run.folder=lost", "cluster.max_restarts=0", *LONG)

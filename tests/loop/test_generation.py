@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from killing import meanwhile, sampler_process, wait_for
 
 from lockstep.batch import Batch
 from lockstep.cli import main
@@ -380,32 +380,19 @@ def parts(folder: str) -> dict[str, tuple[int, bytes]]:
     return {path.name: (path.stat().st_ino, path.read_bytes()) for path in found}
 
 
-def wait_for_parts(folder: str, count: int, over: Callable[[], bool] = lambda: False) -> None:
-    while len(list(Path(folder).glob("parts/*.jsonl"))) < count and not over():
-        time.sleep(0.001)
+def written(folder: str) -> int:
+    return len(list(Path(folder).glob("parts/*.jsonl")))
 
 
-@contextlib.contextmanager
-def meanwhile(folder: str, count: int, action: Callable[[], object]) -> Iterator[None]:
+def once_written(folder: str, count: int, action: Callable[[], object]) -> AbstractContextManager[None]:
     """While the block generates in this process, does something as soon as so many blocks are written."""
-    over = threading.Event()
-
-    def act() -> None:
-        wait_for_parts(folder, count, over.is_set)
-        if not over.is_set():
-            action()
-
-    thread = threading.Thread(target=act)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return meanwhile((lambda: written(folder) >= count, action))
 
 
 def kill_a_sampler() -> None:
-    next(child for child in multiprocessing.active_children() if child.name.startswith("sampler")).kill()
+    pid = sampler_process()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_two_samplers_write_the_same_bytes_as_one(whole: bytes) -> None:
@@ -416,7 +403,7 @@ def test_two_samplers_write_the_same_bytes_as_one(whole: bytes) -> None:
 def test_a_sampler_that_is_killed_is_started_again_and_three_write_the_same_bytes_as_one(
     whole: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with meanwhile("by_three", 4, kill_a_sampler):
+    with once_written("by_three", 4, kill_a_sampler):
         assert main(words("some.jsonl", "by_three", "sampler.replicas=3")) == 0
     assert "killed by SIGKILL; starting it again (1 of 3 times)" in capsys.readouterr().err
     assert content("by_three") == whole
@@ -425,7 +412,7 @@ def test_a_sampler_that_is_killed_is_started_again_and_three_write_the_same_byte
 def test_samplers_that_die_too_often_end_it_and_what_was_written_stays(
     whole: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with meanwhile("ended", 3, kill_a_sampler):
+    with once_written("ended", 3, kill_a_sampler):
         assert main(words("some.jsonl", "ended", "sampler.max_restarts=0")) == 2
     assert "is not started again, since sampler.max_restarts=0" in capsys.readouterr().err
     assert 3 <= len(parts("ended")) < BLOCKS
@@ -437,7 +424,7 @@ def test_a_signal_ends_it_after_the_blocks_under_way(
     whole: bytes, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int, replicas: int
 ) -> None:
     folder = f"stopped_{code}"
-    with meanwhile(folder, 2, lambda: os.kill(os.getpid(), number)):
+    with once_written(folder, 2, lambda: os.kill(os.getpid(), number)):
         assert main(words("some.jsonl", folder, f"sampler.replicas={replicas}")) == code
     told = capsys.readouterr().err
     answered = sum(part.count(b"\n") for _, part in parts(folder).values())
@@ -465,7 +452,8 @@ def killed_at_any_instant(data: str, kills: int, chance: random.Random) -> list[
         if kill % 4 == 3:
             time.sleep(chance.uniform(0.0, 6.0))
         else:
-            wait_for_parts("killed", len(before) + 1, lambda process=process: process.poll() is not None)
+            there = len(before)
+            wait_for(lambda there=there: written("killed") > there, process)
             time.sleep(chance.uniform(0.0, 0.2))
         process.kill()
         assert process.wait() == -signal.SIGKILL, "it was over before it could be killed; give it more prompts"

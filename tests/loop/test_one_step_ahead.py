@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume import contents, killed_and_continued, started, steps_logged, wait_for
-from test_samplers import assert_same, final, killing, sampler_process
+from killing import (
+    assert_same,
+    contents,
+    final,
+    killed_and_continued,
+    killing,
+    sampler_process,
+    started,
+    steps_logged,
+    wait_for,
+)
 
 from lockstep.config import load
 from lockstep.report.log import lines, read_metrics

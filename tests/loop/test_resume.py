@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from killing import command, contents, killed_and_continued, started, steps_logged, wait_for
 from safetensors.torch import load_file
 from tiny_recipe import RECIPE
 
@@ -41,61 +40,6 @@ SFT_TINY: dict[str, Any] = {
     "optimizer": {"lr": 1.0e-3},
 }
 LASTING = ("run.save_every=1", "ppo.ppo_epochs=2", "ppo.kl.coef=0.1")
-
-
-def command(folder: str, *overrides: str) -> list[str]:
-    return [sys.executable, "-m", "lockstep", "train", "tiny.yaml", f"run.folder={folder}", *overrides]
-
-
-@contextlib.contextmanager
-def started(folder: str, *overrides: str, shell: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
-    """The run in a process of its own, in a group of its own; `shell` is what starts it."""
-    whole = [*shell, *command(folder, *overrides)]
-    process = subprocess.Popen(whole, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Returns when it happened, or when the process is over."""
-    while not happened() and process.poll() is None:
-        time.sleep(0.001)
-
-
-def steps_logged(folder: str) -> int:
-    return max((int(row["step"]) for row in read_metrics(Path(folder))), default=0)
-
-
-def being_saved(folder: str) -> bool:
-    return any(Path(folder, "checkpoints").glob(".aside_step_*"))
-
-
-def killed_and_continued(folder: str, kills: int, overrides: tuple[str, ...], chance: random.Random) -> int:
-    """Kills the run so many times, every second time while it writes a checkpoint. Returns how many hit one."""
-    hits = 0
-    for kill in range(kills):
-        with started(folder, *overrides) as process:
-            goal = steps_logged(folder) + 1  # so that every kill finds the run further than the last
-            wait_for(lambda goal=goal: steps_logged(folder) >= goal, process)
-            if kill % 2:
-                wait_for(lambda: being_saved(folder), process)
-            time.sleep(chance.uniform(0.0, 0.01 if kill % 2 else 0.1))
-            process.kill()
-            assert process.wait() == -signal.SIGKILL, "the run was over before it could be killed; give it more steps"
-        hits += being_saved(folder)
-    subprocess.run(command(folder, *overrides), check=True, capture_output=True)
-    return hits
-
-
-def contents(folder: str) -> dict[str, bytes]:
-    """All that a run leaves but clock times."""
-    paths = [path for path in Path(folder).rglob("*") if path.is_file()]
-    named = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    return {name: text for name, text in named.items() if name not in ("timings.jsonl", ".lock", "recipe.yaml")}
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.proof)])

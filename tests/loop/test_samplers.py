@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import multiprocessing
 import os
-import random
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
+from killing import assert_same, final, killing, sampler_process
 
 from lockstep.config import RecipeError, load
-from lockstep.report.log import read_metrics
 from lockstep.runtime.replicas import SamplerLost
 
 Run = Callable[..., list[dict[str, Any]]]
 LONG = ("run.max_steps=40", "run.save_every=100", "sampler.replicas=2", "sampler.max_batch_size=4")
-
-
-def final(folder: str) -> dict[str, torch.Tensor]:
-    return load_file(Path(folder) / "final" / "model.safetensors")
-
-
-def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    assert not [name for name in left if not torch.equal(left[name], right[name])]
-
-
-def steps(folder: str) -> int:
-    return max((int(row["step"]) for row in read_metrics(Path(folder))), default=0)
-
-
-def sampler_process() -> int | None:
-    """The process that holds a sampler."""
-    return next((child.pid for child in multiprocessing.active_children() if child.name.startswith("sampler")), None)
 
 
 def vllm_core() -> int | None:
@@ -58,33 +32,6 @@ def is_engine_of(process: psutil.Process, ancestor: int) -> bool:
         return named and process.environ().get("LOCKSTEP_TEST") == str(ancestor)
     except psutil.Error:
         return False
-
-
-@contextmanager
-def killing(folder: str, after: list[int], *victim: Callable[[], int | None]) -> Iterator[list[int]]:
-    """Kills a process once so many steps are done, at some moment of the next one; yields the victims so far.
-
-    Args:
-        folder: Of the run.
-        after: So many steps each.
-        victim: Finds the process; several take turns.
-    """
-    victims: list[int] = []
-
-    def kill() -> None:
-        for step, find in zip(after, itertools.cycle(victim), strict=False):
-            while steps(folder) < step:
-                time.sleep(0.01)
-            time.sleep(random.random() * 0.1)
-            pid = find()
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-                victims.append(pid)
-
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    yield victims
-    thread.join()
 
 
 @pytest.mark.parametrize(

@@ -185,11 +185,11 @@ class Load:
 
     def together(self, learner: LearnerSection) -> int:
         """Groups that one pass reads."""
-        return max(1, learner.micro_batch_tokens // (self.group * self.sequence))
+        return max(1, learner.micro_batch_tokens // self.shortest)
 
     def tokens(self, learner: LearnerSection) -> int:
         """Of one pass, over all ranks that share it."""
-        return min(self.together(learner), -(-self.rows // learner.parallel.row_shares)) * self.group * self.sequence
+        return min(self.together(learner), -(-self.rows // learner.parallel.row_shares)) * self.shortest
 
     def passes(self, learner: LearnerSection, groups: int) -> int:
         """That each rank makes over so many groups."""
