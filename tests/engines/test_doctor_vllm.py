@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from forgetful import ForgetfulSampler
@@ -209,3 +211,27 @@ def test_another_type_and_configuration_take_another_engine(backend: VLLMBackend
 def test_one_engine_is_enough(folder: str) -> None:
     with pytest.raises(ValueError, match=r"leave sampler\.replicas at 1"):
         VLLMBackend(folder, SECTION.model_copy(update={"replicas": 2}), Computation(device="cpu"))
+
+
+@pytest.mark.proof
+def test_tensor_parallel_workers_end_with_their_engine_and_it_with_them(vllm: None, folder: str) -> None:
+    section = SECTION.model_copy(update={"vllm": VLLM(kv_cache_gib=0.1)})
+    opened = VLLMBackend(folder, section, Computation(device="cpu"), tp=2)
+    greedy = SamplingParams(max_tokens=8, temperature=0.0)
+    answers = opened.generate(requests(), greedy)
+    first = workers_of_vllm()
+    assert len(first) == 2
+    first[1].kill()
+    assert torch.equal(opened.generate(requests(), greedy).tokens, answers.tokens)
+    assert opened.engine.restarts == 1
+    (sampler,) = [child for child in multiprocessing.active_children() if child.name.startswith("sampler")]
+    second = workers_of_vllm()
+    sampler.kill()
+    _, alive = psutil.wait_procs([*first, *second], timeout=30)
+    assert not alive
+    opened.close()
+
+
+def workers_of_vllm() -> list[psutil.Process]:
+    below = psutil.Process().children(recursive=True)
+    return [process for process in below if any("VLLM::Worker" in word for word in process.cmdline())]

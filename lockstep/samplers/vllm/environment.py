@@ -1,22 +1,10 @@
-"""What vLLM's processes find in their environment; read by them when they start, so it is set before."""
+"""What vLLM finds in its environment; read by it when it is imported, so it is set before."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
-import tempfile
 from multiprocessing import resource_tracker
-
-OWNER = "LOCKSTEP_SAMPLER_PID"
-"""Names the process for which vLLM runs."""
-
-_SOCKETS = "VLLM_RPC_BASE_PATH"
-
-
-def clear() -> None:
-    """Takes away the sockets that vLLM's processes leave behind."""
-    shutil.rmtree(os.environ[_SOCKETS], ignore_errors=True)
 
 
 def prepare(threads: int) -> None:
@@ -25,11 +13,11 @@ def prepare(threads: int) -> None:
     Args:
         threads: Of the worker, on a CPU.
     """
-    os.setsid()  # Ctrl-C in a terminal is for who owns the engine, and would end it in the middle of a step
-    multiprocessing.current_process().daemon = False  # a daemon may have no children; vLLM's end by `OWNER`
+    os.setsid()  # Ctrl-C in a terminal is for who owns the engine, and would end tensor-parallel workers in their work
+    multiprocessing.current_process().daemon = False  # a daemon may have no children, which such workers are
     # vLLM leaves shared memory behind. A tracker of its own clears that away, without warnings in our program's output.
     resource_tracker._resource_tracker._fd = None  # pyright: ignore[reportAttributeAccessIssue]
-    os.environ |= {OWNER: str(os.getpid()), _SOCKETS: tempfile.mkdtemp(prefix="lockstep-vllm-")}
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # another process would import all of this once more
     for name, value in {
         "OMP_NUM_THREADS": str(threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each engine binds to the same cores

@@ -1,15 +1,15 @@
-"""The vLLM sampler: its asynchronous engine, for a process of its own. Token ids go in and come out, never text."""
+"""The vLLM sampler: its engine within this process, which is its own. Token ids go in and come out, never text."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -21,21 +21,20 @@ from lockstep.models.folder import first_line, read_config
 from lockstep.recipe import Computation, SamplerSection
 from lockstep.samplers.base import Attestation, Piece
 from lockstep.samplers.transfer import Bucket
-from lockstep.samplers.vllm.environment import clear, prepare
+from lockstep.samplers.vllm.environment import prepare
 from lockstep.types import Request, SamplingParams
 
 ENGINE_DIED = 70
-"""Exit code of a sampler's process whose engine is gone: it is of no use without."""
-
-LIFE_SIGN_S = 1.0
-"""So often is looked whether the engine still lives while it is waited for."""
+"""Exit code of a sampler's process that has lost a tensor-parallel worker of its engine: it is of no use without."""
 
 _CPU_CACHE_GIB = 1.0
 _CPU_BLOCK = 32
 _CPU_BATCH_TOKENS = 4096
 _ANY_SHARE = {"gpu_memory_utilization": 0.01}
 _COLDEST = 0.01
-T = TypeVar("T")
+
+Asked = tuple[Sequence[int], dict[str, Any]]
+"""A prompt, and what is wanted, in vLLM's words."""
 
 
 class VLLMSampler:
@@ -61,8 +60,8 @@ class VLLMSampler:
     ) -> None:
         prepare(threads=max(1, (os.cpu_count() or 1) // section.replicas))
         try:
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
+            from vllm.engine.arg_utils import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
         except (ImportError, RuntimeError) as error:
             raise ValueError(
                 f"vLLM is installed and cannot be imported ({first_line(error)}); docs/guides/generation.md says which "
@@ -74,34 +73,28 @@ class VLLMSampler:
         self._version = 0
         self._requests = 0
         self._cached: dict[int, int] = {}
-        self._loop = asyncio.new_event_loop()
         chosen = _options(section, computation, self._context)
         chosen |= {"model": model, "worker_extension_cls": self.worker}
         chosen |= {"logprobs_mode": "raw_logprobs" if raw_logprobs else "processed_logprobs", **(options or {})}
-
-        async def start() -> AsyncLLM:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**chosen))
-
         try:
-            self._engine = self._loop.run_until_complete(start())
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**chosen))
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"vLLM does not start with the model in {model}: {first_line(error)}") from error
+        self._engine.model_executor.register_failure_callback(_end_without_worker)
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        answered = self._answered(requests, sampling)
-        try:
-            while (piece := self._run(anext(answered, None))) is not None:
-                yield piece
-        finally:
-            self._run(answered.aclose())
+        asked = [(request.tokens, self._drawing(request, sampling)) for request in requests]
+        for answers in self._answered(asked):
+            places, outputs = zip(*answers, strict=True)
+            yield places, self._batch([requests[place] for place in places], outputs, sampling)
 
     def logprobs(self, batch: Batch) -> Tensor:
         sequences = [tokens.tolist() for tokens in batch.sequences()]
         scoring = {"prompt_logprobs": 0, "max_tokens": 1}
-        outputs = self._run(self._outputs(sequences, scoring))
+        answers = chain.from_iterable(self._answered([(tokens, scoring) for tokens in sequences]))
         columns = (
-            (0.0, *_chosen(tokens[1:], output.prompt_logprobs[1:]))
-            for tokens, output in zip(sequences, outputs, strict=True)
+            (0.0, *_chosen(sequences[place][1:], output.prompt_logprobs[1:]))
+            for place, output in sorted(answers, key=itemgetter(0))
         )
         return _flat(columns) * batch.mask
 
@@ -129,8 +122,8 @@ class VLLMSampler:
 
     def drop_caches(self) -> None:
         """Drops all that was computed for earlier requests."""
-        self._run(self._engine.reset_prefix_cache())
-        self._run(self._engine.reset_mm_cache())
+        self._engine.reset_prefix_cache()
+        self._engine.reset_mm_cache()
 
     def tensor_names(self) -> list[str]:
         """Of the tensors that `show` knows: those of the checkpoint, and a head that is tied."""
@@ -175,32 +168,27 @@ class VLLMSampler:
 
     def wake(self) -> None:
         if self._sleeps:
-            self._run(self._engine.wake_up())
+            self._engine.wake_up()
 
     def sleep(self) -> None:
         """Moves the weights to the host's memory and drops the cache; only on a GPU."""
         if self._sleeps:
-            self._run(self._engine.sleep(level=1))
+            self._engine.sleep(level=1)
 
     def close(self) -> None:
-        self._engine.shutdown()
-        clear()
+        self._engine.engine_core.shutdown()
 
-    async def _answered(self, requests: Sequence[Request], sampling: SamplingParams) -> AsyncGenerator[Piece]:
-        """Responses, as many at a time as are ready."""
-        waiting = {
-            asyncio.ensure_future(self._output(request.tokens, self._drawing(request, sampling))): place
-            for place, request in enumerate(requests)
-        }
+    def _answered(self, asked: Sequence[Asked]) -> Iterator[list[tuple[int, Any]]]:
+        """vLLM's final outputs with the places of their prompts, as many at a time as are ready."""
+        waiting = {self._ask(tokens, options): place for place, (tokens, options) in enumerate(asked)}
         try:
             while waiting:
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                places = [waiting.pop(task) for task in done]
-                outputs = [task.result() for task in done]
-                yield places, self._batch([requests[place] for place in places], outputs, sampling)
+                done = [(waiting.pop(output.request_id), output) for output in self._engine.step()]
+                self._cached |= {int(output.request_id): output.num_cached_tokens or 0 for _, output in done}
+                if done:
+                    yield done
         finally:
-            for task in waiting:
-                task.cancel()
+            self._engine.abort_request(list(waiting))
 
     def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
         """How to draw one response, in vLLM's words. Nothing but the listed tokens ends it before its time."""
@@ -217,22 +205,17 @@ class VLLMSampler:
             "logprobs": 0,
         }
 
-    async def _output(self, tokens: Sequence[int], options: dict[str, Any]) -> Any:
-        """vLLM's final output for one prompt."""
+    def _ask(self, tokens: Sequence[int], options: dict[str, Any]) -> str:
+        """Gives vLLM a prompt; it answers under the name that is returned, and only when all is there."""
         from vllm import SamplingParams as Options
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         self._requests += 1
-        number = self._requests
+        name = str(self._requests)
         chosen = Options(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **options)
-        prompt = TokensPrompt(prompt_token_ids=list(tokens))
-        outputs = [output async for output in self._engine.generate(prompt, chosen, str(number))]
-        self._cached[number] = outputs[-1].num_cached_tokens or 0
-        return outputs[-1]
-
-    async def _outputs(self, sequences: Sequence[Sequence[int]], options: dict[str, Any]) -> list[Any]:
-        return await asyncio.gather(*(self._output(tokens, options) for tokens in sequences))
+        self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(tokens)), chosen)
+        return name
 
     def _batch(self, requests: Sequence[Request], outputs: Sequence[Any], sampling: SamplingParams) -> Batch:
         responses = [output.outputs[0] for output in outputs]
@@ -257,33 +240,22 @@ class VLLMSampler:
     def _probe(self) -> Any:
         """One token behind a prompt that is the same every time and fills two blocks of the prefix cache."""
         blocks = 2 * self._engine.vllm_config.cache_config.block_size
-        return self._run(self._output([1] * min(self._context - 1, blocks + 1), {"max_tokens": 1}))
+        tokens = [1] * min(self._context - 1, blocks + 1)
+        ((_, output),) = chain.from_iterable(self._answered([(tokens, {"max_tokens": 1})]))
+        return output
 
     def _kept_caches(self) -> tuple[str, ...]:
         return ("prefix cache",) if self._probe().num_cached_tokens else ()
 
     def _on_worker(self, verb: str, *arguments: str) -> Any:
         """Runs a method of `worker.WeightReceiver`; of several workers, the first one's answer."""
-        result, *_ = self._run(self._engine.collective_rpc(verb, args=arguments))
+        result, *_ = self._engine.collective_rpc(verb, args=arguments)
         return result
 
-    def _run(self, work: Awaitable[T]) -> T:
-        """Waits for the engine; ends this process where the engine is gone."""
-        from vllm.v1.engine.exceptions import EngineDeadError
 
-        try:
-            return self._loop.run_until_complete(self._answer(work))
-        except EngineDeadError as error:
-            print(f"vLLM's engine is gone: {first_line(error)}", file=sys.stderr, flush=True)
-            os._exit(ENGINE_DIED)
-
-    async def _answer(self, work: Awaitable[T]) -> T:
-        """What the engine answers. vLLM lets a call on its workers wait for ever when the engine dies meanwhile."""
-        answer = asyncio.ensure_future(work)
-        while not (await asyncio.wait([answer], timeout=LIFE_SIGN_S))[0]:
-            if self._engine.errored:
-                raise self._engine.dead_error
-        return answer.result()
+def _end_without_worker() -> None:
+    print("vLLM has lost a worker", file=sys.stderr, flush=True)
+    os._exit(ENGINE_DIED)
 
 
 def _options(section: SamplerSection, computation: Computation, context: int) -> dict[str, Any]:

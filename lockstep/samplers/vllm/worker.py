@@ -1,13 +1,8 @@
-"""What Lockstep adds to vLLM's worker, the process that holds the model: taking weights, and saying what it holds."""
+"""What Lockstep adds to vLLM's worker, which holds the model: taking weights, and saying what it holds."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import select
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,38 +18,12 @@ from vllm.platforms import current_platform
 from lockstep.distributed.meeting import Meeting
 from lockstep.models.weights import fingerprint
 from lockstep.samplers.transfer import Bucket, joined, opened
-from lockstep.samplers.vllm.environment import OWNER, clear
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
 from lockstep.samplers.vllm.readback import readable
 
-
-def _end_with_owner(owner: int, engine: int) -> None:
-    """Ends vLLM's processes when the one they run for is gone, however it ended; vLLM's own would stay for ever.
-
-    Args:
-        owner: That process.
-        engine: This one's parent when it began; the owner itself, or vLLM's core, which goes too if it is there still.
-    """
-    with contextlib.suppress(OSError):
-        select.select([os.pidfd_open(owner)], [], [])
-    clear()
-    if engine != owner and os.getppid() == engine:
-        with contextlib.suppress(OSError):
-            os.kill(engine, signal.SIGKILL)
-    os._exit(1)
-
-
-def _begin_process() -> None:
-    """What vLLM's process needs before it builds anything."""
-    if current_platform.is_cpu():
-        torch.cpu._init_amx()  # the kernels for bf16 use tiles that a process must ask for first, and do not ask
-        widen_narrow_heads()
-    if OWNER in os.environ:
-        own = (int(os.environ[OWNER]), os.getppid())
-        threading.Thread(target=_end_with_owner, args=own, daemon=True).start()
-
-
-_begin_process()
+if current_platform.is_cpu():
+    torch.cpu._init_amx()  # the kernels for bf16 use tiles that a process must ask for first, and do not ask
+    widen_narrow_heads()
 
 
 class WeightReceiver:
