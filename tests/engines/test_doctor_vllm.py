@@ -222,7 +222,7 @@ def test_tensor_parallel_workers_end_with_their_engine_and_it_with_them(vllm: No
     first = workers_of_vllm()
     assert len(first) == 2
     first[1].kill()
-    assert torch.equal(opened.generate(requests(), greedy).tokens, answers.tokens)
+    assert torch.equal(opened.engine.generate(requests(), greedy).tokens, answers.tokens)
     assert opened.engine.restarts == 1
     (sampler,) = [child for child in multiprocessing.active_children() if child.name.startswith("sampler")]
     second = workers_of_vllm()

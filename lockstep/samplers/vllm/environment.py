@@ -13,7 +13,9 @@ def prepare(threads: int) -> None:
     Args:
         threads: Of the worker, on a CPU.
     """
-    os.setsid()  # Ctrl-C in a terminal is for who owns the engine, and would end tensor-parallel workers in their work
+    # Ctrl-C in a terminal is for who owns the engine, and would end tensor-parallel workers in their work.
+    if os.getpgrp() != os.getpid():
+        os.setsid()
     multiprocessing.current_process().daemon = False  # a daemon may have no children, which such workers are
     # vLLM leaves shared memory behind. A tracker of its own clears that away, without warnings in our program's output.
     resource_tracker._resource_tracker._fd = None  # pyright: ignore[reportAttributeAccessIssue]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain
 from operator import itemgetter
@@ -80,7 +81,9 @@ class VLLMSampler:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**chosen))
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"vLLM does not start with the model in {model}: {first_line(error)}") from error
-        self._engine.model_executor.register_failure_callback(_end_without_worker)
+        executor: Any = self._engine.model_executor
+        executor.register_failure_callback(_end_without_worker)
+        self._lost: Callable[[], bool] = lambda: executor.world_size > 1 and executor.is_failed
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         asked = [(request.tokens, self._drawing(request, sampling)) for request in requests]
@@ -183,7 +186,9 @@ class VLLMSampler:
         waiting = {self._ask(tokens, options): place for place, (tokens, options) in enumerate(asked)}
         try:
             while waiting:
-                done = [(waiting.pop(output.request_id), output) for output in self._engine.step()]
+                with self._whole():
+                    outputs = self._engine.step()
+                done = [(waiting.pop(output.request_id), output) for output in outputs]
                 self._cached |= {int(output.request_id): output.num_cached_tokens or 0 for _, output in done}
                 if done:
                     yield done
@@ -249,8 +254,19 @@ class VLLMSampler:
 
     def _on_worker(self, verb: str, *arguments: str) -> Any:
         """Runs a method of `worker.WeightReceiver`; of several workers, the first one's answer."""
-        result, *_ = self._engine.collective_rpc(verb, args=arguments)
+        with self._whole():
+            result, *_ = self._engine.collective_rpc(verb, args=arguments)
         return result
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Ends this process where a call fails because a tensor-parallel worker is gone."""
+        try:
+            yield
+        except RuntimeError:
+            if self._lost():
+                _end_without_worker()
+            raise
 
 
 def _end_without_worker() -> None:
