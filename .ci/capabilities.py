@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-REQUIRED = ("assets", "browser", "gloo", "namespaces", "ray", "vllm")
+REQUIRED = ("assets", "browser", "gloo", "megatron", "namespaces", "ray", "vllm")
 TESTS = Path(__file__).parent.parent / "tests"
 
 passed, missed, seen = Counter(), Counter(), set()

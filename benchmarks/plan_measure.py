@@ -78,7 +78,7 @@ class MeasuredRank:
             first = tiny.build()
         else:
             first = replace(self.rank, learner=tiny).build()
-            ranks = Ranks.of("cpu", parallel.dp_replicate, parallel.dp, parallel.cp, parallel.tp)
+            ranks = Ranks.of("cpu", parallel.model_dump())
         steps = Steps(first, spec.head, [64, 64])
         steps.step()
         growth = MemoryGrowth()

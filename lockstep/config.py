@@ -283,9 +283,9 @@ def _expanded(tree: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _shorthands() -> dict[str, str]:
-    fields = {name: info for recipe in recipe_classes().values() for name, info in recipe.model_fields.items()}
-    sections = {name: section_of(info.annotation) for name, info in fields.items()}
-    backends = {name: "backend" for name, section in sections.items() if section and "backend" in section.model_fields}
+    fields = (field for recipe in recipe_classes().values() for field in recipe.model_fields.items())
+    sections = ((name, section_of(info.annotation)) for name, info in fields)
+    backends = {name: "backend" for name, section in sections if section and "backend" in section.model_fields}
     return backends | {"run": "folder"}
 
 

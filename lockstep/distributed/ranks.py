@@ -1,15 +1,16 @@
-"""The ranks that hold one model together, as a mesh: who shares rows, positions, and heads and vocabulary."""
+"""The ranks that hold one model together, as a mesh: who shares rows, layers, positions, and heads and vocabulary."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-Dimension = Literal["dp_replicate", "dp", "cp", "tp"]
-DIMENSIONS: tuple[Dimension, ...] = ("dp_replicate", "dp", "cp", "tp")
+Dimension = Literal["dp_replicate", "dp", "pp", "cp", "tp"]
+DIMENSIONS: tuple[Dimension, ...] = ("dp_replicate", "dp", "pp", "cp", "tp")
 """From the outermost to the innermost: neighbours in a row of tensor-parallel ranks are neighbours on a machine."""
 
 
@@ -24,9 +25,9 @@ class Ranks:
     mesh: DeviceMesh | None = None
 
     @classmethod
-    def of(cls, device: str, dp_replicate: int, dp: int, cp: int, tp: int) -> Ranks:
-        """The mesh of all processes of the default group; every rank has to call this."""
-        return cls(init_device_mesh(device, (dp_replicate, dp, cp, tp), mesh_dim_names=DIMENSIONS))
+    def of(cls, device: str, sizes: Mapping[str, int]) -> Ranks:
+        """The mesh of all processes of the default group, by the size of each dimension; every rank has to call it."""
+        return cls(init_device_mesh(device, tuple(sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS))
 
     def size(self, name: Dimension) -> int:
         """How many ranks share what this dimension cuts."""

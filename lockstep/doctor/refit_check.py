@@ -26,7 +26,7 @@ from lockstep.doctor.exit_codes import EXPLAINED, PASS, UNEXPLAINED
 from lockstep.doctor.refit_findings import Finding, Refitted, findings, holds
 from lockstep.experience.refit import LARGEST_GAP, Outgoing, Sent, Weighty, random_probe
 from lockstep.learners.base import train
-from lockstep.learners.torch.learner import TorchLearner
+from lockstep.learners.rank import RankLearner
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.models.folder import read_config
 from lockstep.models.heads import canonical
@@ -112,7 +112,7 @@ def refit_check(loaded: Loaded) -> int:
     return _code([finding for stages in results.values() for stage in stages for finding in stage.findings])
 
 
-def checked_refits(learner: TorchLearner, engine: Replicas, probe: Batch, shown: Progress) -> Iterator[Stage]:
+def checked_refits(learner: RankLearner, engine: Replicas, probe: Batch, shown: Progress) -> Iterator[Stage]:
     """Runs the stages.
 
     Args:
@@ -133,7 +133,7 @@ def checked_refits(learner: TorchLearner, engine: Replicas, probe: Batch, shown:
 class _Check:
     """A learner, an engine, and what the engine was sent so far."""
 
-    def __init__(self, learner: TorchLearner, engine: Replicas, probe: Batch) -> None:
+    def __init__(self, learner: RankLearner, engine: Replicas, probe: Batch) -> None:
         self._learner, self._engine, self._probe = learner, engine, probe
         self._buffers = {canonical(name) for name, _ in learner.model.named_buffers()}
         self._before = {"the model's folder": _sent(learner, engine.dtype)}
@@ -253,7 +253,7 @@ def probe_of(folder: str) -> Batch:
     return random_probe(int(config.vocab_size), int(config.max_position_embeddings))
 
 
-def learner_of(recipe: DoctorRecipe) -> TorchLearner:
+def learner_of(recipe: DoctorRecipe) -> RankLearner:
     """Who trains, in the recipe's type."""
     section = LearnerSection(**recipe.learner.model_dump())
     return LearnerSpec(recipe.model.path, "logits", section, _STEP, recipe.seed).build()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,9 @@ from lockstep.distributed.shard import WHOLE, Shard
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
 from lockstep.types import SamplingParams
+
+Head = Literal["logits", "value"]
+"""What is put on a backbone."""
 
 PLAIN = SamplingParams(max_tokens=1)
 """The model's own distribution: what a batch without sampling parameters is scored under."""
@@ -48,24 +53,17 @@ class LogitsHead(nn.Module):
         self._products = logits_are_products(lm) if products is None else products
 
     def forward(self, batch: Batch) -> Outputs:
-        """log π(x_t | x_<t) and the entropy at masked tokens; the vocabulary is only computed for these."""
-        cut, own = Cut.of(batch, self._ranks), (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
-        here, state_m = cut.found(align.state_before(own))
-        columns = self._scores(cut, state_m, batch.tokens[own][here], batch.sampling or PLAIN)
-        logprob, entropy = (cut.spread(column, own[here], batch.tokens.numel()) for column in columns)
-        return Outputs(logprob=logprob, entropy=entropy)
+        cut = Cut.of(batch, self._ranks)
+        return policy_outputs(batch, cut, partial(self._scores, cut, batch.sampling or PLAIN))
 
-    def _scores(self, cut: Cut, state_m: Tensor, token_m: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    def _scores(self, cut: Cut, sampling: SamplingParams, state_m: Tensor, token_m: Tensor) -> tuple[Tensor, Tensor]:
         if not self._products:
             return token_scores(self.lm(**cut.inputs, logits_to_keep=state_m).logits[0], token_m, sampling)
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
         hidden_mD = states(self.lm.base_model, cut).index_select(0, state_m)
         weight_vD, shard = own_rows(head.weight, self._ranks)
-        if sampling.full_support:
-            return hidden_scores(hidden_mD, weight_vD, token_m, sampling, shard)
-        logits_mv = F.linear(replicated(hidden_mD, shard.group), weight_vD)
-        return token_scores(logits_mv, token_m, sampling, shard)
+        return scores_of_states(hidden_mD, weight_vD, token_m, sampling, shard)
 
 
 class ValueHead(nn.Module):
@@ -82,25 +80,60 @@ class ValueHead(nn.Module):
 
     def forward(self, batch: Batch) -> Outputs:
         cut = Cut.of(batch, self._ranks)
-        hidden_nD = states(self.backbone, cut)
-        with torch.autocast(hidden_nD.device.type, enabled=False):
-            output_n = self.value(hidden_nD.float()).squeeze(-1)
-        own, rows = align.described(batch), torch.arange(len(batch), device=hidden_nD.device)
-        return Outputs(
-            value=self._placed(cut, output_n, align.state_before(own), own, batch.tokens.numel()),
-            final_value=self._placed(cut, output_n, align.state_after(batch), rows, len(batch)),
-        )
+        return value_outputs(batch, cut, states(self.backbone, cut), self.value)
 
     def first_weights(self) -> dict[str, Tensor]:
         """What the unit begins with, by the names of its parameters."""
-        # A final norm leaves states of length about √size, so first values have a spread of about 0.1.
-        weight = torch.empty(1, self._size, device="cpu")
-        weight.normal_(0.0, 0.1 / math.sqrt(self._size), generator=keyed.generator("value head", self._seed))
-        return {"value.weight": weight, "value.bias": torch.zeros(1, device="cpu")}
+        return first_value_weights(self._size, self._seed)
 
-    def _placed(self, cut: Cut, output_n: Tensor, state_M: Tensor, into_M: Tensor, size: int) -> Tensor:
+
+def policy_outputs(batch: Batch, cut: Cut, scores: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Outputs:
+    """log π(x_t | x_<t) and the entropy at masked tokens; the vocabulary is only computed for these.
+
+    Args:
+        batch: Of N tokens.
+        cut: This rank's share.
+        scores: log-probability and entropy [m] at states of the share, int64 [m], of tokens, int64 [m].
+    """
+    own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
+    here, state_m = cut.found(align.state_before(own))
+    columns = scores(state_m, batch.tokens[own][here])
+    logprob, entropy = (cut.spread(column, own[here], batch.tokens.numel()) for column in columns)
+    return Outputs(logprob=logprob, entropy=entropy)
+
+
+def scores_of_states(
+    hidden_mD: Tensor, weight_vD: Tensor, token_m: Tensor, sampling: SamplingParams, shard: Shard
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of tokens and entropy, [m] each, by this rank's rows of a vocabulary head."""
+    if sampling.full_support:
+        return hidden_scores(hidden_mD, weight_vD, token_m, sampling, shard)
+    logits_mv = F.linear(replicated(hidden_mD, shard.group), weight_vD)
+    return token_scores(logits_mv, token_m, sampling, shard)
+
+
+def value_outputs(batch: Batch, cut: Cut, hidden_nD: Tensor, unit: nn.Module) -> Outputs:
+    """V before each token and after the last one, by a linear unit of fp32 on this rank's last hidden states."""
+    with torch.autocast(hidden_nD.device.type, enabled=False):
+        output_n = unit(hidden_nD.float()).squeeze(-1)
+    own, rows = align.described(batch), torch.arange(len(batch), device=hidden_nD.device)
+
+    def placed(state_M: Tensor, into_M: Tensor, size: int) -> Tensor:
         here, state_m = cut.found(state_M)
         return cut.spread(output_n[state_m], into_M[here], size)
+
+    return Outputs(
+        value=placed(align.state_before(own), own, batch.tokens.numel()),
+        final_value=placed(align.state_after(batch), rows, len(batch)),
+    )
+
+
+def first_value_weights(size: int, seed: int) -> dict[str, Tensor]:
+    """What a value head on states of a size begins with, by the names of its parameters."""
+    # A final norm leaves states of length about √size, so first values have a spread of about 0.1.
+    weight = torch.empty(1, size, device="cpu")
+    weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
+    return {"value.weight": weight, "value.bias": torch.zeros(1, device="cpu")}
 
 
 def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -104,9 +105,9 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
-def checkpoint_activations(lm: PreTrainedModel) -> None:
+def checkpoint_layers(blocks: Iterable[nn.Module]) -> None:
     """Each layer keeps its inputs alone, and is computed again for its gradient."""
-    for layer in layers(lm):
+    for layer in blocks:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 

@@ -11,9 +11,10 @@ from lockstep.recipe.machinery import ClusterSection, Computation, Parallel, Sam
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, PromptSection
 
-_LAYOUT = re.compile(r"(dp|tp|cp)(\d+)")
-BackendName = Annotated[str, Field(pattern=rf"^(hf|vllm(-tp\d+)?|torch(-({_LAYOUT.pattern})+)?)$")]
-"""`torch-dp2tp2` is the torch learner over so many ranks, `vllm-tp2` a vLLM of two."""
+_LAYOUT = re.compile(r"(dp|tp|cp|pp)(\d+)")
+_NAMES = r"^(hf|vllm(-tp\d+)?|torch(-((dp|tp|cp)\d+)+)?|megatron(-((dp|tp|cp|pp)\d+)+)?)$"
+BackendName = Annotated[str, Field(pattern=_NAMES)]
+"""`torch-dp2tp2` and `megatron-pp2` are learners over so many ranks, `vllm-tp2` is a vLLM of two."""
 
 
 def ranks_of(backend: BackendName) -> Parallel:
@@ -132,7 +133,10 @@ class DoctorRecipe(Section):
     @model_validator(mode="after")
     def _each_backend_once(self) -> DoctorRecipe:
         if len(self.backends) < 2:
-            raise ValueError("backends names whom to compare: two or more of hf, torch, vllm, torch-dp2tp2, vllm-tp2")
+            raise ValueError(
+                "backends names whom to compare: two or more of hf, torch, vllm, megatron, torch-dp2tp2, vllm-tp2, "
+                "megatron-pp2"
+            )
         if len(set(self.backends)) < len(self.backends):
             raise ValueError("backends names one twice; its repeats are measured anyway")
         return self

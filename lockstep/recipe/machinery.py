@@ -58,6 +58,7 @@ class Parallel(Section):
     dp: PositiveInt = Field(default=1, description="ranks that share rows; what they hold of the model is cut (FSDP2)")
     tp: PositiveInt = Field(default=1, description="ranks that share heads, hidden units and the vocabulary")
     cp: PositiveInt = Field(default=1, description="ranks that share the tokens of each sequence")
+    pp: PositiveInt = Field(default=1, description="ranks that share layers, one group of them after the other")
     dp_replicate: PositiveInt = Field(
         default=1, description="copies of the model, which share rows, each cut over dp, tp and cp (HSDP)"
     )
@@ -70,7 +71,7 @@ class Parallel(Section):
     @property
     def copy_ranks(self) -> int:
         """How many of them hold one copy of the model together."""
-        return self.dp * self.tp * self.cp
+        return self.dp * self.tp * self.cp * self.pp
 
     @property
     def row_shares(self) -> int:
@@ -90,7 +91,7 @@ class Computation(Section):
 class LearnerSection(Computation):
     """The training backend, for policy, critic and reference alike."""
 
-    backend: Literal["torch"] = Field(default="torch", description="who trains")
+    backend: Literal["torch", "megatron"] = Field(default="torch", description="who trains")
     parallel: Parallel = Parallel()
     micro_batch_tokens: PositiveInt = Field(
         default=8192, description="tokens packed into one forward and backward pass"
@@ -105,6 +106,22 @@ class LearnerSection(Computation):
     cpu_offload: bool = Field(
         default=False, description="keep weights, gradients and moments of ranks in the host's memory; needs several"
     )
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the learner can be in the process that asks it: one of torch, on one rank."""
+        return self.backend == "torch" and self.parallel.ranks == 1
+
+    @model_validator(mode="after")
+    def _a_backend_has_what_is_asked_of_it(self) -> LearnerSection:
+        if self.backend == "torch" and self.parallel.pp > 1:
+            raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
+        if self.backend == "megatron" and self.parallel.dp_replicate > 1:
+            raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
+        for name in ("compile", "cpu_offload"):
+            if self.backend == "megatron" and self.model_dump()[name]:
+                raise ValueError(f"{name} is of learner.backend=torch; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _what_is_compiled_holds_its_weights_whole(self) -> LearnerSection:

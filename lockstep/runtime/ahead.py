@@ -25,8 +25,8 @@ from lockstep.algorithms.ppo import Drawn
 from lockstep.algorithms.step import StepResult
 from lockstep.experience.engine import Engine
 from lockstep.experience.refit import Snapshot
-from lockstep.learners.torch.boxes import Written
-from lockstep.learners.torch.saving import COUNTERS, StateWriter
+from lockstep.learners.boxes import Written
+from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.metrics import Metrics
 from lockstep.runtime.loop import Extent
 from lockstep.runtime.progress import Progress

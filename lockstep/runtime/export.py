@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.config import load
-from lockstep.learners.torch.boxes import Boxes, written
+from lockstep.learners.boxes import Boxes, written
 from lockstep.models.export import assemble
 from lockstep.models.heads import canonical
 from lockstep.report.card import card

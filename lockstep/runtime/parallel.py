@@ -7,6 +7,7 @@ that compute the same answer through one of them.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,15 +17,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from lockstep.batch import Batch
 from lockstep.distributed.meeting import Host, Meeting
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.packing import deal
-from lockstep.learners.torch.learner import TorchLearner, resolve_device, restored
+from lockstep.learners.rank import RankLearner, resolve_device, restored
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics, merged
 from lockstep.models.folder import read_config
+from lockstep.models.megatron import require_known, stages
 from lockstep.models.parallelize import require_divisible
 from lockstep.recipe import LearnerSection
 from lockstep.runtime.cluster import HERE, Workers
@@ -44,7 +47,7 @@ class RankSpec:
     learner: LearnerSpec
     meeting: Meeting
 
-    def build(self) -> TorchLearner:
+    def build(self) -> RankLearner:
         """Joins the other ranks; returns when all are there."""
         device, parallel = resolve_device(self.learner.section.device).type, self.learner.section.parallel
         if device == "cuda":
@@ -56,7 +59,19 @@ class RankSpec:
             world_size=self.meeting.size,
             timeout=self.meeting.timeout,
         )
-        return self.learner.build(Ranks.of(device, parallel.dp_replicate, parallel.dp, parallel.cp, parallel.tp))
+        return self.learner.build(Ranks.of(device, parallel.model_dump()))
+
+
+def require_computable(config: PreTrainedConfig, section: LearnerSection) -> None:
+    """Raises ValueError if the backend cannot compute the model, or ranks cannot share it like that."""
+    require_divisible(config, section.parallel.tp)
+    if section.backend == "megatron":
+        if importlib.util.find_spec("megatron") is None:
+            raise ValueError('learner.backend is megatron, which is not installed; pip install "lockstep-rl[megatron]"')
+        if section.dtype == "bf16" and resolve_device(section.device).type == "cpu":
+            raise ValueError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
+        require_known(config)
+        stages(int(config.num_hidden_layers), section.parallel.pp)
 
 
 def require_gpus(section: LearnerSection) -> None:
@@ -78,7 +93,7 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> Mesh
         ValueError: If the model cannot be cut like that, or there are fewer GPUs than ranks.
     """
     parallel = spec.section.parallel
-    require_divisible(read_config(spec.model), parallel.tp)
+    require_computable(read_config(spec.model), spec.section)
     if workers.here:
         require_gpus(spec.section)
     host = Host(workers.address, parallel.ranks, timeout_s)
@@ -167,12 +182,13 @@ class MeshLearner:
         parallel = self.section.parallel
         shares = deal(batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.row_shares)
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
-        alike = parallel.cp * parallel.tp
+        alike = parallel.pp * parallel.cp * parallel.tp
         calls = [
             rank.submit(verb, batch.select(rows[number // alike]), *args, passes=_numbered(shares[number // alike]))
             for number, rank in enumerate(self.ranks)
         ]
-        results = self._outcomes(calls)[::alike]
+        first_of_last_stage = (parallel.pp - 1) * parallel.cp * parallel.tp
+        results = self._outcomes(calls)[first_of_last_stage::alike]
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 
     def _outcomes(self, calls: Iterable[Pending]) -> list[Any]:

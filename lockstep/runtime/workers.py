@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from lockstep.distributed.ranks import ALONE, Ranks
-from lockstep.learners.torch.learner import TorchLearner, resolve_device
+from lockstep.learners.rank import RankLearner, resolve_device
+from lockstep.learners.torch.learner import TorchLearner
 from lockstep.learners.torch.start import Head, started
 from lockstep.models.folder import read_config
 from lockstep.models.load import load_causal_lm
@@ -29,7 +31,13 @@ class LearnerSpec:
     optimizer: Optimizer | None
     seed: int
 
-    def build(self, ranks: Ranks = ALONE) -> TorchLearner:
+    def build(self, ranks: Ranks = ALONE) -> RankLearner:
+        if self.section.backend == "megatron":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Megatron tells of everything that it could use and does not find
+                from lockstep.learners.megatron.start import started as stage_started
+
+                return stage_started(self.model, self.head, self.seed, self.section, self.optimizer, ranks)
         device = resolve_device(self.section.device)
         model = started(self.model, self.head, self.seed, self.section, ranks, device)
         return TorchLearner(model, self.section, self.optimizer, ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
 from lockstep.objectives.divergence import KLEstimate
-from lockstep.recipe import Parallel
+from lockstep.recipe import LearnerSection, Parallel
 from lockstep.runtime.parallel import MeshLearner, launch
 from lockstep.runtime.workers import LearnerSpec
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -39,6 +40,13 @@ LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
     "2 copies": ({"dp_replicate": 2}, "qwen2"),
     "2 copies dp2": ({"dp_replicate": 2, "dp": 2}, "qwen3"),
     "2 copies tp2": ({"dp_replicate": 2, "tp": 2}, "llama"),
+    "megatron": ({}, "qwen2 tied"),
+    "megatron dp2": ({"dp": 2}, "llama"),
+    "megatron tp2": ({"tp": 2}, "qwen3"),
+    "megatron cp2": ({"cp": 2}, "qwen2"),
+    "megatron pp2": ({"pp": 2}, "qwen2 tied"),
+    "megatron tp2 pp2": ({"tp": 2, "pp": 2}, "qwen2 tied"),
+    "megatron dp2 pp2": ({"dp": 2, "pp": 2}, "qwen3"),
 }
 TWO = ("dp2", "tp2", "cp2", "2 copies")
 """Of two ranks, which start soonest."""
@@ -75,31 +83,40 @@ class Twins:
 def layouts(*in_ci: str) -> pytest.MarkDecorator:
     """All of them, of which some are enough for every day."""
     params = [
-        pytest.param(name, id=name.replace(" ", ""), marks=() if name in in_ci else pytest.mark.proof)
+        pytest.param(name, id=name.replace(" ", ""), marks=[*([] if name in in_ci else [pytest.mark.proof]), *_needs(name)])
         for name in LAYOUTS
     ]
     return pytest.mark.parametrize("layout", params, indirect=True)
 
 
+def _needs(layout: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.needs("megatron")] if layout.startswith("megatron") else []
+
+
 @pytest.fixture(scope="module")
-def layout(request: pytest.FixtureRequest, models: Models) -> tuple[dict[str, int], Path]:
+def layout(request: pytest.FixtureRequest, models: Models) -> tuple[LearnerSection, Path]:
     parallel, architecture = LAYOUTS[request.param]
-    return parallel, models(architecture)
+    return section(request.param.split()[0], **parallel), models(architecture)
+
+
+def section(backend: str, **parallel: int) -> LearnerSection:
+    given = {"backend": "megatron"} if backend == "megatron" else {}
+    return SECTION.model_copy(update={"micro_batch_tokens": 100, "parallel": Parallel(**parallel), **given})
 
 
 @pytest.fixture(scope="module")
-def policy(layout: tuple[dict[str, int], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
+def policy(layout: tuple[LearnerSection, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
     yield from twins(layout, "logits", tmp_path_factory.mktemp("policy"))
 
 
-def twins(layout: tuple[dict[str, int], Path], head: Head, first: Path) -> Iterator[Twins]:
-    parallel, folder = layout
-    section = SECTION.model_copy(update={"micro_batch_tokens": 100})
-    spec = LearnerSpec(str(folder), head, section, OPTIMIZER, seed=0)
+def twins(layout: tuple[LearnerSection, Path], head: Head, first: Path) -> Iterator[Twins]:
+    section, folder = layout
+    alone = section.model_copy(update={"backend": "torch", "parallel": Parallel()})
+    spec = LearnerSpec(str(folder), head, alone, OPTIMIZER, seed=0)
     one = spec.build()
     one.save(first)
     assert one.saved(wait=True)
-    many = launch(over(spec, **parallel), timeout_s=120.0)
+    many = launch(replace(spec, section=section), timeout_s=120.0)
     yield Twins(many, one, first)
     many.close()
 
@@ -149,7 +166,7 @@ def test_demonstrations(policy: Twins, steps: int) -> None:
     policy.hold_the_same()
 
 
-@layouts(*TWO, "dp2 tp2")
+@layouts(*TWO, "dp2 tp2", "megatron pp2")
 @LENGTHS_OF_RUNS
 def test_pairs(policy: Twins, steps: int) -> None:
     policy.alike(pairs(steps))
@@ -163,7 +180,7 @@ def test_pairs(policy: Twins, steps: int) -> None:
     one_in(2, [SamplingParams(max_tokens=12, top_k=20, top_p=0.9), SamplingParams(max_tokens=12, temperature=1.2)]),
 )
 def test_recorded_rollouts(
-    policy: Twins, layout: tuple[dict[str, int], Path], sampling: SamplingParams, steps: int
+    policy: Twins, layout: tuple[LearnerSection, Path], sampling: SamplingParams, steps: int
 ) -> None:
     made = rollouts(layout[1], sampling, steps)
     policy.alike(made)
@@ -193,7 +210,7 @@ def test_the_order_of_rows_does_not_matter(policy: Twins) -> None:
 
 @layouts("cp2")
 @LENGTHS_OF_RUNS
-def test_a_critic(layout: tuple[dict[str, int], Path], tmp_path: Path, steps: int) -> None:
+def test_a_critic(layout: tuple[LearnerSection, Path], tmp_path: Path, steps: int) -> None:
     plain = [batch.with_columns({"sampler_logprob": batch["advantage"]}) for batch, _ in demonstrations(steps)]
     batches = [recorded(batch, seed) for seed, batch in enumerate(plain)]
     for critic in twins(layout, "value", tmp_path):
@@ -222,21 +239,23 @@ def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: P
     policy.hold_the_same()
 
 
-WAYS: list[tuple[dict[str, int], dict[str, int]]] = [
+WAYS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"dp": 4}, {"dp": 2, "tp": 2}),
+    ({"dp": 2}, {"backend": "megatron", "pp": 2}),
+    ({"backend": "megatron", "tp": 2, "pp": 2}, {"dp": 2}),
     ({"dp": 2, "tp": 2}, {"dp": 4}),
     ({"dp_replicate": 2, "tp": 2}, {"cp": 2, "dp": 2}),
     ({"cp": 2, "tp": 2}, {"dp_replicate": 2, "dp": 2}),
 ]
 
 
-@pytest.mark.parametrize(("first", "then"), [WAYS[0], *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS[1:])])
-def test_a_checkpoint_of_four_ranks_goes_on_over_four_others(
-    models: Models, first: dict[str, int], then: dict[str, int], tmp_path: Path
+@pytest.mark.parametrize(("first", "then"), [*WAYS[:2], *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS[2:])])
+def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
+    models: Models, first: dict[str, Any], then: dict[str, Any], tmp_path: Path
 ) -> None:
     spec = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, seed=0)
     one, steps = spec.build(), demonstrations(4)
-    writes = launch(over(spec, **first), timeout_s=120.0)
+    writes = launch(replace(spec, section=section(**{"backend": "torch"} | first)), timeout_s=120.0)
     for batch, loss in steps[:2]:
         train(writes, batch, loss)
     writes.save(tmp_path)
@@ -244,7 +263,7 @@ def test_a_checkpoint_of_four_ranks_goes_on_over_four_others(
     writes.close()
     one.load(tmp_path)
     expected = [train(one, *step).floats() for step in steps[2:]]
-    reads = launch(over(spec, **then), timeout_s=120.0)
+    reads = launch(replace(spec, section=section(**{"backend": "torch"} | then)), timeout_s=120.0)
     reads.load(tmp_path)
     assert [train(reads, *step).floats() for step in steps[2:]] == [pytest.approx(e, rel=1e-5) for e in expected]
     reads.close()
@@ -283,12 +302,12 @@ def test_ways_to_save_memory_and_time_change_no_number(
 
 def test_other_families_have_rows_and_tokens_cut_but_no_heads(models: Models, tmp_path: Path) -> None:
     folder = models("gpt neox")
-    for pair in twins(({"dp": 2, "cp": 2}, folder), "logits", tmp_path):
+    for pair in twins((section("torch", dp=2, cp=2), folder), "logits", tmp_path):
         pair.alike(demonstrations(2))
     with pytest.raises(ValueError, match="a gpt_neox has no plan for that; use dp and cp, or a model of these families"):
-        next(twins(({"tp": 2}, folder), "logits", tmp_path))
+        next(twins((section("torch", tp=2), folder), "logits", tmp_path))
 
 
 def test_heads_that_cannot_be_divided_are_refused(models: Models, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"num_attention_heads \(4\) is no multiple of it"):
-        next(twins(({"tp": 3}, models("llama")), "logits", tmp_path))
+        next(twins((section("torch", tp=3), models("llama")), "logits", tmp_path))

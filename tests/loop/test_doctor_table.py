@@ -453,12 +453,12 @@ def test_layouts_agree_with_one_process(models: Callable[..., Path], in_tmp: Pat
     few = [
         "grid.lengths=[24]",
         "grid.methods=[{temperature: 0.7, top_p: 0.9}]",
-        "backends=[torch,torch-tp2,torch-dp2cp2]",
+        "backends=[torch,torch-tp2,torch-dp2cp2,megatron-tp2,megatron-pp2]",
     ]
     assert main(["doctor", "table", str(models("qwen3")), "--out", "out", *SMALL, *few]) == 0
     pairs = report(Path("out"))["cells"][0]["pairs"]
     assert {(pair["train"], pair["infer"]): pair["verdict"] for pair in pairs} == dict.fromkeys(
-        [("torch-tp2", "torch"), ("torch-dp2cp2", "torch")], "PASS"
+        [(name, "torch") for name in ("torch-tp2", "torch-dp2cp2", "megatron-tp2", "megatron-pp2")], "PASS"
     )
 
 
@@ -473,6 +473,7 @@ def test_two_ranks_of_vllm_agree_with_the_learner(assets: Path, in_tmp: Path) ->
     ("backends", "said"),
     [
         ("[torch,torch-ep2]", "backends"),
+        ("[torch,torch-pp2]", "backends"),
         ("[torch,torch-tp2tp2]", "torch-tp2tp2 says one size twice"),
         ("[torch,torch-tp3]", "num_attention_heads"),
         ("[torch-tp2,torch-dp2]", "none of torch-tp2, torch-dp2 draws responses"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from lockstep.learners.torch.boxes import Boxes, Written, written
+from lockstep.learners.boxes import Boxes, Written, written
 
 WHOLE = torch.arange(7 * 5, dtype=torch.float32).view(7, 5)
 

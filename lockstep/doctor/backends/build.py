@@ -18,9 +18,9 @@ from lockstep.runtime.progress import Progress
 @contextmanager
 def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Backend]]:
     """All of them, by name, in the recipe's order; they are closed at the end. `shown` is what the user sees."""
-    ranks = max(ranks_of(name).ranks for name in recipe.backends)
+    ranks = max((ranks_of(name).ranks for name in recipe.backends if _over_ranks(name)), default=0)
     samplers = sum(name.startswith("vllm") for name in recipe.backends)
-    with workers_of(recipe.cluster, recipe.learner, shown, ranks if ranks > 1 else 0, samplers) as workers:
+    with workers_of(recipe.cluster, recipe.learner, shown, ranks, samplers) as workers:
         built: dict[str, Backend] = {}
         for name in recipe.backends:
             built[name] = backend_of(recipe, name, shown.note, workers)
@@ -42,7 +42,13 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
         return VLLMBackend(folder, recipe.sampler, recipe.learner, note=note, workers=workers, tp=parallel.tp)
     if recipe.learner.device == "cuda":
         raise ValueError(f"the doctor's {name} computes on the CPU; leave learner.device at auto")
-    if parallel.ranks > 1:
-        section = LearnerSection(**recipe.learner.model_dump(), parallel=parallel)
+    if _over_ranks(name):
+        trainer = "megatron" if name.startswith("megatron") else "torch"
+        section = LearnerSection(**recipe.learner.model_dump(), backend=trainer, parallel=parallel)
         return MeshBackend(name, folder, section, workers)
     return HFBackend(folder, dtype, size) if name == "hf" else TorchBackend(folder, dtype, size)
+
+
+def _over_ranks(name: str) -> bool:
+    """Whether a backend is a learner in processes of its own."""
+    return name.startswith("megatron") or (name.startswith("torch") and ranks_of(name).ranks > 1)

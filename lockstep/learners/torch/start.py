@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from lockstep.distributed.ranks import Ranks
-from lockstep.learners.torch.boxes import Boxes
-from lockstep.learners.torch.pieces import Piece
+from lockstep.learners.boxes import Boxes
+from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.models.folder import check_weights, read_config, skeleton, weight_files
-from lockstep.models.heads import LogitsHead, ValueHead, canonical
+from lockstep.models.heads import Head, LogitsHead, ValueHead, canonical
 from lockstep.models.load import load_backbone, load_causal_lm
-from lockstep.models.parallelize import FAMILIES, checkpoint_activations, compile_layers, parallelize
+from lockstep.models.parallelize import FAMILIES, checkpoint_layers, compile_layers, layers, parallelize
 from lockstep.recipe import LearnerSection
-
-Head = Literal["logits", "value"]
 
 
 def started(
@@ -58,7 +55,7 @@ def _divided(model: nn.Module, network: PreTrainedModel, section: LearnerSection
     if section.compile:
         compile_layers(network)
     if section.activation_checkpointing:
-        checkpoint_activations(network)
+        checkpoint_layers(layers(network))
     parallelize(model, network, ranks, section.cpu_offload)
 
 
@@ -72,12 +69,13 @@ def _fill(model: LogitsHead | ValueHead, network: PreTrainedModel, folder: str) 
     made = model.first_weights() if isinstance(model, ValueHead) else {}
     with Boxes(weight_files(Path(folder))) as saved:
         for name, parameter in model.named_parameters():
-            piece = Piece.of(name, parameter)
+            piece = TorchPiece.of(name, parameter)
+            (box,) = piece.boxes
             if name in made:
-                box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.local.shape, strict=True))
-                piece.local.copy_(made[name][box])
+                place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
+                piece.local.copy_(made[name][place])
             else:
-                piece.local.copy_(saved.read(_in_folder(name, network), piece.offset, piece.local.shape))
+                piece.local.copy_(saved.read(_in_folder(name, network), box.offset, box.shape))
 
 
 def _in_folder(name: str, network: PreTrainedModel) -> str:

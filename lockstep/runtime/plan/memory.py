@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from lockstep.models.attention import width_of
+from lockstep.models.heads import Head
 from lockstep.recipe import LearnerSection, SamplerSection
 from lockstep.runtime.plan.sizes import Load, Sizes
 
 FP32, BF16, INT64 = 4, 2, 8
-
-Head = Literal["logits", "value"]
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.learners.torch.boxes import Boxes
-from lockstep.learners.torch.pieces import Piece
+from lockstep.learners.boxes import Boxes
+from lockstep.learners.pieces import Box, Piece
 from lockstep.recipe import Optimizer, Schedule
 
 
@@ -62,18 +62,22 @@ class AdamW:
         """Begins anew: no moments."""
         self._inner.state.clear()
 
-    def moments(self, pieces: Iterable[Piece]) -> dict[str, tuple[Tensor, Piece]]:
-        """First and second moments and step counts by parameter name; empty before the first update."""
-        states = {piece: self._inner.state.get(self._held[piece.name][1], {}) for piece in pieces}
-        return {f"{key}.{piece.name}": (x, piece) for piece, state in states.items() for key, x in state.items()}
+    def moments(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Tensor, Box]]:
+        """First and second moments and step counts by the names of tensors; none before the first update."""
+        for piece in pieces:
+            state = self._inner.state.get(self._held[piece.name][1], {})
+            for box in piece.boxes:
+                yield from ((f"{key}.{box.name}", box.read(x) if x.dim() else x, box) for key, x in state.items())
 
     def restore(self, saved: Boxes) -> None:
         """Puts back what `moments` gave; a parameter it had nothing for starts afresh."""
         self.forget()
-        for name, (piece, parameter) in self._held.items():
-            if f"step.{name}" in saved:
+        for piece, parameter in self._held.values():
+            first = f"step.{piece.boxes[0].name}"
+            if first in saved:
                 # Fused AdamW keeps its step counts beside the parameters, like the moments.
-                box = piece.offset, piece.local.shape
-                state = {"step": saved.read(f"step.{name}", (), ())}
-                state |= {key: saved.read(f"{key}.{name}", *box) for key in ("exp_avg", "exp_avg_sq")}
-                self._inner.state[parameter] = {key: x.to(piece.local.device) for key, x in state.items()}
+                state = {"step": saved.read(first, (), ()).to(piece.local.device)}
+                for key in ("exp_avg", "exp_avg_sq"):
+                    state[key] = torch.zeros_like(piece.local)
+                    saved.fill(state[key], piece, f"{key}.")
+                self._inner.state[parameter] = state

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lockstep.learners.base import NotSavedError
-from lockstep.learners.torch.boxes import Written
+from lockstep.learners.boxes import Written
 
 COUNTERS = "learner.json"
 

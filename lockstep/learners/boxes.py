@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from lockstep.distributed.ranks import Ranks
-from lockstep.learners.torch.pieces import Piece
+from lockstep.learners.pieces import Box, Piece
 
 _OFFSETS = "offsets"
 
@@ -32,10 +32,14 @@ class Written:
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, boxes: Mapping[str, tuple[Tensor, Piece]]) -> Written:
-        """Tensors of the boxes of pieces, or without dimensions."""
-        cut = {name: piece.offset for name, (x, piece) in boxes.items() if x.dim() and tuple(x.shape) != piece.whole}
-        return cls({name: tensor for name, (tensor, _) in boxes.items()}, cut)
+    def of(cls, boxes: Iterable[tuple[str, Tensor, Box]]) -> Written:
+        """Numbers of boxes by name, or tensors without dimensions."""
+        tensors, cut = dict[str, Tensor](), dict[str, Sequence[int]]()
+        for name, tensor, box in boxes:
+            tensors[name] = tensor
+            if tensor.dim() and box.shape != box.whole:
+                cut[name] = box.offset
+        return cls(tensors, cut)
 
     @property
     def header(self) -> dict[str, str]:
@@ -45,7 +49,7 @@ class Written:
 
 def file_of(stem: str, ranks: Ranks) -> str:
     """The name of the file of a rank of the first copy of the model."""
-    world = ranks.size("dp") * ranks.size("cp") * ranks.size("tp")
+    world = ranks.size("dp") * ranks.size("pp") * ranks.size("cp") * ranks.size("tp")
     return f"{stem}.safetensors" if world == 1 else f"{stem}-{ranks.number + 1:05}-of-{world:05}.safetensors"
 
 
@@ -110,6 +114,11 @@ class Boxes:
         if missing > 0:
             raise ValueError(f"{name} is not whole: files of some ranks are missing")
         return out
+
+    def fill(self, laid_out: Tensor, piece: Piece, prefix: str = "") -> None:
+        """Reads all boxes of a piece into memory that is laid out as it; their names may have something before them."""
+        for box in piece.boxes:
+            box.write(laid_out, self.read(f"{prefix}{box.name}", box.offset, box.shape))
 
     @staticmethod
     def _place(file: Any, name: str, at: Sequence[int] | None) -> tuple[Sequence[int], Sequence[int]]:

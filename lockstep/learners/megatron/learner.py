@@ -1,0 +1,152 @@
+"""The Megatron learner: stages of a `GPTModel`, and passes by Megatron's pipeline schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from lockstep.distributed.ranks import Ranks
+from lockstep.distributed.reduce import all_reduce_sum
+from lockstep.learners.megatron.model import Stage
+from lockstep.learners.megatron.pieces import MegatronPiece
+from lockstep.learners.rank import MicroBatches, RankLearner, nothing
+from lockstep.losses.base import Loss, Outputs
+from lockstep.metrics import Metrics
+from lockstep.models.heads import canonical
+from lockstep.recipe import LearnerSection, Optimizer
+
+
+class MegatronLearner(RankLearner):
+    """Implements `learners.base.Learner` for one rank; only those of the last stage have something to tell.
+
+    Args:
+        stage: With weights, on its device.
+        pieces: Of its parameters.
+        base: What stands before the names of a backbone's tensors.
+        section: Device, computation type, micro-batch size.
+        optimizer: Settings of AdamW; None for a model that is only scored with.
+        ranks: Those that hold the model together.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        pieces: list[MegatronPiece],
+        base: str,
+        section: LearnerSection,
+        optimizer: Optimizer | None,
+        ranks: Ranks,
+    ) -> None:
+        super().__init__(stage, pieces, section, optimizer, ranks)
+        self._stage, self._own, self._base = stage, pieces, base
+        self._announced = _of_all_stages(pieces, ranks)
+        self._copy_embedding()
+
+    def optim_step(self) -> Metrics:
+        metrics = super().optim_step()
+        self._copy_embedding()
+        return metrics
+
+    def load(self, folder: Path) -> None:
+        super().load(folder)
+        self._copy_embedding()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Stage by stage; each tensor goes to the other stages as soon as its own ranks have put it together."""
+        group, here = self._ranks.group("pp"), self._ranks.index("pp")
+        own = (found for piece in self._own for found in piece.gathered())
+        for stage, names in enumerate(self._announced):
+            for name, shape in names:
+                tensor = next(own)[1].contiguous() if stage == here else torch.empty(shape, device=self.device)
+                if group is not None:
+                    dist.broadcast(tensor, dist.get_global_rank(group, stage), group=group)
+                yield name, tensor
+        for name, buffer in self._stage.named_buffers():
+            yield canonical(f"{self._base}{name}"), buffer
+
+    def _learned(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
+        def judged(rows: list[int], batch: Any, outputs: Outputs) -> tuple[Tensor, Tensor, Metrics]:
+            total, metrics = loss(outputs, batch) if rows else (nothing(outputs), Metrics())
+            return total, torch.zeros((), dtype=torch.int), metrics
+
+        return self._passed(micros, judged, forward_only=False)
+
+    def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
+        def kept(rows: list[int], batch: Any, outputs: Outputs, non_loss_data: bool = True) -> Outputs:
+            return outputs
+
+        return iter(self._passed(micros, kept, forward_only=True))
+
+    def _passed(self, micros: MicroBatches, judge: Callable[..., Any], forward_only: bool) -> list[Any]:
+        """What `judge` says of each pass, on the last stage; nothing on others."""
+
+        def step(waiting: Iterator[Any], stage: Stage) -> tuple[Any, Callable[..., Any]]:
+            rows, batch = next(waiting)
+            with self._computation():
+                outputs = stage(batch)
+            return outputs, lambda found, **options: judge(rows, batch, found, **options)
+
+        if not len(micros):
+            return []
+        return get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iter(micros),
+            model=[self._stage],
+            num_microbatches=len(micros),
+            seq_length=1,  # each says how long it is
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+    def _gradients(self) -> list[Tensor]:
+        gradients = [piece.gradient() for piece in self._own]
+        self._add_gradient_of_head(gradients)
+        for name in ("dp", "cp"):
+            all_reduce_sum(gradients, self._ranks.group(name))
+        partial = [gradient for piece, gradient in zip(self._own, gradients, strict=True) if piece.partial]
+        all_reduce_sum(partial, self._ranks.group("tp"))
+        return gradients
+
+    def _forget_gradients(self) -> None:
+        self._stage.zero_grad()
+
+    def _add_gradient_of_head(self, gradients: list[Tensor]) -> None:
+        """The first stage's embedding learns from what the last stage's copy of it was used for, too."""
+        group, stage = self._ranks.group("pp"), self._stage
+        if group is None or not stage.tied:
+            return
+        share = torch.zeros(stage.own_rows, stage.config.hidden_size, device=self.device)
+        if stage.gpt.post_process and stage.head_weight.grad is not None:
+            share += stage.head_weight.grad[: stage.own_rows]
+        dist.all_reduce(share, group=group)
+        if stage.gpt.pre_process:
+            gradients[0] += share
+
+    def _copy_embedding(self) -> None:
+        """The last stage's head is a copy of the first one's embedding, if they are tied."""
+        group, stage = self._ranks.group("pp"), self._stage
+        if group is None or not stage.tied:
+            return
+        if stage.gpt.pre_process:
+            table = self._own[0].local
+        else:
+            table = torch.empty(stage.own_rows, stage.config.hidden_size, device=self.device)
+        dist.broadcast(table, dist.get_global_rank(group, 0), group=group)
+        if stage.gpt.post_process:
+            stage.head_weight.detach()[: stage.own_rows].copy_(table)
+
+
+def _of_all_stages(pieces: list[MegatronPiece], ranks: Ranks) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """Names and shapes of the tensors of each stage."""
+    own = [(canonical(box.name), box.whole) for piece in pieces for box in piece.boxes]
+    found: list[Any] = [own] * ranks.size("pp")
+    if ranks.size("pp") > 1:
+        dist.all_gather_object(found, own, group=ranks.group("pp"))
+    return found

@@ -1,0 +1,175 @@
+"""One pipeline stage of a Megatron model with a head: what stands between a batch and the learner's outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig
+
+from lockstep.batch import Batch
+from lockstep.distributed.ranks import Ranks
+from lockstep.distributed.shard import Shard
+from lockstep.losses.base import Outputs
+from lockstep.models.cut import Cut
+from lockstep.models.folder import skeleton
+from lockstep.models.heads import PLAIN, Head, first_value_weights, policy_outputs, scores_of_states, value_outputs
+from lockstep.models.megatron import stages
+
+
+class LayoutAttention(nn.Module):
+    """Attention that sees what a layout says, which stands where Megatron hands a mask down."""
+
+    def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
+        super().__init__()
+        self._layer, self._scale = layer_number, float(config.kv_channels or 0) ** -0.5
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any) -> Tensor:
+        """Of tokens [n, 1, heads, size]; returns [n, 1, heads · size]."""
+        q, k, v = (x[:, 0].transpose(0, 1)[None] for x in (query, key, value))
+        return attention_mask.attend(self._layer, q, k, v, self._scale, None).flatten(2).transpose(0, 1)
+
+
+class Stage(nn.Module):
+    """The layers of one pipeline stage, with the embedding before the first and the head behind the last.
+
+    Args:
+        config: Of the Hugging Face model.
+        head: What the last stage gives.
+        seed: Of a value head.
+        ranks: Those that hold the model together.
+
+    Attributes:
+        config: Megatron's.
+        gpt: Megatron's model, without weights.
+        first_layer: The number of this stage's first layer among all.
+        tied: Whether embedding and vocabulary head are one matrix, which on several stages is there twice.
+        vocabulary: How many tokens there are; matrices are filled up, so that ranks have as many rows each.
+        first_row: This rank's first token.
+        own_rows: How many it has.
+    """
+
+    def __init__(self, config: PreTrainedConfig, head: Head, seed: int, ranks: Ranks) -> None:
+        super().__init__()
+        self._head, self._ranks = head, ranks
+        self.config = _megatron_config(config, ranks)
+        here, last = ranks.index("pp"), ranks.size("pp") - 1
+        self.tied = head == "logits" and bool(config.tie_word_embeddings)
+        self.vocabulary = int(config.vocab_size)
+        rows = -(-self.vocabulary // ranks.size("tp"))
+        self.gpt = GPTModel(
+            self.config,
+            _layers(config),
+            vocab_size=rows * ranks.size("tp"),
+            max_sequence_length=int(config.max_position_embeddings),
+            pre_process=here == 0,
+            post_process=here == last,
+            share_embeddings_and_output_weights=last == 0 and (self.tied or head == "value"),
+            position_embedding_type="none",
+            pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
+        )
+        self.model_type = self.gpt.model_type
+        self.first_layer = sum(stages(self.config.num_layers, last + 1)[:here])
+        self.first_row = min(rows * ranks.index("tp"), self.vocabulary)
+        self.own_rows = min(rows, self.vocabulary - self.first_row)
+        self.rotary_emb = _rotary(config)
+        if head == "value" and here == last:
+            del self.gpt.output_layer
+            self.value = nn.Linear(self.config.hidden_size, 1)
+            with torch.no_grad():
+                for name, tensor in first_value_weights(self.config.hidden_size, seed).items():
+                    self.get_parameter(name).copy_(tensor)
+
+    def set_input_tensor(self, tensors: Any) -> None:
+        """What the stage before this one gave; Megatron's schedules hand it over."""
+        self.gpt.set_input_tensor(tensors)
+
+    def forward(self, batch: Batch) -> Outputs | Tensor:
+        """Outputs on the last stage, hidden states [n, 1, D] on others."""
+        cut = Cut.of(batch, self._ranks)
+        states = self.gpt.embedding(cut.tokens[None], cut.position[None]) if self.gpt.pre_process else None
+        turns = cut.position[:, None].float() * self.get_buffer("rotary_emb.inv_freq")
+        rotary = torch.cat((turns, turns), dim=-1)[:, None, None]
+        states = self.gpt.decoder(hidden_states=states, attention_mask=cut.layout, rotary_pos_emb=rotary)
+        if not self.gpt.post_process:
+            return states
+        if self._head == "value":
+            return value_outputs(batch, cut, states[:, 0], self.value)
+        sampling, shard = batch.sampling or PLAIN, Shard(self.first_row, self._ranks.group("tp"))
+
+        def scores(state_m: Tensor, token_m: Tensor) -> tuple[Tensor, Tensor]:
+            hidden_mD = states[:, 0].index_select(0, state_m)
+            return scores_of_states(hidden_mD, self.head_weight[: self.own_rows], token_m, sampling, shard)
+
+        return policy_outputs(batch, cut, scores)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """This rank's rows of the vocabulary head, with what fills them up."""
+        shared = self.gpt.share_embeddings_and_output_weights
+        weight = self.gpt.embedding.word_embeddings.weight if shared else self.gpt.output_layer.weight
+        assert weight is not None, "the first stage has the embedding, the last one the head"
+        return weight
+
+
+def join_groups(ranks: Ranks) -> None:
+    """Makes Megatron's process groups, in the order of our mesh; once in a process."""
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=ranks.size("tp"),
+            pipeline_model_parallel_size=ranks.size("pp"),
+            context_parallel_size=ranks.size("cp"),
+            order="tp-cp-ep-pp-dp",
+        )
+
+
+def _layers(config: PreTrainedConfig) -> ModuleSpec:
+    spec: Any = get_gpt_layer_local_spec(qk_layernorm=config.model_type == "qwen3", normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = LayoutAttention
+    return spec
+
+
+def _megatron_config(config: PreTrainedConfig, ranks: Ranks) -> TransformerConfig:
+    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
+    split = stages(int(config.num_hidden_layers), ranks.size("pp"))
+    return TransformerConfig(
+        num_layers=int(config.num_hidden_layers),
+        hidden_size=hidden,
+        ffn_hidden_size=int(config.intermediate_size),
+        num_attention_heads=heads,
+        num_query_groups=int(config.num_key_value_heads),
+        kv_channels=int(config.to_dict().get("head_dim") or hidden // heads),
+        layernorm_epsilon=float(config.rms_norm_eps),
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=config.model_type == "qwen2",
+        qk_layernorm=config.model_type == "qwen3",
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=ranks.size("tp"),
+        pipeline_model_parallel_size=ranks.size("pp"),
+        num_layers_in_first_pipeline_stage=None if len(split) == 1 else split[0],
+        pipeline_dtype=torch.float32,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # without experts, too, lengths vary with no other
+        calculate_per_token_loss=True,  # sums of losses stay sums
+        use_cpu_initialization=True,
+        perform_initialization=False,
+    )
+
+
+def _rotary(config: PreTrainedConfig) -> nn.Module:
+    """Frequencies of rotary positions, as `transformers` computes them."""
+    made: Any = type(skeleton(config, "the model").base_model.get_submodule("rotary_emb"))(config)
+    if made.attention_scaling != 1.0:
+        raise ValueError("the model scales its rotary positions in a way that learner.backend=megatron does not know")
+    return made

@@ -1,0 +1,101 @@
+"""What one rank of a Megatron learner holds: parameters in each of which several tensors of the checkpoint may lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from lockstep.distributed.ranks import Ranks
+from lockstep.learners.megatron.model import Stage
+from lockstep.learners.pieces import Box, Piece
+from lockstep.models.heads import canonical
+from lockstep.models.megatron import Place, places
+
+
+@dataclass(frozen=True, eq=False)
+class MegatronPiece(Piece):
+    """Of a parameter of one stage.
+
+    Attributes:
+        dim: Along which tensor-parallel ranks share its tensors; None: each has all of them.
+        partial: Whether each tensor-parallel rank knows but a part of its gradient.
+        ranks: Those that hold the model together.
+    """
+
+    dim: int | None
+    partial: bool
+    ranks: Ranks
+
+    @property
+    def cut_over(self) -> frozenset[str]:
+        return frozenset(("pp",) if self.dim is None else ("pp", "tp"))
+
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        for box in self.boxes:
+            yield canonical(box.name), self._whole(box, box.read(self.local))
+
+    def gradient(self) -> Tensor:
+        gradient = self.parameter.grad
+        return torch.zeros_like(self.local) if gradient is None else gradient[: len(self.local)]
+
+    def _whole(self, box: Box, own: Tensor) -> Tensor:
+        group, shares = self.ranks.group("tp"), self.ranks.size("tp")
+        if self.dim is None or group is None:
+            return own
+        share = list(box.whole)
+        share[self.dim] = ceil(box.whole[self.dim] / shares)
+        filled = own.new_zeros(share)
+        filled.narrow(self.dim, 0, own.shape[self.dim]).copy_(own)
+        parts = [torch.empty_like(filled) for _ in range(shares)]
+        dist.all_gather(parts, filled, group=group)
+        return torch.cat(parts, self.dim).narrow(self.dim, 0, box.whole[self.dim])
+
+
+def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -> Iterator[MegatronPiece]:
+    """Of all parameters of a stage, but the copy that a tied head has of the embedding.
+
+    Args:
+        stage: With the parameters.
+        config: Of the Hugging Face model.
+        base: What stands before the names of a backbone's tensors.
+        ranks: Those that hold the model together.
+    """
+    for name, parameter in stage.named_parameters():
+        own = name.removeprefix("gpt.")
+        if own == name:  # of a value head
+            found: tuple[Place, ...] = (Place(name, None, _itself),)
+        elif own == "output_layer.weight":
+            found = () if stage.tied else (Place("lm.lm_head.weight", 0, _itself),)
+        else:
+            known = places(own, config, stage.first_layer)
+            found = tuple(Place(f"{base}{place.name}", place.dim, place.view) for place in known)
+        if found:
+            of_vocabulary = own in ("output_layer.weight", "embedding.word_embeddings.weight")
+            local = parameter.detach()[: stage.own_rows] if of_vocabulary else parameter.detach()
+            boxes = tuple(_box(place, local, ranks) for place in found)
+            if of_vocabulary:
+                boxes = tuple(
+                    replace(box, whole=(stage.vocabulary, *box.whole[1:]), offset=(stage.first_row, 0)) for box in boxes
+                )
+            partial = own.endswith(("q_layernorm.weight", "k_layernorm.weight"))
+            yield MegatronPiece(name, parameter, local, boxes, ranks.mesh, found[0].dim, partial, ranks)
+
+
+def _box(place: Place, local: Tensor, ranks: Ranks) -> Box:
+    rest = tuple(local.shape[1:])
+    shape = (place.view(local).numel() // prod(rest), *rest)
+    whole, offset = list(shape), [0] * len(shape)
+    if place.dim is not None:
+        whole[place.dim] *= ranks.size("tp")
+        offset[place.dim] = shape[place.dim] * ranks.index("tp")
+    return Box(place.name, tuple(whole), tuple(offset), shape, place.view)
+
+
+def _itself(parameter: Tensor) -> Tensor:
+    return parameter

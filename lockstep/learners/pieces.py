@@ -1,0 +1,89 @@
+"""What one rank holds of a model's parameters, and where that lies in the tensors of the checkpoint."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of a tensor of the checkpoint.
+
+    Attributes:
+        name: Of the tensor.
+        whole: Its shape over all ranks.
+        offset: Where the box begins.
+        shape: Of the box.
+        view: The box's numbers in memory that is laid out as the piece, by whatever shape, in the box's order.
+    """
+
+    name: str
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    view: Callable[[Tensor], Tensor]
+
+    def read(self, laid_out: Tensor) -> Tensor:
+        """The box, in its shape, out of memory that is laid out as the piece."""
+        return self.view(laid_out).reshape(self.shape)
+
+    def write(self, laid_out: Tensor, numbers: Tensor) -> None:
+        """Fills the box in memory that is laid out as the piece."""
+        place = self.view(laid_out)
+        place.copy_(numbers.view(place.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Piece(ABC):
+    """Memory that is updated at once: a parameter, or what this rank has of it.
+
+    Attributes:
+        name: Of the parameter in its model.
+        parameter: As the model has it.
+        local: The memory that this rank holds of it.
+        boxes: What that holds of tensors of the checkpoint.
+        mesh: Of ranks that have other pieces or the same; None: one process.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    local: Tensor
+    boxes: tuple[Box, ...]
+    mesh: DeviceMesh | None
+
+    @property
+    @abstractmethod
+    def cut_over(self) -> frozenset[str]:
+        """Dimensions of the mesh over which the parameter is cut; one that FSDP made of two is called by both."""
+
+    @abstractmethod
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole tensors, on every rank that has some of them; all those have to ask for them."""
+
+    @abstractmethod
+    def gradient(self) -> Tensor:
+        """What backward passes of this rank have left for it; zeros where nothing depends on the parameter."""
+
+
+def norm(pieces: Sequence[Piece], tensors: Iterable[Tensor]) -> Tensor:
+    """The length of all tensors together, each laid out as its piece: every number counts once, over whatever mesh."""
+    squares: dict[frozenset[str], list[Tensor]] = {}
+    groups: dict[str, dist.ProcessGroup] = {}
+    for piece, tensor in zip(pieces, tensors, strict=True):
+        squares.setdefault(piece.cut_over, []).append(tensor)
+        groups |= {name: piece.mesh.get_group(name) for name in piece.cut_over if piece.mesh is not None}
+    keys = sorted(squares, key=sorted)
+    total = torch.stack([nn.utils.get_total_norm(squares[key]).square() for key in keys])
+    for name in sorted(groups):
+        over = torch.tensor([name in key for key in keys], device=total.device)
+        summed = total.clone()
+        dist.all_reduce(summed, group=groups[name])
+        total = torch.where(over, summed, total)
+    return total.sum().sqrt()

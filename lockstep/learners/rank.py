@@ -1,0 +1,219 @@
+"""What learners of every backend do alike, for one rank: packed passes, sums of gradients, updates, checkpoints.
+
+Ranks hold pieces of the parameters, and all make the same number of passes, since a pass may wait for others: what each
+reads is decided by whoever sends the rows.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.batch import Batch
+from lockstep.distributed.ranks import DIMENSIONS, Ranks
+from lockstep.distributed.reduce import all_reduce_sum
+from lockstep.learners.boxes import Boxes, Written, file_of, written
+from lockstep.learners.optimizer import AdamW, learning_rate
+from lockstep.learners.packing import pack
+from lockstep.learners.pieces import Piece, norm
+from lockstep.learners.saving import COUNTERS, StateWriter
+from lockstep.losses.base import Loss, Outputs, active
+from lockstep.metrics import Last, Mean, Metrics, Sum, merged
+from lockstep.recipe import LearnerSection, Optimizer
+
+Passes = Sequence[Sequence[int]] | None
+"""The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed
+here by the budget of tokens."""
+
+_IDLE = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": torch.zeros(2, dtype=torch.bool)})
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """What each pass reads, in turn: its rows of a batch, and their batch, on the device."""
+
+    batch: Batch
+    rows: list[list[int]]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[tuple[list[int], Batch]]:
+        for rows in self.rows:
+            yield rows, (self.batch.select(rows) if rows else _IDLE).to(self.device)
+
+
+class RankLearner(ABC):
+    """Implements `learners.base.Learner` for one rank, but for the passes themselves.
+
+    Args:
+        model: fp32, on its device.
+        pieces: What this rank updates and writes.
+        section: Device, computation type, micro-batch size.
+        optimizer: Settings of AdamW; None for a model that is only scored with.
+        ranks: Those that hold the model together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pieces: Iterable[Piece],
+        section: LearnerSection,
+        optimizer: Optimizer | None,
+        ranks: Ranks,
+    ) -> None:
+        self.device = resolve_device(section.device)
+        # Always in evaluation mode: dropout would make the trained policy another one than the sampled.
+        self.model = model.eval().requires_grad_(optimizer is not None)
+        self.pieces = tuple(pieces)
+        self._section, self._settings, self._ranks = section, optimizer, ranks
+        self._optimizer = None if optimizer is None else AdamW(self.pieces, optimizer)
+        self._count = torch.zeros((), device=self.device)
+        self._updates = 0
+        self._writer = StateWriter()
+
+    def logprobs(self, batch: Batch, passes: Passes = None) -> Tensor:
+        return self._scored(batch, passes, lambda outputs: outputs.logprob)[0]
+
+    def values(self, batch: Batch, passes: Passes = None) -> tuple[Tensor, Tensor]:
+        columns = (lambda outputs: outputs.value, lambda outputs: outputs.final_value)
+        value, final_value = self._scored(batch, passes, *columns)
+        return value, final_value
+
+    def forward_backward(self, batch: Batch, loss: Loss, passes: Passes = None) -> Metrics:
+        self._count += active(batch, loss.denominator).to(self.device)
+        return merged(self._learned(self._micro_batches(batch, passes), loss))
+
+    def optim_step(self) -> Metrics:
+        assert self._optimizer is not None, "this learner was built without an optimizer"
+        assert self._settings is not None, "an optimizer comes with its settings"
+        for name in ("dp_replicate", "dp"):
+            all_reduce_sum([self._count], self._ranks.group(name))
+        count, lr = float(self._count), learning_rate(self._settings, self._updates)
+        self._count.zero_()
+        gradients = self._gradients()
+        self._forget_gradients()
+        if count == 0:
+            return Metrics(updates_skipped=Sum(1.0))
+        length = norm(self.pieces, [gradient.div_(count) for gradient in gradients])
+        if not torch.isfinite(length):
+            raise FloatingPointError(
+                f"the gradient's norm is {float(length)} at update {self._updates}; lower the learning rate"
+            )
+        self._optimizer.step(gradients, length, lr)
+        self._updates += 1
+        return Metrics(grad_norm=Mean(length), lr=Last(lr))
+
+    def reset_optimizer(self) -> None:
+        assert self._optimizer is not None, "this learner was built without an optimizer"
+        self._optimizer.forget()
+
+    @abstractmethod
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As in the protocol; all ranks have to go through it together, and each gets everything."""
+
+    def take_part_in_weights(self) -> None:
+        """Goes through `weights` for the sake of the rank that hands them out."""
+        for _ in self.weights():
+            pass
+
+    def save(self, folder: Path) -> None:
+        own = [piece for piece in self.pieces if self._writes(piece)]
+        files: dict[str, Written] = {}
+        if own:
+            boxes = ((box.name, box.read(piece.local), box) for piece in own for box in piece.boxes)
+            files[file_of("model", self._ranks)] = Written.of(boxes)
+        if own and self._optimizer is not None:
+            files[file_of("optimizer", self._ranks)] = Written.of(self._optimizer.moments(own))
+        counters = {"updates": self._updates} if self._ranks.number == 0 else None
+        self._writer.begin(folder, files, counters)
+
+    def saved(self, wait: bool) -> bool:
+        return self._writer.done(wait)
+
+    def load(self, folder: Path) -> None:
+        self._forget_gradients()
+        with Boxes(written(folder, "model")) as saved:
+            for piece in self.pieces:
+                saved.fill(piece.local, piece)
+        if self._optimizer is not None:
+            with Boxes(written(folder, "optimizer")) as saved:
+                self._optimizer.restore(saved)
+        self._count.zero_()
+        self._updates = int(json.loads((folder / COUNTERS).read_text())["updates"])
+
+    @abstractmethod
+    def _learned(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
+        """Adds to gradients what each pass gives; a pass without rows gives 0."""
+
+    @abstractmethod
+    def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
+        """Of each pass, without gradients; none where another rank has them."""
+
+    def _gradients(self) -> list[Tensor]:
+        """Of the pieces, over all ranks."""
+        return [piece.gradient() for piece in self.pieces]
+
+    def _forget_gradients(self) -> None:
+        for piece in self.pieces:
+            piece.parameter.grad = None
+
+    def _computation(self) -> torch.autocast:
+        """bf16 casts weights for each product and keeps the masters, sums and norms in fp32."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._section.dtype == "bf16")
+
+    def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
+        """What belongs together stays together."""
+        if passes is None:
+            passes = pack(batch.group_lengths.tolist(), self._section.micro_batch_tokens)
+        return MicroBatches(batch, [batch.rows_of(groups) for groups in passes], self.device)
+
+    @torch.no_grad()
+    def _scored(self, batch: Batch, passes: Passes, *columns: Callable[[Outputs], Tensor | None]) -> tuple[Tensor, ...]:
+        """Columns of outputs for the whole batch, on the CPU, [N] or [B] each; empty where another rank has them."""
+        micros = self._micro_batches(batch, passes)
+        parts, order = [[batch.tokens.new_zeros(0, dtype=torch.float32)] for _ in columns], list[int]()
+        for outputs, rows in zip(self._outputs(micros), micros.rows, strict=False):
+            order += rows
+            for part, column in zip(parts, columns, strict=True):
+                value = column(outputs)
+                assert value is not None, "this learner's head does not give that column"
+                part.extend([value.float().cpu()] if rows else [])
+        if len(order) < len(batch):
+            return tuple(part[0] for part in parts)
+        return tuple(restored(torch.cat(part), torch.tensor(order, dtype=torch.int64), batch.lengths) for part in parts)
+
+    def _writes(self, piece: Piece) -> bool:
+        """Whether this rank, of all that hold the same, writes a piece."""
+        cut = {name for joined in piece.cut_over for name in joined.split("_")}
+        return all(self._ranks.index(name) == 0 for name in DIMENSIONS if name not in cut)
+
+
+def nothing(outputs: Outputs) -> Tensor:
+    """A loss that depends on all that came out, and is 0."""
+    columns = (outputs.logprob, outputs.entropy, outputs.value, outputs.final_value)
+    return torch.stack([column.sum() for column in columns if column is not None]).sum() * 0.0
+
+
+def restored(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
+    """Undoes a reordering of sequences: `column` is that of sequences `order_B`; returned in the order of `lengths`."""
+    if column.shape[0] == order_B.numel():
+        return torch.empty_like(column).index_copy_(0, order_B, column)
+    carried = Batch(column, lengths[order_B])
+    return carried.select(torch.argsort(order_B)).tokens
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("learner.device is cuda, but torch sees no GPU here; use learner.device=cpu or auto")
+    return torch.device(device)
