@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiers import one_in
 from tiny_models import OPTIMIZER, SECTION, over, ragged, requests
 
 from lockstep.batch import Batch
@@ -66,11 +65,12 @@ class Twins:
         learners = (self.one, many or self.many)
         for learner in learners:
             learner.load(self.first)
-        for batch, loss in steps:
+        for number, (batch, loss) in enumerate(steps):
             alone, together = (train(learner, batch, loss).floats() for learner in learners)
+            # A policy's loss is a mean of terms of about 1 that nearly cancel, and weights drift apart by rounding.
+            least = 1e-7 * max(1, number / STEPS)
             for name in ("loss", "grad_norm"):
-                # A policy's loss is a mean of terms of about 1 that nearly cancel.
-                assert together[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-7), name
+                assert together[name] == pytest.approx(alone[name], rel=1e-5, abs=least), name
 
     def hold_the_same(self) -> None:
         expected = dict(self.one.weights())
@@ -174,10 +174,14 @@ def test_pairs(policy: Twins, steps: int) -> None:
 
 
 @layouts(*LAYOUTS)
-@LENGTHS_OF_RUNS
 @pytest.mark.parametrize(
-    "sampling",
-    one_in(2, [SamplingParams(max_tokens=12, top_k=20, top_p=0.9), SamplingParams(max_tokens=12, temperature=1.2)]),
+    ("sampling", "steps"),
+    [
+        (SamplingParams(max_tokens=12, top_k=20, top_p=0.9), STEPS),
+        # Only with all tokens: in many steps rounding moves one over the edge of what can be drawn, and that shows.
+        pytest.param(SamplingParams(max_tokens=12, temperature=1.2), MANY, marks=pytest.mark.proof),
+    ],
+    ids=["shaped", "warm"],
 )
 def test_recorded_rollouts(
     policy: Twins, layout: tuple[LearnerSection, Path], sampling: SamplingParams, steps: int

@@ -87,6 +87,16 @@ def test_other_algorithms_learn_what_they_learn_by_torch(in_tmp: Path, recipe: s
         assert Path("megatron/samples.jsonl").read_bytes() == Path("torch/samples.jsonl").read_bytes(), "the same pairs"
 
 
+def test_the_twin_recipe_differs_in_who_learns_alone() -> None:
+    here = ["model.path=model", "data.train=rows.jsonl", "data.validation=rows.jsonl"]
+    twins = [load(f"ppo_qwen2.5_1.5b_gsm8k_1n8g_{name}", here) for name in ("dtensor", "megatron")]
+    torch, megatron = (twin.training.model_dump() for twin in twins)
+    assert torch.pop("learner") | {"backend": "megatron"} == megatron.pop("learner")
+    assert torch == megatron
+    assert torch["acceptance"]
+    assert [twin.run_folder.name.split("-")[0][-8:] for twin in twins] == ["_dtensor", "megatron"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -45,11 +45,10 @@ def started(
     backbone = network.base_model_prefix
     base = f"lm.{backbone}." if head == "logits" else "backbone."
     pieces = list(pieces_of(stage, config, base, ranks))
+    boxes = [(piece.local, box) for piece in pieces for box in piece.boxes if not box.name.startswith("value.")]
     with Boxes(weight_files(Path(folder))) as saved, torch.no_grad():
-        for piece in pieces:
-            for box in piece.boxes:
-                if not box.name.startswith("value."):
-                    box.write(piece.local, saved.read(_in_folder(box, backbone), box.offset, box.shape))
+        for local, box in boxes:
+            box.write(local, saved.read(_in_folder(box, backbone), box.offset, box.shape))
     return MegatronLearner(stage, pieces, base, section, optimizer, ranks)
 
 
