@@ -1,0 +1,122 @@
+"""Megatron's `GPTModel`, taught to give log-probabilities of tokens instead of logits, which then never exist.
+
+For training loops of Megatron's own; `lockstep.learners.megatron` scores its last hidden states by itself. Names and
+parameters are NeMo RL's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+from torch import Tensor
+
+from lockstep.distributed.model_utils import from_parallel_hidden_states_to_logprobs
+
+_plain_forward: Any = GPTModel.forward
+
+
+@dataclass
+class _Patched:
+    """How many positions are scored at once."""
+
+    chunk_size: int
+
+
+_patched = _Patched(1024)
+
+
+def patch_gpt_model_forward_for_linear_ce_fusion(*, chunk_size: int) -> None:
+    """From now on every `GPTModel` knows `return_logprobs_for_linear_ce_fusion`; asked again, only the size changes.
+
+    Args:
+        chunk_size: Positions that are scored at once; bounds memory.
+    """
+    _patched.chunk_size = chunk_size
+    GPTModel.forward = _gpt_forward_with_linear_ce_fusion
+
+
+def _gpt_forward_with_linear_ce_fusion(
+    self: GPTModel,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    attention_mask: Tensor,
+    decoder_input: Tensor | None = None,
+    labels: Tensor | None = None,
+    inference_context: Any = None,
+    packed_seq_params: Any = None,
+    extra_block_kwargs: dict[str, Any] | None = None,
+    runtime_gather_output: bool | None = None,
+    *,
+    inference_params: Any | None = None,
+    loss_mask: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    return_logprobs_for_linear_ce_fusion: bool = False,
+) -> Tensor:
+    """As `GPTModel.forward`, but where it is asked for, log-probabilities of `labels`.
+
+    Args:
+        self: The model.
+        input_ids: [B, S], or this rank's share under context parallelism.
+        position_ids: As Megatron has them.
+        attention_mask: As Megatron has it.
+        decoder_input: As Megatron has it.
+        labels: Token ids of the whole sequences, not shifted [B, S]; of need where log-probabilities are asked for.
+        inference_context: As Megatron has it.
+        packed_seq_params: As Megatron has it.
+        extra_block_kwargs: As Megatron has it.
+        runtime_gather_output: As Megatron has it; of no effect on log-probabilities.
+        inference_params: As Megatron has it.
+        loss_mask: As Megatron has it.
+        padding_mask: As Megatron has it.
+        return_logprobs_for_linear_ce_fusion: Ask for them.
+
+    Returns:
+        log π(labels[:, t+1]), fp32 [B, S−1]; hidden states before the last pipeline stage. Else what Megatron
+        gives.
+
+    Raises:
+        ValueError: If log-probabilities are asked for without labels.
+    """
+    given = {"inference_context": inference_context, "packed_seq_params": packed_seq_params}
+    if not return_logprobs_for_linear_ce_fusion:
+        rest = {"runtime_gather_output": runtime_gather_output, "inference_params": inference_params}
+        masks = {"loss_mask": loss_mask, "padding_mask": padding_mask}
+        first = (input_ids, position_ids, attention_mask, decoder_input, labels)
+        return _plain_forward(self, *first, extra_block_kwargs=extra_block_kwargs, **given, **rest, **masks)
+    if labels is None:
+        raise ValueError("return_logprobs_for_linear_ce_fusion needs labels: the token ids that are scored")
+    model: Any = self
+    made = model._preprocess(input_ids, position_ids, decoder_input, padding_mask=padding_mask, **given)
+    states, rotary, cosine, sine, offset, padding = made[:6]
+    hidden = model.decoder(
+        hidden_states=states,
+        attention_mask=attention_mask,
+        rotary_pos_emb=rotary,
+        rotary_pos_cos=cosine,
+        rotary_pos_sin=sine,
+        sequence_len_offset=offset,
+        padding_mask=padding,
+        **given,
+        **(extra_block_kwargs or {}),
+    )
+    return _scored(model, hidden, labels) if model.post_process else hidden
+
+
+def _scored(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Of positions first [S/CP, B, H], or this rank's share of these under sequence parallelism."""
+    tp, cp = model.pg_collection.tp, model.pg_collection.cp
+    if not model.config.sequence_parallel:
+        hidden = scatter_to_sequence_parallel_region(hidden, group=tp)
+    tied = model.share_embeddings_and_output_weights
+    weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+    assert weight is not None, "the last stage has a head"
+    start = dist.get_rank(tp) * len(weight)
+    several = dist.get_world_size(cp) > 1
+    return from_parallel_hidden_states_to_logprobs(
+        hidden, weight, None, None, labels, start, start + len(weight), tp, False, cp if several else None,
+        _patched.chunk_size,
+    )  # fmt: skip
