@@ -46,6 +46,9 @@ LAYOUTS = {
     "cp 2": {"cp": 2},
     "dp 2, checkpointed": {"dp": 2},
     WEAK: {"dp": 2},
+    "megatron": {},
+    "megatron, tp 2": {"tp": 2},
+    "megatron, pp 2": {"pp": 2},
 }
 
 
@@ -118,6 +121,7 @@ def batch(copies: int) -> Batch:
 
 def launched(folder: Path, name: str) -> Layout:
     section = LearnerSection(
+        backend="megatron" if name.startswith("megatron") else "torch",
         device="cpu",
         parallel=Parallel(**LAYOUTS[name]),
         micro_batch_tokens=TOKENS // 4,
