@@ -41,6 +41,8 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> s
     room = bytes_of(memory)
     if gpus < 1:
         raise ValueError(f"--gpus is {gpus}; a plan needs at least 1")
+    if loaded.training.learner.backend != "torch":
+        raise ValueError("a plan is of learner.backend=torch; how Megatron's ranks share memory is not known here yet")
     recipe, model = loaded.training, _config_of_run(loaded) if config is None else _config_of(Path(config))
     own = recipe.learner.parallel
     if own.ranks == gpus:
