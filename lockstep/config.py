@@ -100,7 +100,8 @@ class Loaded:
         if not isinstance(recipe, Common) or recipe.model.from_recipe is None:
             return None
         first, learner, data = recipe.model.from_recipe, recipe.learner, recipe.data
-        same = {"seed": recipe.seed, "learner.device": learner.device, "learner.dtype": learner.dtype}
+        same: dict[str, Any] = {"seed": recipe.seed, "learner.backend": learner.backend}
+        same |= {"learner.device": learner.device, "learner.dtype": learner.dtype}
         same |= {f"learner.parallel.{name}": size for name, size in learner.parallel.model_dump().items()}
         for kind, made in (("arithmetic", data.arithmetic), ("letters", data.letters)):
             if made is not None and getattr(load(first).training.data, kind) is not None:

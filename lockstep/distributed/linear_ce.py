@@ -10,23 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from megatron.core.models.gpt import GPTModel
-from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 from torch import Tensor
 
 from lockstep.distributed.model_utils import from_parallel_hidden_states_to_logprobs
 
-_plain_forward: Any = GPTModel.forward
-
 
 @dataclass
 class _Patched:
-    """How many positions are scored at once."""
+    """How many positions are scored at once, and what `GPTModel.forward` was before."""
 
-    chunk_size: int
+    chunk_size: int = 1024
+    plain: Any = None
 
 
-_patched = _Patched(1024)
+_patched = _Patched()
 
 
 def patch_gpt_model_forward_for_linear_ce_fusion(*, chunk_size: int) -> None:
@@ -35,12 +32,14 @@ def patch_gpt_model_forward_for_linear_ce_fusion(*, chunk_size: int) -> None:
     Args:
         chunk_size: Positions that are scored at once; bounds memory.
     """
-    _patched.chunk_size = chunk_size
+    from megatron.core.models.gpt import GPTModel
+
+    _patched.chunk_size, _patched.plain = chunk_size, _patched.plain or GPTModel.forward
     GPTModel.forward = _gpt_forward_with_linear_ce_fusion
 
 
 def _gpt_forward_with_linear_ce_fusion(
-    self: GPTModel,
+    self: Any,
     input_ids: Tensor,
     position_ids: Tensor,
     attention_mask: Tensor,
@@ -86,13 +85,12 @@ def _gpt_forward_with_linear_ce_fusion(
         rest = {"runtime_gather_output": runtime_gather_output, "inference_params": inference_params}
         masks = {"loss_mask": loss_mask, "padding_mask": padding_mask}
         first = (input_ids, position_ids, attention_mask, decoder_input, labels)
-        return _plain_forward(self, *first, extra_block_kwargs=extra_block_kwargs, **given, **rest, **masks)
+        return _patched.plain(self, *first, extra_block_kwargs=extra_block_kwargs, **given, **rest, **masks)
     if labels is None:
         raise ValueError("return_logprobs_for_linear_ce_fusion needs labels: the token ids that are scored")
-    model: Any = self
-    made = model._preprocess(input_ids, position_ids, decoder_input, padding_mask=padding_mask, **given)
+    made = self._preprocess(input_ids, position_ids, decoder_input, padding_mask=padding_mask, **given)
     states, rotary, cosine, sine, offset, padding = made[:6]
-    hidden = model.decoder(
+    hidden = self.decoder(
         hidden_states=states,
         attention_mask=attention_mask,
         rotary_pos_emb=rotary,
@@ -103,11 +101,13 @@ def _gpt_forward_with_linear_ce_fusion(
         **given,
         **(extra_block_kwargs or {}),
     )
-    return _scored(model, hidden, labels) if model.post_process else hidden
+    return _scored(self, hidden, labels) if self.post_process else hidden
 
 
 def _scored(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     """Of positions first [S/CP, B, H], or this rank's share of these under sequence parallelism."""
+    from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+
     tp, cp = model.pg_collection.tp, model.pg_collection.cp
     if not model.config.sequence_parallel:
         hidden = scatter_to_sequence_parallel_region(hidden, group=tp)

@@ -34,6 +34,9 @@ from lockstep.runtime.transport import CLOSED, GRACE_S, Build, Factory, Message,
 Frame = list[Any]
 """The parts of a message, each an array of bytes; Ray moves those without copying them on a machine."""
 
+_TOLD_S = 30.0
+"""How long Ray may take to find out how an actor that does not answer any more has ended."""
+
 _SHARE = 1 / 16
 """What an actor asks for of its place: policy, critic, reference, judges and samplers take turns there."""
 
@@ -140,7 +143,7 @@ class RayWorker:
         if self._closed:
             return CLOSED
         try:
-            ray.get(self._life, timeout=GRACE_S)
+            ray.get(self._life, timeout=_TOLD_S)
         except GetTimeoutError:
             return "it gives no answer"
         except RayError as error:

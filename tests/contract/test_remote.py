@@ -52,7 +52,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
         yield workers
 
 
-def abacus(workers: Workers, start: int = 0, name: str = "abacus", timeout_s: float = 30.0) -> Remote:
+def abacus(workers: Workers, start: int = 0, name: str = "abacus", timeout_s: float = 120.0) -> Remote:
     remote = workers.start(AbacusSpec(start), name, timeout_s, role="learner", number=0, of=1)
     workers.callback(remote.close)
     return remote
@@ -181,7 +181,7 @@ def test_a_stream_is_no_result(shared: Remote) -> None:
 
 
 def test_an_error_in_building_shows_itself(workers: Workers) -> None:
-    remote = workers.start(BrokenSpec(), "broken", 30.0, role="learner", number=0, of=1)
+    remote = workers.start(BrokenSpec(), "broken", 120.0, role="learner", number=0, of=1)
     with pytest.raises(ValueError, match="the model folder is empty"):
         remote.ready()
     with pytest.raises(WorkerDied, match="worker broken died"):
@@ -200,7 +200,7 @@ def test_a_worker_that_takes_too_long_is_given_up_and_can_be_restarted(workers: 
     assert gone(pid, 5.0)
     with pytest.raises(WorkerDied, match="worker hasty died before add: it was ended by this process"):
         hasty.call("add", 1)
-    hasty.timeout_s = 30.0
+    hasty.timeout_s = 120.0
     hasty.restart()
     assert hasty.call("add", 1) == 1
     hasty.timeout_s = 0.5
@@ -252,7 +252,7 @@ def test_a_death_is_told_before_the_errors_it_may_have_caused(shared: Remote, ow
 
 def test_threads_are_shared_out(own: Remote) -> None:
     assert own.call("threads") == torch.get_num_threads()
-    one = spawned(AbacusSpec(), "abacus", timeout_s=30.0, threads=3)
+    one = spawned(AbacusSpec(), "abacus", timeout_s=120.0, threads=3)
     assert one.call("threads") == 3
     one.close()
 

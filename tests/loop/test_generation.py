@@ -380,13 +380,13 @@ def parts(folder: str) -> dict[str, tuple[int, bytes]]:
     return {path.name: (path.stat().st_ino, path.read_bytes()) for path in found}
 
 
-def written(folder: str) -> int:
+def blocks_written(folder: str) -> int:
     return len(list(Path(folder).glob("parts/*.jsonl")))
 
 
 def once_written(folder: str, count: int, action: Callable[[], object]) -> AbstractContextManager[None]:
     """While the block generates in this process, does something as soon as so many blocks are written."""
-    return meanwhile((lambda: written(folder) >= count, action))
+    return meanwhile((lambda: blocks_written(folder) >= count, action))
 
 
 def kill_a_sampler() -> None:
@@ -453,7 +453,7 @@ def killed_at_any_instant(data: str, kills: int, chance: random.Random) -> list[
             time.sleep(chance.uniform(0.0, 6.0))
         else:
             there = len(before)
-            wait_for(lambda there=there: written("killed") > there, process)
+            wait_for(lambda there=there: blocks_written("killed") > there, process)
             time.sleep(chance.uniform(0.0, 0.2))
         process.kill()
         assert process.wait() == -signal.SIGKILL, "it was over before it could be killed; give it more prompts"
