@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lockstep.learners import saving
 from lockstep.learners.boxes import Written
 from lockstep.learners.saving import StateWriter
-from lockstep.learners.torch import saving
 from lockstep.runtime.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from lockstep.runtime.saver import Saver
 
