@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,10 +115,10 @@ class Boxes:
             raise ValueError(f"{name} is not whole: files of some ranks are missing")
         return out
 
-    def fill(self, laid_out: Tensor, piece: Piece, prefix: str = "") -> None:
-        """Reads all boxes of a piece into memory that is laid out as it; their names may have something before them."""
+    def fill(self, laid_out: Tensor, piece: Piece, named: Callable[[str], str] = str) -> None:
+        """Reads all boxes of a piece into memory that is laid out as it; `named` says what the files call a tensor."""
         for box in piece.boxes:
-            box.write(laid_out, self.read(f"{prefix}{box.name}", box.offset, box.shape))
+            box.write(laid_out, self.read(named(box.name), box.offset, box.shape))
 
     @staticmethod
     def _place(file: Any, name: str, at: Sequence[int] | None) -> tuple[Sequence[int], Sequence[int]]:

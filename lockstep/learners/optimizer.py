@@ -79,5 +79,5 @@ class AdamW:
                 state = {"step": saved.read(first, (), ()).to(piece.local.device)}
                 for key in ("exp_avg", "exp_avg_sq"):
                     state[key] = torch.zeros_like(piece.local)
-                    saved.fill(state[key], piece, f"{key}.")
+                    saved.fill(state[key], piece, f"{key}.{{}}".format)
                 self._inner.state[parameter] = state

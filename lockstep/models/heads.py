@@ -38,6 +38,13 @@ def canonical(name: str) -> str:
     return name.removeprefix("lm.")
 
 
+def in_folder(backbone: str, name: str) -> str:
+    """What files of a causal language model, whose backbone is called so, name a parameter of a head."""
+    if name.startswith("backbone."):
+        return f"{backbone}.{name.removeprefix('backbone.')}"
+    return canonical(name)
+
+
 class LogitsHead(nn.Module):
     """A causal language model that scores the masked tokens of a batch.
 

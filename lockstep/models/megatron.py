@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""Values of `model_type` whose names are known."""
+from lockstep.models.parallelize import FAMILIES
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _PLAIN = {

@@ -35,7 +35,7 @@ from lockstep.distributed.ranks import Ranks
 from lockstep.losses.base import Outputs
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-"""Values of `model_type` that have a plan."""
+"""Values of `model_type` whose modules are known by name: those that have a plan, and that Megatron computes."""
 
 register_dataclass(Outputs)  # FSDP looks for tensors in what a model returns
 

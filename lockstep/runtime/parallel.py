@@ -153,6 +153,11 @@ class MeshLearner:
         others = [rank.submit("take_part_in_weights") for rank in self.ranks[1:]]
         try:
             yield from self.ranks[0].stream("weights")
+        except (WorkerDied, RemoteTimeout):  # which is the story; that the others were left alone is not
+            while others:
+                others.pop().abandon()
+            self.close()
+            raise
         finally:
             self._outcomes(others)
 

@@ -256,9 +256,12 @@ class Replicas:
             try:
                 return action()
             except (WorkerDied, RemoteTimeout) as error:
+                dead = [remote for remote in remotes if not remote.alive()]
+                if not dead:  # but a learner, whose weights were on their way
+                    raise
                 self._loaded = self._loaded if restored else None
                 self._count(error)
-                for remote in [remote for remote in remotes if not remote.alive()]:
+                for remote in dead:
                     self._start_again(remote)
 
     def _advanced(self, remote: Remote, work: _Work, sampling: SamplingParams) -> bool:

@@ -18,6 +18,7 @@ from tiny_models import SECTION, requests, responses
 from lockstep.experience.refit import refit
 from lockstep.models.load import load_causal_lm
 from lockstep.recipe import SamplerSection
+from lockstep.runtime.remote import RemoteLearner, WorkerDied, spawned
 from lockstep.runtime.replicas import Replicas, SamplerLost
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Piece
@@ -155,6 +156,27 @@ def test_a_death_during_a_refit_is_survived(start: Start, models: Callable[..., 
     assert metrics.floats()["refit/version"] == 3
     batch = replicas.generate(requests(), SAMPLING)
     torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
+def test_a_learner_that_dies_during_a_refit_is_no_samplers_death(
+    start: Start, models: Callable[..., Path], transfer: str
+) -> None:
+    replicas = start(replicas=2, transfer=transfer)
+    remote = spawned(LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0), "learner", 60.0)
+
+    class Dying:
+        """Its process is killed while its weights are on their way."""
+
+        def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for number, pair in enumerate(RemoteLearner(remote).weights()):
+                if number == 3:
+                    remote.close(at_once=True)
+                yield pair
+
+    with pytest.raises(WorkerDied, match="worker learner died in weights"):
+        refit(Dying(), replicas, 3)  # pyright: ignore[reportArgumentType]
+    assert replicas.restarts == 0
 
 
 def test_blocks_have_the_same_bits_whoever_answers_them(start: Start) -> None:

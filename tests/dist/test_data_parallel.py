@@ -37,6 +37,14 @@ def two(spec: LearnerSpec) -> Iterator[MeshLearner]:
     learner.close()
 
 
+def kill_soon(learner: MeshLearner, rank: int) -> None:
+    """Stops a rank at once, so that the others wait for it, and kills it soon after."""
+    pid = next(child.pid for child in multiprocessing.active_children() if child.name == learner.ranks[rank].name)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+
+
 def test_two_ranks_step_as_one(two: MeshLearner, spec: LearnerSpec) -> None:
     one = spec.build()
     for seed in range(3):
@@ -93,11 +101,7 @@ def test_an_error_on_ranks_leaves_them_usable(two: MeshLearner, tmp_path: Path) 
 def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
     batch = ragged(LENGTHS)
     two.forward_backward(batch, WeightedLogprob())
-    pid = next(child.pid for child in multiprocessing.active_children() if child.name == two.ranks[1].name)
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)  # rank 0 now waits for it in the sum of the gradients
-    timer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
-    timer.start()
+    kill_soon(two, 1)  # rank 0 waits for it in the sum of the gradients
     began = time.monotonic()
     with pytest.raises(WorkerDied, match="worker logits learner rank 1 died in optim_step: killed by SIGKILL"):
         two.optim_step()
@@ -107,3 +111,12 @@ def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
         two.logprobs(batch)
 
 
+@pytest.mark.parametrize(("rank", "verb"), [(0, "weights"), (1, "take_part_in_weights")])
+def test_a_rank_that_dies_while_weights_are_handed_out_is_the_one_named(
+    spec: LearnerSpec, rank: int, verb: str
+) -> None:
+    learner = launch(over(spec, dp=2), timeout_s=60.0)
+    kill_soon(learner, rank)
+    with pytest.raises(WorkerDied, match=f"worker logits learner rank {rank} died in {verb}: killed by SIGKILL"):
+        list(learner.weights())
+    assert not any(rank.alive() for rank in learner.ranks)

@@ -46,7 +46,7 @@ class MeshBackend:
 
     def settings(self) -> Mapping[str, Any]:
         ranks = {name: size for name, size in self._section.parallel.model_dump().items() if size > 1}
-        return {"dtype": self._section.dtype, "layout": "packed", "training": False, **ranks}
+        return {"dtype": self._section.dtype, "layout": "packed", "training": False} | ranks
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
         """As the learner packs it."""

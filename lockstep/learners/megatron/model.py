@@ -12,14 +12,13 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from lockstep.batch import Batch
 from lockstep.distributed.ranks import Ranks
 from lockstep.distributed.shard import Shard
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
-from lockstep.models.folder import skeleton
 from lockstep.models.heads import PLAIN, Head, first_value_weights, policy_outputs, scores_of_states, value_outputs
 from lockstep.models.megatron import stages
 
@@ -41,7 +40,7 @@ class Stage(nn.Module):
     """The layers of one pipeline stage, with the embedding before the first and the head behind the last.
 
     Args:
-        config: Of the Hugging Face model.
+        network: The Hugging Face model, without weights.
         head: What the last stage gives.
         seed: Of a value head.
         ranks: Those that hold the model together.
@@ -56,8 +55,9 @@ class Stage(nn.Module):
         own_rows: How many it has.
     """
 
-    def __init__(self, config: PreTrainedConfig, head: Head, seed: int, ranks: Ranks) -> None:
+    def __init__(self, network: PreTrainedModel, head: Head, seed: int, ranks: Ranks) -> None:
         super().__init__()
+        config = network.config
         self._head, self._ranks = head, ranks
         self.config = _megatron_config(config, ranks)
         here, last = ranks.index("pp"), ranks.size("pp") - 1
@@ -79,7 +79,7 @@ class Stage(nn.Module):
         self.first_layer = sum(stages(self.config.num_layers, last + 1)[:here])
         self.first_row = min(rows * ranks.index("tp"), self.vocabulary)
         self.own_rows = min(rows, self.vocabulary - self.first_row)
-        self.rotary_emb = _rotary(config)
+        self.rotary_emb = _rotary(network)
         if head == "value" and here == last:
             del self.gpt.output_layer
             self.value = nn.Linear(self.config.hidden_size, 1)
@@ -167,9 +167,9 @@ def _megatron_config(config: PreTrainedConfig, ranks: Ranks) -> TransformerConfi
     )
 
 
-def _rotary(config: PreTrainedConfig) -> nn.Module:
+def _rotary(network: PreTrainedModel) -> nn.Module:
     """Frequencies of rotary positions, as `transformers` computes them."""
-    made: Any = type(skeleton(config, "the model").base_model.get_submodule("rotary_emb"))(config)
+    made: Any = type(network.base_model.get_submodule("rotary_emb"))(network.config)
     if made.attention_scaling != 1.0:
         raise ValueError("the model scales its rotary positions in a way that learner.backend=megatron does not know")
     return made

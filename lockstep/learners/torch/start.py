@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from lockstep.distributed.ranks import Ranks
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.models.folder import check_weights, read_config, skeleton, weight_files
-from lockstep.models.heads import Head, LogitsHead, ValueHead, canonical
+from lockstep.models.heads import Head, LogitsHead, ValueHead, in_folder
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.parallelize import FAMILIES, checkpoint_layers, compile_layers, layers, parallelize
 from lockstep.recipe import LearnerSection
@@ -70,16 +71,9 @@ def _fill(model: LogitsHead | ValueHead, network: PreTrainedModel, folder: str) 
     with Boxes(weight_files(Path(folder))) as saved:
         for name, parameter in model.named_parameters():
             piece = TorchPiece.of(name, parameter)
-            (box,) = piece.boxes
             if name in made:
+                (box,) = piece.boxes
                 place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
                 piece.local.copy_(made[name][place])
             else:
-                piece.local.copy_(saved.read(_in_folder(name, network), box.offset, box.shape))
-
-
-def _in_folder(name: str, network: PreTrainedModel) -> str:
-    """A parameter's name in the files of the causal language model."""
-    if name.startswith("backbone."):
-        return f"{network.base_model_prefix}.{name.removeprefix('backbone.')}"
-    return canonical(name)
+                saved.fill(piece.local, piece, partial(in_folder, network.base_model_prefix))

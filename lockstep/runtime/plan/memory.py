@@ -257,7 +257,7 @@ class Generation:
     ) -> Generation:
         """Of a sampler that `shares` the learner's weights where both are of torch, in one process."""
         a = BF16 if learner.dtype == "bf16" else FP32
-        alone = sampler.in_process and learner.parallel.ranks == 1
+        alone = sampler.in_process and learner.in_process
         weights = 0 if shares and alone else sizes.policy * (a if sampler.backend == "vllm" else FP32)
         cache = sizes.cache * a * sequences * load.generated
         if sampler.vllm.kv_cache_gib is not None:
