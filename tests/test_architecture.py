@@ -22,6 +22,7 @@ FLOORS = (
     (
         "__init__",
         "types",
+        "errors",
         "batch",
         "align",
         "metrics",

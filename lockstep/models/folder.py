@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from lockstep.errors import first_line
 from lockstep.models import attention
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
@@ -61,7 +62,7 @@ def read_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
     except CONFIG_ERRORS as error:
         kind = fields.get("model_type")
         known = kind is None or kind in CONFIG_MAPPING
-        why = first_line(error) if known else f"transformers {transformers.__version__} knows no model type {kind!r}"
+        why = config_reason(error) if known else f"transformers {transformers.__version__} knows no model type {kind!r}"
         raise ModelError(f"{path}/config.json cannot be used: {why}") from error
     named = [str(name) for name in fields.get("architectures") or ()]
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
@@ -84,7 +85,7 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32)
     except (*CONFIG_ERRORS, RuntimeError, AttributeError, ArithmeticError) as error:
-        why = f"{type(error).__name__}: {first_line(error)}"
+        why = f"{type(error).__name__}: {config_reason(error)}"
         raise ModelError(f"{source}: transformers cannot build this model ({why})") from error
 
 
@@ -124,11 +125,10 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} has no weights: {names} missing; copy or download the folder again")
 
 
-def first_line(error: BaseException) -> str:
-    """What an error says first: messages of `transformers` go on for pages."""
-    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip().split("\n", 1)[0].rstrip(".:") or type(error).__name__
+def config_reason(error: BaseException) -> str:
+    """What an error of a configuration says first; of a wrong field the cause tells more."""
+    cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
+    return first_line(cause or error)
 
 
 def _shapes(file: Path) -> dict[str, list[int]]:

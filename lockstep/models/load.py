@@ -19,8 +19,9 @@ from transformers import (
 )
 
 from lockstep import keyed
+from lockstep.errors import first_line
 from lockstep.models import attention
-from lockstep.models.folder import CONFIG_ERRORS, ModelError, check_weights, first_line, read_config, skeleton
+from lockstep.models.folder import CONFIG_ERRORS, ModelError, check_weights, config_reason, read_config, skeleton
 
 
 def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
@@ -86,7 +87,7 @@ def scratch_config(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
         known = AutoConfig.for_model(model_type)
         built = AutoConfig.for_model(model_type, **fields)
     except CONFIG_ERRORS as error:
-        raise ModelError(f"model.scratch.config: {first_line(error)}") from error
+        raise ModelError(f"model.scratch.config: {config_reason(error)}") from error
     names = {*known.to_dict(), *known.attribute_map}
     for name in sorted(fields.keys() - names):
         close = get_close_matches(name, names, 1)

@@ -9,7 +9,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from lockstep.models.folder import first_line, require_folder
+from lockstep.errors import first_line
+from lockstep.models.folder import require_folder
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 

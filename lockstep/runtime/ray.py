@@ -26,7 +26,7 @@ from ray.util import get_node_ip_address
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from lockstep.models.folder import first_line
+from lockstep.errors import first_line
 from lockstep.recipe import RaySection
 from lockstep.runtime.cluster import Role
 from lockstep.runtime.transport import CLOSED, GRACE_S, Build, Factory, Message, decode, encode, serve

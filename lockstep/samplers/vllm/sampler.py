@@ -18,7 +18,8 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.distributed.meeting import Meeting
-from lockstep.models.folder import first_line, read_config
+from lockstep.errors import first_line
+from lockstep.models.folder import read_config
 from lockstep.recipe import Computation, SamplerSection
 from lockstep.samplers.base import Attestation, Piece
 from lockstep.samplers.transfer import Bucket
