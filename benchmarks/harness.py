@@ -14,8 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
@@ -136,7 +140,7 @@ def environment(threads: int | None = None) -> str:
     )
 
 
-def save(name: str, where: str, rows: Sequence[Row], details: Mapping[str, object]) -> Path:
+def save(name: str, where: str, rows: Sequence[DataclassInstance], details: Mapping[str, object]) -> Path:
     """Writes a table, its `environment`, and what lies behind it to `benchmarks/results/<name>.json`."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"

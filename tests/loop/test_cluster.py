@@ -24,9 +24,17 @@ def sizes(replicas: int = 1, **parallel: int) -> tuple[str, ...]:
     return (f"sampler.replicas={replicas}", *(f"learner.parallel.{name}={size}" for name, size in parallel.items()))
 
 
+STAGES = ("learner=megatron", "learner.parallel.pp=2", "model.scratch.config.num_hidden_layers=2")
+
+
 @pytest.mark.parametrize(
     ("options", "many"),
-    [(("placement=separate",), sizes(2, dp=2)), pytest.param((), sizes(1), marks=pytest.mark.proof)],
+    [
+        (("placement=separate",), sizes(2, dp=2)),
+        pytest.param((), sizes(1), marks=pytest.mark.proof),
+        pytest.param((), STAGES, marks=[pytest.mark.proof, pytest.mark.needs("megatron")]),
+    ],
+    ids=["apart", "together", "stages"],
 )
 def test_ppo_by_actors_has_the_bits_of_child_processes(
     ray: None, run: Run, options: tuple[str, ...], many: tuple[str, ...]

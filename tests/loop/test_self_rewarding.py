@@ -133,11 +133,21 @@ def test_prompts_of_iterations_are_the_same_or_split(learn: Run) -> None:
     assert not asked("split")[0] & asked("split")[1]
 
 
+LAYOUTS = {
+    "copies": ("learner.parallel.dp=2",),
+    "shards": ("learner.parallel.tp=2",),
+    "stages": ("learner=megatron", "learner.parallel.pp=2"),
+}
+
+
 @pytest.mark.needs("gloo")
-@pytest.mark.parametrize("layout", ["dp", "tp"])
-def test_two_ranks_choose_the_same_pairs(learn: Run, layout: str) -> None:
-    learn("run.folder=one")
-    learn("run.folder=two", f"learner.parallel.{layout}=2", "run.max_steps=3")  # beyond the end of an iteration
+@pytest.mark.parametrize("layout", ["copies", "shards", pytest.param("stages", marks=pytest.mark.needs("megatron"))])
+def test_two_ranks_choose_the_same_pairs(learn: Run, layout: str, request: pytest.FixtureRequest) -> None:
+    if layout == "stages":
+        request.getfixturevalue("megatron")
+    deep = "model.scratch.config.num_hidden_layers=2"
+    learn("run.folder=one", deep)
+    learn("run.folder=two", deep, *LAYOUTS[layout], "run.max_steps=3")  # beyond the end of an iteration
     first = Path("one/samples.jsonl").read_text().splitlines()[: 3 * 8]
     assert first == Path("two/samples.jsonl").read_text().splitlines()
 
