@@ -71,9 +71,10 @@ def stages(layers: int, pp: int) -> list[int]:
     each = -(-layers // pp)
     first = layers - (pp - 1) * each
     if first < 1:
+        fitting = next(fewer for fewer in range(pp - 1, 0, -1) if layers > (fewer - 1) * -(-layers // fewer))
         raise ValueError(
-            f"learner.parallel.pp is {pp}, but {layers} layers make no {pp} stages of {each} and a first one of fewer; "
-            "lower it"
+            f"learner.parallel.pp is {pp}, but {layers} layers make no {pp} stages, all of one length but the first, "
+            f"which may be shorter; {fitting} would do"
         )
     return [first] + [each] * (pp - 1)
 

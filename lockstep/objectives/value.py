@@ -23,6 +23,7 @@ def clipped_value_loss(
     plain_N = 0.5 * (value_N - return_N).square()
     if clip is None:
         return plain_N, torch.zeros_like(plain_N, dtype=torch.bool)
-    near_N = old_value_N + (value_N - old_value_N).clamp(-clip, clip)
-    bounded_N = 0.5 * (near_N - return_N).square()
-    return torch.maximum(plain_N, bounded_N), bounded_N > plain_N
+    moved_N = value_N - old_value_N
+    bounded_N = 0.5 * (old_value_N + moved_N.clamp(-clip, clip) - return_N).square()
+    # Where V has moved less than ε the two differ by rounding, and nothing is decided.
+    return torch.maximum(plain_N, bounded_N), (bounded_N > plain_N) & (moved_N.abs() > clip)

@@ -91,7 +91,8 @@ def learner_of(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     """In this process where there is one rank and no cluster, else in processes of its own."""
     if place.workers.here and spec.section.in_process:
         return spec.build()
-    learner = launch(spec, recipe.cluster.timeout_s, place.workers)
+    with place.shown.phase("start learners"):
+        learner = launch(spec, recipe.cluster.timeout_s, place.workers)
     place.workers.callback(learner.close)
     return learner
 

@@ -221,8 +221,12 @@ def joined(address: str | None, cpus: int) -> Iterator[None]:
             ray.init(address, log_to_driver=False)
     except Exception as error:  # Ray raises all kinds
         ray.shutdown()
-        where = "no Ray could be started here" if address is None else f"cluster.ray.address={address} cannot be joined"
-        raise ValueError(f"{where}: {first_line(error)}") from error
+        if address is None:
+            raise ValueError(f"no Ray could be started here: {first_line(error)}") from error
+        raise ValueError(
+            f"cluster.ray.address={address} cannot be joined: {first_line(error)}; `ray start --head` starts a cluster "
+            "and says its address"
+        ) from error
     try:
         yield
     finally:

@@ -217,6 +217,13 @@ def test_clipped_value_loss_by_hand() -> None:
     close(value.grad, [1.0, 0.0, -0.75])
 
 
+def test_values_that_moved_less_than_the_clip_are_not_clipped() -> None:
+    draw = torch.Generator().manual_seed(0)
+    old, moved, target = (torch.randn(10_000, generator=draw) for _ in range(3))
+    _, clipped = clipped_value_loss(old + 0.01 * moved, old, 0.1 * target, clip=0.2)
+    assert not clipped.any(), "rounding decides nothing"
+
+
 def test_value_loss_without_clip_is_half_the_squared_error() -> None:
     loss, clipped = clipped_value_loss(torch.tensor([3.0, 0.0]), torch.zeros(2), torch.tensor([1.0, 1.0]), clip=None)
     close(loss, [2.0, 0.5])

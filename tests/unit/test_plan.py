@@ -218,6 +218,14 @@ def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
     assert "It fits" in own
 
 
+def test_a_sampler_that_fits_nowhere_is_what_is_named(models: Models) -> None:
+    fields = ["data.train=rows.jsonl", "data.validation=rows.jsonl", "data.max_prompt_tokens=16"]
+    fields += ["sampling.max_tokens=16", "validation_sampling.max_tokens=16"]
+    said = plan(load("ppo_gsm8k", fields), 2, "0.05MB", str(models("llama")))
+    assert "the sampler's weights alone are" in said
+    assert "sampler=vllm" in said
+
+
 @pytest.mark.parametrize(
     ("gpus", "overrides", "sentence"),
     [

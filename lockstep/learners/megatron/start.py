@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def started(
         optimizer: None for a model that is only scored with.
         ranks: Those that hold the model together.
     """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron's overlapping sums rely on, and ask for
     device, network = resolve_device(section.device), skeleton(read_config(folder), folder)
     check_weights(folder, network)
     if device.type == "cpu":

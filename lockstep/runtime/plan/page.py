@@ -134,6 +134,13 @@ def _verdict(search: Search, name: str, gpus: int, own: Estimate | None, found: 
 def _too_few(search: Search, gpus: int) -> str:
     more = search.smallest(gpus)
     if more is None:
+        alone = search.estimate(Parallel(dp=2))  # whose sampler holds weights of its own
+        if alone is not None and alone.sampler is not None and alone.sampler.weights > search.memory:
+            return (
+                f"Nothing fits on {gpus} GPUs, nor on more of them, however the learner is cut: the sampler's weights "
+                f"alone are {readable(alone.sampler.weights)}, on one GPU. sampler=vllm holds them in the learner's "
+                "type; else take a smaller model, or GPUs with more memory."
+            )
         return (
             f"Nothing fits on {gpus} GPUs, whatever is changed, nor on more of them: GPUs with more memory are needed."
         )
