@@ -19,6 +19,10 @@ Layout = Literal["alone", "padded", "packed"]
 Kernel = Literal["eager", "sdpa"]
 Part = Literal["head", "softmax", "norm", "rope", "router", "cache"]
 """What can be computed in fp32 alone: logits, log-softmax, norms, rotary embedding, router, keys and values."""
+ROTARY = ("rotary_emb", "pos_emb")
+"""What models call the module that gives the angles of positions."""
+POSITIONS = ("wpe", "position_embeddings")
+"""What models call a table of learned positions."""
 Capability = Literal[
     "generate",  # draws responses, with the log-probabilities that it drew with
     "shaped",  # rescores under a temperature, top-k and top-p

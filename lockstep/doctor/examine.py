@@ -26,8 +26,8 @@ from lockstep.doctor.probes.layers import LAYERS
 from lockstep.doctor.probes.proof import denied
 from lockstep.doctor.probes.semantics import SEMANTICS
 from lockstep.doctor.probes.tokens import FIRST_TOKEN, LAG, TOKEN_IDS
-from lockstep.doctor.probes.weights import CONFIGURATION, WEIGHTS, equal, likeness
-from lockstep.models.folder import read_config
+from lockstep.doctor.probes.weights import CONFIGURATION, WEIGHTS, equal, likeness, with_tied_head
+from lockstep.models.folder import ModelError, read_config
 from lockstep.types import Request, SamplingParams
 
 PROBES: tuple[Probe, ...] = (
@@ -152,7 +152,7 @@ def _witness(folder: str, train: Backend, infer: Backend) -> Backend:
         return witness
     own, held = dict(witness.weights()), dict(train.weights())
     trained = [name for name, tensor in held.items() if name in own and _moved(tensor, own[name])]
-    sampled = dict(infer.weights()) if "weights" in infer.capabilities else {}
+    sampled = with_tied_head(dict(infer.weights()), own) if "weights" in infer.capabilities else {}
     if len(trained) <= len(own) / 2:
         trained = [name for name in trained if name in sampled and not equal(sampled[name], own[name])]
     witness.load((name, _finer(held[name], sampled.get(name))) for name in trained)
@@ -214,8 +214,12 @@ class _Search:
             refused.append(outcome.cause)
             self._note(probe, "found", f"{said}; no counter-setting can be tried", start)
             return True
-        changed = outcome.counter(self._now)
-        if (denial := denied(self._now, changed)) is not None:
+        try:
+            changed = outcome.counter(self._now)
+            denial = denied(self._now, changed)
+        except ModelError as error:
+            changed, denial = self._now, str(error)
+        if denial is not None:
             refused.append(outcome.cause)
             self._note(probe, "refused", f"{said}; but the counter-setting took no effect: {denial}", start)
             return True

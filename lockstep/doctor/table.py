@@ -4,6 +4,7 @@ report.json           everything, for programs (schema: `doctor.report`)
 columns.safetensors   the tokens and log-probabilities themselves
 report.html           the page of it, with plots
 table.md, junit.xml   for people, and for machines that run tests
+cells/               what is measured already, while the table is not whole
 recipe.yaml, inputs.json, environment.json   every option, digests of model and prompts, versions and machine
 """
 
@@ -21,6 +22,7 @@ from lockstep.config import Loaded, usage
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import Backend
+from lockstep.doctor.cells import Cells
 from lockstep.doctor.judging import Row, judge_row, judged, pairs_of
 from lockstep.doctor.measure import Bench, Repeated, repeated
 from lockstep.doctor.page import write_page
@@ -64,34 +66,44 @@ def table(loaded: Loaded) -> int:
         with shown.phase("start backends"):
             backends = open_.enter_context(backends_of(recipe, shown))
         started()
-        found = measured(recipe, backends, shown)
+        cells = Cells(results.folder)
+        found = measured(recipe, backends, shown, cells)
         with shown.phase("write"):
             report = tree_of(found, loaded, results.inputs)
             _write(results, report, found)
             page = write_page(results.folder)
+            cells.drop()
     print(markdown(found), end="")
     print(f"report: {page}")
     return int(report["exit_code"])
 
 
-def measured(recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress) -> Found:
+def measured(
+    recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress, cells: Cells | None = None
+) -> Found:
     """Measures and judges all cells of a recipe.
 
     Args:
         recipe: The grid and its limits, the model and its prompts.
         backends: What is compared, by name; the earlier of a pair is the training side.
         shown: Is told how far it is.
+        cells: Where each is kept as soon as it is measured, and those are that were measured before.
     """
-    return _Measuring(recipe, PromptSource(recipe), backends, shown).found()
+    return _Measuring(recipe, PromptSource(recipe), backends, shown, cells).found()
 
 
 class _Measuring:
     """Goes through the cells of a recipe, shortest first."""
 
     def __init__(
-        self, recipe: DoctorRecipe, source: PromptSource, backends: Mapping[str, Backend], shown: Progress
+        self,
+        recipe: DoctorRecipe,
+        source: PromptSource,
+        backends: Mapping[str, Backend],
+        shown: Progress,
+        kept: Cells | None,
     ) -> None:
-        self._recipe, self._source, self._backends, self._shown = recipe, source, backends, shown
+        self._recipe, self._source, self._backends, self._shown, self._kept = recipe, source, backends, shown, kept
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
         self._context = min(backend.context for backend in backends.values())
         self._inside = [cell for cell in self._cells if cell.length < self._context]
@@ -104,8 +116,8 @@ class _Measuring:
         """Measures and judges all."""
         self._shown.total(len(self._inside), self._arithmetic(), unit="cells")
         rows = []
-        for cell in self._cells:
-            rows.append(self._row(cell))
+        for number, cell in enumerate(self._cells):
+            rows.append(self._row(number, cell))
             if rows[-1].state != "beyond context":
                 tokens = sum(int(drawn.batch.mask.sum()) for drawn in rows[-1].drawn)
                 self._shown.step(sum(row.state != "beyond context" for row in rows), {}, tokens)
@@ -119,25 +131,36 @@ class _Measuring:
             time.monotonic() - self._begun,
         )
 
-    def _row(self, cell: Cell) -> Row:
+    def _row(self, number: int, cell: Cell) -> Row:
         if cell not in self._inside:
             return Row(cell, "beyond context")
-        budget, begun = self._recipe.grid.budget_s, time.monotonic()
-        if budget is not None and begun - self._begun >= budget:
+        known = None if self._kept is None else self._kept.read(number, cell)
+        budget = self._recipe.grid.budget_s
+        if known is None and budget is not None and time.monotonic() - self._begun >= budget:
             return Row(cell, "cut by budget")
+        row, repeats = known or self._drawn(number, cell)
+        self._repeats += repeats
+        self._note_spread(row)
+        return row
+
+    def _drawn(self, number: int, cell: Cell) -> tuple[Row, list[Repeated]]:
+        begun = time.monotonic()
         prompts = self._source.prompts(cell.data, self._context - cell.length)
         requests = requests_for(cell, prompts, self._sequences(cell), self._recipe.seed)
         with self._shown.phase(cell.name):
             row = Row(cell, "measured", tuple(self._bench.drawn(cell, requests)))
+        repeats: list[Repeated] = []
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
-                self._repeats += [
+                repeats = [
                     repeated(cell, name, backend, requests, self._recipe.grid.repeats)
                     for name, backend in self._backends.items()
                     if "generate" in backend.capabilities
                 ]
-        self._note_spread(row)
-        return replace(row, seconds=time.monotonic() - begun)
+        row = replace(row, seconds=time.monotonic() - begun)
+        if self._kept is not None:
+            self._kept.keep(number, row, repeats)
+        return row, repeats
 
     def _sequences(self, cell: Cell) -> int:
         shorter = self._shorter.get((cell.data, cell.method, cell.batch_size), [])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.doctor.base import Network
+from lockstep.doctor.base import ROTARY, Network
 
 Node = str
 """`path:in`, `path:out` or `logits`; the input is what other code hands a module."""
@@ -123,6 +123,20 @@ def patched(reference: Trace, network: Network, tokens_T: Tensor, chosen: Callab
         return network.logits(tokens_T)
 
 
+@torch.no_grad()
+def of_zeros(right: Network, own: Network, path: str, tokens_T: Tensor) -> tuple[Tensor, Tensor]:
+    """What a module of either network gives for states of zero, and else for what the first one's was given."""
+    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    module = right.modules.get_submodule(path)
+    with module.register_forward_pre_hook(lambda _, *seen: given.append(seen), with_kwargs=True):  # pyright: ignore[reportArgumentType]
+        right.logits(tokens_T)
+    (states, *others), named = given[0]
+    zeros = torch.zeros_like(states)
+    both = (network.modules.get_submodule(path) for network in (right, own))
+    first, second = (_tensor(one(zeros, *others, **named)).float() for one in both)
+    return first, second
+
+
 @contextmanager
 def unturned(modules: nn.Module) -> Iterator[None]:
     """Rotary embeddings give cosines of 1 and sines of 0, so that no position is turned."""
@@ -134,7 +148,7 @@ def unturned(modules: nn.Module) -> Iterator[None]:
 
     with ExitStack() as hooks:
         for path, module in modules.named_modules():
-            if path.endswith("rotary_emb"):
+            if path.endswith(ROTARY):
                 hooks.callback(module.register_forward_hook(still).remove)
         yield
 

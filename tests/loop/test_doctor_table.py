@@ -23,6 +23,7 @@ from lockstep.config import describe, load
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Backend, Conditions, Scores
+from lockstep.doctor.cells import Cells
 from lockstep.doctor.doctor_recipe import doctor_recipe
 from lockstep.doctor.judging import whole
 from lockstep.doctor.render import junit, markdown
@@ -62,9 +63,9 @@ def asked(folder: Path, *overrides: str) -> DoctorRecipe:
     return recipe
 
 
-def found(recipe: DoctorRecipe, train: Backend, infer: Backend) -> Found:
+def found(recipe: DoctorRecipe, train: Backend, infer: Backend, cells: Cells | None = None) -> Found:
     with progress("a table", stream=io.StringIO()) as shown:
-        return measured(recipe, {train.name: train, infer.name: infer}, shown)
+        return measured(recipe, {train.name: train, infer.name: infer}, shown, cells)
 
 
 def verdicts(what: Found) -> dict[str, str]:

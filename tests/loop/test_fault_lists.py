@@ -17,6 +17,7 @@ from lockstep.doctor.selftest.fifth import FIFTH
 from lockstep.doctor.selftest.fourth import FOURTH
 from lockstep.doctor.selftest.ground import Ground
 from lockstep.doctor.selftest.heldout import HELD_OUT
+from lockstep.doctor.selftest.seventh import SEVENTH
 from lockstep.doctor.selftest.sixth import SIXTH
 from lockstep.doctor.selftest.third import THIRD
 from lockstep.doctor.selftest.tuning import TUNING
@@ -54,7 +55,8 @@ LISTS = {
     "fourth": Listed(FOURTH, 301, 18, 9, 20),
     "fifth": Listed(FIFTH, 401, 18, 10, 20),
     "sixth": Listed(SIXTH, 501, 18, 10, 18),
-    "held-out": Listed(HELD_OUT, 601, 20, 10, 20),
+    "seventh": Listed(SEVENTH, 601, 20, 10, 20),
+    "held-out": Listed(HELD_OUT, 701, 20, 10, 20),
 }
 FAULTS = [(listed, fault) for listed in LISTS.values() for fault in listed.faults]
 NUMBERED = {fault.number: fault for listed in LISTS.values() for fault in listed.faults}
@@ -84,6 +86,13 @@ COUNTERS = {
     609: Conditions(parts=frozenset({"rope"})),
     614: Conditions(kernel="eager"),
     620: ALONE,
+    704: Conditions(parts=frozenset({"head"})),
+    705: Conditions(config=(("rope_parameters.original_max_position_embeddings", 48),)),
+    710: Conditions(evaluation=True),
+    716: Conditions(parts=frozenset({"cache"})),
+    717: Conditions(fresh=True),
+    719: ALONE,
+    720: ALONE,
 }
 
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lockstep.doctor.base import Conditions, DType, Part
-from lockstep.models.folder import check_weights, read_config, skeleton
+from lockstep.doctor.base import POSITIONS, ROTARY, Conditions, DType, Part
+from lockstep.errors import first_line
+from lockstep.models.folder import CONFIG_ERRORS, ModelError, check_weights, read_config, skeleton
 
 TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PART_OF: Mapping[Part, Callable[[str], bool]] = {
     "norm": lambda path: path.endswith("norm"),
-    "rope": lambda path: path.endswith("rotary_emb"),
+    "rope": lambda path: path.endswith(ROTARY),
     "router": lambda path: path.endswith((".gate", ".router")),
     "head": lambda path: path == "lm_head",
 }
@@ -66,14 +67,20 @@ class Variants:
         dtype = TORCH_TYPES[self._weights or conditions.dtype or "fp32"]
         key = (dtype, attention, repr(conditions.config))
         if key not in self._built:
-            model = AutoModelForCausalLM.from_pretrained(
-                self._folder,
-                config=self.config(conditions.config),
-                dtype=dtype,
-                attn_implementation=attention,
-                local_files_only=True,
-                use_safetensors=True,
-            )
+            try:
+                model = AutoModelForCausalLM.from_pretrained(
+                    self._folder,
+                    config=self.config(conditions.config),
+                    dtype=dtype,
+                    attn_implementation=attention,
+                    local_files_only=True,
+                    use_safetensors=True,
+                )
+            except CONFIG_ERRORS as error:
+                changed = ", ".join(f"{name}={value}" for name, value in conditions.config) or "its configuration"
+                raise ModelError(
+                    f"transformers cannot build the model in {self._folder} with {changed}: {first_line(error)}"
+                ) from error
             model.eval()
             if self._alter is not None:
                 self._alter(model)
@@ -168,7 +175,7 @@ def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[set[Part]]:
 def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
     """What really happens while a model computes: its mode, types of layers and logits, rows, positions, masks."""
     training = any(module.training for module in model.modules())
-    seen: dict[str, Any] = {"rows": 0, "positions": [], "training": training}
+    seen: dict[str, Any] = {"rows": 0, "positions": [], "masks": [], "training": training}
 
     def linear(name: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -177,12 +184,14 @@ def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
 
         return note
 
-    def rotary(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        seen["positions"] += [x for x in (*inputs[1:], *named.values()) if isinstance(x, Tensor)][:1]
+    def placed(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        own = inputs if isinstance(module, nn.Embedding) else inputs[1:]  # angles are asked for beside states
+        seen["positions"] += [x for x in (*own, *named.values()) if isinstance(x, Tensor)][:1]
 
     def masked(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         mask = named.get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 2:
+            seen["masks"].append(mask.bool())
             seen["attended"] = seen.get("attended", 0) + int(mask.sum())
 
     linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -191,9 +200,9 @@ def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
     hooks.append(model.register_forward_pre_hook(masked, with_kwargs=True))
     if inner is not None:
         hooks.append(inner.register_forward_hook(linear("dtype")))
-    turning = next((module for path, module in model.named_modules() if path.endswith("rotary_emb")), None)
-    if turning is not None:
-        hooks.append(turning.register_forward_pre_hook(rotary, with_kwargs=True))
+    placing = next((module for path, module in model.named_modules() if path.endswith((*ROTARY, *POSITIONS))), None)
+    if placing is not None:
+        hooks.append(placing.register_forward_pre_hook(placed, with_kwargs=True))
     try:
         yield seen
     finally:

@@ -63,15 +63,20 @@ def _in_company(case: Case, side: Side, usual: Scores, moved_N: Tensor, noise: f
     padded = padded_beside(lengths, rows)
     off_B = case.drawn.per_sample(moved_N.abs()) / case.drawn.per_sample(case.compared.double()).clamp(min=1)
     seen = _neighbours_seen(case, view, rows)
+    placed = _placed(usual, case.drawn)
     said = [f"alone, its numbers move by {size(moved_N[case.compared]):.2g} nats"]
     if layout == "packed" and seen > max(_DUST, 2 * noise):
         cause, why = "packed_leak", f"other words in the sequence before it move them by {seen:.2g} nats"
-    elif layout == "packed" and _misplaced(usual, case.drawn):
+    elif layout == "packed" and placed is False:
         cause, why = "packed_positions", "its layers are given positions that do not count from 0 in each sequence"
     elif layout == "packed" and all(bool(right.any()) for right in (off_B < 0.02 * off_B.max()).split(rows)):
-        cause, why = "packed_positions", "in each pack some sequences are right, and others are far off"
+        cause = "packed_leak" if placed else "packed_positions"
+        why = "in each pack some sequences are right, and others are far off"
+        why += ", though positions are right: attention has other boundaries" if placed else ""
     elif usual.effective.get("attended", 0) > len(case.drawn.tokens):
         cause, why = "left_padding", "its masks show more tokens than there are"
+    elif layout == "padded" and placed is False:
+        cause, why = "left_padding", "its layers are given positions that do not count from 0 in each sequence"
     elif layout == "padded" and padding_moves(off_B, padded):
         cause, why = "left_padding", "sequences that need no padding are right, those that are padded are not"
     else:
@@ -94,10 +99,15 @@ def padding_moves(off_B: Tensor, padded_B: Tensor) -> bool:
     return most and float(without.mean()) < 0.1 * float(with_it.mean())
 
 
-def _misplaced(usual: Scores, batch: Batch) -> bool:
-    """Whether it was seen that layers are given other positions than those within each packed sequence."""
-    given = [positions.flatten() for positions in usual.effective.get("positions", ())]
-    return sum(map(len, given)) == len(batch.tokens) and not torch.equal(torch.cat(given), batch.position)
+def _placed(usual: Scores, batch: Batch) -> bool | None:
+    """Whether layers were given each token's position within its own sequence; None where that was not seen."""
+    given, masks = usual.effective.get("positions", ()), usual.effective.get("masks", ())
+    if len(masks) == len(given):  # side by side, with padding
+        given = [positions.expand_as(mask)[mask] for positions, mask in zip(given, masks, strict=True)]
+    given = [positions.flatten() for positions in given]
+    if sum(map(len, given)) != len(batch.tokens):
+        return None
+    return torch.equal(torch.cat(given), batch.position)
 
 
 def view_rows(case: Case, side: Side) -> int:

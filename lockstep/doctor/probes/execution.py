@@ -14,6 +14,7 @@ from lockstep.doctor.case import FINEST, Case, Counter, apart, first_drawn, size
 from lockstep.doctor.probes.base import FOR_WANT_OF_A_BETTER, SIDES, Clean, Finding, Outcome, Probe, Skipped, under
 from lockstep.doctor.probes.company import padded_beside, padding_moves, view_rows
 from lockstep.doctor.probes.proof import denied
+from lockstep.doctor.probes.states import decodes_the_same_states
 from lockstep.doctor.probes.tokens import farther
 
 _REPEATS = 12
@@ -134,6 +135,8 @@ def decoding(case: Case, refused: Sequence[str]) -> Outcome:
         if left < 0.15 * gap:
             return _decoding(cause, conditions, (said, f"{left:.2g} with {conditions}"))
         others.append(denied(case, changed) or f"by {left:.2g} nats with {conditions}")
+    if decodes_the_same_states(case, off):
+        return Clean(f"{said}, though its head is given the same states: they part where the logits are used")
     return Finding(
         "decode_kernel",
         "infer",

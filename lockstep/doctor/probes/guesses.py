@@ -18,6 +18,8 @@ _ROWS = 8
 """Sequences that a number is fitted to."""
 _HALVINGS = 30
 _MANY, _DUST = 32, 1e-4
+_ON_A_SUM = 0.05
+"""Of the next token's probability: so near to a sum of the likeliest ones that it is no other."""
 """Tokens that have to lie on one side; nats by which each may still lie on the other."""
 
 Guess = Callable[["Row"], Tensor]
@@ -57,6 +59,10 @@ class Row:
         """That describe the masked tokens, fp32 [M, V]."""
         return self.beside(0)
 
+    def heated(self, asked: SamplingParams) -> Tensor:
+        """The same, divided by the temperature that was asked for, fp32 [M, V]."""
+        return self.logits if asked.greedy else self.logits / asked.temperature
+
     def beside(self, step: int) -> Tensor:
         """Logits so many positions to the right of those, fp32 [M, V]."""
         return self.raw[(self.described + step).clamp(0, len(self.raw) - 1)].float()
@@ -87,12 +93,31 @@ def other_denominator(rows: Sequence[Row], asked: SamplingParams) -> tuple[str, 
     tokens that those limits exclude.
     """
     if _one_sided(rows, lambda row: row.asked, 1):
+        if _cut_off(rows, asked):
+            return "top_p", "with only the likeliest tokens in the denominator, as behind a limit such as min_p"
         return "penalty", "with fewer tokens in the denominator, as if some were barred"
     if not _one_sided(rows, lambda row: row.asked, -1):
         return None
     if asked.full_support or _one_sided(rows, _scored(replace(asked, top_k=0, top_p=1.0)), -1):
         return "padded_vocabulary", "with more in the denominator"
     return "top_k" if asked.top_k else "top_p", "with more tokens in the denominator than were to be kept"
+
+
+def _cut_off(rows: Sequence[Row], asked: SamplingParams) -> bool:
+    """Whether the tokens left out are the least likely ones each time: what is kept is a sum of the likeliest."""
+    off: list[Tensor] = []
+    for row in rows:
+        kept_M = (row.asked - row.said).exp()
+        heated_MV = row.heated(asked)
+        floor_M = support_floor(heated_MV, top_k=asked.top_k, top_p=asked.top_p)
+        heated_MV = heated_MV.masked_fill(heated_MV < floor_M[:, None], -torch.inf)
+        each_MV = heated_MV.softmax(-1).sort(-1, descending=True).values.double()
+        away_M, place_M = (each_MV.cumsum(-1) - kept_M[:, None]).abs().min(-1)
+        next_M = each_MV.gather(-1, (place_M + 1).clamp(max=each_MV.shape[1] - 1)[:, None])[:, 0]
+        told_M = torch.isfinite(kept_M) & (kept_M < 1 - _DUST) & (next_M > _DUST)
+        off.append((away_M / next_M)[told_M])
+    every = torch.cat(off)
+    return len(every) >= _MANY and float(every.median()) < _ON_A_SUM
 
 
 def _one_sided(rows: Sequence[Row], numbers: Guess, sign: int) -> bool:
@@ -213,7 +238,7 @@ def _nested(asked: SamplingParams, first: SamplingParams) -> Guess:
 
 def _inside(row: Row, asked: SamplingParams, out_MV: Tensor) -> Tensor:
     """Without some tokens; but one that was drawn can be drawn."""
-    heated = row.logits if asked.greedy else row.logits / asked.temperature
+    heated = row.heated(asked)
     out_MV = out_MV.scatter(-1, row.token[:, None], False)
     return heated.masked_fill(out_MV, -torch.inf).log_softmax(-1).gather(-1, row.token[:, None])[:, 0].double()
 
@@ -222,7 +247,7 @@ def _short_of(asked: SamplingParams) -> Guess:
     """Only likeliest tokens that together stay below top_p, but always one."""
 
     def numbers(row: Row) -> Tensor:
-        heated = row.logits if asked.greedy else row.logits / asked.temperature
+        heated = row.heated(asked)
         sorted_MV, order_MV = heated.sort(-1, descending=True)
         out_MV = sorted_MV.softmax(-1).cumsum(-1) > asked.top_p
         out_MV[:, 0] = False
@@ -283,7 +308,7 @@ def _low(asked: SamplingParams, dtype: torch.dtype) -> Guess:
 
 
 def _padded(row: Row, asked: SamplingParams, count: float) -> Tensor:
-    heated = row.logits if asked.greedy else row.logits / asked.temperature
+    heated = row.heated(asked)
     total = torch.logaddexp(heated.logsumexp(-1), torch.tensor(count).log())
     return (heated.gather(-1, row.token[:, None])[:, 0] - total).double()
 
@@ -312,7 +337,7 @@ def _kept_counts(rows: Sequence[Row], asked: SamplingParams) -> list[int]:
         sure = (row.said - row.asked) > 1e-3
         if not bool(sure.any()):
             continue
-        heated = row.logits[sure] / (1.0 if asked.greedy else asked.temperature)
+        heated = row.heated(asked)[sure]
         mass = heated.softmax(-1).sort(-1, descending=True).values.cumsum(-1).double()
         kept = (row.asked - row.said)[sure].exp()[:, None]
         counts.append((mass - kept).abs().argmin(-1) + 1)

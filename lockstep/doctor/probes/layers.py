@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
-from lockstep.doctor.base import Conditions, Network, Side
+from lockstep.doctor.base import ROTARY, Conditions, Network, Side
 from lockstep.doctor.case import Case, Counter, View
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe, Skipped
 from lockstep.doctor.probes.products import ROUNDED, misread, misused
 from lockstep.doctor.probes.tokens import farther
-from lockstep.doctor.tracing import Local, Node, Trace, compared, patched, traced, unturned
+from lockstep.doctor.tracing import Local, Node, Trace, compared, of_zeros, patched, traced, unturned
 from lockstep.models.heads import PLAIN
 
 _EXACT = Conditions(dtype="fp32", layout="alone")
@@ -31,7 +31,7 @@ _ROUNDED = 0.01
 """The same, up to which sixteen bits can be what makes the difference."""
 
 _PLACES: tuple[tuple[str, str], ...] = (
-    (r"rotary_emb:out$", "rope"),
+    (rf"({'|'.join(ROTARY)}):out$", "rope"),
     (r"(embed\w*|wte|wpe|\w+_embeddings?):out$", "embedding"),
     (r"\.0\.(\w*norm|ln_1):in$", "embedding"),
     (r"(norm|ln_\w+):out$", "norm_eps"),
@@ -121,7 +121,7 @@ class Inside:
             case "projection" | "sum over ranks":
                 return self._of_product(local, place)
             case "experts":
-                return self._of_product(local, place) or "activation"
+                return self._of_product(local, place) or ("bias" if self._adds_otherwise(local.node) else "activation")
             case "head":
                 return self._of_product(local, place) or ("head_precision" if local.error < _ROUNDED else None)
         return place if place in CAUSES else None
@@ -133,7 +133,11 @@ class Inside:
         """Whether what feeds a module is computed in its own way, past modules whose weights would show."""
         parent = node.rpartition(".")[0]
         beside = {one for one in self.trace.seen if one.startswith(f"{parent}.") and one.endswith(":out")}
-        return bool(beside - self.called - {node.replace(":in", ":out")})
+        passed = beside - self.called - {node.replace(":in", ":out")}
+        return any(any(True for _ in self._held(one)) for one in passed)
+
+    def _held(self, node: Node) -> Iterator[nn.Parameter]:
+        return self.right.modules.get_submodule(node.removesuffix(":out")).parameters()
 
     def _of_product(self, local: Local, place: str) -> str | None:
         """Of a matrix product that comes out otherwise."""
@@ -147,6 +151,11 @@ class Inside:
             return "stale_tensor"
         used = misused(right, own)
         return used if used != ROUNDED else _ROUNDED_IN.get(place, "dtype")
+
+    def _adds_otherwise(self, node: Node) -> bool:
+        """Whether a module gives something else for states of zero, too, to which nothing is done but to add."""
+        right, own = of_zeros(self.right, self.own, node.removesuffix(":out"), self.tokens)
+        return not torch.allclose(right, own, rtol=0.0, atol=_LOOSE * float(right.abs().max().clamp(min=1e-30)))
 
     @cached_property
     def _turned_otherwise(self) -> set[Node]:

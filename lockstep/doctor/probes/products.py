@@ -13,7 +13,10 @@ _ROUNDING = 1e-5
 """Of the largest weight: what adding and taking away a bias leaves in fp32."""
 
 ROUNDED = "rounded"
-"""Not a cause: weights as one of the types of sixteen bits has them."""
+"""Not a cause: weights as one of the types of sixteen bits has them, or products that are rounded."""
+
+_ANOTHER_SIZE = 3.0
+"""Of the vectors: what was rounded before they came grows with them, and what is rounded afterwards does not."""
 
 
 def misused(right: nn.Module, own: nn.Module) -> str | None:
@@ -28,6 +31,8 @@ def misused(right: nn.Module, own: nn.Module) -> str | None:
         held, used = module.weight.detach().float(), _used(module)
         if used.shape != held.shape or _close(used, held):
             continue
+        if not _close(_used(module, _ANOTHER_SIZE), used):
+            return ROUNDED
         sixteen = any(_close(used, held.to(dtype).float()) for dtype in (torch.bfloat16, torch.float16))
         return ROUNDED if sixteen else likeness(used, held)[0]
     return None
@@ -46,9 +51,9 @@ def misread(right: nn.Module, own: nn.Module, inner: str) -> str | None:
     return None if used.shape != should.shape or _close(used, should) else likeness(used, should)[0]
 
 
-def _used(module: nn.Linear) -> Tensor:
-    """The matrix [O, I]; its columns are what unit vectors become."""
-    return _columns(module, module.in_features, module.weight)
+def _used(module: nn.Linear, size: float = 1.0) -> Tensor:
+    """The matrix [O, I]; its columns are what unit vectors become, or others of one number."""
+    return _columns(lambda x: module(size * x) / size, module.in_features, module.weight)
 
 
 def _reaching(block: nn.Module, inner: str, size: int) -> Tensor:

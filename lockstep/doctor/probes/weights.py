@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,20 +37,24 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 def configuration(case: Case, refused: Sequence[str]) -> Outcome:
     """Whether a side's configuration is another than the folder's, so that its numbers are."""
-    folder = case.witness.config()
+    folder, configs = case.witness.config(), {side: case.side(side).backend.config() for side in SIDES}
     for side in SIDES:
-        own, undone = case.side(side).backend.config(), dict(case.side(side).conditions.config)
+        own, undone = configs[side], dict(case.side(side).conditions.config)
         wrong = [name for name in sorted(folder.keys() | own.keys()) if own.get(name) != folder.get(name)]
         for name in (name for name in wrong if name not in undone):
             cause = next((cause for part, cause in _FIELDS if part in name), None)
             if cause is None or cause in refused:
                 continue
-            said = f"{name} is {own.get(name)}; config.json says {folder.get(name)}"
-            fields = tuple((one, folder.get(one)) for one in wrong if any(p in one and c == cause for p, c in _FIELDS))
-            return Finding(
-                cause, side, (said,), f"build it with {name}={folder.get(name)}", _rebuilt(case, side, fields)
-            )
+            right = {one: _agreed(one, folder, **configs) for one in wrong}
+            said = f"{name} is {own.get(name)}; it should be {right[name]}"
+            fields = tuple((one, right[one]) for one in wrong if any(p in one and c == cause for p, c in _FIELDS))
+            return Finding(cause, side, (said,), f"build it with {name}={right[name]}", _rebuilt(case, side, fields))
     return Clean("both sides have the folder's configuration, or differ in nothing that a cause is known for")
+
+
+def _agreed(name: str, folder: Mapping[str, Any], train: Mapping[str, Any], infer: Mapping[str, Any]) -> Any:
+    """What a field should be: as in the folder, if a side has that, else as on the inference side."""
+    return folder.get(name) if folder.get(name) in (train.get(name), infer.get(name)) else infer.get(name)
 
 
 def _rebuilt(case: Case, side: Side, fields: tuple[tuple[str, object], ...]) -> Counter | None:
@@ -113,7 +118,7 @@ def _finding(case: Case, side: Side, found: Mapping[str, Wrong]) -> Finding:
     right = {name: one.right for name, one in own.items()}
     if case.side(side).can("load") and _takes(case.side(side), right):
         return Finding(cause, side, shown, "load the right tensors", lambda case: _loaded(case, side, right))
-    held = dict(case.side(side).backend.weights())
+    held = with_tied_head(dict(case.side(side).backend.weights()), right)
     there = {name for name, _ in case.witness.weights()}
     wrong = {name: held.get(name, torch.zeros_like(tensor)) for name, tensor in right.items() if name in there}
     doing = instead(case.witness, wrong)
@@ -142,7 +147,7 @@ def _loaded(case: Case, side: Side, tensors: Mapping[str, Tensor]) -> Case:
 
 def _wrong(own: Iterable[tuple[str, Tensor]], right: Right, rebuilt: set[str]) -> dict[str, Wrong]:
     """Tensors that are not as they should be, each with what it looks like."""
-    held, found = dict(own), {}
+    held, found = with_tied_head(dict(own), right.tensors), {}
     for name, tensor in held.items():
         should = right.tensors.get(name)
         if should is None and name == HEAD:
@@ -159,6 +164,13 @@ def _wrong(own: Iterable[tuple[str, Tensor]], right: Right, rebuilt: set[str]) -
     return found
 
 
+def with_tied_head(held: dict[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a side, and as its head the embedding, where it has none of its own as it should."""
+    if HEAD in right and HEAD not in held and EMBEDDING in held:
+        return {**held, HEAD: held[EMBEDDING]}
+    return held
+
+
 def _kind(name: str, tensor: Tensor, right: Tensor, all_right: Right) -> tuple[str, str]:
     """What a wrong tensor looks like."""
     if name in all_right.buffers:
@@ -171,6 +183,8 @@ def _kind(name: str, tensor: Tensor, right: Tensor, all_right: Right) -> tuple[s
         swapped = [
             n for n, x in all_right.tensors.items() if n != name and x.shape == tensor.shape and equal(tensor, x)
         ]
+        if name == HEAD and EMBEDDING in swapped:
+            return "tied_head", "is the embedding here, and a matrix of its own in the folder"
         if swapped:
             return "swapped_tensors", f"holds {swapped[0]}"
     return likeness(tensor, right)
@@ -203,7 +217,9 @@ def _reordered(tensor: Tensor, right: Tensor) -> bool:
 
 
 def _quantised(tensor: Tensor, right: Tensor) -> bool:
-    """Whether a tensor is close everywhere, and takes far fewer values than it could, or lies on a grid."""
+    """Whether a tensor is the right one in a shorter type, or close everywhere with few values, or on a grid."""
+    if any(torch.equal(tensor.float(), right.to(dtype).float()) for dtype in (torch.bfloat16, torch.float16)):
+        return True
     if tensor.ndim < 2:
         return False
     rows = tensor.float().flatten(0, -2)[:8]

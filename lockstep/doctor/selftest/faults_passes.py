@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,23 @@ def keeping(cache: type[Cached]) -> type[TorchBackend]:
             return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     return Keeps
+
+
+class Decodes(Cached, ABC):
+    """A cache whose prompts are read as usual, and tokens decoded in a way of its own."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        exact = super().attend(layer, query, key, value, scaling, window)
+        if self._filling:
+            return exact
+        keys, values = (kept[layer][:, :, : self._width] for kept in (self._keys, self._values))
+        return self.decoded(query, keys, values, scaling).transpose(1, 2)
+
+    @abstractmethod
+    def decoded(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        """Attention of one token per row over all that is kept, heads first."""
 
 
 def coarse_cache(error: float) -> tuple[Change, ...]:
@@ -185,6 +203,19 @@ class Packs(KnowsPrompts):
             input_ids=tokens_N[None], position_ids=position_N[None], attention_mask=mask_NN[None, None], use_cache=False
         ).logits[0]
         return torch.split(logits_NV, [len(tokens) for tokens in sequences])
+
+
+def packing_rows(most: int, row: Callable[[Packs, PreTrainedModel, Sequences], Sequences]) -> type[Packs]:
+    """A trainer that packs up to so many sequences into a row, and makes a pass for each."""
+
+    class PacksRows(Packs):
+        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+            if layout != "packed":
+                return super().passed(model, sequences, layout)
+            rows = [sequences[start : start + most] for start in range(0, len(sequences), most)]
+            return [own for each in rows for own in row(self, model, each)]
+
+    return PacksRows
 
 
 def gap_before_response(most: float) -> tuple[Change, ...]:

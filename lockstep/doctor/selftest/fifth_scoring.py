@@ -12,13 +12,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from transformers import EncoderRepetitionPenaltyLogitsProcessor, PreTrainedModel
+from transformers import EncoderRepetitionPenaltyLogitsProcessor, LogitsProcessor, PreTrainedModel
 
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend, Sequences, shaped
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Conditions
-from lockstep.doctor.selftest.third_scoring import processed
+from lockstep.doctor.selftest.third_scoring import drawing_through
 from lockstep.types import Request, SamplingParams
 
 _RANKS = 4
@@ -110,14 +110,10 @@ class ThroughUTF8(HFBackend):
 def prompt_favoured(penalty: float) -> type[HFBackend]:
     """The engine's defaults have a penalty of their own for what stands in the prompt."""
 
-    class PromptFavoured(HFBackend):
-        def drawn(
-            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
-        ) -> tuple[Tensor, Tensor]:
-            prompts = [torch.tensor(request.tokens) for request in requests]
-            ids: Any = pad_sequence(prompts, batch_first=True, padding_value=-1)
-            ids = torch.where(ids < 0, ids[:, :1], ids)
-            with processed(model, EncoderRepetitionPenaltyLogitsProcessor(penalty, ids)):
-                return super().drawn(model, requests, sampling, conditions)
+    def processor(model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams) -> LogitsProcessor:
+        prompts = [torch.tensor(request.tokens) for request in requests]
+        ids: Any = pad_sequence(prompts, batch_first=True, padding_value=-1)
+        ids = torch.where(ids < 0, ids[:, :1], ids)
+        return EncoderRepetitionPenaltyLogitsProcessor(penalty, ids)
 
-    return PromptFavoured
+    return drawing_through(processor)

@@ -22,7 +22,7 @@ from lockstep.runtime.progress import Progress, progress
 
 Which = Literal["tuning", "heldout", "pairs", "controls", "all"]
 HEALTHY_RUNS = 50
-_HALVINGS = 8
+_QUARTERINGS = 5
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,14 @@ def _trial(ground: Ground, *injected: Injected) -> Trial:
 
 
 def _swept(bench: Bench, grounds: _Grounds, which: Which, seed: int) -> tuple[str, list[Row]]:
-    """Halves each fault's magnitude until it is not named any more."""
+    """Takes a quarter of each fault's magnitude until it is not named any more."""
     lines = ["| Fault | Magnitude counts | Smallest named | its mean e^&#124;Δ&#124; |", "|---|---|---|---|"]
     rows: list[Row] = []
     ground = Ground(*grounds, seed)
     for fault in _faults(which):
         least, error = None, 1.0
-        for halving in range(_HALVINGS):
-            magnitude = fault.magnitudes[0] / 2**halving
+        for quartering in range(_QUARTERINGS):
+            magnitude = fault.magnitudes[0] / 4**quartering
             done = bench.row(_trial(ground, fault.at(magnitude)))
             rows.append(done)
             if done.outcome != "right":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,8 @@ from lockstep.doctor.selftest.fault import Change
 from lockstep.doctor.selftest.means import rounded, type_with
 from lockstep.doctor.selftest.second_layers import partial_sums
 from lockstep.doctor.selftest.second_scoring import parallel
-from lockstep.doctor.selftest.third_scoring import processed
-from lockstep.types import Request, SamplingParams
+from lockstep.doctor.selftest.third_scoring import drawing_through
+from lockstep.types import SamplingParams
 
 _RANKS = 4
 _BLOCK = 8
@@ -219,15 +219,8 @@ def divides_in_place(rounding: float) -> type[HFBackend]:
 def suppressed(count: int) -> type[HFBackend]:
     """The model's generation_config lists tokens to suppress, and the engine reads it."""
 
-    class Suppressed(HFBackend):
-        def drawn(
-            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
-        ) -> Drawn:
-            barred = list(range(_FIRST_BARRED, _FIRST_BARRED + count))
-            with processed(model, SuppressTokensLogitsProcessor(barred)):
-                return super().drawn(model, requests, sampling, conditions)
-
-    return Suppressed
+    barred = list(range(_FIRST_BARRED, _FIRST_BARRED + count))
+    return drawing_through(lambda *_: SuppressTokensLogitsProcessor(barred))
 
 
 def decoder_layers(model: PreTrainedModel) -> list[Any]:

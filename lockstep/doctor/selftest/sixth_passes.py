@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
-from lockstep.doctor.selftest.faults_passes import Packs, keeping
+from lockstep.doctor.selftest.faults_passes import Decodes, Packs, keeping, packing_rows
 from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
 from lockstep.doctor.selftest.means import type_with
 from lockstep.models.attention import Cached
@@ -54,17 +54,10 @@ def first_from_pad(block: int) -> type[KnowsPrompts]:
 def mask_of_ones(most: int) -> type[Packs]:
     """The trainer packs up to so many sequences, and hands a mask of ones too, with which the model looks for none."""
 
-    class MaskOfOnes(Packs):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            if layout != "packed":
-                return super().passed(model, sequences, layout)
-            rows = [sequences[start : start + most] for start in range(0, len(sequences), most)]
-            return [own for row in rows for own in _one_row(model, row)]
-
-    return MaskOfOnes
+    return packing_rows(most, _one_row)
 
 
-def _one_row(model: PreTrainedModel, sequences: Sequences) -> Sequences:
+def _one_row(trainer: Packs, model: PreTrainedModel, sequences: Sequences) -> Sequences:
     tokens_1N = torch.cat(list(sequences))[None]
     logits_NV = model(
         input_ids=tokens_1N,
@@ -119,19 +112,13 @@ def merged_by_base_two(length: int) -> type[TorchBackend]:
     The model has a key for each head.
     """
 
-    class Merged(Cached):
-        def attend(
-            self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-        ) -> Tensor:
-            exact = super().attend(layer, query, key, value, scaling, window)
-            if self._filling:
-                return exact
-            keys, values = (kept[layer][:, :, : self._width] for kept in (self._keys, self._values))
+    class Merged(Decodes):
+        def decoded(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
             scores = (scaling * query @ keys.mT).masked_fill(~self._visible, float("-inf")).split(length, -1)
             parts = [s.softmax(-1).nan_to_num() @ v for s, v in zip(scores, values.split(length, 2), strict=True)]
             log_sums = torch.stack([s.logsumexp(-1, keepdim=True) for s in scores])
             share = (log_sums / math.log(2)).softmax(0)
-            return (share * torch.stack(parts)).sum(0).transpose(1, 2)
+            return (share * torch.stack(parts)).sum(0)
 
     return keeping(Merged)
 

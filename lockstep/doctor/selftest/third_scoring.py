@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,23 @@ def processed(model: PreTrainedModel, processor: LogitsProcessor) -> Iterator[No
         del vars(model)["generate"]
 
 
+Processing = Callable[[PreTrainedModel, Sequence[Request], SamplingParams], LogitsProcessor]
+"""What logits go through besides, by who is asked what."""
+
+
+def drawing_through(processor: Processing) -> type[HFBackend]:
+    """An engine that puts logits through one more processor while it draws."""
+
+    class DrawsThrough(HFBackend):
+        def drawn(
+            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+        ) -> Drawn:
+            with processed(model, processor(model, requests, sampling)):
+                return super().drawn(model, requests, sampling, conditions)
+
+    return DrawsThrough
+
+
 class _Frequency(LogitsProcessor):
     """Takes something off the logits of tokens for each time that they came up lately."""
 
@@ -59,14 +76,7 @@ class _Frequency(LogitsProcessor):
 def frequency_penalty(penalty: float) -> type[HFBackend]:
     """The engine's defaults have a frequency penalty, which counts the prompt as well."""
 
-    class FrequencyPenalty(HFBackend):
-        def drawn(
-            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
-        ) -> Drawn:
-            with processed(model, _Frequency(penalty)):
-                return super().drawn(model, requests, sampling, conditions)
-
-    return FrequencyPenalty
+    return drawing_through(lambda *_: _Frequency(penalty))
 
 
 class _NewlineFirst(LogitsProcessor):
@@ -90,14 +100,7 @@ class _NewlineFirst(LogitsProcessor):
 def newline_first(share: float) -> type[HFBackend]:
     """The engine's template ends some prompts with a newline, which is gone once the first token is drawn."""
 
-    class NewlineFirst(HFBackend):
-        def drawn(
-            self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
-        ) -> Drawn:
-            with processed(model, _NewlineFirst(model, requests, share)):
-                return super().drawn(model, requests, sampling, conditions)
-
-    return NewlineFirst
+    return drawing_through(lambda model, requests, _: _NewlineFirst(model, requests, share))
 
 
 class NarrowNucleus(TorchBackend):
