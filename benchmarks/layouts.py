@@ -19,9 +19,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from benchmarks.harness import environment, save
+from benchmarks.plan_measure import model_folder
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.learners.base import Learner, train
@@ -69,6 +70,7 @@ LAYOUTS = {
     "megatron pp 2": {"pp": 2},
     "megatron tp 2 · pp 2": {"tp": 2, "pp": 2},
 }
+SAMPLING = SamplingParams(max_tokens=24, temperature=1.2)
 OPTIMIZER = Optimizer(lr=1e-3, eps=1e-4, max_grad_norm=0.5, schedule=Schedule(warmup_steps=2))
 """A large eps: Adam would blow up gradients that are zero but for rounding, such as those of a bias of the keys."""
 
@@ -107,13 +109,6 @@ class Distance:
     critic_norm: float
 
 
-def model_folder(root: Path, family: str) -> Path:
-    folder = root / family.replace(", ", "-")
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPE, **FAMILIES[family])).save_pretrained(folder)
-    return folder
-
-
 def rollouts(folder: Path, steps: int) -> list[Batch]:
     """Responses of the first weights to random prompts, with what a step of PPO knows of each token."""
     sampler, draw = TorchSampler(load_causal_lm(folder), 64), torch.Generator().manual_seed(0)
@@ -123,7 +118,7 @@ def rollouts(folder: Path, steps: int) -> list[Batch]:
 def _recorded(sampler: TorchSampler, step: int, draw: torch.Generator) -> Batch:
     prompts = [torch.randint(64, (length,), generator=draw).tolist() for length in range(2, 14)]
     requests = [Request(tuple(prompt), keyed.key("layouts", step, n)) for n, prompt in enumerate(prompts)]
-    batch = sampler.generate(requests, SamplingParams(max_tokens=24, temperature=1.2))
+    batch = sampler.generate(requests, SAMPLING)
     noise = {name: torch.randn(batch.tokens.numel(), generator=draw) for name in ("advantage", "return", "old_value")}
     drawn = batch["sampler_logprob"]
     return batch.with_columns({**noise, "old_logprob": drawn, "ref_logprob": drawn - 0.1, "weight": drawn * 0 + 1})
@@ -135,7 +130,7 @@ def plain_logprobs(folder: Path, batch: Batch) -> Tensor:
     columns = []
     with torch.no_grad():
         for tokens, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
-            logits = model(input_ids=tokens[None], use_cache=False).logits[0] / 1.2
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0] / SAMPLING.temperature
             own = logits.log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0]
             columns.append(torch.cat([own.new_zeros(1), own]) * mask)
     return torch.cat(columns)
@@ -200,8 +195,8 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[Distance] = []
     with tempfile.TemporaryDirectory() as root:
-        for family in FAMILIES:
-            rows += distances(model_folder(Path(root), family), family, args.steps)
+        for family, fields in FAMILIES.items():
+            rows += distances(model_folder(Path(root) / family, SHAPE | fields), family, args.steps)
             print(f"{family} done", flush=True)
     where = environment()
     print(where)

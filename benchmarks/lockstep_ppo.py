@@ -33,11 +33,12 @@ from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.experience.engine import Engine
+from lockstep.experience.rewards import Reward
 from lockstep.experience.rollout import Experience
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, ValueHead
-from lockstep.recipe import PPORecipe
+from lockstep.recipe import DataSection, PPORecipe, SamplingRecipe
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Prompt, untimed
 
@@ -71,7 +72,7 @@ def last_token(prompts: Sequence[Prompt], responses: Sequence[str], answers: Seq
     return [int(response.rsplit("t", 1)[1]) / VOCAB for response in responses]
 
 
-def prompts_in(folder: Path, args: argparse.Namespace, options: PPORecipe) -> tuple[Prompts, PreTrainedTokenizerFast]:
+def prompts_in(folder: Path, args: argparse.Namespace, data: DataSection) -> tuple[Prompts, PreTrainedTokenizerFast]:
     """Prompts of random tokens, read from JSONL like any others, and the tokenizer of their words."""
     inner = Tokenizer(models.WordLevel({f"t{i}": i for i in range(args.vocab)}, unk_token="t0"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -80,7 +81,7 @@ def prompts_in(folder: Path, args: argparse.Namespace, options: PPORecipe) -> tu
     texts = (" ".join(f"t{token}" for token in row) for row in rows)
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps({"question": text, "answer": ""}) + "\n" for text in texts))
-    return Prompts(JsonlIndex(file, "error"), tokenizer, options.data), tokenizer
+    return Prompts(JsonlIndex(file, "error"), tokenizer, data), tokenizer
 
 
 def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], object], list[TorchLearner]]:
@@ -93,15 +94,23 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
     policy = TorchLearner(LogitsHead(lm), options.learner, options.policy)
     critic = TorchLearner(ValueHead(copy.deepcopy(lm.model), seed=0), options.learner, options.critic)
     reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), options.learner)
-    prompts, tokenizer = prompts_in(folder, args, options)
-    sampler = TorchSampler(lm, options.sampler.max_batch_size)
-    experience = Experience(Engine(sampler, policy), prompts, last_token, partial(_decoded, tokenizer), options.seed)
-    workers = PPOWorkers(policy, critic, reference, experience, untimed)
+    experience = experience_of(folder, args, options, policy)
+    workers = PPOWorkers(policy=policy, critic=critic, reference=reference, experience=experience, phase=untimed)
     choices = rules(options, stop_token_ids=())
     return (
         lambda step: ppo_step(step, step * args.prompts, workers, choices).metrics.floats(),
         [policy, critic, reference],
     )
+
+
+def experience_of(
+    folder: Path, args: argparse.Namespace, options: SamplingRecipe, policy: TorchLearner, reward: Reward = last_token
+) -> Experience:
+    """The small Llama answers, sharing the learner's weights."""
+    prompts, tokenizer = prompts_in(folder, args, options.data)
+    assert isinstance(policy.model, LogitsHead)
+    sampler = TorchSampler(policy.model.lm, options.sampler.max_batch_size)
+    return Experience(Engine(sampler, policy), prompts, reward, partial(_decoded, tokenizer), options.seed)
 
 
 def _decoded(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
@@ -117,8 +126,8 @@ def _bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters())
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=32)
@@ -131,10 +140,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=VOCAB)
     parser.add_argument("--whole-logits", action="store_true", help="of a model whose logits cannot be fused")
-    return parser.parse_args()
+    return parser
 
 
-def measured(args: argparse.Namespace) -> dict[str, Any]:
+Step = Callable[[Path, argparse.Namespace], tuple[Callable[[int], object], list[TorchLearner]]]
+"""Makes a step in a folder: a function of its number, and the learners that hold the state."""
+
+
+def measured(args: argparse.Namespace, step_of: Step) -> dict[str, Any]:
     """Runs the steps, the CPU clock being read between them, and says what they took."""
     before_mb = peak_rss_mb()
     with tempfile.TemporaryDirectory() as folder:
@@ -146,6 +159,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     steps = [b - a for a, b in pairwise(ticks)][args.warmup - 1 :]
     return {
         "program": f"lockstep, torch {torch.__version__}",
+        "algorithm": args.algorithm,
         "epochs": args.epochs,
         "minibatches": args.minibatches,
         "steps": len(steps),
@@ -160,7 +174,9 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(json.dumps(measured(arguments())), flush=True)
+    parser = arguments(__doc__)
+    parser.set_defaults(algorithm="ppo")
+    print(json.dumps(measured(parser.parse_args(), step_of)), flush=True)
 
 
 if __name__ == "__main__":

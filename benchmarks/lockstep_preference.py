@@ -19,6 +19,7 @@ import torch
 from benchmarks.preference_rows import BATCHES, figures, options, rows, tokenizer
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step
+from lockstep.algorithms.reward_model import RewardModelWorkers, reward_model_step
 from lockstep.algorithms.sft import SFTWorkers, sft_step
 from lockstep.algorithms.step import StepResult
 from lockstep.data.demonstrations import Demonstrations
@@ -26,8 +27,9 @@ from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.pairs import Pairs
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.preference import Preference
+from lockstep.losses.reward import BradleyTerry
 from lockstep.models import attention
-from lockstep.models.heads import LogitsHead
+from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.recipe import DataSection, LearnerSection, Optimizer, PairSection
 from lockstep.types import untimed
 
@@ -47,6 +49,10 @@ def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[
         pairs = DPOWorkers(policy, reference, Pairs(index, words, PairSection(**prompts), 512), untimed, 0)
         loss = Preference("dpo", beta=0.1)
         return lambda step: dpo_step(step, step * batch, pairs, loss, batch, 0)
+    if algorithm == "reward":
+        learner = TorchLearner(ValueHead(lm.model, seed=0, head="reward"), section, Optimizer(lr=1e-6))
+        rewarded = RewardModelWorkers(learner, Pairs(index, words, PairSection(**prompts), 512), untimed, 0)
+        return lambda step: reward_model_step(step, step * batch, rewarded, BradleyTerry(), batch, 0)
     chosen = Demonstrations(index, words, DataSection(**prompts, completion="{chosen}"), 512)
     workers = SFTWorkers(policy, chosen, untimed)
     return lambda step: sft_step(step, step * batch, workers, batch, 0)

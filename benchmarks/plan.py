@@ -18,11 +18,11 @@ from typing import Any
 from benchmarks.harness import Row, environment, save
 from benchmarks.plan_measure import TINY, measured, model_folder
 from lockstep.models.folder import read_config, skeleton
-from lockstep.recipe import LearnerSection, Parallel
+from lockstep.recipe import LearnerSection, LoRA, Parallel
 from lockstep.runtime.plan.memory import Head, Rank
 from lockstep.runtime.plan.sizes import Load, Sizes
 
-AGAIN, BF16 = {"activation_checkpointing": True}, {"dtype": "bf16"}
+AGAIN, BF16, LORA = {"activation_checkpointing": True}, {"dtype": "bf16"}, {"lora": LoRA()}
 CASES: tuple[tuple[str, dict[str, int], dict[str, Any], Head], ...] = (
     ("one process", {}, {}, "logits"),
     ("one process, checkpointed", {}, AGAIN, "logits"),
@@ -40,6 +40,9 @@ CASES: tuple[tuple[str, dict[str, int], dict[str, Any], Head], ...] = (
     ("dp 2 · tp 2, checkpointed", {"dp": 2, "tp": 2}, AGAIN, "logits"),
     ("dp 2 · cp 2", {"dp": 2, "cp": 2}, {}, "logits"),
     ("tp 2 · cp 2", {"tp": 2, "cp": 2}, {}, "logits"),
+    ("one process, adapters", {}, LORA, "logits"),
+    ("one process, adapters, bf16", {}, LORA | BF16, "logits"),
+    ("dp 2, adapters, checkpointed", {"dp": 2}, LORA | AGAIN, "logits"),
 )
 
 
@@ -56,7 +59,7 @@ def compared(folder: Path, tiny: Path, tokens: int, case: int, passes: int = 1) 
     _, parallel, options, head = CASES[case]
     section = LearnerSection(device="cpu", parallel=Parallel(**parallel), micro_batch_tokens=tokens, **options)
     load = Load(tokens // 2, 1, 2 * passes * section.parallel.dp)
-    rank = Rank(Sizes.of(skeleton(read_config(folder), str(folder))), section, load, head)
+    rank = Rank(Sizes.of(skeleton(read_config(folder), str(folder)), section.lora), section, load, head)
     return measured(folder, tiny, section, head, [tokens // 2] * 2 * passes), rank.peak.size
 
 

@@ -46,7 +46,7 @@ def rows(count: int, lengths: str, seed: int = 0) -> list[dict[str, str]]:
 def options(doc: str | None) -> argparse.ArgumentParser:
     """The options of a side."""
     parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--algorithm", choices=("dpo", "sft"), default="dpo")
+    parser.add_argument("--algorithm", choices=("dpo", "sft", "reward"), default="dpo")
     parser.add_argument("--lengths", choices=("even", "gsm8k"), default="gsm8k")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=40)

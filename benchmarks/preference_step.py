@@ -1,4 +1,4 @@
-"""CPU seconds of one DPO step and of one SFT step beside TRL 1.16.0's DPOTrainer and SFTTrainer.
+"""CPU seconds of a step of DPO, of SFT and of a reward model beside TRL 1.16.0's trainers of them.
 
     python3 -m venv benchmarks/.venv-trl-preference
     benchmarks/.venv-trl-preference/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.19.0 \\
@@ -54,9 +54,7 @@ def compare(algorithm: str, lengths: str, args: argparse.Namespace) -> tuple[Row
     if len(counts) != 1:
         raise RuntimeError(f"{algorithm}, {lengths}: the two sides do not train on the same tokens: {sorted(counts)}")
     theirs, ours = (statistics.median(pair[side]["cpu_s"] for pair in pairs) for side in (0, 1))
-    return Row(f"{algorithm.upper()}, {NAMES[lengths]}", theirs, ours, theirs / ours), [
-        p for pair in pairs for p in pair
-    ]
+    return Row(f"{algorithm}, {NAMES[lengths]}", theirs, ours, theirs / ours), [p for pair in pairs for p in pair]
 
 
 def main() -> None:
@@ -68,7 +66,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.trl_python.exists():
         parser.error(f"there is no {args.trl_python}; --help has the two commands that make it, or give --trl-python")
-    compared = [compare(algorithm, lengths, args) for algorithm in ("dpo", "sft") for lengths in NAMES]
+    compared = [compare(algorithm, lengths, args) for algorithm in ("dpo", "sft", "reward") for lengths in NAMES]
     rows, processes = [row for row, _ in compared], [process for _, seen in compared for process in seen]
     where = environment(threads=1)
     print(where)

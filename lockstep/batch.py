@@ -21,11 +21,13 @@ class Batch:
     Attributes:
         tokens: Token ids, int64 [N].
         lengths: Tokens of each sequence, int64 [B], on the CPU; their sum is N.
-        token: Per-token columns, each [N]. `mask` is True where the policy chose the token and is trained on it.
+        token: Per-token columns, [N] or [N, …]. `mask` is True where the policy chose the token and is trained on it.
         sample: Per-sequence columns, each [B].
         sampling: The distribution the masked tokens were drawn from; a learner scores under the same one.
         group_size: So many neighbouring sequences belong together, such as 2 of a pair: whoever cuts the batch, into
             micro-batches or shares of ranks, cuts it between groups.
+        top_k: What a learner is asked for: 0, the log-probabilities of the tokens themselves; or so many of the
+            likeliest tokens in the place of each.
     """
 
     tokens: Tensor
@@ -34,6 +36,7 @@ class Batch:
     sample: dict[str, Tensor] = field(default_factory=dict)
     sampling: SamplingParams | None = None
     group_size: int = 1
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         if int(self.lengths.sum()) != self.tokens.numel():
@@ -113,6 +116,7 @@ class Batch:
             {name: column[rows.to(column.device)] for name, column in self.sample.items()},
             self.sampling,
             self.group_size,
+            self.top_k,
         )
 
     def _require_whole_groups(self, rows_B: Tensor) -> None:

@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("out", help="folder to write; must not exist")
     export.add_argument("--checkpoint", default="latest", help="latest, best (by run.best), or the number of a step")
     export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)")
+    export.add_argument("--adapter", action="store_true", help="write the adapters of learner.lora alone, as peft does")
     export.set_defaults(command=_export)
     report = commands.add_parser("report", help="write runs, also unfinished ones, as one HTML file to look at")
     report.add_argument(
@@ -153,8 +154,9 @@ def _export(options: argparse.Namespace) -> int:
 
     from lockstep.runtime.export import export
 
-    step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype)
-    print(f"the policy after {step} steps: {options.out} (opens with transformers)")
+    step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype, options.adapter)
+    what, opener = ("adapters of the policy", "peft") if options.adapter else ("the policy", "transformers")
+    print(f"{what} after {step} steps: {options.out} (opens with {opener})")
     return 0
 
 
@@ -207,13 +209,13 @@ def _check(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from lockstep.config import load
-    from lockstep.recipe import DPORecipe, PPORecipe, SelfRewardingRecipe
+    from lockstep.recipe import PairsRecipe, SamplingRecipe
     from lockstep.report.acceptance import check
     from lockstep.report.log import read_metrics, require_run
 
     require_run(Path(options.run))
     recipe = load(str(Path(options.run) / "recipe.yaml")).recipe
-    bounds = recipe.acceptance if isinstance(recipe, PPORecipe | DPORecipe | SelfRewardingRecipe) else ()
+    bounds = recipe.acceptance if isinstance(recipe, SamplingRecipe | PairsRecipe) else ()
     if not bounds:
         raise ValueError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
     verdicts = check(bounds, read_metrics(Path(options.run)))

@@ -117,7 +117,7 @@ class Loaded:
             tree["run"].pop(option, None)
         # What is generated alone is cut into blocks; elsewhere a batch is shared, and bits depend on the shares.
         alone = ("replicas",) if self.recipe.algorithm == "generate" else ()
-        for sampler in (tree.get("sampler", {}), tree.get("judge", {}).get("sampler") or {}):
+        for sampler in (tree.get("sampler", {}), (tree.get("judge") or {}).get("sampler") or {}):
             for option in ("max_restarts", "timeout_s", *alone):
                 sampler.pop(option, None)
             for option in ("base_url", "api_key_env", "max_concurrency", "max_retries"):  # a server may move

@@ -55,11 +55,15 @@ ENGINES = {
     "wandb": ("lockstep/runtime/trackers/wandb.py",),
     "mlflow": ("lockstep/runtime/trackers/mlflow.py",),
     "megatron": ("lockstep/learners/megatron/", "lockstep/distributed/linear_ce.py"),
+    "peft": ("lockstep/models/lora.py",),
 }
-LAZY_ENGINES = {"lockstep/distributed/linear_ce.py"}  # may name their engine, but only inside functions
+LAZY_ENGINES = {
+    "lockstep/distributed/linear_ce.py",
+    "lockstep/models/lora.py",
+}  # may name their engine, but only inside functions
 
 PROTOCOLS_ONLY = ("experience", "algorithms", "report")
-SHARED_BY_ALGORITHMS = "step"
+SHARED_BY_ALGORITHMS = ("step", "policy_gradient")
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
@@ -190,7 +194,7 @@ def algorithms_know_no_other(file: SourceFile) -> Iterator[Finding]:
     for imported in imports(file):
         if imported.of("lockstep.algorithms"):
             other = imported.module.split(".")[2]
-            if other not in (own, SHARED_BY_ALGORITHMS):
+            if other not in (own, *SHARED_BY_ALGORITHMS):
                 yield imported.line, f"algorithm {own} imports algorithm {other}; share downwards"
 
 

@@ -1,4 +1,4 @@
-"""The other side of `benchmarks.preference_step`: TRL's DPO and SFT trainers. Prints one JSON line.
+"""The other side of `benchmarks.preference_step`: TRL's DPO, SFT and reward trainers. Prints one JSON line.
 
 The settings are those that cost it least on a CPU: fp32 without autocast, no gradient checkpointing, the whole batch in
 one micro-batch, nothing logged or saved, no progress bar. TRL tokenizes all rows before the first step, which is not
@@ -17,10 +17,10 @@ import torch
 import transformers
 import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
-from transformers import TrainerCallback
+from transformers import LlamaForSequenceClassification, TrainerCallback
 
 from benchmarks.preference_rows import BATCHES, figures, options, rows, tokenizer
-from benchmarks.small_llama import causal_lm, llama_config
+from benchmarks.small_llama import VOCAB, causal_lm, llama_config
 
 
 class StepClock(TrainerCallback):
@@ -51,6 +51,11 @@ def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
             train_dataset=Dataset.from_list(made),
             **shared,
         )
+    if args.algorithm == "reward":
+        head = llama_config()
+        head.num_labels, head.pad_token_id = 1, VOCAB - 2
+        with_head = {**shared, "model": LlamaForSequenceClassification(head)}
+        return trl.RewardTrainer(args=trl.RewardConfig(**common), train_dataset=Dataset.from_list(made), **with_head)
     completions = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in made]
     return trl.SFTTrainer(args=trl.SFTConfig(**common), train_dataset=Dataset.from_list(completions), **shared)
 
@@ -59,6 +64,8 @@ def tokens_of(row: dict[str, list[int]]) -> int:
     """Tokens that one row of the trainer's data puts through the model, padding not counted."""
     if "input_ids" in row:
         return len(row["input_ids"])
+    if "chosen_input_ids" in row:
+        return len(row["chosen_input_ids"]) + len(row["rejected_input_ids"])
     return 2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
 
 

@@ -35,6 +35,11 @@ class Demonstration:
         return len(self.prompt.tokens) + len(self.completion)
 
 
+def batch_of(demonstrations: Sequence[Demonstration]) -> Batch:
+    """A batch of rows to imitate, `mask` on completions."""
+    return learned_batch([(row.prompt.tokens, row.completion) for row in demonstrations])
+
+
 def answer_of(row: Row, where: str, data: DataSection) -> str:
     """What the template makes of a row, or the last word of its messages."""
     if data.messages is not None and not data.completion_templates:
@@ -93,16 +98,17 @@ class Demonstrations:
         """Fingerprint of the data; see `Rows.digest`."""
         return self.selection.rows.digest
 
+    def read(self, position: int, count: int, seed: int) -> list[Demonstration]:
+        """The rows at `position` … `position + count − 1` of a run; see `data.order`."""
+        return self._read(self.selection.at(position, count, seed))
+
     def at(self, position: int, count: int, seed: int) -> Batch:
-        """The rows at `position` … `position + count − 1` of a run, `mask` on completions; see `data.order`."""
-        return self._collate(self.selection.at(position, count, seed))
+        """The same as a batch, `mask` on completions."""
+        return batch_of(self.read(position, count, seed))
 
     def first(self, limit: int | None = None) -> Batch:
         """The rows in the order of the file, at most the first `limit`."""
-        return self._collate(self.selection.first(limit))
-
-    def _collate(self, numbers: Sequence[int]) -> Batch:
-        return learned_batch([(row.prompt.tokens, row.completion) for row in self._read(numbers)])
+        return batch_of(self._read(self.selection.first(limit)))
 
     def _read(self, numbers: Sequence[int]) -> list[Demonstration]:
         rows = self.selection.rows

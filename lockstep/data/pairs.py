@@ -53,6 +53,7 @@ class Pairs:
         max_tokens: Longest prompt and answer together; a row with a longer one is over-long, as with a long prompt.
         stops: See `Answers`.
         head: See `Selection`.
+        limit: The option that says `max_tokens`.
 
     Raises:
         DataError: A row lacks a field, has two equal answers or is over-long, and is not to be skipped.
@@ -67,11 +68,12 @@ class Pairs:
         max_tokens: int,
         stops: Collection[int] = (),
         head: Head = None,
+        limit: str = "dpo.max_tokens",
     ) -> None:
         self._answers = Answers(tokenizer, data, stops)
         self._tokenizer = tokenizer
         self._data = data
-        self._max_tokens = max_tokens
+        self._max_tokens, self._limit = max_tokens, limit
         self._prompt_fault = fault_of(tokenizer, data)
         templates = (*data.prompt_templates, data.chosen, data.rejected)
         needs = Needs(templates, self._fault, lambda *read: self._lengths(rows, *read), ("pairs", max_tokens))
@@ -140,7 +142,7 @@ class Pairs:
     def _complaint(self, pair: Pair) -> str | None:
         if pair.longest <= self._max_tokens:
             return too_long(pair.prompt, self._data.max_prompt_tokens)
-        return f"prompt and longer answer have {pair.longest} tokens, more than dpo.max_tokens={self._max_tokens}"
+        return f"prompt and longer answer have {pair.longest} tokens, more than {self._limit}={self._max_tokens}"
 
 
 def _answer(template: str, row: Row, where: str) -> str:

@@ -15,6 +15,7 @@ from lockstep.distributed.hidden import hidden_logprobs
 from lockstep.distributed.shard import WHOLE, Shard
 from lockstep.distributed.softmax import Scoring, block_sums
 from lockstep.distributed.support import support_floor
+from lockstep.distributed.topk import vocab_topk
 from lockstep.distributed.vocab import vocab_logprobs
 from lockstep.types import SamplingParams
 
@@ -65,30 +66,58 @@ def apply_top_k_top_p(
 
 
 def token_scores(
-    logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
+    logits_MV: Tensor, token: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
 ) -> tuple[Tensor, Tensor]:
     """log π(token) and the entropy, under the sampling distribution; differentiable.
 
     Args:
         logits_MV: Logits, of any floating type; this rank's columns.
-        token_M: Tokens already drawn. They belong to the support even where rounding, or an update since, puts them
-            outside, so that scoring a drawn token never gives minus infinity.
+        token: Tokens already drawn [M]. They belong to the support even where rounding, or an update since, puts them
+            outside, so that scoring a drawn token never gives minus infinity. Or several at each place [M, K], where
+            every token can be drawn.
         sampling: The distribution; greedy scoring is that of temperature 1.
         shard: Which columns these are.
 
     Returns:
-        Nats, fp32 [M] each.
+        Nats, fp32 like the tokens, and [M].
     """
-    floor_M = _floor(logits_MV, sampling, shard)
-    return _own(vocab_logprobs(logits_MV, token_M[:, None], _scoring(sampling, shard=shard), floor_M))
+    if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
+        return _of_all(logits_MV, token, sampling)
+    floor_M, scoring = _floor(logits_MV, sampling, shard), _scoring(sampling, shard=shard)
+    return _like(token, vocab_logprobs(logits_MV, _listed(token, sampling), scoring, floor_M))
 
 
 def hidden_scores(
-    hidden_MD: Tensor, weight_vD: Tensor, token_M: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
+    hidden_MD: Tensor, weight_vD: Tensor, token: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
 ) -> tuple[Tensor, Tensor]:
     """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be drawn."""
     assert sampling.full_support, "top-k and top-p need the logits"
-    return _own(hidden_logprobs(hidden_MD, weight_vD, token_M[:, None], _scoring(sampling, shard=shard)))
+    scoring = _scoring(sampling, shard=shard)
+    return _like(token, hidden_logprobs(hidden_MD, weight_vD, _listed(token, sampling), scoring))
+
+
+def _of_all(logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """The same where so many tokens are asked for that one pass over the vocabulary is less than a search for each."""
+    assert sampling.full_support, "only a drawn token is known to belong to the support"
+    temperature = 1.0 if sampling.greedy else sampling.temperature
+    logprob_MV = (logits_MV.float() / temperature).log_softmax(-1)
+    return logprob_MV.gather(1, token_MK), -(logprob_MV.exp() * logprob_MV).sum(-1)
+
+
+def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
+    """The k likeliest tokens of each row, and their log-probabilities, nats; no gradient.
+
+    Returns:
+        int64 and fp32 [M, k], likeliest first; where k is the whole vocabulary, all tokens as they are numbered.
+    """
+    if shard.group is None and k >= logits_Mv.shape[1]:
+        everything = torch.arange(logits_Mv.shape[1], device=logits_Mv.device)
+        return everything.expand(len(logits_Mv), -1), logits_Mv.float().log_softmax(-1)
+    _, token_Mk = vocab_topk(logits_Mv, k, shard, most_rows=_ROWS)
+    if len(token_Mk) and int(token_Mk[0].max()) < token_Mk.shape[1]:  # these are all
+        token_Mk = token_Mk.sort(-1).values
+    logprob_Mk, _ = vocab_logprobs(logits_Mv, token_Mk, Scoring(shard=shard))
+    return token_Mk, logprob_Mk
 
 
 def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor | None:
@@ -103,10 +132,15 @@ def _scoring(sampling: SamplingParams, entropy: bool = True, shard: Shard = WHOL
     return Scoring(shard=shard, temperature=temperature, entropy=entropy, chosen=True)
 
 
-def _own(scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
-    logprob_M1, entropy_M = scores
+def _listed(token: Tensor, sampling: SamplingParams) -> Tensor:
+    assert token.dim() == 1 or sampling.full_support, "only a drawn token is known to belong to the support"
+    return token if token.dim() == 2 else token[:, None]
+
+
+def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
+    logprob_MK, entropy_M = scores
     assert entropy_M is not None, "it was asked for"
-    return logprob_M1[:, 0], entropy_M
+    return logprob_MK.view(token.shape), entropy_M
 
 
 def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:

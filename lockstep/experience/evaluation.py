@@ -155,8 +155,10 @@ class Grading:
         return majority_at_k(right, tuple(sorted(wrong.values())), silent, k)
 
 
-def grading(section: RewardSection) -> Grading:
-    """How the responses that a recipe's reward judges are counted."""
+def grading(section: RewardSection | None) -> Grading:
+    """How the responses that a recipe's reward judges are counted; None: a reward model judges them."""
+    if section is None:
+        return Grading(pass_score=None, majority=False, graded=True)
     if section.type == "math":
         return Grading(pass_score=1.0, majority=True, graded=False)
     if section.function is None:

@@ -12,6 +12,7 @@ from lockstep import keyed
 from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
 from lockstep.experience.engine import Engine
+from lockstep.experience.reward_model import RewardModel
 from lockstep.experience.rewards import Reward
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.recipe import DynamicSampling
@@ -34,13 +35,22 @@ class Rollouts:
 
     def metrics(self) -> Metrics:
         """Reward, lengths, truncation; a response without a verdict is counted and not averaged."""
-        length_B = self.batch.per_sample(self.batch.mask.float())
         judged = self.batch["score"].isfinite()
         score = self.batch["score"][judged]
         extremes = Metrics(reward_min=Min(score.min()), reward_max=Max(score.max())) if len(score) else Metrics()
-        return extremes + Metrics(
-            reward=Mean(score.sum(), judged.sum()),
-            no_verdict=Sum((~judged).sum()),
+        return (
+            extremes
+            + Metrics(
+                reward=Mean(score.sum(), judged.sum()),
+                no_verdict=Sum((~judged).sum()),
+            )
+            + self.lengths()
+        )
+
+    def lengths(self) -> Metrics:
+        """Lengths and truncation."""
+        length_B = self.batch.per_sample(self.batch.mask.float())
+        return Metrics(
             response_length=Mean(length_B.sum(), len(self.batch)),
             response_length_max=Max(length_B.max()),
             truncated=Mean(self.batch["truncated"].sum(), len(self.batch)),
@@ -53,7 +63,7 @@ class Experience:
 
     engine: Engine
     prompts: Prompts
-    reward: Reward
+    reward: Reward | RewardModel
     decode: Callable[[Sequence[int]], str]
     seed: int
 
@@ -90,7 +100,7 @@ class Experience:
                 return _joined(kept), position + (drawn + 1) * count
         raise ValueError(
             f"dynamic sampling found {found} of {count} prompts with differing rewards in {dynamic.max_batches} "
-            "batches; the task is too easy or too hard for this policy, or raise ppo.dynamic_sampling.max_batches"
+            "batches; the task is too easy or too hard for this policy, or raise dynamic_sampling.max_batches"
         )
 
     def _answered(
@@ -101,10 +111,15 @@ class Experience:
         batch = self.engine.generate(requests, sampling)
         tokens = zip(batch.sequences(), batch.sequences("mask"), strict=True)
         responses = [self.decode(sequence[mask].tolist()) for sequence, mask in tokens]
-        answers = [self.prompts.answer(prompt) for prompt in repeated]
-        verdicts = self.reward(repeated, responses, answers)
-        score_B = torch.tensor([float("nan") if verdict is None else verdict for verdict in verdicts])
+        score_B = self._scores(batch, repeated, responses)
         return Rollouts(batch.with_columns(sample={"score": score_B}), repeated, responses)
+
+    def _scores(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
+        """What each response is worth, fp32 [B]; NaN: no verdict."""
+        if isinstance(self.reward, RewardModel):
+            return self.reward(batch)
+        verdicts = self.reward(prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
+        return torch.tensor([float("nan") if verdict is None else verdict for verdict in verdicts])
 
 
 def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str) -> list[Request]:

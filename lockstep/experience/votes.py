@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lockstep.experience.math_verifier import verify
+from lockstep.experience.reward_model import RewardModel
 from lockstep.experience.rewards import MathReward, Reward
 
 Votes = Callable[[Sequence[str], Sequence[float | None]], list[str | None]]
 """Responses to one question and their rewards, to what each votes for: one text per answer; None: it has no vote."""
 
 
-def votes_of(reward: Reward) -> Votes | None:
+def votes_of(reward: Reward | RewardModel) -> Votes | None:
     """How responses are grouped by their answer; None where a reward judges without finding one."""
     return MathVotes(reward) if isinstance(reward, MathReward) else None
 

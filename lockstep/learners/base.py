@@ -25,6 +25,15 @@ class Learner(Protocol):
         """log π(x_t | x_<t) of the masked tokens under `batch.sampling`, nats, fp32 [N]; 0 elsewhere."""
         ...
 
+    def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
+        """The k likeliest tokens in the place of each masked one, and their log π(· | x_<t), nats.
+
+        Returns:
+            int64 and fp32 [N, k], likeliest first, or all tokens as they are numbered where k is the whole vocabulary;
+            0 elsewhere. π is the model's own distribution, whatever was sampled from.
+        """
+        ...
+
     def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """V(x_<t) of every token, fp32 [N] (0 at the first of a sequence), and V after the last token, fp32 [B]."""
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ Passes = Sequence[Sequence[int]] | None
 """The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed
 here by the budget of tokens."""
 
+_NOTHING = torch.zeros(0)
 _IDLE = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": torch.zeros(2, dtype=torch.bool)})
 
 
@@ -81,6 +82,11 @@ class RankLearner(ABC):
 
     def logprobs(self, batch: Batch, passes: Passes = None) -> Tensor:
         return self._scored(batch, passes, lambda outputs: outputs.logprob)[0]
+
+    def topk(self, batch: Batch, k: int, passes: Passes = None) -> tuple[Tensor, Tensor]:
+        columns = (lambda outputs: outputs.top_token, lambda outputs: outputs.top_logprob)
+        token, logprob = self._scored(replace(batch, sampling=None, top_k=k), passes, *columns)
+        return token.long(), logprob
 
     def values(self, batch: Batch, passes: Passes = None) -> tuple[Tensor, Tensor]:
         columns = (lambda outputs: outputs.value, lambda outputs: outputs.final_value)
@@ -179,15 +185,15 @@ class RankLearner(ABC):
     def _scored(self, batch: Batch, passes: Passes, *columns: Callable[[Outputs], Tensor | None]) -> tuple[Tensor, ...]:
         """Columns of outputs for the whole batch, on the CPU, [N] or [B] each; empty where another rank has them."""
         micros = self._micro_batches(batch, passes)
-        parts, order = [[batch.tokens.new_zeros(0, dtype=torch.float32)] for _ in columns], list[int]()
+        parts, order = [list[Tensor]() for _ in columns], list[int]()
         for outputs, rows in zip(self._outputs(micros), micros.rows, strict=False):
             order += rows
             for part, column in zip(parts, columns, strict=True):
                 value = column(outputs)
                 assert value is not None, "this learner's head does not give that column"
-                part.extend([value.float().cpu()] if rows else [])
-        if len(order) < len(batch):
-            return tuple(part[0] for part in parts)
+                part.extend([value.cpu()] if rows else [])
+        if not order:
+            return tuple(_NOTHING for _ in parts)
         return tuple(restored(torch.cat(part), torch.tensor(order, dtype=torch.int64), batch.lengths) for part in parts)
 
     def _writes(self, piece: Piece) -> bool:
@@ -198,7 +204,7 @@ class RankLearner(ABC):
 
 def nothing(outputs: Outputs) -> Tensor:
     """A loss that depends on all that came out, and is 0."""
-    columns = (outputs.logprob, outputs.entropy, outputs.value, outputs.final_value)
+    columns = (outputs.logprob, outputs.entropy, outputs.value, outputs.final_value, outputs.top_logprob)
     return torch.stack([column.sum() for column in columns if column is not None]).sum() * 0.0
 
 
@@ -206,8 +212,8 @@ def restored(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
     """Undoes a reordering of sequences: `column` is that of sequences `order_B`; returned in the order of `lengths`."""
     if column.shape[0] == order_B.numel():
         return torch.empty_like(column).index_copy_(0, order_B, column)
-    carried = Batch(column, lengths[order_B])
-    return carried.select(torch.argsort(order_B)).tokens
+    carried = Batch(torch.zeros(len(column), dtype=torch.int64), lengths[order_B], {"column": column})
+    return carried.select(torch.argsort(order_B))["column"]
 
 
 def resolve_device(device: str) -> torch.device:

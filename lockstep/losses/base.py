@@ -22,12 +22,17 @@ class Outputs:
         entropy: Of that distribution at each token, nats [N]; 0 where the mask is off.
         value: V(x_<t) [N]; 0 at the first token of a sequence.
         final_value: V after the last token of each sequence [B].
+        top_token: The `batch.top_k` likeliest tokens in the place of each, int64 [N, K]; 0 where the mask is off, as
+            below.
+        top_logprob: log π of these, or of those in the batch's column `top_token`, nats [N, K].
     """
 
     logprob: Tensor | None = None
     entropy: Tensor | None = None
     value: Tensor | None = None
     final_value: Tensor | None = None
+    top_token: Tensor | None = None
+    top_logprob: Tensor | None = None
 
 
 class Loss(Protocol):

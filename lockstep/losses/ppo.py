@@ -8,19 +8,22 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.losses.base import Denominator, Outputs
+from lockstep.losses.base import Denominator, Outputs, active
 from lockstep.metrics import ExplainedVariance, Max, Mean, Metrics, Min
 from lockstep.objectives.divergence import KLEstimate
 from lockstep.objectives.masks import trainable
-from lockstep.objectives.policy import clipped_surrogate, probability_ratio
+from lockstep.objectives.policy import clipped_surrogate, probability_ratio, weighted_likelihood
 from lockstep.objectives.value import clipped_value_loss
+from lockstep.recipe import LossMean
 
 _OLD_KL = KLEstimate("k3", clamp_logratio=20.0)
 
 
 @dataclass(frozen=True)
 class ClippedSurrogate:
-    """Σ_t w_t·surrogate_t + β·KL_t − c·H_t over trainable tokens.
+    """Σ_t s_t·(w_t·surrogate_t + β·KL_t − c·H_t) over trainable tokens, divided once by how many of them there are.
+
+    Or, where the mean is over responses, by how many of those there are; then s_t is 1 / length, or 1 / `max_tokens`.
 
     Reads the columns `old_logprob`, `advantage` and `weight` (w, importance correction; ones where there is none), and
     `ref_logprob` where β > 0.
@@ -32,6 +35,10 @@ class ClippedSurrogate:
         kl_coef: β.
         kl: Estimator of KL(π ‖ π_ref); needed where β > 0.
         entropy_coef: c, of the entropy bonus (Schulman et al. 2017, eq. 9).
+        mean: Over what; "constant" is over responses, of sums divided by `max_tokens` (Dr. GRPO, Liu et al. 2025).
+        max_tokens: What a response may have.
+        sequence_ratio: A token's ratio is the geometric mean of its response's (GSPO, Zheng et al. 2025, eq. 7).
+        cispo: The surrogate is log π, weighed by the ratio, which is clipped above (CISPO, MiniMax 2025).
     """
 
     clip_low: float
@@ -40,6 +47,10 @@ class ClippedSurrogate:
     kl_coef: float = 0.0
     kl: KLEstimate | None = None
     entropy_coef: float = 0.0
+    mean: LossMean = "tokens"
+    max_tokens: int = 1
+    sequence_ratio: bool = False
+    cispo: bool = False
 
     def __post_init__(self) -> None:
         if (self.kl_coef > 0) != (self.kl is not None):
@@ -47,7 +58,7 @@ class ClippedSurrogate:
 
     @property
     def denominator(self) -> Denominator:
-        return "tokens"
+        return "tokens" if self.mean == "tokens" else "rows"
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         assert outputs.logprob is not None, "the policy's loss needs a head that gives log-probabilities"
@@ -57,27 +68,37 @@ class ClippedSurrogate:
         mask_N = batch.mask
         logprob_N = trainable(outputs.logprob, mask_N)
         old_N = trainable(batch["old_logprob"], mask_N)
-        surrogate_N, clipped_N = clipped_surrogate(
-            logprob_N,
-            old_N,
-            trainable(batch["advantage"], mask_N),
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
-        )
-        total = (surrogate_N * trainable(batch["weight"], mask_N)).sum()
+        surrogate_N, clipped_N = self._surrogate(logprob_N, old_N, batch)
+        term_N = surrogate_N * trainable(batch["weight"], mask_N)
         metrics = _policy_metrics(logprob_N.detach(), old_N, clipped_N, mask_N)
         if self.kl is not None:
-            kl = self.kl(logprob_N, trainable(batch["ref_logprob"], mask_N)).sum()
-            total = total + self.kl_coef * kl
-            metrics["kl"] = Mean(kl.detach(), mask_N.sum())
+            kl_N = self.kl(logprob_N, trainable(batch["ref_logprob"], mask_N))
+            term_N = term_N + self.kl_coef * kl_N
+            metrics["kl"] = Mean(kl_N.detach().sum(), mask_N.sum())
         if outputs.entropy is not None:
-            entropy = trainable(outputs.entropy, mask_N).sum()
+            entropy_N = trainable(outputs.entropy, mask_N)
             if self.entropy_coef:  # without it the entropy has no gradient to compute
-                total = total - self.entropy_coef * entropy
-            metrics["entropy"] = Mean(entropy.detach(), mask_N.sum())
-        metrics["loss"] = Mean(total.detach(), mask_N.sum())
+                term_N = term_N - self.entropy_coef * entropy_N
+            metrics["entropy"] = Mean(entropy_N.detach().sum(), mask_N.sum())
+        total = self._summed(term_N, batch)
+        metrics["loss"] = Mean(total.detach(), active(batch, self.denominator))
         return total, metrics
+
+    def _surrogate(self, logprob_N: Tensor, old_N: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        advantage_N = trainable(batch["advantage"], batch.mask)
+        if self.cispo:
+            return weighted_likelihood(logprob_N, old_N, advantage_N, self.clip_high)
+        if self.sequence_ratio:
+            logprob_N, old_N = (_of_response(x_N, batch) for x_N in (logprob_N, old_N))
+        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high, "dual_clip": self.dual_clip}
+        return clipped_surrogate(logprob_N, old_N, advantage_N, **bounds)
+
+    def _summed(self, term_N: Tensor, batch: Batch) -> Tensor:
+        if self.mean == "tokens":
+            return term_N.sum()
+        if self.mean == "constant":
+            return term_N.sum() / self.max_tokens
+        return (batch.per_sample(term_N) / batch.per_sample(batch.mask.float()).clamp(min=1)).sum()
 
 
 @dataclass(frozen=True)
@@ -115,6 +136,12 @@ class ClippedValue:
                 count, wide_N.sum(), wide_N.square().sum(), error_N.sum(), error_N.square().sum()
             ),
         )
+
+
+def _of_response(x_N: Tensor, batch: Batch) -> Tensor:
+    """The mean over a response's trainable tokens, at each of them [N]."""
+    mean_B = batch.per_sample(x_N) / batch.per_sample(batch.mask.float()).clamp(min=1)
+    return trainable(mean_B[batch.row], batch.mask)
 
 
 def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N: Tensor) -> Metrics:

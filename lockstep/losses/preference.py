@@ -124,11 +124,11 @@ def _of_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) ->
     """Implicit rewards and lengths."""
     length_B = batch.per_sample(batch.mask.long())
     lengths = _means(("chosen_lengths", "reject_lengths"), paired(batch, length_B), active_P)
-    return _rewards(*rewards, active_P) + lengths
+    return implied_rewards(*rewards, active_P) + lengths
 
 
-def _rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:
-    """β·d of either answer, DPO's implicit reward, and how often it ranks a pair as it was given."""
+def implied_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:
+    """What either answer is worth (DPO: β·d, its implicit reward), and how often that ranks a pair as it was given."""
     both = torch.cat([chosen_P[active_P], rejected_P[active_P]]).double()
     right = trainable((chosen_P > rejected_P).float(), active_P).sum()
     return _means(("rewards_chosen_mean", "rewards_rejected_mean"), (chosen_P, rejected_P), active_P) + Metrics(

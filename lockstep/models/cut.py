@@ -80,11 +80,11 @@ class Cut:
         """Puts numbers where they belong, 0 elsewhere, and those of all ranks together.
 
         Args:
-            column_m: What this rank computed.
+            column_m: What this rank computed, [m] or [m, …].
             into: Where each belongs, int64 [m].
             size: Of the column that comes back.
         """
-        column = column_m.new_zeros(size).index_copy(0, into, column_m)
+        column = column_m.new_zeros(size, *column_m.shape[1:]).index_copy(0, into, column_m)
         return summed(column, self.ranks.group("cp"))
 
 

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from lockstep.models.lora import config_of, in_adapter_file
+from lockstep.recipe import LoRA
 
 _FRAME = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 _OF_WEIGHTS = ".index.json"
+DType = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -37,7 +48,13 @@ def copy_frame(source: Path, folder: Path) -> None:
 
 
 def assemble(
-    frame: Path, weights: Mapping[str, Tensor], folder: Path, dtype: Literal["fp32", "bf16"], card: str
+    frame: Path,
+    weights: Mapping[str, Tensor],
+    folder: Path,
+    dtype: DType,
+    card: str,
+    reward_model: bool = False,
+    adapter: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes the folder of a model, whole or not at all.
 
@@ -47,10 +64,13 @@ def assemble(
         folder: Where to; must not exist.
         dtype: Of the weights that are written.
         card: The README.md.
+        reward_model: It is one: a sequence classifier of one label.
+        adapter: Writes a folder of the adapters that have been merged into the weights; None: there were none.
     """
-    config = AutoConfig.from_pretrained(frame)
+    config = AutoConfig.from_pretrained(frame, **({"num_labels": 1} if reward_model else {}))
+    kind = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+        model = kind.from_config(config, dtype=DTYPES[dtype])
     model.load_state_dict({name: w.to(DTYPES[dtype]) for name, w in weights.items()}, strict=False, assign=True)
     model.tie_weights()
     aside = _aside(folder)
@@ -60,6 +80,38 @@ def assemble(
         if path.name != "config.json":
             shutil.copyfile(path, aside / path.name)
     (aside / "README.md").write_text(card, encoding="utf-8")
+    if adapter is not None:
+        adapter(aside / "adapter")
+    _appear(aside, folder)
+
+
+def save_adapter(
+    tensors: Mapping[str, Tensor],
+    network: PreTrainedModel,
+    section: LoRA,
+    base: Path,
+    dtype: DType,
+    reward_model: bool,
+    folder: Path,
+) -> None:
+    """Writes adapters as peft does, whole or not at all, for its `PeftModel.from_pretrained`.
+
+    Args:
+        tensors: By their names in a model's files; a reward model's unit among them.
+        network: That they are of; it may be without memory.
+        section: How they were made.
+        base: The folder of the model that they go with.
+        dtype: Of the tensors that are written.
+        reward_model: It is one: a sequence classifier of one label.
+        folder: Where to; must not exist.
+    """
+    aside, kind = _aside(folder), "SEQ_CLS" if reward_model else "CAUSAL_LM"
+    whole = ["score"] if reward_model else None
+    config = config_of(network, section, task_type=kind, modules_to_save=whole, inference_mode=True)
+    config.base_model_name_or_path = str(base)
+    config.save_pretrained(str(aside))
+    named = {in_adapter_file(name): tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}
+    save_file(named, aside / "adapter_model.safetensors", metadata={"format": "pt"})
     _appear(aside, folder)
 
 

@@ -16,7 +16,10 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
 
 from lockstep.errors import first_line
 from lockstep.models import attention
@@ -49,8 +52,8 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     )
 
 
-def read_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
-    """The configuration of a causal language model.
+def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTrainedConfig:
+    """The configuration of a causal language model; or only of its backbone, which a reward model has as well.
 
     Raises:
         ModelError: If there is none, it cannot be read, or it is of another kind of model.
@@ -66,9 +69,20 @@ def read_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
         raise ModelError(f"{path}/config.json cannot be used: {why}") from error
     named = [str(name) for name in fields.get("architectures") or ()]
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    if named and not any(name in causal or name.endswith("Model") for name in named):
+    also = ("Model", "ForSequenceClassification") if headless else ("Model",)
+    if named and not any(name in causal or name.endswith(also) for name in named):
         raise ModelError(f"{path} holds a {' or '.join(named)}, which is no causal language model; give one that is")
     return config
+
+
+def require_classifier(folder: str | os.PathLike[str]) -> None:
+    """Raises ModelError where `transformers` has no sequence classifier on the folder's backbone."""
+    kind = read_config(folder, headless=True).model_type
+    if kind not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        raise ModelError(
+            f"{folder}: transformers has no sequence classifier for {kind}, as which a reward model is written; begin "
+            "with a model of another type"
+        )
 
 
 def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:

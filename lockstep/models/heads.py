@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -18,14 +19,14 @@ from lockstep.batch import Batch
 from lockstep.distributed.mesh import own_range
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.distributed.reduce import replicated
-from lockstep.distributed.sampling import hidden_scores, token_scores
+from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
 from lockstep.distributed.shard import WHOLE, Shard
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
 from lockstep.types import SamplingParams
 
-Head = Literal["logits", "value"]
-"""What is put on a backbone."""
+Head = Literal["logits", "value", "reward"]
+"""What is put on a backbone; a reward model's is a critic's without a bias, which pairs could not teach it."""
 
 PLAIN = SamplingParams(max_tokens=1)
 """The model's own distribution: what a batch without sampling parameters is scored under."""
@@ -35,13 +36,15 @@ _LARGE = 1e4
 
 def canonical(name: str) -> str:
     """A parameter's name in the Hugging Face checkpoint, from its name in a `LogitsHead`."""
-    return name.removeprefix("lm.")
+    return name.removeprefix("lm.").replace(".base_layer.", ".")  # as peft calls a map that has an adapter
 
 
 def in_folder(backbone: str, name: str) -> str:
     """What files of a causal language model, whose backbone is called so, name a parameter of a head."""
     if name.startswith("backbone."):
-        return f"{backbone}.{name.removeprefix('backbone.')}"
+        return f"{backbone}.{canonical(name.removeprefix('backbone.'))}"
+    if name.startswith("value."):  # as sequence classifiers of transformers have it
+        return f"score.{name.removeprefix('value.')}"
     return canonical(name)
 
 
@@ -61,26 +64,26 @@ class LogitsHead(nn.Module):
 
     def forward(self, batch: Batch) -> Outputs:
         cut = Cut.of(batch, self._ranks)
-        return policy_outputs(batch, cut, partial(self._scores, cut, batch.sampling or PLAIN))
+        return policy_outputs(batch, cut, partial(self._at, cut))
 
-    def _scores(self, cut: Cut, sampling: SamplingParams, state_m: Tensor, token_m: Tensor) -> tuple[Tensor, Tensor]:
+    def _at(self, cut: Cut, state_m: Tensor) -> Places:
         if not self._products:
-            return token_scores(self.lm(**cut.inputs, logits_to_keep=state_m).logits[0], token_m, sampling)
+            return Logits(self.lm(**cut.inputs, logits_to_keep=state_m).logits[0], WHOLE)
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
         hidden_mD = states(self.lm.base_model, cut).index_select(0, state_m)
-        weight_vD, shard = own_rows(head.weight, self._ranks)
-        return scores_of_states(hidden_mD, weight_vD, token_m, sampling, shard)
+        return Products(hidden_mD, *own_rows(head.weight, self._ranks))
 
 
 class ValueHead(nn.Module):
     """A backbone with one linear unit, fp32 and without dropout: V(s), read one token to the left of what it values."""
 
-    def __init__(self, backbone: PreTrainedModel, seed: int, ranks: Ranks = ALONE) -> None:
+    def __init__(self, backbone: PreTrainedModel, seed: int, ranks: Ranks = ALONE, head: Head = "value") -> None:
         super().__init__()
         self.backbone, self._ranks = backbone, ranks
         self._size, self._seed = int(backbone.config.get_text_config().hidden_size), seed
-        self.value = nn.Linear(self._size, 1)
+        self._head: Head = head
+        self.value = value_unit(self._size, head)
         with torch.no_grad():
             for name, tensor in self.first_weights().items():
                 self.get_parameter(name).copy_(tensor)
@@ -91,32 +94,74 @@ class ValueHead(nn.Module):
 
     def first_weights(self) -> dict[str, Tensor]:
         """What the unit begins with, by the names of its parameters."""
-        return first_value_weights(self._size, self._seed)
+        return first_value_weights(self._size, self._seed, self._head)
 
 
-def policy_outputs(batch: Batch, cut: Cut, scores: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Outputs:
-    """log π(x_t | x_<t) and the entropy at masked tokens; the vocabulary is only computed for these.
+@dataclass(frozen=True)
+class Logits:
+    """The vocabulary's logits [m, v] at m places, this rank's columns of them."""
+
+    logits_mv: Tensor
+    shard: Shard
+
+    def scores(self, token: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+        """Log-probability of tokens, [m] or [m, K], and entropy [m]."""
+        return token_scores(self.logits_mv, token, sampling, self.shard)
+
+    def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
+        """Tokens and their log-probabilities, [m, k] each, in the order of `sampling.likeliest`."""
+        return likeliest(self.logits_mv, k, self.shard)
+
+
+@dataclass(frozen=True)
+class Products:
+    """The same as products of hidden states [m, D] and this rank's rows of a vocabulary head [v, D]."""
+
+    hidden_mD: Tensor
+    weight_vD: Tensor
+    shard: Shard
+
+    def scores(self, token: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+        few = token.dim() == 1 or token.shape[1] < len(self.weight_vD)
+        if few and sampling.full_support:
+            return hidden_scores(self.hidden_mD, self.weight_vD, token, sampling, self.shard)
+        return self._logits().scores(token, sampling)
+
+    def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
+        return self._logits().likeliest(k)
+
+    def _logits(self) -> Logits:
+        return Logits(F.linear(replicated(self.hidden_mD, self.shard.group), self.weight_vD), self.shard)
+
+
+Places = Logits | Products
+
+
+def policy_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Places]) -> Outputs:
+    """What a batch asks for at masked tokens; the vocabulary is only computed for these.
 
     Args:
         batch: Of N tokens.
         cut: This rank's share.
-        scores: log-probability and entropy [m] at states of the share, int64 [m], of tokens, int64 [m].
+        at: The vocabulary at states of the share, int64 [m].
     """
     own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
     here, state_m = cut.found(align.state_before(own))
-    columns = scores(state_m, batch.tokens[own][here])
-    logprob, entropy = (cut.spread(column, own[here], batch.tokens.numel()) for column in columns)
-    return Outputs(logprob=logprob, entropy=entropy)
+    places, own = at(state_m), own[here]
 
+    def spread(column: Tensor) -> Tensor:
+        return cut.spread(column, own, batch.tokens.numel())
 
-def scores_of_states(
-    hidden_mD: Tensor, weight_vD: Tensor, token_m: Tensor, sampling: SamplingParams, shard: Shard
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of tokens and entropy, [m] each, by this rank's rows of a vocabulary head."""
-    if sampling.full_support:
-        return hidden_scores(hidden_mD, weight_vD, token_m, sampling, shard)
-    logits_mv = F.linear(replicated(hidden_mD, shard.group), weight_vD)
-    return token_scores(logits_mv, token_m, sampling, shard)
+    if batch.top_k:
+        token_mK, logprob_mK = places.likeliest(batch.top_k)
+        return Outputs(top_token=spread(token_mK), top_logprob=spread(logprob_mK))
+    sampling, token_m = batch.sampling or PLAIN, batch.tokens[own]
+    if "top_token" not in batch.token:
+        logprob_m, entropy_m = places.scores(token_m, sampling)
+        return Outputs(logprob=spread(logprob_m), entropy=spread(entropy_m))
+    logprob_mK, entropy_m = places.scores(torch.cat([token_m[:, None], batch["top_token"][own]], 1), sampling)
+    logprob_NK = spread(logprob_mK)
+    return Outputs(logprob=logprob_NK[:, 0], entropy=spread(entropy_m), top_logprob=logprob_NK[:, 1:])
 
 
 def value_outputs(batch: Batch, cut: Cut, hidden_nD: Tensor, unit: nn.Module) -> Outputs:
@@ -135,12 +180,18 @@ def value_outputs(batch: Batch, cut: Cut, hidden_nD: Tensor, unit: nn.Module) ->
     )
 
 
-def first_value_weights(size: int, seed: int) -> dict[str, Tensor]:
-    """What a value head on states of a size begins with, by the names of its parameters."""
+def value_unit(size: int, head: Head) -> nn.Linear:
+    """The unit of a value head on states of a size."""
+    return nn.Linear(size, 1, bias=head == "value")
+
+
+def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
+    """What such a unit begins with, by the names of its parameters."""
     # A final norm leaves states of length about √size, so first values have a spread of about 0.1.
     weight = torch.empty(1, size, device="cpu")
     weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
-    return {"value.weight": weight, "value.bias": torch.zeros(1, device="cpu")}
+    bias = {"value.bias": torch.zeros(1, device="cpu")} if head == "value" else {}
+    return {"value.weight": weight, **bias}
 
 
 def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from lockstep import keyed
 from lockstep.errors import first_line
@@ -31,6 +33,28 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
         ModelError: If the folder cannot be used.
     """
     check_weights(folder, skeleton(read_config(folder), str(folder)))
+    model, missing = _opened(folder)
+    _require(folder, missing)
+    return model
+
+
+def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
+    """Opens the same folder, or that of a reward model, without its head.
+
+    Raises:
+        ModelError: If the folder cannot be used.
+    """
+    check_weights(folder, skeleton(read_config(folder, headless=True), str(folder)))
+    with _no_word_of_heads():
+        model, missing = _opened(folder)
+    _require(folder, {name for name in missing if name.startswith(f"{model.base_model_prefix}.")})
+    backbone = model.base_model
+    assert isinstance(backbone, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
+    return backbone
+
+
+def _opened(folder: str | os.PathLike[str]) -> tuple[PreTrainedModel, set[str]]:
+    """The model, and names of weights that the folder lacks."""
     try:
         opened: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -43,17 +67,24 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"the model in {folder} cannot be opened: {first_line(error)}") from error
     model, report = opened
-    if report["missing_keys"]:
-        names = ", ".join(sorted(report["missing_keys"]))
+    return model, set(report["missing_keys"])
+
+
+@contextmanager
+def _no_word_of_heads() -> Iterator[None]:
+    """`transformers` reports a language model's head that is missing and a reward model's that nobody asked for."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _require(folder: str | os.PathLike[str], missing: set[str]) -> None:
+    if missing:
+        names = ", ".join(sorted(missing))
         raise ModelError(f"the model in {folder} has no weights for {names}; download it again, or name a causal model")
-    return model
-
-
-def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
-    """Opens the same folder without its vocabulary head, for a critic."""
-    backbone = load_causal_lm(folder).base_model
-    assert isinstance(backbone, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
-    return backbone
 
 
 def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:

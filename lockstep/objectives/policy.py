@@ -1,4 +1,4 @@
-"""The clipped surrogate objective of PPO (Schulman et al. 2017) and its two extensions."""
+"""The clipped surrogate objective of PPO (Schulman et al. 2017), its extensions, and the weighted one of CISPO."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ _MAX_LOGRATIO = 20.0  # nats: beyond, exp overflows in fp32 and a gradient of 0�
 def probability_ratio(logprob_N: Tensor, old_logprob_N: Tensor) -> Tensor:
     """π(x_t | x_<t) / π_old(x_t | x_<t). Returns [N], its logarithm bounded by ±20."""
     return (logprob_N - old_logprob_N).clamp(-_MAX_LOGRATIO, _MAX_LOGRATIO).exp()
+
+
+def weighted_likelihood(
+    logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """The loss −sg(min(ρ, 1 + high))·A·log π of CISPO (MiniMax 2025, eq. 4): no token loses its gradient.
+
+    Args and returns as of `clipped_surrogate`; there what a bound decides has a bounded weight, not no gradient.
+    """
+    ratio_N = probability_ratio(logprob_N.detach(), old_logprob_N)
+    return -ratio_N.clamp(max=1.0 + clip_high) * advantage_N * logprob_N, ratio_N > 1.0 + clip_high
 
 
 def clipped_surrogate(

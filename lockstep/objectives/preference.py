@@ -23,6 +23,19 @@ def dpo(gap_P: Tensor, beta: float) -> Tensor:
     return -logsigmoid(beta * gap_P)
 
 
+def bradley_terry(gap_P: Tensor, margin_P: Tensor) -> Tensor:
+    """−log σ(r_w − r_l − m): the loss of reward models (Ouyang et al. 2022, eq. 1; Touvron et al. 2023, eq. 2).
+
+    Args:
+        gap_P: r_w − r_l.
+        margin_P: m, what the better answer has to be worth more, at least.
+
+    Returns:
+        [P]; ln 2 where the gap is the margin.
+    """
+    return -logsigmoid(gap_P - margin_P)
+
+
 def scaled_dpo(gap_P: Tensor, beta: float, score_gap_P: Tensor) -> Tensor:
     """−|s_w − s_l|·log σ(β·Δ): each pair counts as much as its scores differ.
 

@@ -9,10 +9,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from lockstep.recipe.distill import Distill, DistillRecipe, Divergence
 from lockstep.recipe.doctor import DoctorData, DoctorRecipe, DoctorRun, Grid, Limits, Method
-from lockstep.recipe.dpo import DPO, DPORecipe, PairSection
+from lockstep.recipe.dpo import DPO, DPORecipe
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
+from lockstep.recipe.grpo import GRPO, Baseline, GRPORecipe, LossMean, ScaleRewards
 from lockstep.recipe.judge import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.recipe.judge_eval import JudgeEvalRecipe, JudgeEvalRun, RankedSection, TreeSection
 from lockstep.recipe.machinery import (
@@ -21,6 +23,7 @@ from lockstep.recipe.machinery import (
     ClusterSection,
     Computation,
     LearnerSection,
+    LoRA,
     OpenAI,
     Optimizer,
     Parallel,
@@ -31,8 +34,19 @@ from lockstep.recipe.machinery import (
     Schedule,
 )
 from lockstep.recipe.new_prompts import NewPromptsSection
-from lockstep.recipe.ppo import KL, PPO, Correction, DynamicSampling, Overlong, PPORecipe, RewardScaling
+from lockstep.recipe.pairs import PairSection, PairsRecipe
+from lockstep.recipe.policy_gradient import (
+    KL,
+    Correction,
+    DynamicSampling,
+    Overlong,
+    PolicyGradient,
+    PolicyGradientRecipe,
+    RewardScaling,
+)
+from lockstep.recipe.ppo import PPO, PPORecipe
 from lockstep.recipe.preference import PreferenceLoss, PreferenceSection
+from lockstep.recipe.reward_model import RewardModel, RewardModelRecipe
 from lockstep.recipe.run import Bound, Common, Run
 from lockstep.recipe.section import Probability, Section
 from lockstep.recipe.self_rewarding import KnownSection, SelfRewarding, SelfRewardingRecipe
@@ -56,7 +70,10 @@ from lockstep.recipe.watch import DoctorSection
 Recipe = Annotated[
     SFTRecipe
     | PPORecipe
+    | GRPORecipe
     | DPORecipe
+    | RewardModelRecipe
+    | DistillRecipe
     | SelfRewardingRecipe
     | EvalRecipe
     | GenerateRecipe
@@ -65,17 +82,19 @@ Recipe = Annotated[
     Field(discriminator="algorithm"),
 ]
 
-SamplingRecipe = PPORecipe | SelfRewardingRecipe
-"""Of runs that sample what they learn from."""
+SamplingRecipe = PolicyGradientRecipe | SelfRewardingRecipe | DistillRecipe
+"""Of runs with a sampler, for what they learn from or for what they validate."""
 
 __all__ = [
     "DPO",
+    "GRPO",
     "KL",
     "PPO",
     "SFT",
     "VLLM",
     "Arithmetic",
     "AskedSection",
+    "Baseline",
     "Bound",
     "Cluster",
     "ClusterSection",
@@ -86,6 +105,9 @@ __all__ = [
     "Correction",
     "DPORecipe",
     "DataSection",
+    "Distill",
+    "DistillRecipe",
+    "Divergence",
     "DoctorData",
     "DoctorRecipe",
     "DoctorRun",
@@ -94,6 +116,7 @@ __all__ = [
     "EvalData",
     "EvalRecipe",
     "EvalRun",
+    "GRPORecipe",
     "GenerateData",
     "GenerateRecipe",
     "GenerateRun",
@@ -107,6 +130,8 @@ __all__ = [
     "LearnerSection",
     "Letters",
     "Limits",
+    "LoRA",
+    "LossMean",
     "MLflow",
     "MetaJudgeSection",
     "Method",
@@ -118,7 +143,10 @@ __all__ = [
     "Overlong",
     "PPORecipe",
     "PairSection",
+    "PairsRecipe",
     "Parallel",
+    "PolicyGradient",
+    "PolicyGradientRecipe",
     "PreferenceLoss",
     "PreferenceSection",
     "Probability",
@@ -128,6 +156,8 @@ __all__ = [
     "RaySection",
     "Recipe",
     "RepeatedSampling",
+    "RewardModel",
+    "RewardModelRecipe",
     "RewardScaling",
     "RewardSection",
     "Run",
@@ -135,6 +165,7 @@ __all__ = [
     "SamplerSection",
     "Sampling",
     "SamplingRecipe",
+    "ScaleRewards",
     "Schedule",
     "Scratch",
     "Section",

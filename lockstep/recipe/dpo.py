@@ -4,74 +4,30 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
-from lockstep.recipe.machinery import Optimizer
+from lockstep.recipe.pairs import LearnedPairs, PairsRecipe
 from lockstep.recipe.preference import PreferenceSection
-from lockstep.recipe.run import Bound, Common
-from lockstep.recipe.sources import DataSection
 
 
-class PairSection(DataSection):
-    """Rows with a prompt, an answer that was chosen and one that was rejected."""
-
-    chosen: str = Field(
-        default="{chosen}",
-        description="template of the better answer; one field alone may also hold a conversation, which ends with it",
-    )
-    rejected: str = Field(default="{rejected}", description="template of the worse answer, likewise")
-    chosen_score: str | None = Field(default=None, description="field with what the better answer is worth")
-    rejected_score: str | None = Field(default=None, description="field with what the worse answer is worth")
-
-    @property
-    def completion_templates(self) -> tuple[str, ...]:
-        return (self.chosen, self.rejected)
-
-    @property
-    def score_fields(self) -> tuple[str, ...]:
-        """The fields of both scores; none where the rows have none."""
-        return tuple(name for name in (self.chosen_score, self.rejected_score) if name is not None)
-
-    @model_validator(mode="after")
-    def _nothing_else_is_learned(self) -> PairSection:
-        if self.completion is not None:
-            raise ValueError("completion is what SFT learns; the answers of a pair are chosen and rejected")
-        return self
-
-    @model_validator(mode="after")
-    def _both_are_scored(self) -> PairSection:
-        if len(self.score_fields) == 1:
-            raise ValueError("chosen_score and rejected_score go together; say both, or none")
-        return self
-
-
-class DPO(PreferenceSection):
+class DPO(LearnedPairs, PreferenceSection):
     """Direct preference optimisation (Rafailov et al. 2023); see docs/guides/preferences.md."""
 
-    global_batch_size: PositiveInt = Field(description="pairs per optimizer step")
-    max_tokens: PositiveInt = Field(description="longest prompt and answer together")
     ref_policy_kl_penalty: PositiveFloat = Field(
         default=0.1, description="β: how dear it is to move away from the reference, which is the first model"
     )
 
 
-class DPORecipe(Common):
+class DPORecipe(PairsRecipe):
     """`algorithm: dpo`"""
 
+    limit = "dpo.max_tokens"
     algorithm: Literal["dpo"] = Field(description="what is run")
-    data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
     dpo: DPO
-    optimizer: Optimizer
-    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
 
-    @model_validator(mode="after")
-    def _answers_are_whole(self) -> DPORecipe:
-        if self.data.overlong_prompts == "truncate":
-            raise ValueError(
-                "data.overlong_prompts=truncate is for prompts that a sampler answers; a pair is learned whole, so say "
-                "error or skip"
-            )
-        return self
+    @property
+    def pairs(self) -> DPO:
+        return self.dpo
 
     @model_validator(mode="after")
     def _scores_are_there(self) -> DPORecipe:
@@ -79,13 +35,5 @@ class DPORecipe(Common):
             raise ValueError(
                 f"dpo.preference_loss={self.dpo.preference_loss} reads scores; name their fields by data.chosen_score "
                 "and data.rejected_score"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_samples(self) -> DPORecipe:
-        if self.run.require_doctor:
-            raise ValueError(
-                "run.require_doctor is about training and sampling, but nothing samples here; leave it out"
             )
         return self

@@ -88,6 +88,16 @@ class Computation(Section):
     )
 
 
+class LoRA(Section):
+    """Low-rank adapters (Hu et al. 2021): W + (alpha / rank) · B·A, of which A and B alone are learned."""
+
+    rank: PositiveInt = Field(default=8, description="rows of A and columns of B")
+    alpha: PositiveInt = Field(default=16, description="B·A is scaled by alpha / rank")
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None, description="endings of names of linear maps in the layers, such as q_proj; null: all there are"
+    )
+
+
 class LearnerSection(Computation):
     """The training backend, for policy, critic and reference alike."""
 
@@ -106,6 +116,7 @@ class LearnerSection(Computation):
     cpu_offload: bool = Field(
         default=False, description="keep weights, gradients and moments of ranks in the host's memory; needs several"
     )
+    lora: LoRA | None = Field(default=None, description="learn adapters of policy and critic alone; null: all weights")
 
     @property
     def in_process(self) -> bool:
@@ -118,7 +129,7 @@ class LearnerSection(Computation):
             raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
         if self.backend == "megatron" and self.parallel.dp_replicate > 1:
             raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
-        for name in ("compile", "cpu_offload"):
+        for name in ("compile", "cpu_offload", "lora"):
             if self.backend == "megatron" and self.model_dump()[name]:
                 raise ValueError(f"{name} is of learner.backend=torch; leave it out")
         return self
@@ -130,6 +141,12 @@ class LearnerSection(Computation):
                 "torch.compile cannot follow what tp cuts while the lengths of batches vary; leave compile out, "
                 "or use parallel.dp and parallel.cp"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_of_whole_maps(self) -> LearnerSection:
+        if self.lora is not None and self.parallel.tp > 1:
+            raise ValueError("lora has adapters of whole linear maps, which tp cuts; use parallel.dp and parallel.cp")
         return self
 
     @model_validator(mode="after")

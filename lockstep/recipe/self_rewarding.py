@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lockstep.recipe.judge import JudgeSection, MetaJudgeSection, expression
-from lockstep.recipe.machinery import Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.recipe.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.recipe.new_prompts import NewPromptsSection
-from lockstep.recipe.ppo import EngineSection
 from lockstep.recipe.preference import PreferenceSection
 from lockstep.recipe.run import Bound, Common
 from lockstep.recipe.section import Probability, Section
-from lockstep.recipe.sources import DataSection, RewardSection
+from lockstep.recipe.sources import DataSection, ModelFolder, RewardSection
 
 Control = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -147,7 +146,11 @@ class SelfRewardingRecipe(Common):
 
     algorithm: Literal["self_rewarding"] = Field(description="what is run")
     self_rewarding: SelfRewarding
-    judge: JudgeSection
+    judge: JudgeSection | None = Field(default=None, description="who judges answers")
+    reward_model: ModelFolder | None = Field(
+        default=None,
+        description="in place of `judge`: what `algorithm: reward_model` trained says what an answer is worth",
+    )
     meta_judge: MetaJudgeSection | None = Field(default=None, description="with use_meta_judge: who judges judgements")
     verifier: RewardSection | None = Field(
         default=None,
@@ -170,6 +173,16 @@ class SelfRewardingRecipe(Common):
     def asked(self) -> DataSection:
         """The data as prompts: nobody but a verifier reads right answers, so without one rows need none."""
         return self.data if self.verifier is not None else self.data.model_copy(update={"answer": ""})
+
+    @model_validator(mode="after")
+    def _somebody_judges(self) -> SelfRewardingRecipe:
+        if (self.judge is None) == (self.reward_model is None):
+            raise ValueError("say one of judge and reward_model: who tells what an answer is worth")
+        if self.judge is None and self.verifier is not None:
+            raise ValueError("verifier scores on the judge's scale, and a reward model has none; leave one of them out")
+        if self.judge is None and self.known.judgements is not None:
+            raise ValueError("known.judgements measures a judge, and a reward model is none; leave one of them out")
+        return self
 
     @model_validator(mode="after")
     def _answers_differ(self) -> SelfRewardingRecipe:
@@ -226,7 +239,7 @@ class SelfRewardingRecipe(Common):
             if self.known.comparisons is not None:
                 raise ValueError("known.comparisons measures a meta-judge, and there is none; set use_meta_judge")
             return self
-        if not self.judge.is_policy:
+        if self.judge is None or not self.judge.is_policy:
             raise ValueError(
                 "use_meta_judge trains the policy to judge, so the policy must be the judge; leave judge.path and "
                 "judge.sampler out"

@@ -34,7 +34,7 @@ def card(run: Path, algorithm: str, base: str, step: int) -> str:
     versions = ", ".join(f"{key} {environment[key]}" for key in ("lockstep", "torch", "transformers"))
     return f"""---
 library_name: transformers
-pipeline_tag: text-generation
+pipeline_tag: {"text-classification" if algorithm == "reward_model" else "text-generation"}
 tags: [lockstep, {algorithm}]
 ---
 # {name}

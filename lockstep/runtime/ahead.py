@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from safetensors.torch import load_file
 
-from lockstep.algorithms.ppo import Drawn
+from lockstep.algorithms.policy_gradient import Drawn
 from lockstep.algorithms.step import StepResult
 from lockstep.experience.engine import Engine
 from lockstep.experience.refit import Snapshot

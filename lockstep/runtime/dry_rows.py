@@ -17,23 +17,27 @@ from lockstep.experience.rewards import MathReward, build, rule_of
 from lockstep.recipe import (
     AskedSection,
     Common,
-    DPORecipe,
+    DistillRecipe,
+    ModelFolder,
+    PairsRecipe,
+    PolicyGradientRecipe,
     PPORecipe,
     RewardSection,
     SamplingRecipe,
     SelfRewardingRecipe,
     SFTRecipe,
 )
+from lockstep.runtime.distill import distill_arithmetic, distilled_rows, teacher_folders
 from lockstep.runtime.findings import Findings
 from lockstep.runtime.job import extent_of, require_context
-from lockstep.runtime.jobs import batch_arithmetic
 from lockstep.runtime.judges import Policy, policy_answers
 from lockstep.runtime.known import known_rows
 from lockstep.runtime.new_prompts import request_of
 from lockstep.runtime.plan.sizes import Load
+from lockstep.runtime.policy_gradient import batch_arithmetic
 from lockstep.runtime.rows import DataFiles, open_demonstrations, open_own_answers, open_pairs, open_prompts
 from lockstep.runtime.self_rewarding import self_rewarding_arithmetic, self_rewarding_extent, self_rewarding_rules
-from lockstep.runtime.source import Source, open_source
+from lockstep.runtime.source import Source, open_source, own_folder
 from lockstep.types import Prompt, Request, SamplingParams
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
@@ -50,36 +54,72 @@ def check_rows(recipe: Common, files: DataFiles | None, source: Source | None, f
     """
     if isinstance(recipe, SamplingRecipe):
         with found.problem():
-            build(recipe.reward if isinstance(recipe, PPORecipe) else recipe.verifier)
+            build(_judging(recipe))
     if source is None or files is None:
         return
     with found.problem():
         require_context(recipe, source)
     match recipe:
-        case PPORecipe():
-            _ppo(recipe, files, source, found)
+        case PolicyGradientRecipe():
+            _policy_gradient(recipe, files, source, found)
         case SelfRewardingRecipe():
             _self_rewarding(recipe, files, source, found)
-        case SFTRecipe() | DPORecipe():
+        case DistillRecipe():
+            _distill(recipe, files, source, found)
+        case SFTRecipe() | PairsRecipe():
             _supervised(recipe, files, source, found)
 
 
-def _ppo(recipe: PPORecipe, files: DataFiles, source: Source, found: Findings) -> None:
-    size = recipe.ppo.num_prompts_per_step
+def _judging(recipe: SamplingRecipe) -> RewardSection | None:
+    match recipe:
+        case PolicyGradientRecipe():
+            return recipe.reward
+        case SelfRewardingRecipe():
+            return recipe.verifier
+        case DistillRecipe():
+            return recipe.validation_reward
+
+
+def _distill(recipe: DistillRecipe, files: DataFiles, source: Source, found: Findings) -> None:
+    size = recipe.distill.num_prompts_per_step
+    with found.problem():
+        rows = distilled_rows(recipe, files, source, head(recipe.data.limit_train_batches, size))
+        found.say("data", f"{_count(rows, 'rows')} to train on")
+        found.say("step", distill_arithmetic(recipe, rows))
+        found.say("micro-batches", _micro_batches(recipe))
+        validates = files.validation is not None and recipe.validation_reward is not None
+        found.say("run", _course(recipe, extent_of(recipe, len(rows), size).steps, validates))
+    with found.problem():
+        for name, folder in teacher_folders(recipe, source).items():
+            found.say(f"teacher {name}", f"{folder} reads the student's tokens")
+
+
+def _policy_gradient(recipe: PolicyGradientRecipe, files: DataFiles, source: Source, found: Findings) -> None:
+    size = recipe.options.num_prompts_per_step
     train = _prompts(recipe, files.train, head(recipe.data.limit_train_batches, size), source, found)
     limit = head(recipe.data.limit_val_batches, size)
     validation = _prompts(recipe, files.validation, limit, source, found) if files.validation else None
     if train is None:
         return
     with found.problem():
-        extent = extent_of(recipe, len(train), recipe.ppo.num_prompts_per_step)
+        extent = extent_of(recipe, len(train), recipe.options.num_prompts_per_step)
         held_out = _count(validation, "prompts") if validation else "none"
         found.say("data", f"{_count(train, 'prompts')} to train on, {held_out} to validate on")
         found.say("step", batch_arithmetic(recipe, train))
         found.say("micro-batches", _micro_batches(recipe))
         found.say("run", _course(recipe, extent.steps, validation is not None))
     with found.problem():
-        _reward(recipe.reward, train.first(_ANSWERS), train, found)
+        if recipe.reward is not None:
+            _reward(recipe.reward, train.first(_ANSWERS), train, found)
+        _own_tokens(
+            (recipe.reward_model, recipe.critic_model if isinstance(recipe, PPORecipe) else None), source, found
+        )
+
+
+def _own_tokens(asked: Sequence[ModelFolder | None], source: Source, found: Findings) -> None:
+    for section in asked:
+        if section is not None:
+            found.say("reward model", f"{own_folder(section, source)} reads the policy's tokens")
 
 
 class _Nobody:
@@ -99,9 +139,11 @@ def _judged_by(section: AskedSection, policy: Policy, name: str) -> Answering | 
 def _self_rewarding(recipe: SelfRewardingRecipe, files: DataFiles, source: Source, found: Findings) -> None:
     policy = Policy(_Nobody(), source)
     with found.problem():
-        asked = _judged_by(recipe.judge, policy, "judge")
-        if asked is not None:
+        asked = None if recipe.judge is None else _judged_by(recipe.judge, policy, "judge")
+        if recipe.judge is not None and asked is not None:
             score_judge(recipe.judge, asked, recipe.seed)
+    with found.problem():
+        _own_tokens((recipe.reward_model,), source, found)
     with found.problem():
         asked = None if recipe.meta_judge is None else _judged_by(recipe.meta_judge, policy, "meta_judge")
         if recipe.meta_judge is not None and asked is not None:
@@ -123,7 +165,9 @@ def _self_rewarding(recipe: SelfRewardingRecipe, files: DataFiles, source: Sourc
         found.say("run", _course(recipe, self_rewarding_extent(recipe, rules).steps, validates))
 
 
-def _prompts(recipe: PPORecipe, files: Files, limit: Head, source: Source, found: Findings) -> Prompts | None:
+def _prompts(
+    recipe: PolicyGradientRecipe, files: Files, limit: Head, source: Source, found: Findings
+) -> Prompts | None:
     with found.problem():
         return open_prompts(files, recipe.data, source.tokenizer, rule_of(recipe.reward), limit)
     return None
@@ -158,10 +202,10 @@ def _answers(reward: MathReward, first: Sequence[Prompt], rows: Prompts, found: 
     found.say("reward", f"math; the right answers of the first {len(first)} rows can be read")
 
 
-def _supervised(recipe: SFTRecipe | DPORecipe, files: DataFiles, source: Source, found: Findings) -> None:
+def _supervised(recipe: SFTRecipe | PairsRecipe, files: DataFiles, source: Source, found: Findings) -> None:
     """What learns from rows as they are: demonstrations, or pairs of answers."""
     with found.problem():
-        section, what = (recipe.sft, "rows") if isinstance(recipe, SFTRecipe) else (recipe.dpo, "pairs")
+        section, what = (recipe.sft, "rows") if isinstance(recipe, SFTRecipe) else (recipe.pairs, "pairs")
         size, data = section.global_batch_size, recipe.data
         held_out = files.validation and _learned(recipe, files.validation, head(data.limit_val_batches, size), source)
         rows = _learned(recipe, files.demonstrations, head(data.limit_train_batches, size), source)
@@ -172,9 +216,9 @@ def _supervised(recipe: SFTRecipe | DPORecipe, files: DataFiles, source: Source,
         found.say("run", _course(recipe, extent.steps, held_out is not None))
 
 
-def _learned(recipe: SFTRecipe | DPORecipe, files: Files, limit: Head, source: Source) -> Demonstrations | Pairs:
+def _learned(recipe: SFTRecipe | PairsRecipe, files: Files, limit: Head, source: Source) -> Demonstrations | Pairs:
     if isinstance(recipe, SFTRecipe):
-        return open_demonstrations(files, recipe, source, limit)
+        return open_demonstrations(files, recipe.data, source, recipe.sft.max_tokens, "sft.max_tokens", limit)
     return open_pairs(files, recipe, source, limit)
 
 

@@ -20,7 +20,7 @@ from lockstep.data.files import open_rows
 from lockstep.learners.rank import resolve_device
 from lockstep.models.folder import check_weights, read_config, skeleton
 from lockstep.models.load import scratch_config
-from lockstep.recipe import Common, PPORecipe, SamplingRecipe
+from lockstep.recipe import Common, PolicyGradientRecipe, PPORecipe, SamplingRecipe
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.dry_rows import check_rows
 from lockstep.runtime.findings import Findings
@@ -41,7 +41,7 @@ class _Model:
     """A first model that is not loaded."""
 
     source: Source
-    sizes: Sizes
+    network: PreTrainedModel
 
 
 def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
@@ -84,10 +84,7 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     if model is not None:
         with found.problem():
             require_computable(read_config(model.source.folder), recipe.learner)
-        with found.problem():
-            _memory(recipe, model.sizes, found)
-        with found.problem():
-            _disk(loaded, model.sizes, found)
+            _room(loaded, Sizes.of(model.network, recipe.learner.lora), found)
     return model
 
 
@@ -169,10 +166,11 @@ def _opened(recipe: Common, files: DataFiles | None, frame: Path, found: Finding
         tokenizer.save_pretrained(frame)
         model = _of_folder(frame, weights=False)
     place = "a new model" if recipe.model.scratch is not None else str(recipe.model.path)
+    sizes = Sizes.of(model.network)
     found.say(
         "model",
-        f"{place}, {model.sizes.policy:,} parameters, context {model.source.context}, vocabulary "
-        f"{model.sizes.vocabulary:,}, stop tokens {', '.join(map(str, model.source.stop_token_ids))}",
+        f"{place}, {sizes.policy:,} parameters, context {model.source.context}, vocabulary "
+        f"{sizes.vocabulary:,}, stop tokens {', '.join(map(str, model.source.stop_token_ids))}",
     )
     return model
 
@@ -182,7 +180,14 @@ def _of_folder(folder: Path, weights: bool = True) -> _Model:
     model: PreTrainedModel = skeleton(read_config(folder), str(folder))
     if weights:
         check_weights(folder, model)
-    return _Model(open_source(folder), Sizes.of(model))
+    return _Model(open_source(folder), model)
+
+
+def _room(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
+    with found.problem():
+        _memory(loaded.training, sizes, found)
+    with found.problem():
+        _disk(loaded, sizes, found)
 
 
 def _memory(recipe: Common, sizes: Sizes, found: Findings) -> None:
@@ -193,6 +198,8 @@ def _memory(recipe: Common, sizes: Sizes, found: Findings) -> None:
     estimate = Estimate.of(recipe, sizes)
     ranks = learner.parallel.ranks
     times = f" in each of {ranks} processes" if ranks > 1 else ""
+    if learner.lora is not None:
+        found.say("adapters", f"{sizes.adapters:,} parameters learn of the policy")
     for name, rank in estimate.ranks.items():
         found.say("memory", f"{name}: {readable(rank.peak.size)} at the most, at the {rank.peak.name}{times}")
     if estimate.sampler is not None:
@@ -218,9 +225,9 @@ def _fits(needed: float, there: int, where: str, found: Findings) -> None:
 def _disk(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
     """Checkpoints that are kept, the one being written, and the final model."""
     recipe = loaded.training
-    models = [sizes.policy] + ([sizes.critic] if isinstance(recipe, PPORecipe) else [])
+    models = [sizes.learned("logits")] + ([sizes.learned("value")] if isinstance(recipe, PPORecipe) else [])
     one, best = checkpoint_bytes(*models), 0 if recipe.run.best is None else recipe.run.best.count
-    if isinstance(recipe, PPORecipe) and recipe.ppo.one_step_ahead:
+    if isinstance(recipe, PolicyGradientRecipe) and recipe.options.one_step_ahead:
         one += 4 * sizes.policy
     needed = one * (recipe.run.keep + best + 1) + 4 * sizes.policy
     free = shutil.disk_usage(standing(loaded.run_folder)).free

@@ -1,49 +1,96 @@
-"""`lockstep export`: the model of one of a run's checkpoints as a Hugging Face folder."""
+"""`lockstep export`: the model of one of a run's checkpoints as a Hugging Face folder, or its adapters in peft's form.
+
+A checkpoint of a run with `learner.lora` holds adapters alone; a model is those merged into what the run began with.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
-from lockstep.config import load
+from torch import Tensor
+
+from lockstep.config import Loaded, load
 from lockstep.learners.boxes import Boxes, written
-from lockstep.models.export import assemble
-from lockstep.models.heads import canonical
+from lockstep.models.export import DType, assemble, save_adapter
+from lockstep.models.folder import read_config, require_folder, skeleton
+from lockstep.models.heads import Head, in_folder
+from lockstep.recipe import LearnerSection, RewardModelRecipe
 from lockstep.report.card import card
 from lockstep.report.log import require_run
 from lockstep.runtime.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from lockstep.runtime.folder import FRAME
+from lockstep.runtime.identity import differences, model_files
+from lockstep.runtime.workers import LearnerSpec
 
 
-def export(run: Path, out: Path, which: str = "latest", dtype: Literal["fp32", "bf16"] = "fp32") -> int:
-    """Writes the policy of a checkpoint, with configuration, tokenizer, chat template, generation settings and a card.
+def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", adapter: bool = False) -> int:
+    """Writes a checkpoint's policy, or reward model, with configuration, tokenizer, chat template, settings and a card.
 
     Args:
         run: Folder of the run.
         out: Where to; must not exist.
         which: `latest`, `best` (by `run.best`), or the number of a step.
         dtype: Of the weights that are written.
+        adapter: Write adapters alone; otherwise they go along with the model that they are merged into.
 
     Returns:
         The step of the checkpoint.
 
     Raises:
-        ValueError: If `run` is no run, or `out` is there already.
-        CheckpointError: If there is no such checkpoint.
+        ValueError: If `run` is no run, `out` is there already, or the run has no adapters.
+        CheckpointError: If there is no such checkpoint, or its adapters are of another first model than is there now.
     """
     require_run(run)
     if out.exists():
         raise ValueError(f"{out} is there already; name a folder that is not")
     found = _chosen(Checkpoints(run / "checkpoints", keep=1), which)
-    with Boxes(written(found.folder / "policy", "model")) as saved:
-        weights = {canonical(name): saved.whole(name) for name in saved.names()}
-    recipe = load(str(run / "recipe.yaml"))
-    model = recipe.training.model
-    base = model.path or model.from_recipe or "a new model"
-    text = card(run, recipe.recipe.algorithm, Path(base).name, found.step)
+    loaded = load(str(run / "recipe.yaml"))
+    recipe, lora = loaded.training, loaded.training.learner.lora
+    if adapter and lora is None:
+        raise ValueError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
+    head: Head = "reward" if isinstance(recipe, RewardModelRecipe) else "logits"
+    network = skeleton(read_config(run / FRAME), str(run))
+    saved = found.folder / ("reward_model" if head == "reward" else "policy")
+    with Boxes(written(saved, "model")) as boxes:
+        weights = {in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()}
     out.parent.mkdir(parents=True, exist_ok=True)
-    assemble(run / FRAME, weights, out, dtype, text)
+    beside = None
+    if lora is not None:
+        base = _first_model(loaded, run)
+        beside = partial(save_adapter, weights, network, lora, base, dtype, head == "reward")
+        if adapter:
+            beside(out)
+            return found.step
+        weights = _merged(loaded, base, found, saved, head, network.base_model_prefix)
+    named = recipe.model.path or recipe.model.from_recipe or "a new model"
+    text = card(run, loaded.recipe.algorithm, Path(named).name, found.step)
+    assemble(run / FRAME, weights, out, dtype, text, head == "reward", beside)
     return found.step
+
+
+def _first_model(loaded: Loaded, run: Path) -> Path:
+    """The folder of the weights that a run began with."""
+    first, path = loaded.warm_start, loaded.training.model.path
+    if first is not None:
+        return first.run_folder / "final"
+    return run / FRAME if path is None else Path(path)
+
+
+def _merged(loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: Head, backbone: str) -> dict[str, Tensor]:
+    """The weights that a sampler would be sent, by their names in the model's files."""
+    recipe, began = loaded.training, found.state["identity"]
+    then = {name: began[name] for name in began if name.startswith("model.")}
+    changed = differences(then, model_files(require_folder(base)))
+    if changed:
+        raise CheckpointError(
+            f"{found.folder} has adapters of another model than is in {base} now:\n  " + "\n  ".join(changed) + "\nput "
+            "it back as it was, or say --adapter to get the adapters alone"
+        )
+    section = LearnerSection(device="cpu", lora=recipe.learner.lora)
+    learner = LearnerSpec(str(base), head, section, None, recipe.seed).build()
+    learner.load(saved)
+    return {in_folder(backbone, name): tensor for name, tensor in learner.weights()}
 
 
 def _chosen(checkpoints: Checkpoints, which: str) -> Checkpoint:

@@ -12,6 +12,7 @@ from typing import Any
 
 import lockstep
 from lockstep.config import Loaded
+from lockstep.runtime.model_recipe import weights_of
 
 Identity = dict[str, Any]
 
@@ -34,21 +35,30 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
     """
     found = inputs(loaded, data, model)
     found["code.lockstep"] = f"{lockstep.__version__} {_own_code()}"
-    return found | {f"code.{name}": importlib.metadata.version(name) for name in _LIBRARIES}
+    libraries = _LIBRARIES if loaded.training.learner.lora is None else (*_LIBRARIES, "peft")
+    return found | {f"code.{name}": importlib.metadata.version(name) for name in libraries}
 
 
 def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
     """The same without Lockstep and the libraries: what the user gave; no model where a server has it."""
     found = recipe_identity(loaded)
     found |= {f"data.{name}": digest for name, digest in data.items()}
-    files = sorted(model.iterdir()) if model is not None else []
-    found |= {f"model.{path.name}": _file(path) for path in files if _matters(path)}
+    found |= {} if model is None else model_files(model)
     options = dict(_flat(loaded.dump()))
+    others = [name for name in options if name.startswith(("reward_model.", "critic_model.", "teachers."))]
+    for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
+        own = weights_of(Path(str(options[f"{name}.path"])) / "recipe.yaml")
+        found |= {f"{name}.{path.name}": _file(path) for path in sorted(own.iterdir()) if _matters(path)}
     for name in ("reward.function", "verifier.function"):
         function = _function_file(str(options.get(name) or ""))
         if function is not None:
             found[f"code.{name}"] = digest([function])
     return found
+
+
+def model_files(folder: Path) -> Identity:
+    """A digest of each file of the first model."""
+    return {f"model.{path.name}": _file(path) for path in sorted(folder.iterdir()) if _matters(path)}
 
 
 def recipe_identity(loaded: Loaded) -> Identity:

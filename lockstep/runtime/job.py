@@ -8,18 +8,23 @@ from pathlib import Path
 
 from lockstep.data.selection import head
 from lockstep.experience.evaluation import answered, grading
+from lockstep.experience.reward_model import RewardModel
 from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
 from lockstep.experience.watch import Watch
 from lockstep.learners.base import Learner
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.metrics import Metrics
+from lockstep.models.folder import require_classifier
 from lockstep.models.heads import LogitsHead
 from lockstep.recipe import (
     Common,
+    DistillRecipe,
     DPORecipe,
-    PPORecipe,
+    PairsRecipe,
+    PolicyGradientRecipe,
     RepeatedSampling,
+    RewardModelRecipe,
     RewardSection,
     SamplingRecipe,
     SelfRewardingRecipe,
@@ -32,7 +37,7 @@ from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
 from lockstep.runtime.rows import DataFiles, open_prompts
 from lockstep.runtime.saver import Lasting
-from lockstep.runtime.source import Source
+from lockstep.runtime.source import Source, own_folder
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -77,9 +82,13 @@ def require_context(recipe: Common, source: Source) -> None:
     match recipe:
         case SFTRecipe():
             source.require_room("sft.max_tokens", recipe.sft.max_tokens)
-        case DPORecipe():
-            source.require_room("dpo.max_tokens", recipe.dpo.max_tokens)
-        case PPORecipe() | SelfRewardingRecipe():
+        case PairsRecipe():
+            if isinstance(recipe, RewardModelRecipe):
+                require_classifier(source.folder)
+            source.require_room(recipe.limit, recipe.pairs.max_tokens)
+        case PolicyGradientRecipe() | SelfRewardingRecipe() | DistillRecipe():
+            if isinstance(recipe, DistillRecipe) and recipe.distill.max_tokens is not None:
+                source.require_room("distill.max_tokens", recipe.distill.max_tokens)
             asked = (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling))
             for option, sampling in asked:
                 if sampling is not None:
@@ -97,10 +106,19 @@ def learner_of(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     return learner
 
 
+def reward_model_of(recipe: PolicyGradientRecipe | SelfRewardingRecipe, place: Place) -> RewardModel:
+    """The model in a recipe's `reward_model`, which does not learn."""
+    assert recipe.reward_model is not None, "the recipe names one"
+    folder = own_folder(recipe.reward_model, place.source)
+    spec = LearnerSpec(folder, "reward", recipe.learner, None, recipe.seed)
+    return RewardModel(learner_of(spec.frozen, recipe, place))
+
+
 def policy_and_reference(recipe: DPORecipe | SelfRewardingRecipe, place: Place) -> tuple[Learner, Learner]:
-    """The same first model twice, one of them to be trained."""
+    """The same first model twice, one of them to be trained; in self-rewarding it takes the other's place later."""
     trained = LearnerSpec(place.source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
-    return learner_of(trained, recipe, place), learner_of(replace(trained, optimizer=None), recipe, place)
+    reference = trained.frozen if isinstance(recipe, DPORecipe) else replace(trained, optimizer=None)
+    return learner_of(trained, recipe, place), learner_of(reference, recipe, place)
 
 
 def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
@@ -116,17 +134,17 @@ def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
 
 
 def sampler_of(policy: Learner, source: Source, recipe: SamplingRecipe, place: Place) -> Sampler:
-    """Shares the weights of a learner in this process, if both can be here."""
+    """Shares the weights of a learner in this process, if both can be here and it computes with no adapters besides."""
     section = recipe.sampler
-    here = place.workers.here and section.in_process
-    if here and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
+    shares = place.workers.here and section.in_process and recipe.learner.lora is None
+    if shares and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
         return TorchSampler(policy.model.lm, section.max_batch_size, recipe.learner.dtype == "bf16")
     return nearest(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)
 
 
 def held_out_answers(
     recipe: SamplingRecipe,
-    reward: RewardSection,
+    reward: RewardSection | None,
     asked: RepeatedSampling,
     size: int,
     experience: Experience,
@@ -136,7 +154,7 @@ def held_out_answers(
 
     Args:
         recipe: With the data.
-        reward: Judges them.
+        reward: Judges them; None: a reward model does.
         asked: How many, and how they are drawn.
         size: Prompts of a step.
         experience: Answers, with the engine of the policy as it is.

@@ -78,7 +78,10 @@ def known_rows(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[Know
     Raises:
         DataError: A row lacks what it needs, or has a score that the judge cannot give.
     """
-    section, scale = recipe.known, (recipe.judge.judge_score_low, recipe.judge.judge_score_high)
+    section = recipe.known
+    if recipe.judge is None:
+        return [], []
+    scale = (recipe.judge.judge_score_low, recipe.judge.judge_score_high)
     judgements = files.judgements if section.judgements is None else files_of(section.judgements)
     comparisons = files.comparisons if section.comparisons is None else files_of(section.comparisons)
     scores = [] if judgements is None else read_scores(_opened(judgements), scale)

@@ -26,7 +26,8 @@ from lockstep.learners.packing import deal
 from lockstep.learners.rank import RankLearner, resolve_device, restored
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics, merged
-from lockstep.models.folder import read_config
+from lockstep.models.folder import read_config, skeleton
+from lockstep.models.lora import require_peft, targets
 from lockstep.models.megatron import require_known, stages
 from lockstep.models.parallelize import require_divisible
 from lockstep.recipe import LearnerSection
@@ -72,6 +73,9 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
             raise ValueError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
         require_known(config)
         stages(int(config.num_hidden_layers), section.parallel.pp)
+    if section.lora is not None:
+        require_peft()
+        targets(skeleton(config, "learner.lora"), section.lora)
 
 
 def require_gpus(section: LearnerSection) -> None:
@@ -133,10 +137,16 @@ class MeshLearner:
         order, parts = self._on_shares("logprobs", batch)
         return restored(torch.cat(parts), order, batch.lengths)
 
+    def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
+        return self._columns("topk", batch, k)
+
     def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        order, parts = self._on_shares("values", batch)
-        value, final_value = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        return restored(value, order, batch.lengths), restored(final_value, order, batch.lengths)
+        return self._columns("values", batch)
+
+    def _columns(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
+        order, parts = self._on_shares(verb, batch, *args)
+        first, second = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        return restored(first, order, batch.lengths), restored(second, order, batch.lengths)
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
         return merged(self._on_shares("forward_backward", batch, loss)[1])

@@ -224,6 +224,9 @@ class RemoteLearner:
     def logprobs(self, batch: Batch) -> Tensor:
         return self.remote.call("logprobs", batch)
 
+    def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
+        return self.remote.call("topk", batch, k)
+
     def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.remote.call("values", batch)
 

@@ -14,7 +14,7 @@ from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
 from lockstep.data.selection import ANY_ROW, Head, Rule
-from lockstep.recipe import Arithmetic, DataSection, DPORecipe, Letters, SelfRewardingRecipe, SFTRecipe
+from lockstep.recipe import Arithmetic, DataSection, Letters, PairsRecipe, SelfRewardingRecipe
 from lockstep.runtime.source import Source
 
 
@@ -69,10 +69,12 @@ def open_prompts(
     return Prompts(open_rows(files, section.bad_rows), tokenizer, section, rule, head)
 
 
-def open_demonstrations(files: Files, recipe: SFTRecipe, source: Source, head: Head = None) -> Demonstrations:
-    """Opens files of rows as demonstrations."""
-    data, rows = recipe.data, open_rows(files, recipe.data.bad_rows)
-    return Demonstrations(rows, source.tokenizer, data, recipe.sft.max_tokens, source.stop_token_ids, head)
+def open_demonstrations(
+    files: Files, data: DataSection, source: Source, longest: int, limit: str, head: Head = None, rule: Rule = ANY_ROW
+) -> Demonstrations:
+    """Opens files of rows as demonstrations of at most `longest` tokens, which the option `limit` says."""
+    rows = open_rows(files, data.bad_rows)
+    return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, head, rule, limit)
 
 
 def open_own_answers(files: Files, recipe: SelfRewardingRecipe, source: Source, head: Head = None) -> Demonstrations:
@@ -81,16 +83,16 @@ def open_own_answers(files: Files, recipe: SelfRewardingRecipe, source: Source, 
     Raises:
         DataError: A row has no answer, or a longer one than the policy may give, and is not to be skipped.
     """
-    data, rows = recipe.data, open_rows(files, recipe.data.bad_rows)
+    data = recipe.data
     answered = Rule(lambda row: None if answer_of(row, "row", data).strip() else "has an empty answer", "answered")
     longest, limit = data.max_prompt_tokens + recipe.sampling.max_tokens, "data.max_prompt_tokens + sampling.max_tokens"
     try:
-        return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, head, answered, limit)
+        return open_demonstrations(files, data, source, longest, limit, head, answered)
     except DataError as error:
         raise DataError(f"self_rewarding.first_iteration_sft learns the answers of the data, but {error}") from error
 
 
-def open_pairs(files: Files, recipe: DPORecipe, source: Source, head: Head = None) -> Pairs:
+def open_pairs(files: Files, recipe: PairsRecipe, source: Source, head: Head = None) -> Pairs:
     """Opens files of rows as pairs."""
     data, rows = recipe.data, open_rows(files, recipe.data.bad_rows)
-    return Pairs(rows, source.tokenizer, data, recipe.dpo.max_tokens, source.stop_token_ids, head)
+    return Pairs(rows, source.tokenizer, data, recipe.pairs.max_tokens, source.stop_token_ids, head, recipe.limit)

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lockstep.algorithms.self_rewarding.meta import MetaJudging
-from lockstep.algorithms.self_rewarding.scoring import Verifiers
+from lockstep.algorithms.self_rewarding.scoring import ByJudge, Scoring, Verifiers, by_reward_model
 from lockstep.algorithms.self_rewarding.step import Rules, SelfRewardingWorkers, self_rewarding_step
+from lockstep.algorithms.self_rewarding.verdicts import leak_test
 from lockstep.algorithms.sft import SFTWorkers, sft_step
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import Head, head
 from lockstep.experience.engine import Engine
 from lockstep.experience.judge.build import meta_judge, score_judge, score_parser
+from lockstep.experience.judge.judge import Judge
 from lockstep.experience.refit import random_probe
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rewards import rule_of
@@ -22,7 +24,15 @@ from lockstep.metrics import Metrics
 from lockstep.objectives.battles import consistent_wins, position_weighted_wins
 from lockstep.recipe import SelfRewardingRecipe
 from lockstep.runtime.collapse import Collapse
-from lockstep.runtime.job import Job, Place, held_out_answers, policy_and_reference, require_context, sampler_of
+from lockstep.runtime.job import (
+    Job,
+    Place,
+    held_out_answers,
+    policy_and_reference,
+    require_context,
+    reward_model_of,
+    sampler_of,
+)
 from lockstep.runtime.judges import Policy, answering
 from lockstep.runtime.known import asked_of, known_judgements, known_rows
 from lockstep.runtime.loop import Extent, Step
@@ -42,22 +52,23 @@ def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
     prompts = open_prompts(files.train, recipe.asked, source.tokenizer, wanted, limit)
     engines = _engines(policy, reference, source, recipe, place)
     actor = engines[0] if options.acting_policy == "current" else engines[1]
-    experience = Experience(actor, prompts, build_reward(recipe.verifier), source.decode, recipe.seed)
     own = Policy(actor, source)
-    judge = score_judge(
-        recipe.judge, answering(recipe.judge, recipe.learner, own, place.shown, place.workers), recipe.seed
-    )
+    judge = _judge(recipe, own, place)
+    reward = build_reward(recipe.verifier) if recipe.reward_model is None else reward_model_of(recipe, place)
+    experience = Experience(actor, prompts, reward, source.decode, recipe.seed)
     rules, meta = self_rewarding_rules(recipe, prompts, source), _meta_judging(recipe, own, place)
     written = new_prompts(recipe, prompts, rules.rows, engines[1], source, place.folder)
     imitate = _imitation(recipe, policy, place, limit)
-    workers = SelfRewardingWorkers(policy, reference, experience, judge, meta, place.shown.phase, written, imitate)
+    score = _scoring(recipe, judge)
+    workers = SelfRewardingWorkers(policy, reference, experience, score, meta, place.shown.phase, written, imitate)
     return Job(
         step=lambda step, position: self_rewarding_step(step, position, workers, rules),
         extent=self_rewarding_extent(recipe, rules),
         learners={"policy": policy, "reference": reference},
         validate=_together(
             _true_worth(recipe, replace(experience, engine=engines[0]), place),  # by the policy as it is
-            known_judgements(
+            judge
+            and known_judgements(
                 known_rows(recipe, files),
                 recipe.known.min_meta_accuracy,
                 asked_of(judge, actor, engines[0]),
@@ -71,9 +82,22 @@ def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
     )
 
 
+def _judge(recipe: SelfRewardingRecipe, policy: Policy, place: Place) -> Judge[float] | None:
+    if recipe.judge is None:
+        return None
+    asked = answering(recipe.judge, recipe.learner, policy, place.shown, place.workers)
+    return score_judge(recipe.judge, asked, recipe.seed)
+
+
+def _scoring(recipe: SelfRewardingRecipe, judge: Judge[float] | None) -> Scoring:
+    if recipe.judge is None or judge is None:
+        return by_reward_model
+    return ByJudge(judge, Verifiers(recipe.verifier, recipe.judge.judge_score_low, recipe.judge.judge_score_high))
+
+
 def _meta_judging(recipe: SelfRewardingRecipe, policy: Policy, place: Place) -> MetaJudging | None:
     section, options = recipe.meta_judge, recipe.self_rewarding
-    if section is None:
+    if section is None or recipe.judge is None:
         return None
     asked = answering(section, recipe.learner, policy, place.shown, place.workers, "meta_judge")
     return MetaJudging(
@@ -107,7 +131,7 @@ def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: 
         rows,
         recipe.run.max_epochs,
         recipe.run.num_logged_samples,
-        Verifiers(recipe.verifier, recipe.judge.judge_score_low, recipe.judge.judge_score_high),
+        leak_test(options.leak_pattern, None if recipe.judge is None else score_parser(recipe.judge)),
     )
     if not rules.steps_per_iteration:
         raise ValueError(
@@ -131,7 +155,7 @@ def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rul
     return (
         f"{written}{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
         f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
-        f"answers × {recipe.judge.num_evals_to_average} judgements"
+        f"answers × {recipe.judge.num_evals_to_average if recipe.judge else 1} judgements"
         + (", which are judged, too" if recipe.meta_judge else "")
         + first
     )
@@ -143,7 +167,8 @@ def _engines(
     """For the policy as it is, and for the reference; one sampler serves both, unless each shares its learner's."""
     probe, phase = random_probe(source.vocabulary, source.context), place.shown.phase
     own = sampler_of(policy, source, recipe, place)
-    other = sampler_of(reference, source, recipe, place) if isinstance(own, TorchSampler) else own
+    shares = isinstance(own, TorchSampler) and recipe.learner.lora is None
+    other = sampler_of(reference, source, recipe, place) if shares else own
     return Engine(own, policy, probe, phase), Engine(other, reference, probe, phase)
 
 

@@ -14,7 +14,8 @@ from lockstep.models.export import save_model
 from lockstep.models.folder import read_config
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.recipe import Common, Sampling
+from lockstep.recipe import Common, ModelFolder, Sampling
+from lockstep.runtime.model_recipe import weights_of
 from lockstep.types import SamplingParams
 
 
@@ -80,6 +81,21 @@ def open_source(folder: Path | str) -> Source:
     except AttributeError:
         raise ValueError(f"{folder}/config.json says no max_position_embeddings; add the longest sequence") from None
     return Source(str(folder), tokenizer, tuple(stops), context, int(config.vocab_size))
+
+
+def own_folder(section: ModelFolder, source: Source) -> str:
+    """The folder of a model that reads the tokens of another one.
+
+    Raises:
+        ValueError: If its tokens are others, or it is a run that has not finished.
+    """
+    folder = weights_of(Path(section.path) / "recipe.yaml")
+    if load_tokenizer(folder).get_vocab() != source.tokenizer.get_vocab():
+        raise ValueError(
+            f"the model in {folder} reads other tokens than the policy in {source.folder}; train it from a model with "
+            "the same tokenizer"
+        )
+    return str(folder)
 
 
 def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -30,6 +30,11 @@ class LearnerSpec:
     section: LearnerSection
     optimizer: Optimizer | None
     seed: int
+
+    @property
+    def frozen(self) -> LearnerSpec:
+        """The same model to be scored with, as it is for good: without adapters, too."""
+        return replace(self, optimizer=None, section=self.section.model_copy(update={"lora": None}))
 
     def build(self, ranks: Ranks = ALONE) -> RankLearner:
         if self.section.backend == "megatron":

@@ -15,7 +15,8 @@ from tabular import TabularLearner, TabularSampler
 from test_algorithms_need_protocols_only import recipe, workers
 from torch import Tensor
 
-from lockstep.algorithms.ppo import PPOWorkers, draw, learn, policy_version, rules
+from lockstep.algorithms.policy_gradient import draw
+from lockstep.algorithms.ppo import PPOWorkers, learn, policy_version, rules
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.experience.engine import Engine
@@ -53,7 +54,7 @@ class Bench:
             self.place.experience.engine,
             lambda position, refitted: draw(position, refitted, self.place, rule),
             lambda step, drawn: learn(step, drawn, self.place, rule),
-            lambda step: policy_version(step, rule.ppo),
+            lambda step: policy_version(step, rule.options),
             Extent(steps, None, 64),
             self.shown,
             lambda: self.abandoned.append(None),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
 
-from lockstep.algorithms.ppo import PPOWorkers, Rules, ppo_step, rules
+from lockstep.algorithms.ppo import PPORules, PPOWorkers, ppo_step, rules
 from lockstep.experience.engine import Engine
 from lockstep.experience.refit import RefitError
 from lockstep.experience.rollout import Experience
@@ -46,10 +46,12 @@ def workers(sampler: TabularSampler) -> PPOWorkers:
     policy = TabularLearner(3.0)
     engine, prompts = Engine(sampler, policy), cast(Any, OnePrompt())
     experience = Experience(engine, prompts, share_of_ones, lambda ids: "".join(map(str, ids)), seed=0)
-    return PPOWorkers(policy, TabularLearner(0.3), TabularLearner(0.0), experience, untimed)
+    return PPOWorkers(
+        policy=policy, critic=TabularLearner(0.3), reference=TabularLearner(0.0), experience=experience, phase=untimed
+    )
 
 
-def run(rule: Rules, steps: int) -> list[dict[str, float]]:
+def run(rule: PPORules, steps: int) -> list[dict[str, float]]:
     place, position, rows = workers(TabularSampler()), 0, []
     for step in range(steps):
         result = ppo_step(step, position, place, rule)

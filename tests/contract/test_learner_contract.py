@@ -15,6 +15,7 @@ from tiny_models import (
     ARCHITECTURES,
     OPTIMIZER,
     SECTION,
+    VOCABULARY,
     SquaredError,
     WeightedLogprob,
     over,
@@ -132,6 +133,23 @@ def test_logprobs_are_those_of_a_plain_forward_pass(pair: Pair) -> None:
     logprob = pair.policy.logprobs(batch)
     assert logprob.dtype == torch.float32
     torch.testing.assert_close(logprob.double(), expected, atol=1e-5, rtol=0.0)
+    assert (logprob[~batch.mask] == 0).all()
+
+
+@pytest.mark.parametrize("k", [3, VOCABULARY])
+def test_the_likeliest_tokens_are_those_of_a_plain_forward_pass(pair: Pair, k: int) -> None:
+    batch, model = (
+        ragged(LENGTHS, sampling=SamplingParams(max_tokens=8, temperature=0.7, top_k=2)),
+        plain_model(pair.model),
+    )
+    token, logprob = pair.policy.topk(batch, k)
+    assert (token.dtype, logprob.dtype) == (torch.int64, torch.float32)
+    tables = [plain_logits(model, sequence).log_softmax(-1).roll(1, 0) for sequence in batch.sequences()]
+    table = torch.cat(tables)[batch.mask]
+    likeliest = torch.arange(k).expand(len(table), -1) if k == VOCABULARY else table.topk(k).indices
+    expected = table.gather(1, likeliest)
+    assert torch.equal(token[batch.mask], likeliest)
+    torch.testing.assert_close(logprob[batch.mask].double(), expected, atol=1e-5, rtol=0.0)
     assert (logprob[~batch.mask] == 0).all()
 
 

@@ -64,7 +64,7 @@ def steps(
     policy, critic = Witness(3.0), Witness(0.3)
     engine, prompts = Engine(sampler or TabularSampler(), policy), cast(Any, OnePrompt())
     experience = Experience(engine, prompts, reward, lambda ids: "".join(map(str, ids)), seed=0)
-    workers = PPOWorkers(policy, critic, reference, experience, untimed)
+    workers = PPOWorkers(policy=policy, critic=critic, reference=reference, experience=experience, phase=untimed)
     rule, positions = rules(recipe(**ppo), ()), [0]
     for step in range(count):
         positions.append(ppo_step(step, positions[-1], workers, rule).position)
@@ -207,7 +207,6 @@ def test_dynamic_sampling_moves_the_position_by_all_that_was_drawn() -> None:
 
 
 VALUES = torch.tensor([0.0, 0.3, 0.1, 0.0, 0.2, 0.6, 0.4])
-REWARDS = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0])
 
 
 def credit(**ppo: Any) -> Batch:
@@ -215,8 +214,12 @@ def credit(**ppo: Any) -> Batch:
     batch = Batch(
         torch.zeros(7, dtype=torch.int64),
         torch.tensor([3, 4]),
-        {"mask": torch.tensor([0, 1, 1, 0, 1, 1, 1]).bool(), "reward": REWARDS, "old_value": VALUES},
-        {"final_value": torch.tensor([9.0, 0.5]), "truncated": torch.tensor([False, True])},
+        {"mask": torch.tensor([0, 1, 1, 0, 1, 1, 1]).bool(), "old_value": VALUES},
+        {
+            "final_value": torch.tensor([9.0, 0.5]),
+            "truncated": torch.tensor([False, True]),
+            "shaped_score": torch.ones(2),
+        },
     )
     plain = {"num_prompts_per_step": 2, "global_batch_size": 2, "whiten_advantages": False}
     return with_advantages(batch, PPO.model_validate({**plain, **ppo}))[0]

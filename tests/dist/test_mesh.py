@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import OPTIMIZER, SECTION, over, ragged, requests
+from tiny_models import OPTIMIZER, SECTION, VOCABULARY, over, ragged, requests
 
 from lockstep.batch import Batch
 from lockstep.learners.base import Learner, train
 from lockstep.learners.torch.start import Head
 from lockstep.losses.base import Loss
 from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.distill import Distillation
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
@@ -171,6 +172,22 @@ def test_demonstrations(policy: Twins, steps: int) -> None:
 def test_pairs(policy: Twins, steps: int) -> None:
     policy.alike(pairs(steps))
     policy.hold_the_same()
+
+
+@layouts(*TWO, "megatron pp2")
+@pytest.mark.parametrize(("k", "outside"), [(VOCABULARY, False), (5, True)], ids=["all", "some"])
+def test_distillation(policy: Twins, models: Models, k: int, outside: bool) -> None:
+    teacher = LearnerSpec(str(models("llama")), "logits", SECTION, None, seed=0).build()
+    made: list[tuple[Batch, Loss]] = []
+    for batch, _ in demonstrations(STEPS):
+        token, logprob = teacher.topk(batch, k)
+        columns = {"mask": batch.mask, "top_token": token, "teacher_logprob": logprob}
+        made.append((replace(batch, token=columns), Distillation("mixed", 0.5, outside)))
+    policy.alike(made)
+    policy.hold_the_same()
+    mine, theirs = (learner.topk(made[0][0], k) for learner in (policy.one, policy.many))
+    assert torch.equal(mine[0], theirs[0])
+    torch.testing.assert_close(mine[1], theirs[1], atol=2e-5, rtol=0.0)
 
 
 @layouts(*LAYOUTS)

@@ -16,17 +16,25 @@ from lockstep.runtime.train import train
 
 HERE = Path(__file__).parent
 
+SCRATCH = (
+    "model.scratch={config: {model_type: qwen2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1,"
+    " num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 128}}"
+)
+DIGITS = "reward={type: python, function: 'rewards.py:share_of_digits', marker: null}"
 CURVES = {
-    "sft_arithmetic": ("policy/loss", ["optimizer.lr=0.001"]),
+    "sft_arithmetic": ("policy/loss", ["optimizer.lr=0.001", "data.arithmetic.demonstrations=1280"]),
     "ppo_arithmetic": (
         "critic/loss",
-        [
-            "model.scratch={config: {model_type: qwen2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1,"
-            " num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 128}}",
-            "ppo.num_prompts_per_step=16",
-            "ppo.global_batch_size=8",
-            "reward={type: python, function: 'rewards.py:share_of_digits', marker: null}",
-        ],
+        [SCRATCH, DIGITS, "ppo.num_prompts_per_step=16", "ppo.global_batch_size=8"],
+    ),
+    "grpo_arithmetic": (
+        "train/reward",
+        [SCRATCH, DIGITS, "grpo.num_prompts_per_step=8", "grpo.global_batch_size=16", "policy.lr=0.003"],
+    ),
+    "dpo_arithmetic": ("train/loss", [SCRATCH, "dpo.global_batch_size=8", "data.arithmetic.train_questions=160"]),
+    "reward_arithmetic": (
+        "train/loss",
+        [SCRATCH, "reward_model.global_batch_size=8", "data.arithmetic.train_questions=160"],
     ),
 }
 
@@ -41,8 +49,6 @@ def test_curve_is_the_golden_one(recipe: str, in_tmp: Path) -> None:
     (in_tmp / "rewards.py").write_text(REWARD)
     metric, options = CURVES[recipe]
     short = ["run.max_steps=20", "run.validate_every=0", "run.folder=run", "learner.device=cpu"]
-    if recipe.startswith("sft"):
-        short += ["data.arithmetic.demonstrations=1280"]
     rows = read_metrics(train(load(recipe, [*options, *short])))
     curve = [row[metric] for row in rows if metric in row]
     golden = HERE / f"{recipe}.txt"

@@ -138,6 +138,7 @@ RECIPES = {
     "rule: one step ahead with a sampler that sleeps": said(
         "ppo.one_step_ahead=true ppo.correction.kind=token_tis doctor.watch=false sampler=vllm sampler.vllm.sleep=true"
     ),
+    "rule: two that reward": said("reward_model.path=models/judge"),
     "rule: two models": said("model.path=model model.from_recipe=sft_arithmetic"),
     "rule: no data": said("data.arithmetic=null"),
     "rule: system prompt without chat": said("data.system_prompt=Hi"),
@@ -310,6 +311,9 @@ RUNS = {
     "run: numbers break": said("critic.lr=1e30 run.max_steps=3").late,
     "run: heads that cannot be divided": said("learner.parallel.tp=3"),
     "run: tensor parallelism compiled": said("learner.compile=true learner.parallel.tp=2"),
+    "run: adapters of nothing": said("learner.lora.target_modules=[q_porj]"),
+    "run: adapters and tensor parallelism": said("learner.lora.rank=8 learner.parallel.tp=2"),
+    "run: adapters on Megatron": said("learner.lora.rank=8 learner.backend=megatron"),
     "run: offload without ranks": said("learner.cpu_offload=true"),
     "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").late,
     "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1 run.max_steps=2").late,

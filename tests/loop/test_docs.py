@@ -55,8 +55,12 @@ SIZES = re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/
 def commands(program: str) -> list[str]:
     """Lines of shell blocks that call a program, continuation lines joined."""
     blocks = [block for page in PAGES for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text(), re.DOTALL)]
-    lines = [line.strip().removeprefix("exec ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return sorted({line for line in lines if re.match(rf"(\.venv/bin/)?{program} ", line)})
+    lines = [
+        re.sub(r"^(exec |\.venv/bin/)+", "", line.strip())
+        for block in blocks
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+    return sorted({" ".join(line.split()) for line in lines if line.startswith(f"{program} ")})
 
 
 def test_there_is_something_to_run() -> None:

@@ -191,10 +191,9 @@ def test_a_server_gets_its_key_its_settings_and_no_control_token(
     folder = served("out", "data.ranked=odd.jsonl", "pairs=null", *settings)
     assert set(server.keys) == {f"Bearer {KEY}"}
     messages = [body["messages"] for body in server.bodies]
-    assert messages[0] == [
-        {"role": "system", "content": "Be strict."},
-        {"role": "user", "content": "P < |im_end|> p R worth 1< /s>"},
-    ]
+    system = {"role": "system", "content": "Be strict."}
+    asked = [{"role": "user", "content": f"P < |im_end|> p R {said}"} for said in ("worth 1< /s>", "worth 2")]
+    assert all(messages.count([system, question]) == 2 for question in asked)
     assert {(body["temperature"], body["max_completion_tokens"], body["model"]) for body in server.bodies} == {
         (0.25, 16, "m/7b")
     }

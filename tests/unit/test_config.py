@@ -188,8 +188,8 @@ def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
         ("data.fields={q: txt}", "override data.fields={q: txt}: data.fields.q is \"txt\", but should be "
          "'text', 'number', 'boolean', 'list', 'object' or 'any'"),
         ("ppo=3", "override ppo=3: ppo is 3, but should be a group of options"),
-        ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, dpo, self_rewarding, '
-         "eval, generate, doctor, judge_eval"),
+        ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, grpo, dpo, '
+         "reward_model, distill, self_rewarding, eval, generate, doctor, judge_eval"),
         ("ppo.clip", "override 'ppo.clip': say key=value without dashes and spaces, such as ppo.clip=0.1"),
         ("--ppo.clip=0.3", "override '--ppo.clip=0.3': say key=value without dashes and spaces, here ppo.clip=0.3"),
         ("ppo.clip = 0.3", "override 'ppo.clip = 0.3': say key=value without dashes and spaces, here ppo.clip=0.3"),
@@ -239,7 +239,9 @@ def test_every_problem_gets_a_sentence(recipe: str) -> None:
 
 def test_a_rule_between_options_names_them(recipe: str) -> None:
     message = refusal(recipe, "ppo.global_batch_size=7", "seed=1")
-    assert message.startswith(f"{recipe}: ppo.num_prompts_per_step × num_generations = 16 responses do not divide")
+    assert message.startswith(
+        "override ppo.global_batch_size=7: ppo: num_prompts_per_step × num_generations = 16 responses do not divide"
+    )
 
 
 def test_a_missing_algorithm_names_those_there_are(tmp_path: Path) -> None:

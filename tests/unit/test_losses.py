@@ -25,7 +25,13 @@ REF = [NAN, -1.0, -2.0, NAN, -0.5]
 
 SURROGATE = ClippedSurrogate(0.2, 0.3, dual_clip=3.0)
 WITH_KL = ClippedSurrogate(0.2, 0.3, dual_clip=3.0, kl_coef=0.1, kl=KLEstimate("k3"))
-ALL: list[Loss] = [SURROGATE, WITH_KL, ClippedValue(0.5), ClippedValue(None), CrossEntropy()]
+RELATIVES = {
+    "mean of responses": replace(WITH_KL, mean="responses"),
+    "constant": replace(WITH_KL, mean="constant", max_tokens=4),
+    "sequence ratio": replace(WITH_KL, mean="responses", sequence_ratio=True),
+    "cispo": replace(WITH_KL, dual_clip=None, cispo=True),
+}
+ALL: list[Loss] = [SURROGATE, WITH_KL, ClippedValue(0.5), ClippedValue(None), CrossEntropy(), *RELATIVES.values()]
 
 
 def batch(**columns: list[float]) -> Batch:
@@ -62,6 +68,49 @@ def test_surrogate_sums_weighted_token_losses(rollouts: Batch, logprob: torch.Te
         },
         rel=1e-5,
     )
+
+
+def term(ratio: float, advantage: float, weight: float, old: float, ref: float, cispo: bool) -> float:
+    """A token of `WITH_KL`, in Python's own numbers."""
+    surrogate = max(-advantage * ratio, -advantage * min(max(ratio, 0.8), 1.3))
+    if advantage < 0:
+        surrogate = min(surrogate, -advantage * 3.0)
+    if cispo:
+        surrogate = -min(ratio, 1.3) * advantage * (old + math.log(ratio))
+    gap = ref - (old + math.log(ratio))
+    return weight * surrogate + 0.1 * (math.exp(gap) - 1 - gap)
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_relatives_differ_in_ratio_and_mean(rollouts: Batch, logprob: torch.Tensor, name: str) -> None:
+    loss = RELATIVES[name]
+    ratios = [1.5, 0.9, 5.0]
+    if loss.sequence_ratio:  # of the two tokens of the first response
+        ratios[:2] = [math.sqrt(1.5 * 0.9)] * 2
+    of_tokens = [(1.5, 2.0, 1.0, -1.0, -1.0), (0.9, 1.0, 0.5, -1.0, -2.0), (5.0, -1.0, 2.0, -2.0, -0.5)]
+    terms = [
+        term(ratio, advantage, weight, old, ref, loss.cispo)
+        + 0.1 * (kl(own, old, ref) - kl(ratio, old, ref))  # the divergence is that of the tokens themselves
+        for ratio, (own, advantage, weight, old, ref) in zip(ratios, of_tokens, strict=True)
+    ]
+    shares = {"tokens": [1.0] * 3, "responses": [0.5, 0.5, 1.0], "constant": [0.25] * 3}[loss.mean]
+    expected = sum(share * one for share, one in zip(shares, terms, strict=True))
+    total, metrics = loss(Outputs(logprob=logprob), rollouts)
+    assert total.item() == pytest.approx(expected, rel=1e-5)
+    assert loss.denominator == ("tokens" if loss.mean == "tokens" else "rows")
+    assert metrics["loss"].value() == pytest.approx(expected / (3 if loss.mean == "tokens" else 2), rel=1e-5)
+
+
+def kl(ratio: float, old: float, ref: float) -> float:
+    gap = ref - (old + math.log(ratio))
+    return math.exp(gap) - 1 - gap
+
+
+def test_cispo_gives_every_token_a_gradient_and_none_through_its_weight(rollouts: Batch, logprob: torch.Tensor) -> None:
+    total, _ = ClippedSurrogate(0.2, 0.3, cispo=True)(Outputs(logprob=logprob), rollouts)
+    total.backward()
+    assert logprob.grad is not None
+    assert logprob.grad.tolist() == pytest.approx([0.0, 1.0 * -1.3 * 2.0, 0.5 * -0.9, 0.0, 2.0 * 1.3])
 
 
 def test_entropy_bonus_is_the_mean_entropy_times_its_weight(rollouts: Batch, logprob: torch.Tensor) -> None:
@@ -160,7 +209,6 @@ def test_a_loss_is_a_value(loss: Loss) -> None:
     copy = pickle.loads(pickle.dumps(loss))
     assert copy == loss
     assert hash(copy) == hash(loss)
-    assert loss.denominator == "tokens"
 
 
 @pytest.mark.parametrize("loss", ALL, ids=repr)

@@ -11,22 +11,23 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import CONTEXT, OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.batch import Batch
 from lockstep.config import load
 from lockstep.learners.base import train
-from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.attention import Cached
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
-from lockstep.recipe import LearnerSection
+from lockstep.models.lora import adapt
+from lockstep.recipe import LearnerSection, LoRA, Parallel
 from lockstep.runtime.plan.command import bytes_of, plan
 from lockstep.runtime.plan.estimate import checkpoint_bytes
 from lockstep.runtime.plan.memory import Head, Rank
 from lockstep.runtime.plan.sizes import Load, Sizes, readable
 from lockstep.runtime.plan.traffic import flows
+from lockstep.runtime.workers import LearnerSpec
 
 Models = Callable[..., Path]
 
@@ -37,22 +38,25 @@ def full(lengths: list[int]) -> Batch:
     return bare.with_columns({"mask": torch.ones_like(bare.mask)})
 
 
-def sizes(folder: Path) -> Sizes:
-    return Sizes.of(skeleton(read_config(folder), str(folder)))
+def sizes(folder: Path, lora: LoRA | None = None) -> Sizes:
+    return Sizes.of(skeleton(read_config(folder), str(folder)), lora)
 
 
+@pytest.mark.parametrize("lora", [None, LoRA()], ids=["all", "adapters"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2 tied", "qwen3"])
-def test_checkpoints_have_the_size_that_was_foretold(models: Models, tmp_path: Path, architecture: str) -> None:
-    folder, batch = models(architecture), ragged([9, 12])
-    policy = TorchLearner(LogitsHead(load_causal_lm(folder)), SECTION, OPTIMIZER)
-    critic = TorchLearner(ValueHead(load_backbone(folder), 0), SECTION, OPTIMIZER)
+def test_checkpoints_have_the_size_that_was_foretold(
+    models: Models, tmp_path: Path, architecture: str, lora: LoRA | None
+) -> None:
+    folder, batch, section = models(architecture), ragged([9, 12]), SECTION.model_copy(update={"lora": lora})
+    policy = LearnerSpec(str(folder), "logits", section, OPTIMIZER, 0).build()
+    critic = LearnerSpec(str(folder), "value", section, OPTIMIZER, 0).build()
     train(policy, batch, WeightedLogprob())
     train(critic, batch, SquaredError())
     for name, learner in (("policy", policy), ("critic", critic)):
         learner.save(tmp_path / name)
         assert learner.saved(wait=True)
     written = sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors"))
-    foretold = checkpoint_bytes(sizes(folder).policy, sizes(folder).critic)
+    foretold = checkpoint_bytes(*(sizes(folder, lora).learned(head) for head in ("logits", "value")))
     assert 0 < written - foretold < 40_000, "but for the headers"
 
 
@@ -77,10 +81,17 @@ def test_the_cache_has_the_size_that_was_foretold(models: Models, architecture: 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("head", ["logits", "value"])
 def test_what_a_pass_keeps_is_what_was_foretold(models: Models, architecture: str, dtype: str, head: Head) -> None:
-    batch, folder = full([24, 24]), models(architecture)
+    folder = models(architecture)
     model = (
         LogitsHead(load_causal_lm(folder), products=True) if head == "logits" else ValueHead(load_backbone(folder), 0)
     )
+    learner = LearnerSection(device="cpu", dtype=dtype, micro_batch_tokens=48)
+    foretold = Rank(sizes(folder), learner, Load(24, 1, 2), head).kept
+    assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05), "all but a few numbers per token"
+
+
+def kept_by(model: nn.Module, dtype: str) -> int:
+    """Bytes that a pass over 48 tokens leaves for its backward, beside weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -90,11 +101,20 @@ def test_what_a_pass_keeps_is_what_was_foretold(models: Models, architecture: st
 
     cast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), cast:
-        model(batch)
-    held = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
-    learner = LearnerSection(device="cpu", dtype=dtype, micro_batch_tokens=48)
-    foretold = Rank(sizes(folder), learner, Load(24, 1, 2), head).kept
-    assert held == pytest.approx(foretold, rel=0.05), "all but a few numbers per token"
+        model(full([24, 24]))
+    return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_what_a_pass_with_adapters_keeps_is_what_was_foretold(models: Models, architecture: str, dtype: str) -> None:
+    folder, section = models(architecture), LoRA(rank=4)
+    lm = load_causal_lm(folder)
+    model = LogitsHead(lm, products=True)
+    adapt(lm, section)
+    learner = LearnerSection(device="cpu", dtype=dtype, micro_batch_tokens=48, lora=section)
+    foretold = Rank(sizes(folder, section), learner, Load(24, 1, 2)).kept
+    assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +158,20 @@ def test_what_a_rank_holds(models: Models) -> None:
     assert (offloaded.resident, offloaded.on_host) == (0, 2 * whole), "and the gradient"
     update = rank(folder).moments()[-1]
     assert (update.name, update.size) == ("update", 4 * whole)
+
+
+def test_what_a_rank_with_adapters_holds(models: Models) -> None:
+    folder, section = models("llama"), LoRA(rank=4, target_modules=("q_proj", "down_proj"))
+    whole, adapters = 4 * sizes(folder).policy, 4 * LAYERS * 4 * (D + Q + F + D)
+    learner = LearnerSection(device="cpu", micro_batch_tokens=48, lora=section)
+    found = Rank(sizes(folder, section), learner, Load(24, 1, 2))
+    assert found.resident == whole + 3 * adapters
+    assert found.moments()[-1].size == whole + 4 * adapters
+    assert [flow.size for flow in flows(found)] == []
+    two = replace(found, learner=learner.model_copy(update={"parallel": Parallel(dp=2)}))
+    assert two.resident == (whole + 3 * adapters) // 2
+    sent = {flow.what: flow.size for flow in flows(two)}
+    assert sent["reduce-scatter of gradients"] == adapters // 2
 
 
 def test_what_a_layer_keeps(models: Models) -> None:

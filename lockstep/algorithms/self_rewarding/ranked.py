@@ -10,8 +10,7 @@ import torch
 
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
-from lockstep.experience.judge.build import response_case
-from lockstep.experience.judge.judge import Case, Judged, disagreement
+from lockstep.experience.judge.judge import Judged, disagreement
 from lockstep.experience.rollout import Rollouts
 from lockstep.objectives.pairing import Answer, Pair, choose
 
@@ -62,15 +61,6 @@ class Ranked:
     def sample_rows(self, count: int) -> list[dict[str, Any]]:
         """The first prompts with the pair that was chosen, plain enough for JSON."""
         return [_sample_row(self, prompt, pair) for prompt, pair in enumerate(self.pairs[:count])]
-
-
-def response_cases(rollouts: Rollouts, step: int) -> list[Case]:
-    """What the judge is shown: the conversation, and each answer as text."""
-    numbered = enumerate(zip(rollouts.prompts, rollouts.responses, strict=True))
-    return [
-        response_case(prompt.conversation, response, (step, prompt.id, number))
-        for number, (prompt, response) in numbered
-    ]
 
 
 def ranked(rollouts: Rollouts, found: Scored, length_control: float, group: int) -> Ranked:

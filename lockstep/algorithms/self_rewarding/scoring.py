@@ -1,13 +1,14 @@
-"""What answers are worth: by a program where the row names one, else by the judge; all on the judge's scale."""
+"""What answers are worth: by a program where the row names one, else by the judge; or all by a reward model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.experience.judge.judge import Case, Judge, Judged, judge_metrics, mean_score
+from lockstep.experience.judge.build import response_case
+from lockstep.experience.judge.judge import Judge, Judged, judge_metrics, mean_score
 from lockstep.experience.rewards import RewardError, unverified
 from lockstep.experience.rollout import Rollouts
 from lockstep.metrics import Mean, Metrics, Sum
@@ -45,23 +46,28 @@ class Verifiers:
         return self.low + reward * (self.high - self.low)
 
 
+Scorer = Literal["judge", "verifier", "reward_model"]
+
+
 @dataclass(frozen=True)
 class Scored:
     """Scores of answers, and where they come from.
 
     Attributes:
         scores: Of each answer; None: nobody could say.
-        judged: What the judge says of each: of verified ones nothing, for it is not asked.
-        verified: Which of them a program scores; None where all rows are the judge's.
+        judged: What the judge says of each: nothing of those that others score, for it is not asked.
+        verified: Which of them a program scores; None where no row is one's.
+        otherwise: Who scores those that no program does.
     """
 
     scores: Sequence[float | None]
     judged: Sequence[Judged[float]]
     verified: Sequence[bool] | None
+    otherwise: Scorer = "judge"
 
-    def scorer(self, place: int) -> Literal["judge", "verifier"]:
+    def scorer(self, place: int) -> Scorer:
         """Who scores an answer."""
-        return "verifier" if self.verified is not None and self.verified[place] else "judge"
+        return "verifier" if self.verified is not None and self.verified[place] else self.otherwise
 
     def metrics(self) -> Metrics:
         """What the judge was asked; and, where programs score too, what each of them says."""
@@ -80,22 +86,46 @@ class Scored:
         )
 
 
-def scored(rollouts: Rollouts, cases: Sequence[Case], judge: Judge[float], verifiers: Verifiers) -> Scored:
+Scoring = Callable[[Rollouts, int], Scored]
+"""Says what a step's answers are worth."""
+
+
+@dataclass(frozen=True)
+class ByJudge:
     """Asks the judge about all answers that no program scores.
 
-    Args:
-        rollouts: Answers, with the rewards of those that programs score.
-        cases: What the judge would be shown of each.
-        judge: Scores the others.
-        verifiers: Which ones, and on what scale.
-
-    Raises:
-        RewardError: A reward is not from 0 to 1.
-        JudgeError: As from the judge.
+    Attributes:
+        judge: Scores them.
+        verifiers: Which ones programs score, and on what scale.
     """
-    waiting = unverified(verifiers.section, rollouts.prompts)
-    verdicts = iter(judge([case for case, waits in zip(cases, waiting, strict=True) if waits]))
-    judged = [next(verdicts) if waits else Judged[float](()) for waits in waiting]
-    rewards = zip(rollouts.prompts, rollouts.batch["score"].tolist(), judged, waiting, strict=True)
-    scores = [mean_score(one) if waits else verifiers.score(prompt, reward) for prompt, reward, one, waits in rewards]
-    return Scored(scores, judged, None if verifiers.section is None else [not waits for waits in waiting])
+
+    judge: Judge[float]
+    verifiers: Verifiers
+
+    def __call__(self, rollouts: Rollouts, step: int) -> Scored:
+        """Of answers with the rewards of those that programs score.
+
+        Raises:
+            RewardError: A reward is not from 0 to 1.
+            JudgeError: As from the judge.
+        """
+        section = self.verifiers.section
+        waiting = unverified(section, rollouts.prompts)
+        shown = enumerate(zip(rollouts.prompts, rollouts.responses, waiting, strict=True))
+        cases = [
+            response_case(prompt.conversation, response, (step, prompt.id, number))
+            for number, (prompt, response, waits) in shown
+            if waits
+        ]
+        verdicts = iter(self.judge(cases))
+        judged = [next(verdicts) if waits else Judged[float](()) for waits in waiting]
+        given = zip(rollouts.prompts, rollouts.batch["score"].tolist(), judged, waiting, strict=True)
+        scores = [
+            mean_score(one) if waits else self.verifiers.score(prompt, reward) for prompt, reward, one, waits in given
+        ]
+        return Scored(scores, judged, None if section is None else [not waits for waits in waiting])
+
+
+def by_reward_model(rollouts: Rollouts, step: int) -> Scored:
+    """As a reward model scored the answers when they were drawn."""
+    return Scored(rollouts.batch["score"].tolist(), [Judged[float](())] * len(rollouts.prompts), None, "reward_model")

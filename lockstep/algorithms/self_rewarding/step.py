@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
-from lockstep.algorithms.self_rewarding.ranked import Ranked, ranked, response_cases
-from lockstep.algorithms.self_rewarding.scoring import Verifiers, scored
-from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
+from lockstep.algorithms.self_rewarding.ranked import Ranked, ranked
+from lockstep.algorithms.self_rewarding.scoring import Scoring
+from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
-from lockstep.experience.judge.judge import Judge
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import build as preference_loss
@@ -30,7 +29,7 @@ from lockstep.types import Phase, SamplingParams
 
 @dataclass(frozen=True)
 class SelfRewardingWorkers:
-    """Who does the work: π, the frozen π_ref, the source of answers, and the judges, who may be the same model.
+    """Who does the work: π, the frozen π_ref, the source of answers, and who judges, which may be the same model.
 
     Attributes:
         new_prompts: Of an iteration, by its number and the version of the weights at its beginning, and what is told of
@@ -41,7 +40,7 @@ class SelfRewardingWorkers:
     policy: Learner
     reference: Learner
     experience: Experience
-    judge: Judge[float]
+    score: Scoring
     meta: MetaJudging | None
     phase: Phase
     new_prompts: Callable[[int, int], tuple[Prompts, Metrics]] | None = None
@@ -56,7 +55,7 @@ class Rules:
         rows: Prompts that an iteration goes through.
         epochs: How often it does.
         num_logged_samples: Prompts of a step that the sample log shows.
-        verifiers: Programs that score in place of the judge.
+        leaks: Whether an answer reads like a judgement.
     """
 
     options: SelfRewarding
@@ -64,7 +63,7 @@ class Rules:
     rows: int
     epochs: int
     num_logged_samples: int
-    verifiers: Verifiers
+    leaks: Callable[[str], bool]
 
     @property
     def steps_per_iteration(self) -> int:
@@ -114,13 +113,12 @@ def _rewarded(step: int, position: int, workers: SelfRewardingWorkers, rules: Ru
                 position, options.global_batch_size, rules.sampling, options.num_responses_to_gen
             )
         with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
-            found = scored(rollouts, response_cases(rollouts, step), workers.judge, rules.verifiers)
+            found = workers.score(rollouts, step)
         answers = ranked(rollouts, found, options.length_control_of(iteration), options.num_responses_to_gen)
         room = options.room_for_judge_pairs(iteration, answers.usable)
         judgements, metrics = _judged_judgements(answers, workers, room, step)
     metrics += told + refitted + found.metrics()
-    leaks = leak_test(options.leak_pattern, workers.judge.parser)
-    metrics += answer_metrics(answers.rollouts, found, leaks).prefixed("train")
+    metrics += answer_metrics(answers.rollouts, found, rules.leaks).prefixed("train")
     metrics += pair_metrics(answers.pairs).prefixed("train")
     metrics += _learned(_batch(answers, judgements), workers, rules, iteration)
     samples = answers.sample_rows(rules.num_logged_samples)

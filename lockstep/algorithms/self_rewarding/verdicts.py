@@ -16,17 +16,17 @@ from lockstep.objectives.pairing import Pair, Status
 _STATUSES: tuple[Status, ...] = ("ok", "unscored", "tie", "identical", "unfinished")
 
 
-def leak_test(pattern: str | None, parser: Parser[float]) -> Callable[[str], bool]:
+def leak_test(pattern: str | None, parser: Parser[float] | None) -> Callable[[str], bool]:
     """Whether an answer reads like a judgement.
 
     Args:
         pattern: Regular expression of what only judgements hold; None: they announce a verdict, and give one. A number
             alone is none: it may well be the answer.
-        parser: Of the judge.
+        parser: Of the judge; None: nobody announces anything.
     """
     if pattern is not None:
         return lambda text: re.search(pattern, text) is not None
-    return lambda text: parser.announced(text) and parser(text).value is not None
+    return lambda text: parser is not None and parser.announced(text) and parser(text).value is not None
 
 
 def answer_metrics(rollouts: Rollouts, scored: Scored, leaks: Callable[[str], bool]) -> Metrics:

@@ -19,7 +19,14 @@ from lockstep.distributed.ranks import Ranks
 from lockstep.distributed.shard import Shard
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
-from lockstep.models.heads import PLAIN, Head, first_value_weights, policy_outputs, scores_of_states, value_outputs
+from lockstep.models.heads import (
+    Head,
+    Products,
+    first_value_weights,
+    policy_outputs,
+    value_outputs,
+    value_unit,
+)
 from lockstep.models.megatron import stages
 
 
@@ -71,7 +78,7 @@ class Stage(nn.Module):
             max_sequence_length=int(config.max_position_embeddings),
             pre_process=here == 0,
             post_process=here == last,
-            share_embeddings_and_output_weights=last == 0 and (self.tied or head == "value"),
+            share_embeddings_and_output_weights=last == 0 and (self.tied or head != "logits"),
             position_embedding_type="none",
             pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
         )
@@ -80,11 +87,11 @@ class Stage(nn.Module):
         self.first_row = min(rows * ranks.index("tp"), self.vocabulary)
         self.own_rows = min(rows, self.vocabulary - self.first_row)
         self.rotary_emb = _rotary(network)
-        if head == "value" and here == last:
+        if head != "logits" and here == last:
             del self.gpt.output_layer
-            self.value = nn.Linear(self.config.hidden_size, 1)
+            self.value = value_unit(self.config.hidden_size, head)
             with torch.no_grad():
-                for name, tensor in first_value_weights(self.config.hidden_size, seed).items():
+                for name, tensor in first_value_weights(self.config.hidden_size, seed, head).items():
                     self.get_parameter(name).copy_(tensor)
 
     def set_input_tensor(self, tensors: Any) -> None:
@@ -100,15 +107,12 @@ class Stage(nn.Module):
         states = self.gpt.decoder(hidden_states=states, attention_mask=cut.layout, rotary_pos_emb=rotary)
         if not self.gpt.post_process:
             return states
-        if self._head == "value":
+        if self._head != "logits":
             return value_outputs(batch, cut, states[:, 0], self.value)
-        sampling, shard = batch.sampling or PLAIN, Shard(self.first_row, self._ranks.group("tp"))
-
-        def scores(state_m: Tensor, token_m: Tensor) -> tuple[Tensor, Tensor]:
-            hidden_mD = states[:, 0].index_select(0, state_m)
-            return scores_of_states(hidden_mD, self.head_weight[: self.own_rows], token_m, sampling, shard)
-
-        return policy_outputs(batch, cut, scores)
+        weight, shard = self.head_weight[: self.own_rows], Shard(self.first_row, self._ranks.group("tp"))
+        return policy_outputs(
+            batch, cut, lambda state_m: Products(states[:, 0].index_select(0, state_m), weight, shard)
+        )
 
     @property
     def head_weight(self) -> Tensor:

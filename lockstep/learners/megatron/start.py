@@ -35,7 +35,7 @@ def started(
         ranks: Those that hold the model together.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron's overlapping sums rely on, and ask for
-    device, network = resolve_device(section.device), skeleton(read_config(folder), folder)
+    device, network = resolve_device(section.device), skeleton(read_config(folder, headless=head != "logits"), folder)
     check_weights(folder, network)
     if device.type == "cpu":
         compute_on_cpu()
@@ -48,6 +48,6 @@ def started(
     pieces = list(pieces_of(stage, network.config, base, ranks))
     with Boxes(weight_files(Path(folder))) as saved, torch.no_grad():
         for piece in pieces:
-            if not piece.name.startswith("value."):
+            if not piece.name.startswith("value.") or in_folder(backbone, piece.name) in saved:
                 saved.fill(piece.local, piece, partial(in_folder, backbone))
     return MegatronLearner(stage, pieces, base, section, optimizer, ranks)

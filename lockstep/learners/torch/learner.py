@@ -14,6 +14,7 @@ from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.losses.base import Loss, Outputs
 from lockstep.metrics import Metrics
 from lockstep.models.heads import canonical
+from lockstep.models.lora import is_adapter, learns, merging
 from lockstep.recipe import LearnerSection, Optimizer
 
 
@@ -35,12 +36,18 @@ class TorchLearner(RankLearner):
         optimizer: Optimizer | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        pieces = [TorchPiece.of(name, parameter) for name, parameter in model.named_parameters()]
-        super().__init__(model, pieces, section, optimizer, ranks)
+        adapted = {} if section.lora is None else merging(model)
+        self._held = [TorchPiece.of(name, held, adapted.get(name)) for name, held in model.named_parameters()]
+        learned = [piece for piece in self._held if section.lora is None or learns(piece.name)]
+        super().__init__(model, learned, section, optimizer, ranks)
+        for piece in set(self._held) - set(learned):
+            piece.parameter.requires_grad_(False)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for piece in self.pieces:
-            yield from piece.gathered()
+        """As in the protocol; with adapters merged, which changes nothing that is held here."""
+        for piece in self._held:
+            if not is_adapter(piece.name):
+                yield from piece.gathered()
         for name, buffer in self.model.named_buffers():
             yield canonical(name), buffer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,16 +16,23 @@ from lockstep.models.heads import canonical
 
 @dataclass(frozen=True, eq=False)
 class TorchPiece(Piece):
-    """Of a parameter, which is one tensor of the checkpoint."""
+    """Of a parameter, which is one tensor of the checkpoint.
+
+    Attributes:
+        merged: The weight that is computed with, from a parameter that has an adapter; None: it has none.
+    """
+
+    merged: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
-    def of(cls, name: str, parameter: nn.Parameter) -> TorchPiece:
+    def of(cls, name: str, parameter: nn.Parameter, merged: Callable[[Tensor], Tensor] | None = None) -> TorchPiece:
         held, whole = parameter.detach(), tuple(parameter.shape)
         if not isinstance(held, DTensor):
-            return cls(name, parameter, held, (Box(name, whole, (0,) * len(whole), whole, _itself),), None)
+            return cls(name, parameter, held, (Box(name, whole, (0,) * len(whole), whole, _itself),), None, merged)
         mesh, local = held.device_mesh, held.to_local()
         _, offset = compute_local_shape_and_global_offset(held.shape, mesh, held.placements)
-        return cls(name, parameter, local, (Box(name, whole, tuple(offset), tuple(local.shape), _itself),), mesh)
+        box = Box(name, whole, tuple(offset), tuple(local.shape), _itself)
+        return cls(name, parameter, local, (box,), mesh, merged)
 
     @property
     def cut_over(self) -> frozenset[str]:
@@ -35,7 +42,8 @@ class TorchPiece(Piece):
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
         held = self.parameter.detach()
-        yield canonical(self.name), held.full_tensor() if isinstance(held, DTensor) else held
+        weight = held if self.merged is None else self.merged(held)
+        yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def gradient(self) -> Tensor:
         """Summed over the ranks that hold the same."""

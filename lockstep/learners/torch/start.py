@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.torch.pieces import TorchPiece
+from lockstep.models import lora
 from lockstep.models.folder import check_weights, read_config, skeleton, weight_files
 from lockstep.models.heads import Head, LogitsHead, ValueHead, in_folder
 from lockstep.models.load import load_backbone, load_causal_lm
@@ -34,10 +36,16 @@ def started(
         ranks: Those that hold the model together.
         device: Where it computes.
     """
-    config = read_config(folder)
+    config = read_config(folder, headless=head != "logits")
     if ranks.mesh is None or config.model_type not in FAMILIES:
         network = load_causal_lm(folder) if head == "logits" else load_backbone(folder)
-        model = (LogitsHead(network, ranks) if head == "logits" else ValueHead(network, seed, ranks)).to(device)
+        model = LogitsHead(network, ranks) if head == "logits" else ValueHead(network, seed, ranks, head)
+        if isinstance(model, ValueHead):
+            _taught(model, network, folder)
+        if section.lora is not None:
+            lora.adapt(network, section.lora)
+            model.load_state_dict(lora.first_weights(model, seed), strict=False)
+        model.to(device)
         _divided(model, network, section, ranks)
         return model
     whole = skeleton(config, folder)
@@ -45,10 +53,12 @@ def started(
     network = whole if head == "logits" else whole.base_model
     assert isinstance(network, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
     with torch.device("meta"):
-        model = LogitsHead(network, ranks, products=True) if head == "logits" else ValueHead(network, seed, ranks)
+        model = LogitsHead(network, ranks, products=True) if head == "logits" else ValueHead(network, seed, ranks, head)
+        if section.lora is not None:
+            lora.adapt(network, section.lora)
     _divided(model, network, section, ranks)
     model.to_empty(device="cpu" if section.cpu_offload else device)
-    _fill(model, network, folder)
+    _fill(model, network, folder, lora.first_weights(model, seed))
     return model
 
 
@@ -61,17 +71,26 @@ def _divided(model: nn.Module, network: PreTrainedModel, section: LearnerSection
 
 
 @torch.no_grad()
-def _fill(model: LogitsHead | ValueHead, network: PreTrainedModel, folder: str) -> None:
+def _taught(model: ValueHead, network: PreTrainedModel, folder: str) -> None:
+    """Gives a value head the unit of a folder that holds a reward model."""
+    with Boxes(weight_files(Path(folder))) as saved:
+        for name in model.first_weights():
+            if (there := in_folder(network.base_model_prefix, name)) in saved:
+                model.get_parameter(name).copy_(saved.whole(there))
+
+
+@torch.no_grad()
+def _fill(model: LogitsHead | ValueHead, network: PreTrainedModel, folder: str, adapters: Mapping[str, Tensor]) -> None:
     """Gives memory that holds nothing yet what the folder's files say, and what is computed from the configuration."""
     network.tie_weights()
     for module in network.modules():
         if any(True for _ in module.buffers(recurse=False)):
             network._init_weights(module)
-    made = model.first_weights() if isinstance(model, ValueHead) else {}
+    made = {**adapters, **(model.first_weights() if isinstance(model, ValueHead) else {})}
     with Boxes(weight_files(Path(folder))) as saved:
         for name, parameter in model.named_parameters():
             piece = TorchPiece.of(name, parameter)
-            if name in made:
+            if name in made and in_folder(network.base_model_prefix, name) not in saved:
                 (box,) = piece.boxes
                 place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
                 piece.local.copy_(made[name][place])

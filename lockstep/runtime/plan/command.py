@@ -47,7 +47,7 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> s
     own = recipe.learner.parallel
     if own.ranks == gpus:
         require_divisible(model, own.tp)
-    sizes = Sizes.of(skeleton(model, config or str(recipe.model.path)))
+    sizes = Sizes.of(skeleton(model, config or str(recipe.model.path)), recipe.learner.lora)
     return page(Search(recipe, sizes, model, room), loaded.name, gpus)
 
 

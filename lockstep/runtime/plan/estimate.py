@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
-from lockstep.recipe import Common, DPORecipe, LearnerSection, PPORecipe, SamplingRecipe, SelfRewardingRecipe
+from lockstep.models.folder import read_config, skeleton
+from lockstep.models.heads import Head
+from lockstep.recipe import (
+    Common,
+    DistillRecipe,
+    DPORecipe,
+    LearnerSection,
+    PolicyGradientRecipe,
+    PPORecipe,
+    RewardModelRecipe,
+    SamplingRecipe,
+    SelfRewardingRecipe,
+)
+from lockstep.runtime.model_recipe import weights_of
 from lockstep.runtime.plan.memory import FP32, Generation, Rank
 from lockstep.runtime.plan.sizes import Load, Sizes
 from lockstep.runtime.plan.traffic import Flow, flows, refit
@@ -40,15 +55,20 @@ class Estimate:
     ) -> Estimate:
         """Of a recipe, as it says or with another learner, or so many sequences generated side by side."""
         learner, load = learner or recipe.learner, Load.of(recipe)
+        if isinstance(recipe, RewardModelRecipe):
+            return cls(learner, load, {"reward_model": Rank(sizes, learner, load, "reward")}, None)
         ranks = {"policy": Rank(sizes, learner, load)}
         if isinstance(recipe, PPORecipe):
             ranks["critic"] = Rank(sizes, learner, load, "value")
         if _has_reference(recipe):
-            ranks["reference"] = Rank(sizes, learner, load, trained=False)
+            moves = isinstance(recipe, SelfRewardingRecipe)
+            ranks["reference"] = Rank(sizes if moves else replace(sizes, adapters=0), learner, load, trained=False)
+        for name, head, path in _asked(recipe):
+            ranks[name] = Rank(_sizes(path), learner, load, head, trained=False)
         if not isinstance(recipe, SamplingRecipe):
             return cls(learner, load, ranks, None)
         sequences = sequences or recipe.sampler.max_batch_size
-        ahead = isinstance(recipe, PPORecipe) and recipe.ppo.one_step_ahead
+        ahead = isinstance(recipe, PolicyGradientRecipe) and recipe.options.one_step_ahead
         sampler = Generation.of(sizes, learner, recipe.sampler, load, sequences, shares=not ahead)
         return cls(learner, load, ranks, sampler, sequences, 2 * FP32 * sizes.policy if ahead else 0)
 
@@ -87,9 +107,24 @@ class Estimate:
 
 
 def _has_reference(recipe: Common) -> bool:
-    if isinstance(recipe, PPORecipe):
-        return recipe.ppo.kl.coef > 0
+    if isinstance(recipe, PolicyGradientRecipe):
+        return recipe.options.kl.coef > 0
     return isinstance(recipe, DPORecipe | SelfRewardingRecipe)
+
+
+def _asked(recipe: Common) -> list[tuple[str, Head, str]]:
+    """Other models that are asked and do not learn: who, what for, and where each is."""
+    if isinstance(recipe, DistillRecipe):
+        return [(f"teacher {name}", "logits", section.path) for name, section in recipe.teachers.items()]
+    if isinstance(recipe, PolicyGradientRecipe | SelfRewardingRecipe) and recipe.reward_model is not None:
+        return [("reward_model", "reward", recipe.reward_model.path)]
+    return []
+
+
+@cache
+def _sizes(path: str) -> Sizes:
+    folder = str(weights_of(Path(path) / "recipe.yaml"))
+    return Sizes.of(skeleton(read_config(folder, headless=True), folder))
 
 
 def checkpoint_bytes(*parameters: int) -> int:

@@ -79,18 +79,30 @@ class Rank:
 
     @property
     def held(self) -> int:
-        """Bytes of weights that this rank holds; of gradients there are as many, and of moments twice as many."""
+        """Bytes of weights that this rank holds."""
         return -(-self.used // self.shares)
+
+    @property
+    def learned(self) -> int:
+        """Bytes of those of all that learn."""
+        if not self.trained:
+            return 0
+        return FP32 * self.sizes.learned(self.head) if self.sizes.adapters else self.used
+
+    @property
+    def updated(self) -> int:
+        """The same of those that this rank holds; of gradients there are as many, and of moments twice as many."""
+        return -(-self.learned // self.shares)
 
     @property
     def resident(self) -> int:
         """Bytes that stay on the device between steps."""
-        return 0 if self.learner.cpu_offload else self.held * (3 if self.trained else 1)
+        return 0 if self.learner.cpu_offload else self.held + 2 * self.updated
 
     @property
     def on_host(self) -> int:
         """Bytes in the host's memory."""
-        return self.held * (4 if self.trained else 1) if self.learner.cpu_offload else 0
+        return self.held + 3 * self.updated if self.learner.cpu_offload else 0
 
     @property
     def peak(self) -> Moment:
@@ -101,14 +113,15 @@ class Rank:
         """Those that may be the fullest, in their order."""
         if not self.trained:
             return [Moment("scoring", self._standing() | self._gathered(2) | {"activations": self._scored()})]
-        standing, gradients = self._standing(), self._on_device(self.held)
+        standing, gradients = self._standing(), self._on_device(self.updated)
         several = self.load.passes(self.learner, self.load.rows) > 1
         before = standing | {"gradients": gradients if several else 0}
-        all_but_one = gradients * (self.used - self.root - self.layer) // self.used
+        outside = 0 if self.sizes.adapters else self.root
+        all_but_one = gradients * (self.used - self.root - self.layer) // (self.used - self.root + outside)
         meanwhile = standing | {"gradients": gradients if several else all_but_one}
         last = {"activations": self.activations, "head": self._head(), "bf16 copies of weights": self._casts()}
         first = {"activations": self._inputs() + self.activation(), "bf16 copies of weights": self._copies(1)}
-        table = self._vocabulary if self.head == "logits" else 0
+        table = self._vocabulary if self.head == "logits" and not self.sizes.adapters else 0
         # One process adds it at once; it is whole until the end where ranks sum it, or where the embedding adds to it.
         waits = table if self.shares > 1 or not self.sizes.head or not several else 0
         return [
@@ -137,10 +150,10 @@ class Rank:
         sizes, tp, a = self.sizes, self.learner.parallel.tp, self.type
         queries, keys, hidden = sizes.queries // tp, sizes.keys // tp, sizes.intermediate // tp
         own, copies = self.own, 2 if a == FP32 else 5  # each product of a state casts it for itself
-        states = self._between * (4 * sizes.hidden + 2) * FP32 + own * copies * sizes.hidden * a
+        states = self._between * (2 * self._of_norm * sizes.hidden + 2) * FP32 + own * copies * sizes.hidden * a
         attention = own * (3 * queries * a + sizes.heads // tp * FP32) + self._cells()[0] * 2 * keys * a
-        normed = own * sizes.normed // tp * (FP32 + a)
-        return states + attention + normed + own * 4 * hidden * a + self._cells()[1] * a
+        normed = own * sizes.normed // tp * (FP32 + (self._of_norm - 1) * a)
+        return states + attention + normed + own * (4 * hidden + sizes.inner) * a + self._cells()[1] * a
 
     @property
     def type(self) -> int:
@@ -151,6 +164,11 @@ class Rank:
     def own(self) -> int:
         """Tokens of a pass that this rank reads."""
         return -(-self.load.tokens(self.learner) // self.learner.parallel.cp)
+
+    @property
+    def _of_norm(self) -> int:
+        """States that a norm keeps: what it was given and, where its weight learns, what it multiplied by that."""
+        return 1 if self.sizes.adapters else 2
 
     @property
     def _between(self) -> int:
@@ -166,7 +184,7 @@ class Rank:
 
     def _standing(self) -> dict[str, int]:
         parts = {"weights": self._on_device(self.held)}
-        return parts | ({"moments": self._on_device(2 * self.held)} if self.trained else {})
+        return parts | ({"moments": self._on_device(2 * self.updated)} if self.trained else {})
 
     def _gathered(self, layers: int) -> dict[str, int]:
         """Weights that FSDP brings together: what lies outside of the layers for all of a pass, and some layers."""
@@ -209,8 +227,8 @@ class Rank:
     def _head(self) -> int:
         """Bytes of last states, their norm, and what scores them keeps."""
         tokens, hidden = self.own, self.sizes.hidden
-        norm, states = 2 * self._between * hidden * FP32, tokens * hidden * FP32
-        if self.head == "value":
+        norm, states = self._of_norm * self._between * hidden * FP32, tokens * hidden * FP32
+        if self.head != "logits":
             return norm + states
         whole = 0 if self.load.full_support else tokens * self._vocabulary // FP32 // hidden * self.type
         return norm + states + tokens * hidden * self.type + whole
@@ -223,9 +241,10 @@ class Rank:
 
     def _outside(self, several: bool) -> dict[str, int]:
         """The embedding's gradient, as large as the embedding; over ranks, whole and once more for its sum."""
+        frozen = self.sizes.adapters > 0
         if self.shares == 1:
-            return {"gradients on their way": self._vocabulary if several else 0}
-        return {"gathered weights": self.root, "gradients on their way": 2 * self.root}
+            return {"gradients on their way": self._vocabulary if several and not frozen else 0}
+        return {"gathered weights": self.root, "gradients on their way": 0 if frozen else 2 * self.root}
 
     def _scored(self) -> int:
         """Bytes of a pass that keeps nothing: states, their norm, and a layer's hidden units, at once."""
@@ -257,7 +276,7 @@ class Generation:
     ) -> Generation:
         """Of a sampler that `shares` the learner's weights where both are of torch, in one process."""
         a = BF16 if learner.dtype == "bf16" else FP32
-        alone = sampler.in_process and learner.in_process
+        alone = sampler.in_process and learner.in_process and learner.lora is None
         weights = 0 if shares and alone else sizes.policy * (a if sampler.backend == "vllm" else FP32)
         cache = sizes.cache * a * sequences * load.generated
         if sampler.vllm.kv_cache_gib is not None:

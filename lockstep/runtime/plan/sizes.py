@@ -10,12 +10,17 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from lockstep.models.heads import Head
+from lockstep.models.lora import adapted_maps
 from lockstep.models.parallelize import layers
 from lockstep.recipe import (
     Common,
+    DistillRecipe,
     DPORecipe,
     LearnerSection,
-    PPORecipe,
+    LoRA,
+    PairsRecipe,
+    PolicyGradientRecipe,
     SelfRewardingRecipe,
     SFTRecipe,
 )
@@ -40,6 +45,8 @@ class Sizes:
         keys: Numbers of its keys; so many are those of its values, too.
         heads: Of the queries.
         normed: Numbers of a token's queries and keys that have norms of their own (Qwen3).
+        adapters: Parameters of all adapters; 0: there are none.
+        inner: Numbers of a token between the two matrices of each of a layer's adapters.
     """
 
     layers: int
@@ -54,10 +61,12 @@ class Sizes:
     keys: int
     heads: int
     normed: int
+    adapters: int = 0
+    inner: int = 0
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Sizes:
-        """Of a model that may be without memory for its weights."""
+    def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> Sizes:
+        """Of a model that may be without memory for its weights, and of the adapters that it is to get."""
         fields: Mapping[str, Any] = model.config.get_text_config().to_dict()
         hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
         size = int(fields.get("head_dim") or hidden // heads)
@@ -68,6 +77,8 @@ class Sizes:
         own_head = 0 if fields.get("tie_word_embeddings") else head
         total = sum(parameter.numel() for parameter in model.parameters())
         layer = sum(parameter.numel() for parameter in blocks[0].parameters())
+        adapted = [] if lora is None else adapted_maps(model, lora)
+        rank = 0 if lora is None else lora.rank
         return cls(
             layers=len(blocks),
             products=products,
@@ -81,6 +92,8 @@ class Sizes:
             keys=keys,
             heads=heads,
             normed=queries + keys if any(name.endswith("q_norm") for name, _ in blocks[0].named_modules()) else 0,
+            adapters=rank * sum(one.in_features + one.out_features for one in adapted),
+            inner=rank * len(adapted) // len(blocks),
         )
 
     @property
@@ -92,6 +105,12 @@ class Sizes:
     def critic(self) -> int:
         """Those of the backbone and one unit."""
         return self.policy - self.head + self.hidden + 1
+
+    def learned(self, head: Head) -> int:
+        """Those that learn: all, or adapters and a unit."""
+        if not self.adapters:
+            return self.policy if head == "logits" else self.critic
+        return self.adapters + (0 if head == "logits" else self.hidden + 1)
 
     @property
     def cache(self) -> int:
@@ -105,7 +124,7 @@ class Sizes:
 
     def layer_of(self, tp: int) -> int:
         """Parameters of a layer that one of so many tensor-parallel ranks uses."""
-        return -(-self.products // tp) + self.norms
+        return -(-self.products // tp) + self.norms + self.adapters // self.layers
 
     def root_of(self, tp: int, head: str) -> int:
         """The same of what lies outside of the layers; `head` is the learner's."""
@@ -154,21 +173,27 @@ class Load:
         match recipe:
             case SFTRecipe():
                 return cls(recipe.sft.max_tokens, 1, recipe.sft.global_batch_size)
-            case DPORecipe():
-                rows = recipe.dpo.global_batch_size
-                return cls(recipe.dpo.max_tokens, 2, rows, scored=rows)
-            case PPORecipe():
-                ppo, longest = recipe.ppo, recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
-                responses, sampling = ppo.num_prompts_per_step * ppo.num_generations, recipe.sampling
+            case PairsRecipe():
+                rows = recipe.pairs.global_batch_size
+                return cls(recipe.pairs.max_tokens, 2, rows, scored=rows if isinstance(recipe, DPORecipe) else 0)
+            case PolicyGradientRecipe():
+                options, longest = recipe.options, recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
                 return cls(
                     longest,
                     1,
-                    ppo.global_batch_size,
-                    updates=responses // ppo.global_batch_size * ppo.ppo_epochs,
-                    scored=responses,
+                    options.global_batch_size,
+                    updates=options.updates,
+                    scored=options.responses,
                     generated=longest,
-                    full_support=not sampling.top_k and sampling.top_p == 1.0,
+                    full_support=not recipe.sampling.top_k and recipe.sampling.top_p == 1.0,
                 )
+            case DistillRecipe():
+                its, prompt = recipe.distill, recipe.data.max_prompt_tokens
+                asked = [section for section in (recipe.sampling, recipe.validation_sampling) if section is not None]
+                generated = max((prompt + section.max_tokens for section in asked), default=0)
+                longest = its.max_tokens or generated
+                updates = its.responses // its.global_batch_size
+                return cls(longest, 1, its.global_batch_size, updates, its.responses, generated, full_support=True)
             case SelfRewardingRecipe():
                 rows = recipe.self_rewarding.global_batch_size
                 answer = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens

@@ -57,9 +57,9 @@ def _weights(rank: Rank) -> Iterator[Flow]:
     layers = rank.sizes.layers * rank.layer
     both = learning * (2 * layers + rank.root) + scoring * layers + (rank.root if scoring else 0)
     yield Flow("all-gather of weights", "dp·cp", _ring(both, rank.shares))
-    yield Flow("reduce-scatter of gradients", "dp·cp", _ring(learning * rank.used, rank.shares))
+    yield Flow("reduce-scatter of gradients", "dp·cp", _ring(learning * rank.learned, rank.shares))
     copies = rank.learner.parallel.dp_replicate
-    yield Flow("all-reduce of gradients", "dp_replicate", 2 * _ring(learning * rank.used // rank.shares, copies))
+    yield Flow("all-reduce of gradients", "dp_replicate", 2 * _ring(learning * rank.learned // rank.shares, copies))
 
 
 def _states(rank: Rank) -> Iterator[Flow]:

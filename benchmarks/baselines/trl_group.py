@@ -1,0 +1,104 @@
+"""The other side of `benchmarks.group_step`: TRL's GRPO, RLOO and distillation trainers. Prints one JSON line.
+
+The settings are those that cost it least on a CPU: fp32 without autocast, no gradient checkpointing, the whole batch in
+one micro-batch, nothing logged or saved, no progress bar, and a reward that costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+import transformers
+import trl  # pyright: ignore[reportMissingImports]
+from datasets import Dataset  # pyright: ignore[reportMissingImports]
+from transformers import PreTrainedTokenizerFast, TrainerCallback
+
+from benchmarks.harness import peak_rss_mb
+from benchmarks.preference_rows import tokenizer
+from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
+
+
+class StepClock(TrainerCallback):
+    """Notes the CPU clock at the end of each step."""
+
+    def __init__(self) -> None:
+        self.ticks: list[float] = []
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        self.ticks.append(time.process_time())
+
+
+def last_token(completion_ids: list[list[int]], **_: object) -> list[float]:
+    """The last token over the size of the vocabulary."""
+    return [ids[-1] / VOCAB for ids in completion_ids]
+
+
+def words() -> PreTrainedTokenizerFast:
+    """That of the pairs' benchmark; its end token is never drawn, since random weights give it one chance in 1,024."""
+    found = tokenizer()
+    found.padding_side = "left"
+    return found
+
+
+def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
+    """TRL's trainer on the small Llama."""
+    common: dict[str, Any] = {
+        "output_dir": folder, "per_device_train_batch_size": args.prompts, "gradient_accumulation_steps": 1,
+        "max_steps": args.warmup + args.steps, "max_completion_length": args.new_tokens, "temperature": 1.0,
+        "learning_rate": 1e-6, "lr_scheduler_type": "constant", "use_cpu": True, "bf16": False,
+        "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True, "logging_steps": 1000,
+        "save_strategy": "no", "seed": 0,
+    }  # fmt: skip
+    prompts = random_prompts([args.prompt_tokens] * args.prompts * 4)
+    rows = [{"prompt": " ".join(f"t{min(token, VOCAB - 3)}" for token in row)} for row in prompts]
+    shared = {
+        "model": causal_lm(llama_config()), "processing_class": words(), "callbacks": [clock],
+        "train_dataset": Dataset.from_list(rows),
+    }  # fmt: skip
+    if args.algorithm == "distill":
+        config = trl.DistillationConfig(**common, beta=1.0)
+        return trl.DistillationTrainer(args=config, teacher_model=causal_lm(llama_config()), **shared)
+    grouped = {**common, "num_generations": args.generations}
+    if args.algorithm == "rloo":  # it reads its reference from a folder
+        causal_lm(llama_config()).save_pretrained(f"{folder}/model")
+        shared["model"] = f"{folder}/model"
+        return trl.RLOOTrainer(args=trl.RLOOConfig(**grouped), reward_funcs=last_token, **shared)
+    return trl.GRPOTrainer(args=trl.GRPOConfig(**grouped), reward_funcs=last_token, **shared)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--algorithm", choices=("grpo", "rloo", "distill"), required=True)
+    parser.add_argument("--prompts", type=int, default=16, help="responses of a step")
+    parser.add_argument("--generations", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=16)
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--warmup", type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    clock = StepClock()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer(args, folder, clock).train()
+    steps = [b - a for a, b in pairwise(clock.ticks)][args.warmup - 1 :]
+    result = {
+        "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
+        "algorithm": args.algorithm,
+        "steps": len(steps),
+        "cpu_s": statistics.median(steps),
+        "cpu_min_s": min(steps),
+        "new_tokens": args.prompts * args.new_tokens,
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+    }
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

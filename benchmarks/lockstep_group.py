@@ -1,0 +1,111 @@
+"""Our side of `benchmarks.group_step`: steps of GRPO, RLOO and distillation on the small Llama. Prints one JSON line.
+
+The reward is that of `benchmarks.lockstep_ppo`. As there, a step scores the responses again with the learner, reports
+how well sampler and learner agree, and attests the refit, which the other side does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.lockstep_ppo import arguments, experience_of, measured
+from benchmarks.small_llama import causal_lm, llama_config
+from lockstep.algorithms import distill, grpo
+from lockstep.algorithms.policy_gradient import Workers
+from lockstep.experience.rewards import NoReward
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.losses.distill import Distillation
+from lockstep.models import attention
+from lockstep.models.heads import LogitsHead
+from lockstep.recipe import DistillRecipe, GRPORecipe, LearnerSection
+from lockstep.types import SamplingParams, untimed
+
+SECTION = LearnerSection(device="cpu")
+GROUPED: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_mean": "tokens"},
+    "rloo": {"baseline": "leave_one_out", "scale_rewards": "none", "kl": {"coef": 0.05, "placement": "reward"}},
+}
+"""By TRL's defaults: GRPO without a reference, RLOO with a KL of 0.05."""
+
+
+def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], object], list[TorchLearner]]:
+    """The step as a function of its number, and the learners that hold the state."""
+    lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
+    lm.set_attn_implementation(attention.NAME)
+    other = TorchLearner(LogitsHead(copy.deepcopy(lm)), SECTION)
+    common = {
+        "model": {"path": "made by the benchmark"},
+        "data": {"train": "made by the benchmark", "max_prompt_tokens": args.prompt_tokens},
+        "sampling": {"max_tokens": args.new_tokens},
+        "run": {"num_logged_samples": 0},
+    }
+    if args.algorithm == "distill":
+        return _distill(folder, args, LogitsHead(lm), other, common)
+    recipe = GRPORecipe.model_validate(
+        common
+        | {
+            "algorithm": "grpo",
+            "reward": {"type": "python", "function": "benchmarks.lockstep_ppo:last_token"},
+            "validation_sampling": {"max_tokens": args.new_tokens},
+            "policy": {"lr": 1e-6},
+            "grpo": {
+                "num_prompts_per_step": args.prompts // args.generations,
+                "num_generations": args.generations,
+                "global_batch_size": args.prompts,
+                **GROUPED[args.algorithm],
+            },
+        }
+    )
+    policy = TorchLearner(LogitsHead(lm), SECTION, recipe.policy)
+    reference = other if recipe.grpo.kl.coef else None
+    experience = experience_of(folder, args, recipe, policy)
+    workers = Workers(policy=policy, reference=reference, experience=experience, phase=untimed)
+    rules, rows = grpo.rules(recipe, stop_token_ids=()), args.prompts // args.generations
+    return (
+        lambda step: grpo.grpo_step(step, step * rows, workers, rules).metrics.floats(),
+        [policy, *([reference] if reference else [])],
+    )
+
+
+def _distill(
+    folder: Path, args: argparse.Namespace, head: LogitsHead, teacher: TorchLearner, common: dict[str, Any]
+) -> tuple[Callable[[int], object], list[TorchLearner]]:
+    recipe = DistillRecipe.model_validate(
+        common
+        | {
+            "algorithm": "distill",
+            "teachers": {"one": {"path": "made by the benchmark"}},
+            "distill": {"num_prompts_per_step": args.prompts, "global_batch_size": args.prompts},
+            "optimizer": {"lr": 1e-6},
+        }
+    )
+    student = TorchLearner(head, SECTION, recipe.optimizer)
+    experience = experience_of(folder, args, recipe, student, NoReward())
+    assert recipe.sampling is not None
+    sampling = SamplingParams(**recipe.sampling.model_dump())
+    sequences = distill.StudentSequences(student, experience, sampling, recipe.distill, 0, untimed)
+    workers = distill.DistillWorkers(student, {"one": teacher}, sequences, untimed)
+    rules = distill.Rules(recipe.distill, args.vocab, recipe.seed, Distillation(recipe.distill.kl_type))
+    return (
+        lambda step: distill.distill_step(step, step * args.prompts, workers, rules).metrics.floats(),
+        [student, teacher],
+    )
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--algorithm", choices=(*GROUPED, "distill"), required=True)
+    parser.add_argument("--generations", type=int, default=8, help="responses to a prompt; all are --prompts")
+    torch.set_num_threads(1)
+    print(json.dumps(measured(parser.parse_args(), step_of)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Distillation: Hinton et al. 2015, on what the student itself would say as in Agarwal et al. 2024, Algorithm 1.
+
+At every token the student learns what the teacher would have said there. On-policy the sequences are the student's own,
+so it learns to go on from its own mistakes; off-policy they are the data's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lockstep import keyed
+from lockstep.algorithms.step import StepResult
+from lockstep.batch import Batch
+from lockstep.data.demonstrations import Demonstrations, batch_of
+from lockstep.experience.rollout import Experience
+from lockstep.experience.samples import sample_rows
+from lockstep.learners.base import Learner, train
+from lockstep.losses.distill import Distillation
+from lockstep.metrics import Metrics
+from lockstep.objectives.mismatch import agreement
+from lockstep.recipe import Distill
+from lockstep.types import Phase, SamplingParams
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What a step learns from.
+
+    Attributes:
+        batch: Sequences, masked where they are learned.
+        rows: The data row of each.
+        metrics: Of how they came to be.
+        samples: The first of them, plain enough for JSON.
+    """
+
+    batch: Batch
+    rows: Sequence[Mapping[str, Any]]
+    metrics: Metrics
+    samples: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class DistillWorkers:
+    """Who does the work: the student π, its teachers, and where sequences come from, by step and position."""
+
+    policy: Learner
+    teachers: Mapping[str, Learner]
+    sequences: Callable[[int, int], Sequences]
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A recipe's options, ready for use in the step.
+
+    Attributes:
+        vocabulary: Tokens that there are.
+        seed: Of the order within a step.
+    """
+
+    options: Distill
+    vocabulary: int
+    seed: int
+    loss: Distillation
+
+
+def distill_step(step: int, position: int, workers: DistillWorkers, rules: Rules) -> StepResult:
+    """One iteration: sequences, what teachers would have said at each of their tokens, and learning that."""
+    found = workers.sequences(step, position)  # y ~ π(·|x), or of the data
+    batch = taught(found.batch, found.rows, workers, rules)
+    metrics = found.metrics
+    order = keyed.permutation(len(batch), rules.seed, "minibatches", step)
+    for rows in order.split(rules.options.global_batch_size):
+        with workers.phase("policy"):
+            metrics += train(workers.policy, batch.select(rows), rules.loss).prefixed("policy")
+    end = position + rules.options.num_prompts_per_step
+    return StepResult(metrics, end, batch.tokens.numel(), found.samples)
+
+
+def taught(batch: Batch, rows: Sequence[Mapping[str, Any]], workers: DistillWorkers, rules: Rules) -> Batch:
+    """With the tokens that each row's teacher names in the place of each, and their log-probabilities, [N, K] each.
+
+    Both distributions are the models' own, whatever shaped the one that was sampled from.
+    """
+    k, field = min(rules.options.top_k or rules.vocabulary, rules.vocabulary), rules.options.teacher_field
+    names = [next(iter(workers.teachers)) if field is None else row[field] for row in rows]
+    token_NK = torch.zeros(batch.tokens.numel(), k, dtype=torch.int64)
+    logprob_NK = torch.zeros(batch.tokens.numel(), k)
+    with workers.phase("teachers"):
+        for name, teacher in workers.teachers.items():
+            own = torch.tensor([one == name for one in names])
+            if bool(own.any()):
+                here_N = own[batch.row]
+                token_NK[here_N], logprob_NK[here_N] = teacher.topk(batch.select(own.nonzero().squeeze(-1)), k)
+    columns = {"mask": batch.mask, "top_token": token_NK, "teacher_logprob": logprob_NK}
+    return replace(batch, token=columns, sample={}, sampling=None)
+
+
+@dataclass(frozen=True)
+class StudentSequences:
+    """Responses of the student as it is, and how its learner and its sampler agree on them."""
+
+    policy: Learner
+    experience: Experience
+    sampling: SamplingParams
+    options: Distill
+    num_logged_samples: int
+    phase: Phase
+
+    def __call__(self, step: int, position: int) -> Sequences:
+        count, experience = self.options.num_prompts_per_step, self.experience
+        with self.phase("generate"), experience.engine.at(step) as refitted:
+            rollouts = experience.collect(position, count, self.sampling, self.options.num_generations)
+        with self.phase("logprobs"):
+            old_logprob_N = self.policy.logprobs(rollouts.batch)
+        batch = rollouts.batch
+        metrics = agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths).prefixed("agreement")
+        metrics += rollouts.lengths().prefixed("train") + refitted
+        shown = batch.with_columns({"old_logprob": old_logprob_N}, {"shaped_score": batch["score"].nan_to_num(0.0)})
+        samples = sample_rows(rollouts, shown, experience, self.num_logged_samples)
+        return Sequences(batch, [prompt.row for prompt in rollouts.prompts], metrics, samples)
+
+
+@dataclass(frozen=True)
+class DataSequences:
+    """Rows of the data with their answers."""
+
+    demonstrations: Demonstrations
+    count: int
+    seed: int
+    phase: Phase
+
+    def __call__(self, step: int, position: int) -> Sequences:
+        with self.phase("data"):
+            found = self.demonstrations.read(position, self.count, self.seed)
+        return Sequences(batch_of(found), [row.prompt.row for row in found], Metrics(), [])

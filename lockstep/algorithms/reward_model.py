@@ -1,0 +1,49 @@
+"""Reward models (Ouyang et al. 2022, §3.5): the answer that people chose is to be worth more than the rejected one.
+
+Bradley and Terry (1952): P(y_w ≻ y_l | x) = σ(r(x, y_w) − r(x, y_l)), whose likelihood is maximised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.algorithms.step import StepResult
+from lockstep.batch import Batch
+from lockstep.data.pairs import Pairs
+from lockstep.learners.base import Learner, train
+from lockstep.losses.base import Outputs, active_pairs, paired
+from lockstep.losses.reward import BradleyTerry
+from lockstep.metrics import Last, Metrics
+from lockstep.objectives.estimates import share
+from lockstep.types import Phase
+
+
+@dataclass(frozen=True)
+class RewardModelWorkers:
+    """Who does the work: r, and the pairs, of which the sample log shows the first of each step."""
+
+    reward_model: Learner
+    pairs: Pairs
+    phase: Phase
+    num_logged_samples: int
+
+
+def reward_model_step(
+    step: int, position: int, workers: RewardModelWorkers, loss: BradleyTerry, global_batch_size: int, seed: int
+) -> StepResult:
+    """One optimizer step on the pairs `position` … `position + global_batch_size − 1`."""
+    with workers.phase("data"):
+        batch = workers.pairs.at(position, global_batch_size, seed)  # x, y_w ≻ y_l
+    with workers.phase("reward_model"):
+        metrics = train(workers.reward_model, batch, loss)
+    shown = workers.pairs.shown(position, min(workers.num_logged_samples, global_batch_size), seed)
+    return StepResult(metrics.prefixed("train"), position + global_batch_size, batch.tokens.numel(), shown)
+
+
+def held_out_pairs(reward_model: Learner, batch: Batch, loss: BradleyTerry) -> Metrics:
+    """The metrics of training on pairs that are not trained on, and the 95 % interval of `acc`; no gradients."""
+    _, reward_B = reward_model.values(batch)
+    chosen_P, rejected_P = paired(batch, reward_B)
+    right = share((chosen_P > rejected_P)[active_pairs(batch)].tolist())
+    interval = Metrics(acc_low=Last(right.low), acc_high=Last(right.high))
+    return loss(Outputs(final_value=reward_B), batch)[1] + interval

@@ -1,0 +1,26 @@
+"""What responses are worth by a model that was trained on preferences: it reads the very tokens that were sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.learners.base import Learner
+
+
+@dataclass(frozen=True)
+class RewardModel:
+    """Scores a batch of responses.
+
+    Attributes:
+        learner: Holds the reward model, and does not learn.
+    """
+
+    learner: Learner
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """r(x, y) of each sequence, fp32 [B]."""
+        _, reward_B = self.learner.values(replace(batch, sampling=None))
+        return reward_B

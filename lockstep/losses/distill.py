@@ -1,0 +1,66 @@
+"""The loss of distillation; its mathematics is in `objectives.distill`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.losses.base import Denominator, Outputs
+from lockstep.metrics import Mean, Metrics
+from lockstep.objectives.distill import forward_kl, jensen_shannon, reverse_kl
+from lockstep.objectives.masks import trainable
+from lockstep.recipe import Divergence
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Σ_t D(π(· | x_<t), π_T(· | x_<t)) over trainable tokens, nats.
+
+    The batch has the columns `top_token`, the tokens that the teacher names in the place of each, and
+    `teacher_logprob`, what they have there, [N, K] each.
+
+    Attributes:
+        kl_type: D: the forward or the reverse KL, their weighted sum, or Jensen and Shannon's divergence.
+        weight: Of the forward KL in the sum; of the teacher in the mixture of Jensen and Shannon; else None.
+        outside: Whether the student's other tokens count, which the teacher then never says; else both distributions
+            are those of the K tokens alone.
+    """
+
+    kl_type: Divergence
+    weight: float | None = None
+    outside: bool = False
+
+    @property
+    def denominator(self) -> Denominator:
+        return "tokens"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        assert outputs.top_logprob is not None, "distillation needs a head that gives log-probabilities"
+        own = batch.mask
+        student_MK = outputs.top_logprob[own]
+        named_M = student_MK.detach().exp().sum(-1)
+        if not self.outside:
+            student_MK = student_MK.log_softmax(-1)
+        teacher_MK = batch["teacher_logprob"][own].log_softmax(-1)
+        assert outputs.entropy is not None, "likewise"
+        total = self._divergence(student_MK, teacher_MK, outputs.entropy[own] if self.outside else None).sum()
+        count = own.sum()
+        return total, Metrics(
+            loss=Mean(total.detach(), count),
+            entropy=Mean(trainable(outputs.entropy.detach(), own).sum(), count),
+            named_by_teacher=Mean(named_M.sum(), count),
+            same_first_choice=Mean((student_MK.argmax(-1) == teacher_MK.argmax(-1)).sum(), count),
+        )
+
+    def _divergence(self, student_MK: Tensor, teacher_MK: Tensor, entropy_M: Tensor | None) -> Tensor:
+        if self.kl_type == "forward":
+            return forward_kl(student_MK, teacher_MK)
+        if self.kl_type == "reverse":
+            return reverse_kl(student_MK, teacher_MK, entropy_M)
+        assert self.weight is not None, "what is mixed has weights"
+        if self.kl_type == "jsd":
+            return jensen_shannon(student_MK, teacher_MK, self.weight)
+        reverse_M = reverse_kl(student_MK, teacher_MK, entropy_M)
+        return self.weight * forward_kl(student_MK, teacher_MK) + (1.0 - self.weight) * reverse_M

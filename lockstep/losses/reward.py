@@ -1,0 +1,48 @@
+"""The loss of reward models; its mathematics is in `objectives.preference`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.losses.base import Denominator, Outputs, active_pairs, paired
+from lockstep.losses.preference import implied_rewards
+from lockstep.metrics import Mean, Metrics
+from lockstep.objectives.masks import trainable
+from lockstep.objectives.preference import bradley_terry
+
+
+@dataclass(frozen=True)
+class BradleyTerry:
+    """Σ over pairs of −log σ(r_w − r_l − m) + c·(r_w + r_l)², of pairs in which both answers have trainable tokens.
+
+    A pair is two neighbouring sequences of a batch with `group_size` 2, the chosen one first. r is what the head says
+    after the last token of a sequence.
+
+    Attributes:
+        margin: m is the difference of the pair's scores, which the per-sequence column `score` has; else 0.
+        center_rewards_coefficient: c.
+    """
+
+    margin: bool = False
+    center_rewards_coefficient: float = 0.0
+
+    @property
+    def denominator(self) -> Denominator:
+        return "pairs"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        assert outputs.final_value is not None, "a reward model needs a head that gives values"
+        active_P = active_pairs(batch)
+        chosen_P, rejected_P = paired(batch, outputs.final_value)
+        margin_P = chosen_P.new_zeros(chosen_P.shape)
+        if self.margin:
+            better_P, worse_P = paired(batch, batch["score"])
+            margin_P = better_P - worse_P
+        loss_P = bradley_terry(chosen_P - rejected_P, margin_P)
+        loss_P = loss_P + self.center_rewards_coefficient * (chosen_P + rejected_P).square()
+        total = trainable(loss_P, active_P).sum()
+        rewards = implied_rewards(chosen_P.detach(), rejected_P.detach(), active_P)
+        return total, Metrics(loss=Mean(total.detach(), active_P.sum())) + rewards

@@ -1,0 +1,129 @@
+"""Low-rank adapters (Hu et al. 2021) on the linear maps of a network's layers, made, merged and written by peft.
+
+A map becomes W + (α / r) · B·A, of which A and B alone are learned. There is no dropout, which would make the
+policy that is trained another one than the policy that samples. peft is imported where it is needed, and nowhere else.
+
+Letters: r rank; W [out, in], B [out, r], A [r, in].
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lockstep import keyed
+from lockstep.models.parallelize import layers
+from lockstep.recipe import LoRA
+
+_ADAPTER = "default"
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of a head is one of an adapter, by its name."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def learns(name: str) -> bool:
+    """Whether a parameter of a head with adapters learns: theirs do, and a value head's unit."""
+    return is_adapter(name) or name.startswith("value.")
+
+
+def in_adapter_file(name: str) -> str:
+    """What peft's files call a tensor, from its name in the model's files."""
+    return f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}"
+
+
+def require_peft() -> None:
+    """Raises ValueError where peft is not installed."""
+    if importlib.util.find_spec("peft") is None:
+        raise ValueError('learner.lora needs peft, which is not installed; pip install "lockstep-rl[lora]"')
+
+
+def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
+    """Endings of the names of those maps that get adapters.
+
+    Raises:
+        ValueError: If an ending is not that of linear maps of the layers, and of them alone.
+    """
+    within = {id(module) for layer in layers(network) for module in layer.modules()}
+    linear = {name: id(module) for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    there = sorted({name.rpartition(".")[2] for name, module in linear.items() if module in within})
+    if not there:
+        raise ValueError(f"learner.lora: a {network.config.model_type} has no linear maps in its layers; leave it out")
+    endings = there if section.target_modules is None else list(section.target_modules)
+    for ending in endings:
+        named = [module for name, module in linear.items() if _is_called(name, ending)]
+        if not named or not within.issuperset(named):
+            raise ValueError(
+                f"learner.lora.target_modules: no linear maps of the layers, and only of them, are called {ending}; "
+                f"there are: {', '.join(there)}"
+            )
+    return endings
+
+
+def adapted_maps(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
+    """Those that get adapters; raises as `targets`."""
+    endings = targets(network, section)
+    linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    return [module for name, module in linear if any(_is_called(name, ending) for ending in endings)]
+
+
+def _is_called(name: str, ending: str) -> bool:
+    """As peft reads it."""
+    return f".{name}".endswith(f".{ending}")
+
+
+def adapt(network: PreTrainedModel, section: LoRA) -> None:
+    """Puts adapters into a network, in place, before it is cut; all else of it is frozen."""
+    config = config_of(network, section)
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(config, network, _ADAPTER)
+
+
+def config_of(network: PreTrainedModel, section: LoRA, **fields: Any) -> Any:
+    """peft's configuration of a network's adapters.
+
+    Raises:
+        ValueError: If peft is not installed, or as `targets`.
+    """
+    require_peft()
+    from peft import LoraConfig
+
+    wanted = targets(network, section)
+    return LoraConfig(r=section.rank, lora_alpha=section.alpha, lora_dropout=0.0, target_modules=wanted, **fields)
+
+
+def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """What adapters begin with, by the names of their parameters in a head: A as peft draws it, B zero.
+
+    Drawn by name, so that no layout of ranks changes them.
+    """
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            found[name] = torch.zeros(parameter.shape, device="cpu")
+            if ".lora_A." in name:
+                bound = 1.0 / math.sqrt(parameter.shape[1])
+                found[name].uniform_(-bound, bound, generator=keyed.generator("adapter", seed, name))
+    return found
+
+
+def merging(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
+    """By the name of each W in a head that has an adapter: what makes W + (α / r) · B·A of it, and leaves it alone."""
+    from peft.tuners.lora import LoraLayer
+
+    adapted = ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
+    return {f"{name}.base_layer.weight": partial(_merged, module) for name, module in adapted}
+
+
+@torch.no_grad()
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    return weight + layer.get_delta_weight(_ADAPTER)

@@ -1,0 +1,50 @@
+"""Advantages without a critic: a response beside the others of its prompt.
+
+P prompts, each with G responses that are neighbours; B = P·G.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.recipe import Baseline, ScaleRewards
+
+_LEAST = 1e-4  # beside a standard deviation, so that equal rewards divide 0 by something
+
+
+def group_advantage(
+    score_B: Tensor, judged_B: Tensor, group_size: int, *, baseline: Baseline, scale: ScaleRewards
+) -> Tensor:
+    """A_i = (r_i − b_i) / s over the responses that were judged; the others are in no mean.
+
+    The mean of the group (GRPO, Shao et al. 2024, §4.1.2) holds r_i itself; the mean of the others (RLOO, Ahmadian et
+    al. 2024, eq. 5) does not, and is n/(n − 1) times as far away. Without s the advantage is unbiased (Dr. GRPO, Liu et
+    al. 2025).
+
+    Args:
+        score_B: r, fp32 [B].
+        judged_B: Which of them there are, bool [B].
+        group_size: G.
+        baseline: b: the mean of the group, of its others, or 0.
+        scale: s: the standard deviation of the group, or of all B, with n − 1; or 1.
+
+    Returns:
+        fp32 [B]; 0 where there is no score, and with a baseline where a group has but one.
+    """
+    judged_PG = judged_B.view(-1, group_size)
+    score_PG = torch.where(judged_PG, score_B.view(-1, group_size), 0.0)
+    count_P1 = judged_PG.sum(-1, keepdim=True)
+    mean_P1 = score_PG.sum(-1, keepdim=True) / count_P1.clamp(min=1)
+    centred_PG = torch.where(judged_PG, score_PG - mean_P1, 0.0)
+    advantage_PG = score_PG if baseline == "none" else centred_PG
+    if baseline == "leave_one_out":
+        advantage_PG = advantage_PG * count_P1 / (count_P1 - 1).clamp(min=1)
+    if scale == "group":
+        deviation = (centred_PG.square().sum(-1, keepdim=True) / (count_P1 - 1).clamp(min=1)).sqrt()
+        advantage_PG = advantage_PG / (deviation + _LEAST)
+    if scale == "batch":
+        all_N = score_B[judged_B]
+        deviation = all_N.std() if len(all_N) > 1 else all_N.new_zeros(())
+        advantage_PG = advantage_PG / (deviation + _LEAST)
+    return advantage_PG.reshape(-1)

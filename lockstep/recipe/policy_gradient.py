@@ -1,0 +1,183 @@
+"""What PPO and GRPO share: rollouts, what is learned from them, the clipped objective and its reference."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from lockstep.recipe.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.recipe.run import Bound, Common
+from lockstep.recipe.section import Section
+from lockstep.recipe.sources import ModelFolder, RewardSection
+from lockstep.recipe.watch import DoctorSection
+
+
+class KL(Section):
+    """Divergence from the reference, the initial policy (Schulman 2020, 'Approximating KL divergence')."""
+
+    coef: NonNegativeFloat = Field(default=0.0, description="0: the reference is never computed")
+    estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="of the divergence, per token")
+    placement: Literal["reward", "loss"] = Field(
+        default="loss", description="subtract from each token's reward, or add to the loss"
+    )
+    clamp_logratio: PositiveFloat | None = Field(default=20.0, description="bound on |log π/π_ref| before the estimate")
+    clamp: PositiveFloat | None = Field(default=10.0, description="bound on the estimate's magnitude")
+
+
+class RewardScaling(Section):
+    """Linear map of rewards: source range, clamped, to target range."""
+
+    source: tuple[float, float] = Field(default=(0.0, 1.0), description="range of the rewards as given")
+    target: tuple[float, float] = Field(default=(-1.0, 1.0), description="what that range becomes")
+
+    @model_validator(mode="after")
+    def _source_is_a_range(self) -> RewardScaling:
+        if self.source[1] <= self.source[0]:
+            raise ValueError(f"source must rise, but is {list(self.source)}")
+        return self
+
+
+class Overlong(Section):
+    """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13), linear over the last `buffer` tokens of `max_tokens`."""
+
+    buffer: PositiveInt = Field(description="tokens before sampling.max_tokens over which the penalty grows")
+    penalty: PositiveFloat = Field(default=1.0, description="of a response of sampling.max_tokens tokens")
+
+
+class DynamicSampling(Section):
+    """Draw until the step has enough prompts whose rewards differ (DAPO, Yu et al. 2025, §3.2)."""
+
+    max_batches: PositiveInt = Field(
+        default=10, description="give up, with an error, after so many batches of prompts in one step"
+    )
+
+
+class Correction(Section):
+    """Importance weights from sampler to learner, for engines whose log-probabilities differ from the learner's."""
+
+    kind: Literal["token_tis", "sequence_tis", "icepop"] = Field(
+        description="truncated weights per token, or per sequence, or tokens masked outside of low to high"
+    )
+    high: PositiveFloat = Field(default=2.0, description="truncate (TIS) or mask (IcePop) ratios above this")
+    low: NonNegativeFloat | None = Field(default=None, description="IcePop: mask ratios below this")
+
+    @model_validator(mode="after")
+    def _icepop_has_two_ends(self) -> Correction:
+        if (self.kind == "icepop") != (self.low is not None):
+            raise ValueError("low goes with kind: icepop, and only with it")
+        if self.low is not None and self.low >= self.high:
+            raise ValueError(f"ratios from low to high are kept, but low is {self.low} and high {self.high}")
+        return self
+
+
+class PolicyGradient(Section):
+    """Options of every algorithm that samples from the policy and improves it by the clipped objective."""
+
+    num_prompts_per_step: PositiveInt = Field(description="prompts that a step answers")
+    num_generations: PositiveInt = Field(default=1, description="responses per prompt")
+    global_batch_size: PositiveInt = Field(description="responses per optimizer step")
+    ppo_epochs: PositiveInt = Field(default=1, description="passes over the responses of a step")
+    whiten_advantages: bool = Field(default=True, description="advantages of a step get mean 0 and variance 1")
+    clip: PositiveFloat = Field(default=0.2, description="ratio is clipped to [1 − clip, 1 + clip_high]")
+    clip_high: PositiveFloat | None = Field(default=None, description="null: as clip")
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
+        default=None, description="bound on the ratio where the advantage is negative"
+    )
+    entropy_coef: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus, per token")
+    kl: KL = KL()
+    reward_scaling: RewardScaling | None = None
+    overlong_penalty: Overlong | None = None
+    truncation_penalty: NonNegativeFloat = Field(
+        default=0.0, description="subtracted from the reward of a truncated response"
+    )
+    overlong_filtering: bool = Field(default=False, description="truncated responses leave the loss")
+    dynamic_sampling: DynamicSampling | None = None
+    correction: Correction | None = None
+    one_step_ahead: bool = Field(
+        default=False,
+        description="while a step learns, the sampler draws what the next step learns from; needs a correction",
+    )
+    max_sequence_mismatch: Annotated[float, Field(ge=1.0)] | None = Field(
+        default=None, description="drop responses whose mean exp|Δ| exceeds this"
+    )
+
+    @property
+    def responses(self) -> int:
+        """Of a step."""
+        return self.num_prompts_per_step * self.num_generations
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of a step."""
+        return self.responses // self.global_batch_size * self.ppo_epochs
+
+    @model_validator(mode="after")
+    def _older_weights_are_corrected_for(self) -> PolicyGradient:
+        if self.one_step_ahead and self.correction is None:
+            raise ValueError(
+                "one_step_ahead learns from responses of weights that are a step old, so they must be weighed; set "
+                "correction.kind=token_tis, or another kind"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_can_differ(self) -> PolicyGradient:
+        if self.dynamic_sampling is not None and self.num_generations < 2:
+            raise ValueError(
+                "dynamic_sampling compares the responses to a prompt, so num_generations must be 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> PolicyGradient:
+        if self.responses % self.global_batch_size:
+            raise ValueError(
+                f"num_prompts_per_step × num_generations = {self.responses} responses do not divide into "
+                f"global_batch_size = {self.global_batch_size}"
+            )
+        return self
+
+
+class PolicyGradientRecipe(Common):
+    """What the recipes of these algorithms share."""
+
+    reward: RewardSection | None = None
+    reward_model: ModelFolder | None = Field(
+        default=None,
+        description="in place of `reward`: what `algorithm: reward_model` trained says what a response is worth",
+    )
+    validation_reward: RewardSection | None = Field(
+        default=None, description="what held-out responses are worth; null: as in training"
+    )
+    sampling: Sampling
+    validation_sampling: RepeatedSampling
+    sampler: EngineSection = SamplerSection()
+    doctor: DoctorSection = DoctorSection()
+    policy: Optimizer
+    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
+
+    @property
+    def options(self) -> PolicyGradient:
+        """The algorithm's own section."""
+        raise NotImplementedError(f"{type(self).__name__} has no section of its own")
+
+    @model_validator(mode="after")
+    def _somebody_rewards(self) -> PolicyGradientRecipe:
+        if (self.reward is None) == (self.reward_model is None):
+            raise ValueError("say one of reward and reward_model: who tells what a response is worth")
+        return self
+
+    @model_validator(mode="after")
+    def _sampler_and_learner_are_apart(self) -> PolicyGradientRecipe:
+        if self.options.one_step_ahead and self.doctor.watch:
+            raise ValueError(
+                "doctor.watch compares sampler and learner at the same weights, and one_step_ahead keeps them a step "
+                "apart; set doctor.watch=false"
+            )
+        if self.options.one_step_ahead and self.sampler.vllm.sleep:
+            raise ValueError(
+                "sampler.vllm.sleep gives the learner memory while nothing is generated, and with one_step_ahead both "
+                "work at once; leave one of them out"
+            )
+        return self

@@ -1,0 +1,170 @@
+"""Adapters on small models of several families: what learns, what is merged, and what a plain model makes of that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, plain_logprobs, plain_model, ragged
+from torch import Tensor
+
+from lockstep.learners.base import train
+from lockstep.learners.rank import RankLearner
+from lockstep.models.folder import read_config, skeleton
+from lockstep.models.lora import targets
+from lockstep.models.parallelize import compile_layers
+from lockstep.recipe import LearnerSection, LoRA
+from lockstep.runtime.workers import LearnerSpec
+
+Models = Callable[..., Path]
+LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
+FAST = OPTIMIZER.model_copy(update={"lr": 2e-2, "eps": 1e-8, "weight_decay": 0.0})
+
+
+def section(
+    rank: int = 3, alpha: int = 12, target_modules: tuple[str, ...] | None = None, **more: bool
+) -> LearnerSection:
+    return SECTION.model_copy(update={"lora": LoRA(rank=rank, alpha=alpha, target_modules=target_modules), **more})
+
+
+def taught(folder: Path, head: str = "logits", own: LearnerSection | None = None, steps: int = 3) -> RankLearner:
+    """A learner after some steps, when no adapter is zero any more."""
+    learner = LearnerSpec(str(folder), head, own or section(), FAST, seed=3).build()  # pyright: ignore[reportArgumentType]
+    for seed in range(steps):
+        train(learner, ragged(LENGTHS, seed), WeightedLogprob() if head == "logits" else SquaredError())
+    return learner
+
+
+def held(learner: RankLearner) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in learner.model.named_parameters()}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2 tied", "qwen3", "gpt neox"])
+def test_a_plain_model_with_the_merged_weights_computes_what_the_learner_does(
+    models: Models, architecture: str
+) -> None:
+    folder, batch = models(architecture), ragged(LENGTHS)
+    learner, model = taught(folder), plain_model(folder)
+    before = plain_logprobs(model, batch)
+    merged = dict(learner.weights())
+    names = {name for name, _ in model.named_parameters()}
+    assert merged.keys() == names | {name for name, _ in model.named_buffers()}
+    model.load_state_dict({name: tensor.double() for name, tensor in merged.items() if name in names}, strict=False)
+    expected = plain_logprobs(model, batch).detach()
+    torch.testing.assert_close(learner.logprobs(batch).double(), expected, atol=2e-5, rtol=0.0)
+    assert (expected - before).abs().max() > 0.1, "it has learned something"
+
+
+def test_a_merged_weight_is_w_and_the_scaled_product_and_leaves_the_learner_as_it_is(models: Models) -> None:
+    learner = taught(models("qwen2"))
+    parts, merged = held(learner), dict(learner.weights())
+    bases = [name.removesuffix(".base_layer.weight") for name in parts if name.endswith(".base_layer.weight")]
+    assert len(bases) == 2 * 7
+    for base in bases:
+        w, a, b = (
+            parts[f"{base}.{part}.weight"].double() for part in ("base_layer", "lora_A.default", "lora_B.default")
+        )
+        assert (a.shape[0], b.shape[1]) == (3, 3)
+        expected = w + 12 / 3 * b @ a
+        found = merged[f"{base.removeprefix('lm.')}.weight"]
+        torch.testing.assert_close(found.double(), expected, atol=3e-7, rtol=3e-7)
+        assert not torch.equal(found, parts[f"{base}.base_layer.weight"])
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in held(learner).items())
+
+
+@pytest.mark.parametrize("head", ["logits", "value", "reward"])
+def test_adapters_and_a_unit_learn_and_nothing_else_does(models: Models, head: str, tmp_path: Path) -> None:
+    folder = models("llama")
+    first, learner = taught(folder, head, steps=0), taught(folder, head)
+    before, after = held(first), held(learner)
+    moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    unit = {"logits": set(), "value": {"value.weight", "value.bias"}, "reward": {"value.weight"}}[head]
+    assert moved == {name for name in after if ".lora_" in name} | unit
+    assert {name for name, p in learner.model.named_parameters() if p.requires_grad} == moved
+    learner.save(tmp_path)
+    assert learner.saved(wait=True)
+    assert load_file(tmp_path / "model.safetensors").keys() == moved
+    kept = load_file(tmp_path / "optimizer.safetensors")
+    assert kept.keys() == {f"{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in moved}
+
+
+def test_a_learner_goes_on_from_adapters_alone_to_the_same_bits(models: Models, tmp_path: Path) -> None:
+    folder, batch = models("qwen3"), ragged(LENGTHS, 9)
+    learner = taught(folder)
+    learner.save(tmp_path)
+    assert learner.saved(wait=True)
+    expected = train(learner, batch, WeightedLogprob()).floats()
+    other = taught(folder, steps=1)
+    other.load(tmp_path)
+    assert train(other, batch, WeightedLogprob()).floats() == expected
+    assert all(
+        torch.equal(tensor, other_tensor)
+        for (_, tensor), (_, other_tensor) in zip(learner.weights(), other.weights(), strict=True)
+    )
+
+
+def test_new_adapters_change_nothing_and_are_drawn_as_pefts_are(models: Models) -> None:
+    folder, batch = models("llama"), ragged(LENGTHS)
+    plain = LearnerSpec(str(folder), "logits", SECTION, None, seed=3).build()
+    learner = taught(folder, steps=0)
+    assert torch.equal(learner.logprobs(batch), plain.logprobs(batch))
+    assert all(
+        torch.equal(merged, tensor) for (_, merged), (_, tensor) in zip(learner.weights(), plain.weights(), strict=True)
+    )
+    torch.manual_seed(0)
+    from peft import LoraConfig, inject_adapter_in_model
+
+    theirs = inject_adapter_in_model(LoraConfig(r=64, target_modules=["down_proj"]), plain_model(folder).float())
+    ours = held(taught(folder, own=section(rank=64, target_modules=("down_proj",)), steps=0))
+    name = "model.layers.0.mlp.down_proj.lora_A.default.weight"
+    a, peft_a = ours[f"lm.{name}"], dict(theirs.named_parameters())[name]
+    assert a.abs().max() <= 1 / 48**0.5
+    assert float(a.detach().std()) == pytest.approx(float(peft_a.detach().std()), rel=0.05)
+    assert not any(tensor.any() for name, tensor in ours.items() if ".lora_B." in name)
+
+
+def test_only_the_maps_that_are_named_get_adapters(models: Models) -> None:
+    names = held(taught(models("llama"), own=section(target_modules=("q_proj", "layers.1.mlp.up_proj")), steps=0))
+    adapted = {name.split(".lora_A.")[0] for name in names if ".lora_A." in name}
+    assert adapted == {f"lm.model.layers.{n}.self_attn.q_proj" for n in (0, 1)} | {"lm.model.layers.1.mlp.up_proj"}
+
+
+def test_recomputed_layers_learn_the_same(models: Models) -> None:
+    plain, batch = taught(models("qwen2")), ragged(LENGTHS, 5)
+    again = taught(models("qwen2"), own=section(activation_checkpointing=True))
+    torch.testing.assert_close(again.logprobs(batch), plain.logprobs(batch), atol=1e-6, rtol=0.0)
+
+
+@pytest.mark.proof
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch asks itself
+def test_compiled_layers_learn_the_same(models: Models) -> None:
+    plain, batch = taught(models("qwen2")), ragged(LENGTHS, 5)
+    compiled = taught(models("qwen2"), steps=0)
+    compile_layers(compiled.model.get_submodule("lm"), backend="aot_eager")  # pyright: ignore[reportArgumentType]
+    for seed in range(3):
+        train(compiled, ragged(LENGTHS, seed), WeightedLogprob())
+    torch.testing.assert_close(compiled.logprobs(batch), plain.logprobs(batch), atol=1e-5, rtol=0.0)
+
+
+def test_bf16_is_near(models: Models) -> None:
+    folder, batch = models("llama"), ragged(LENGTHS)
+    gap = taught(folder, own=section(dtype="bf16"), steps=0).logprobs(batch) - taught(folder, steps=0).logprobs(batch)
+    assert 0 < gap.abs().mean() < 0.1
+
+
+@pytest.mark.parametrize("ending", ["k_porj", "lm_head", "embed_tokens", "proj"])
+def test_names_of_no_map_of_the_layers_are_refused(models: Models, ending: str) -> None:
+    folder = models("llama")
+    network = skeleton(read_config(folder), str(folder))
+    with pytest.raises(ValueError, match=f"are called {ending}; there are: down_proj, gate_proj, k_proj, o_proj"):
+        targets(network, LoRA(target_modules=("q_proj", ending)))
+
+
+def test_without_peft_it_is_refused(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r"learner\.lora needs peft, which is not installed; pip install"):
+        taught(models("llama"), steps=0)

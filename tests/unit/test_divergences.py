@@ -1,0 +1,120 @@
+"""Distillation: divergences against sums over the whole vocabulary in float64, and the loss on a ragged batch."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.distributed.model_utils import get_distillation_topk_logprobs_from_logits
+from lockstep.losses.base import Outputs
+from lockstep.losses.distill import Distillation
+from lockstep.objectives.distill import LOG_OUTSIDE, forward_kl, jensen_shannon, reverse_kl
+
+PLACES, VOCABULARY, NAMED = 5, 9, 4
+KINDS = ("forward", "reverse", "mixed", "jsd")
+
+
+@pytest.fixture
+def logits() -> tuple[Tensor, Tensor]:
+    """Of student and teacher, float64 [M, V]."""
+    draw = torch.Generator().manual_seed(3)
+    return tuple(2 * torch.randn(PLACES, VOCABULARY, generator=draw, dtype=torch.float64) for _ in range(2))
+
+
+def brute(kind: str, student_V: Tensor, teacher_V: Tensor, weight: float) -> Tensor:
+    """Token by token, from distributions over the whole vocabulary."""
+    total = student_V.new_zeros(())
+    for s, t in zip(student_V, teacher_V, strict=True):
+        p, q = s.exp(), t.exp()
+        mixture = weight * q + (1 - weight) * p
+        forward, reverse = q * (t - s), p * (s - t)
+        total = (
+            total
+            + {
+                "forward": forward,
+                "reverse": reverse,
+                "mixed": weight * forward + (1 - weight) * reverse,
+                "jsd": weight * q * (t - mixture.log()) + (1 - weight) * p * (s - mixture.log()),
+            }[kind]
+        )
+    return total
+
+
+def scored(kind: str, logits_MV: Tensor, teacher_MV: Tensor, k: int, outside: bool) -> Tensor:
+    """What the loss makes of the teacher's k likeliest tokens."""
+    teacher_MK, token_MK = teacher_MV.log_softmax(-1).topk(k)
+    own_MV = logits_MV.log_softmax(-1)
+    batch = Batch(
+        torch.zeros(len(own_MV), dtype=torch.int64),
+        torch.tensor([len(own_MV)]),
+        {"mask": torch.ones(len(own_MV)).bool(), "top_token": token_MK, "teacher_logprob": teacher_MK},
+    )
+    entropy_M = -(own_MV.exp() * own_MV).sum(-1)
+    outputs = Outputs(logprob=own_MV[:, 0], entropy=entropy_M, top_logprob=own_MV.gather(1, token_MK))
+    return Distillation(kind, 0.3, outside)(outputs, batch)[0]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [VOCABULARY, NAMED])
+@pytest.mark.parametrize("outside", [False, True])
+def test_the_loss_and_its_gradient_are_those_of_the_whole_vocabulary(
+    logits: tuple[Tensor, Tensor], kind: str, k: int, outside: bool
+) -> None:
+    student, teacher = logits[0].requires_grad_(), logits[1].log_softmax(-1)
+    total = scored(kind, student, logits[1], k, outside)
+    (gradient,) = torch.autograd.grad(total, student)
+    expected = student.new_zeros(())
+    for own, theirs in zip(student, teacher, strict=True):
+        named = theirs.topk(k).indices
+        if outside:  # the teacher has e^-100 for the others
+            said = torch.full_like(theirs, LOG_OUTSIDE).scatter(0, named, theirs[named].log_softmax(-1))
+            expected = expected + brute(kind, own.log_softmax(-1), said, 0.3)
+        else:
+            expected = expected + brute(kind, own[named].log_softmax(-1), theirs[named].log_softmax(-1), 0.3)
+    torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, student)[0], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_the_columns_are_those_of_the_library(logits: tuple[Tensor, Tensor], outside: bool) -> None:
+    student_MV, (teacher_MK, token_MK) = logits[0].float(), logits[1].float().topk(NAMED)
+    columns = (one[None] for one in (student_MV, teacher_MK, token_MK))
+    student, teacher, entropy = get_distillation_topk_logprobs_from_logits(*columns, outside, calculate_entropy=True)
+    assert entropy is not None
+    expected = reverse_kl(student[0], teacher[0], -entropy[0] if outside else None).sum()
+    ours = scored("reverse", student_MV[:-1], logits[1][:-1].float(), NAMED, outside)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_divergences_are_zero_where_nothing_diverges_and_the_mixtures_is_bounded(logits: tuple[Tensor, Tensor]) -> None:
+    student, teacher = (one.log_softmax(-1) for one in logits)
+    for divergence in (forward_kl, reverse_kl):
+        assert divergence(student, student).abs().max() < 1e-12
+        assert (divergence(student, teacher) > 0).all()
+    torch.testing.assert_close(forward_kl(student, teacher), reverse_kl(teacher, student))
+    apart = jensen_shannon(student, teacher, 0.5)
+    torch.testing.assert_close(apart, jensen_shannon(teacher, student, 0.5))
+    assert ((apart > 0) & (apart <= math.log(2))).all()
+
+
+def test_only_trained_tokens_count_and_metrics_tell_how_near_the_student_is() -> None:
+    mask = torch.tensor([False, True, True, False])
+    own = torch.tensor([[0.7, 0.1], [0.7, 0.1], [0.2, 0.6], [0.5, 0.5]]).log().requires_grad_()
+    teacher = torch.tensor([[0.5, 0.5], [0.7, 0.1], [0.8, 0.2], [0.1, 0.9]]).log()
+    columns = {"mask": mask, "top_token": torch.zeros(4, 2, dtype=torch.int64), "teacher_logprob": teacher}
+    batch = Batch(torch.zeros(4, dtype=torch.int64), torch.tensor([4]), columns)
+    entropy = torch.tensor([0.0, 0.8, 0.6, 0.0])
+    loss = pickle.loads(pickle.dumps(Distillation("forward")))
+    total, metrics = loss(Outputs(logprob=own[:, 0], entropy=entropy, top_logprob=own), batch)
+    assert total.item() == pytest.approx(0.8 * math.log(0.8 / 0.25) + 0.2 * math.log(0.2 / 0.75))
+    assert metrics.floats() == pytest.approx(
+        {"loss": total.item() / 2, "entropy": 0.7, "named_by_teacher": 0.8, "same_first_choice": 0.5}
+    )
+    total.backward()
+    assert own.grad is not None
+    assert (own.grad[~mask] == 0).all()

@@ -1,0 +1,63 @@
+"""Advantages within groups, against loops in float64, and what responses without a verdict may not touch."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.objectives.group import group_advantage
+from lockstep.recipe import Baseline, ScaleRewards
+
+NAN = float("nan")
+SCORES = [1.0, 0.0, 0.5, NAN, 2.0, NAN, NAN, NAN, 1.0, 1.0, 1.0, 1.0]
+GROUP = 4
+
+
+def plain(baseline: Baseline, scale: ScaleRewards) -> list[float]:
+    """Group by group, response by response."""
+    groups = [SCORES[start : start + GROUP] for start in range(0, len(SCORES), GROUP)]
+    judged = [score for score in SCORES if score == score]
+    found = []
+    for group in groups:
+        there = [score for score in group if score == score]
+        for i, score in enumerate(group):
+            others = [other for j, other in enumerate(group) if j != i and other == other]
+            if score != score or (baseline != "none" and not others):
+                found.append(0.0)
+                continue
+            base = {"mean": statistics.fmean(there), "leave_one_out": statistics.fmean(others or [0.0]), "none": 0.0}
+            spread = {
+                "group": (statistics.stdev(there) if len(there) > 1 else 0.0) + 1e-4,
+                "batch": statistics.stdev(judged) + 1e-4,
+                "none": 1.0,
+            }
+            found.append((score - base[baseline]) / spread[scale])
+    return found
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "none"])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_it_is_what_the_loop_says(baseline: Baseline, scale: ScaleRewards) -> None:
+    scores = torch.tensor(SCORES)
+    found = group_advantage(scores, scores.isfinite(), GROUP, baseline=baseline, scale=scale)
+    assert found.tolist() == pytest.approx(plain(baseline, scale), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("missing", [0.0, -7.0, float("inf"), NAN])
+def test_a_score_that_is_none_touches_nobody(missing: float) -> None:
+    options: Any = {"baseline": "mean", "scale": "batch"}
+    scores, judged = torch.tensor([1.0, missing, 3.0, 2.0, 5.0, 8.0]), torch.tensor([1, 0, 1, 1, 1, 1]).bool()
+    found = group_advantage(scores, judged, 3, **options)
+    alone = group_advantage(scores.nan_to_num(9.0, 9.0), judged, 3, **options)
+    assert torch.equal(found, alone)
+    assert found[1] == 0.0
+
+
+def test_where_no_one_was_judged_there_is_nothing_to_learn() -> None:
+    scores = torch.full((4,), NAN)
+    for scale in ("group", "batch", "none"):
+        found = group_advantage(scores, scores.isfinite(), 2, baseline="mean", scale=scale)
+        assert found.tolist() == [0.0] * 4
