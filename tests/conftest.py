@@ -31,7 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("lockstep")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Says what tests need, and which of them follow each other in one worker: a file's, and all that start a Ray."""
     for item in items:
         for fixture, need in FIXTURES.items():
             if fixture in getattr(item, "fixturenames", ()):
@@ -39,6 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("needs"):
             assert mark.args[0] in NEEDS, f"{item.nodeid} needs '{mark.args[0]}', which no one knows"
             item.user_properties.append(("needs", mark.args[0]))
+        needs_ray = any(mark.args[0] == "ray" for mark in item.iter_markers("needs"))
+        item.add_marker(pytest.mark.xdist_group("ray" if needs_ray else item.path.name))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -129,7 +129,13 @@ def chat_model(assets: Path, workplace: Path) -> str:
     return "chat_model"
 
 
-@pytest.mark.parametrize("command", commands("lockstep"))
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=pytest.mark.needs("ray")) if "cluster=ray" in command else command
+        for command in commands("lockstep")
+    ],
+)
 def test_command_runs(
     command: str,
     assets: Path,
