@@ -51,6 +51,17 @@ def end_of_answer(tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) ->
     return next((token for token in behind if token in stops), None)
 
 
+def answered_back(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """What a conversation goes on with behind the text of an answer, where a user says `text` to it: the end of the
+    answer, the message, and the opening of the next reply.
+
+    Raises:
+        TemplateError: The tokenizer's chat template refuses the conversation.
+    """
+    talk = [("user", "Question."), ("assistant", _ANSWER), ("user", text)]
+    return opened([{"role": role, "content": content} for role, content in talk], tokenizer).partition(_ANSWER)[2]
+
+
 def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """What is wrong with the messages of a row that are to be answered, if anything."""
     wrong = _shape_fault(row, field)

@@ -21,7 +21,7 @@ from lockstep.experience.rollout import Experience
 from lockstep.experience.votes import Votes, votes_of
 from lockstep.metrics import Max, Mean, Metrics, Sum
 from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
-from lockstep.recipe import RewardSection
+from lockstep.recipe import EnvironmentSection, RewardSection
 from lockstep.types import Prompt, SamplingParams
 
 Figures = dict[str, Estimate]
@@ -155,17 +155,20 @@ class Grading:
         return majority_at_k(right, tuple(sorted(wrong.values())), silent, k)
 
 
-def grading(section: RewardSection | None) -> Grading:
-    """How the responses that a recipe's reward judges are counted; None: a reward model judges them."""
+def grading(section: RewardSection | None, environment: EnvironmentSection | None = None) -> Grading:
+    """How responses are counted that a recipe's reward judges; without one the environment does, or a reward model."""
     if section is None:
-        return Grading(pass_score=None, majority=False, graded=True)
+        return _graded(None if environment is None else environment.pass_score)
     if section.type == "math":
         return Grading(pass_score=1.0, majority=True, graded=False)
     if section.function is None:
         return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section))
-    score = section.pass_score
+    return _graded(section.pass_score)
+
+
+def _graded(pass_score: float | None) -> Grading:
     # Scores are fp32, so the bound is too: else 0.7 would not pass at 0.7.
-    return Grading(None if score is None else float(torch.tensor(score)), majority=False, graded=True)
+    return Grading(None if pass_score is None else float(torch.tensor(pass_score)), majority=False, graded=True)
 
 
 def _all_or_nothing(section: RewardSection) -> bool:

@@ -5,18 +5,14 @@ Imports nothing heavy, so that the child holds what the function needs and no mo
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import math
 import numbers
-import sys
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
+from lockstep.experience import user_code
 from lockstep.experience.child import Answers
 
 Function = Callable[[str, str, str, dict[str, Any]], float | None]
@@ -38,20 +34,7 @@ def answers(function: str) -> Answers:
 
 def load(function: str) -> Function:
     """Finds `file.py:name` or `package.module:name`; raises as `answers`."""
-    place, _, name = function.rpartition(":")
-    if not place or not name:
-        raise ValueError(f"reward.function {function!r} is not of the form file.py:name or package.module:name")
-    try:
-        module = _module_of_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # the user's module may raise anything while it is imported
-        what = f"{type(error).__name__}: {error}"
-        raise ValueError(f"reward.function {function}: {place} cannot be imported ({what})") from error
-    found = vars(module).get(name)
-    if not callable(found):
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(
-            f"reward.function {function}: no function {name} in {place}; it has {', '.join(names) or 'none'}"
-        )
+    found = user_code.load(function, "reward.function", "function")
     _takes_four(found, function)
     return cast(Function, found)
 
@@ -70,25 +53,11 @@ def _takes_four(found: Callable[..., Any], function: str) -> None:
         ) from None
 
 
-def _module_of_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"lockstep_reward_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # as an import does: dataclasses, for one, look their module up there
-    spec.loader.exec_module(module)
-    return module
-
-
 def _judged(judge: Function, given: list[Any]) -> dict[str, Any]:
     try:
         reward = judge(*given)
     except Exception as error:  # whatever the user's code raises
-        frame = traceback.extract_tb(error.__traceback__)[:2][-1]  # of the function itself, whatever it called
-        what = f"raised {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
-        return {"wrong": what, "trace": traceback.format_exc()}
+        return {"wrong": user_code.raised(error), "trace": traceback.format_exc()}
     if reward is None:
         return {"reward": None}
     if not isinstance(reward, numbers.Real) or not math.isfinite(reward):

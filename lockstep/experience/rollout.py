@@ -12,8 +12,9 @@ from lockstep import keyed
 from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
 from lockstep.experience.engine import Engine
+from lockstep.experience.episodes import Episodes
 from lockstep.experience.reward_model import RewardModel
-from lockstep.experience.rewards import Reward
+from lockstep.experience.rewards import NoReward, Reward
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.recipe import DynamicSampling
 from lockstep.types import Prompt, Request, SamplingParams
@@ -26,7 +27,7 @@ class Rollouts:
     Attributes:
         batch: As the sampler gave it, with per sample `score` (NaN: no verdict). One prompt's responses are neighbours.
         prompts: The prompt of each row.
-        responses: Each row's response as text.
+        responses: Each row's response as text; of an episode, all that follows the prompt.
     """
 
     batch: Batch
@@ -45,6 +46,7 @@ class Rollouts:
                 no_verdict=Sum((~judged).sum()),
             )
             + self.lengths()
+            + self._episodes()
         )
 
     def lengths(self) -> Metrics:
@@ -56,16 +58,35 @@ class Rollouts:
             truncated=Mean(self.batch["truncated"].sum(), len(self.batch)),
         )
 
+    def _episodes(self) -> Metrics:
+        """Of those that were played with an environment."""
+        if "turns" not in self.batch.sample:
+            return Metrics()
+        return Metrics(
+            turns=Mean(self.batch["turns"].sum(), len(self.batch)),
+            environment_faults=Sum(self.batch["environment_fault"].sum()),
+        )
+
 
 @dataclass(frozen=True)
 class Experience:
-    """Everything that turns a position in the data into scored responses."""
+    """Everything that turns a position in the data into scored responses.
+
+    Attributes:
+        engine: Draws them.
+        prompts: What they respond to.
+        reward: Judges them; `NoReward` where the environment does.
+        decode: Tokens as text.
+        seed: Of all draws.
+        environment: Answers each response, until an episode has ended; None: a response is all.
+    """
 
     engine: Engine
     prompts: Prompts
     reward: Reward | RewardModel
     decode: Callable[[Sequence[int]], str]
     seed: int
+    environment: Episodes | None = None
 
     def collect(self, position: int, count: int, sampling: SamplingParams, num_generations: int) -> Rollouts:
         """Answers the training prompts `position` … `position + count − 1`, each `num_generations` times."""
@@ -108,14 +129,24 @@ class Experience:
     ) -> Rollouts:
         repeated = [prompt for prompt in prompts for _ in range(num_generations)]
         requests = requests_of(prompts, position, num_generations, self.seed, role)
-        batch = self.engine.generate(requests, sampling)
-        tokens = zip(batch.sequences(), batch.sequences("mask"), strict=True)
-        responses = [self.decode(sequence[mask].tolist()) for sequence, mask in tokens]
+        if self.environment is None:
+            batch = self.engine.generate(requests, sampling)
+        else:
+            batch = self.environment.play(self.engine, repeated, requests, sampling)
+        sequences = zip(requests, batch.sequences(), strict=True)
+        responses = [self.decode(tokens[len(request.tokens) :].tolist()) for request, tokens in sequences]
         score_B = self._scores(batch, repeated, responses)
         return Rollouts(batch.with_columns(sample={"score": score_B}), repeated, responses)
 
     def _scores(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
         """What each response is worth, fp32 [B]; NaN: no verdict."""
+        if self.environment is None:
+            return self._judged(batch, prompts, responses)
+        if isinstance(self.reward, NoReward):
+            return batch["environment_reward"]
+        return self._judged(batch, prompts, responses).masked_fill(batch["environment_fault"], float("nan"))
+
+    def _judged(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
         if isinstance(self.reward, RewardModel):
             return self.reward(batch)
         verdicts = self.reward(prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])

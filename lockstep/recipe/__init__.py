@@ -12,6 +12,7 @@ from pydantic import Field
 from lockstep.recipe.distill import Distill, DistillRecipe, Divergence
 from lockstep.recipe.doctor import DoctorData, DoctorRecipe, DoctorRun, Grid, Limits, Method
 from lockstep.recipe.dpo import DPO, DPORecipe
+from lockstep.recipe.environment import EnvironmentSection
 from lockstep.recipe.evaluation import EvalData, EvalRecipe, EvalRun, Greedy
 from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
 from lockstep.recipe.grpo import GRPO, Baseline, GRPORecipe, LossMean, ScaleRewards
@@ -113,6 +114,7 @@ __all__ = [
     "DoctorRun",
     "DoctorSection",
     "DynamicSampling",
+    "EnvironmentSection",
     "EvalData",
     "EvalRecipe",
     "EvalRun",

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from lockstep.recipe.environment import EnvironmentSection
 from lockstep.recipe.machinery import ClusterSection, Computation, EngineSection, RepeatedSampling, SamplerSection
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, QuestionSection, RewardSection
@@ -46,7 +47,12 @@ class EvalRecipe(Section):
     seed: int = 0
     model: ModelFolder
     data: EvalData
-    reward: RewardSection
+    reward: RewardSection | None = Field(
+        default=None, description="what responses are worth; null: the environment says"
+    )
+    environment: EnvironmentSection | None = Field(
+        default=None, description="answers each response, until an episode has ended"
+    )
     greedy: Greedy | None = Field(default=None, description="null: no greedy responses")
     sampling: RepeatedSampling | None = Field(default=None, description="null: no sampled responses")
     sampler: EngineSection = SamplerSection()
@@ -58,6 +64,8 @@ class EvalRecipe(Section):
     def _something_is_asked(self) -> EvalRecipe:
         if self.greedy is None and self.sampling is None:
             raise ValueError("greedy and sampling are both null, so there is nothing to evaluate; set one of them")
+        if self.reward is None and self.environment is None:
+            raise ValueError("say what responses are worth: set reward, or an environment that rewards")
         if self.sampling is not None and self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0; greedy responses have a section of their own, greedy")
         return self

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from lockstep.recipe.environment import EnvironmentSection
 from lockstep.recipe.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.recipe.run import Bound, Common
 from lockstep.recipe.section import Section
@@ -150,6 +151,10 @@ class PolicyGradientRecipe(Common):
     validation_reward: RewardSection | None = Field(
         default=None, description="what held-out responses are worth; null: as in training"
     )
+    environment: EnvironmentSection | None = Field(
+        default=None,
+        description="answers each response, until an episode has ended; it rewards, too, where nothing else does",
+    )
     sampling: Sampling
     validation_sampling: RepeatedSampling
     sampler: EngineSection = SamplerSection()
@@ -162,10 +167,27 @@ class PolicyGradientRecipe(Common):
         """The algorithm's own section."""
         raise NotImplementedError(f"{type(self).__name__} has no section of its own")
 
+    @property
+    def max_answer_tokens(self) -> int:
+        """Of all that follows a prompt while training."""
+        return self.sampling.max_tokens if self.environment is None else self.environment.max_tokens
+
     @model_validator(mode="after")
     def _somebody_rewards(self) -> PolicyGradientRecipe:
-        if (self.reward is None) == (self.reward_model is None):
-            raise ValueError("say one of reward and reward_model: who tells what a response is worth")
+        said = (self.reward is not None) + (self.reward_model is not None)
+        if said > 1 or (said == 0 and self.environment is None):
+            raise ValueError(
+                "say one of reward and reward_model, or an environment that rewards: who tells what a response is worth"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _episodes_have_room(self) -> PolicyGradientRecipe:
+        if self.environment is not None:
+            self.environment.require_room("sampling", self.sampling.max_tokens)
+            self.environment.require_room("validation_sampling", self.validation_sampling.max_tokens)
+        if self.environment is not None and self.options.overlong_penalty is not None:
+            raise ValueError("overlong_penalty is about the length of one response; leave it out with an environment")
         return self
 
     @model_validator(mode="after")

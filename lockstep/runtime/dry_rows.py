@@ -28,6 +28,7 @@ from lockstep.recipe import (
     SFTRecipe,
 )
 from lockstep.runtime.distill import distill_arithmetic, distilled_rows, teacher_folders
+from lockstep.runtime.episodes import episodes_of
 from lockstep.runtime.findings import Findings
 from lockstep.runtime.job import extent_of, require_context
 from lockstep.runtime.judges import Policy, policy_answers
@@ -111,6 +112,11 @@ def _policy_gradient(recipe: PolicyGradientRecipe, files: DataFiles, source: Sou
     with found.problem():
         if recipe.reward is not None:
             _reward(recipe.reward, train.first(_ANSWERS), train, found)
+        if episodes_of(recipe.environment, recipe.data, source, found.notes.append) is not None:
+            assert recipe.environment is not None
+            found.say(
+                "environment", f"{recipe.environment.class_name} is there and can be made; it was not played with"
+            )
         _own_tokens(
             (recipe.reward_model, recipe.critic_model if isinstance(recipe, PPORecipe) else None), source, found
         )

@@ -27,4 +27,6 @@ def _drawn(tree: dict[str, Any]) -> dict[str, Any]:
     return {} if room is None else {"greedy": room, "sampling": room}
 
 
-_EVAL = Command("eval", "eval_gsm8k", "validation", ("seed", "reward", "sampler"), QuestionSection, _drawn)
+_EVAL = Command(
+    "eval", "eval_gsm8k", "validation", ("seed", "reward", "environment", "sampler"), QuestionSection, _drawn
+)

@@ -25,6 +25,7 @@ from lockstep.experience.rollout import Experience
 from lockstep.recipe import EvalRecipe
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.runtime.cluster import workers_of
+from lockstep.runtime.episodes import episodes_of
 from lockstep.runtime.folder import write_once
 from lockstep.runtime.progress import Progress, progress
 from lockstep.runtime.replicas import nearest
@@ -65,6 +66,8 @@ def evaluate(loaded: Loaded) -> Path:
 def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
     """What the recipe asks for, where the model has room for it."""
     greedy, sampled, longest = recipe.greedy, recipe.sampling, recipe.data.max_prompt_tokens
+    if recipe.environment is not None:
+        source.require_room("data.max_prompt_tokens + environment.max_tokens", longest + recipe.environment.max_tokens)
     if greedy is not None:
         source.require_room("data.max_prompt_tokens + greedy.max_tokens", longest + greedy.max_tokens)
         sampling = SamplingParams(greedy.max_tokens, temperature=0.0, stop_token_ids=source.stop_token_ids)
@@ -86,8 +89,10 @@ def _examine(
         rows = open_prompts(asked, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))
         spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner)
         engine = Engine(nearest(spec, shown, workers))
-        experience = Experience(engine, rows, build_reward(recipe.reward), source.decode, recipe.seed)
-        prompts, graded = rows.first(recipe.data.max_validation_samples), grading(recipe.reward)
+        environment = episodes_of(recipe.environment, recipe.data.in_order, source, shown.note)
+        experience = Experience(engine, rows, build_reward(recipe.reward), source.decode, recipe.seed, environment)
+        prompts = rows.first(recipe.data.max_validation_samples)
+        graded = grading(recipe.reward, recipe.environment)
         blocks = list(_blocks(settings, len(prompts), recipe.run.save_every))
         responses = sum(block.responses for block in blocks)
         shown.total(

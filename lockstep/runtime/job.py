@@ -90,9 +90,11 @@ def require_context(recipe: Common, source: Source) -> None:
             if isinstance(recipe, DistillRecipe) and recipe.distill.max_tokens is not None:
                 source.require_room("distill.max_tokens", recipe.distill.max_tokens)
             asked = (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling))
-            for option, sampling in asked:
-                if sampling is not None:
-                    tokens = recipe.data.max_prompt_tokens + sampling.max_tokens
+            if isinstance(recipe, PolicyGradientRecipe) and recipe.environment is not None:
+                asked = (("environment", recipe.environment),)
+            for option, section in asked:
+                if section is not None:
+                    tokens = recipe.data.max_prompt_tokens + section.max_tokens
                     source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
 
 
@@ -166,7 +168,10 @@ def held_out_answers(
     held_out = head(recipe.data.limit_val_batches, size)
     prompts = open_prompts(files, recipe.data, place.source.tokenizer, rule_of(reward), held_out)
     rows = prompts.first(recipe.data.max_validation_samples)
-    graded, sampling = grading(reward), place.source.sampling(asked)
+    environment = None
+    if isinstance(recipe, PolicyGradientRecipe) and recipe.reward_model is None:
+        environment = recipe.environment
+    graded, sampling = grading(reward, environment), place.source.sampling(asked)
 
     def validate(version: int) -> Metrics:
         with experience.engine.at(version):

@@ -21,6 +21,7 @@ from lockstep.learners.base import Learner
 from lockstep.objectives.sequential import DriftTest
 from lockstep.recipe import DoctorSection, GRPORecipe, PolicyGradientRecipe, PPORecipe
 from lockstep.runtime.ahead import Ahead
+from lockstep.runtime.episodes import episodes_of
 from lockstep.runtime.job import (
     Job,
     Place,
@@ -90,6 +91,7 @@ def policy_gradient_job(recipe: PolicyGradientRecipe, place: Place) -> Job:
         build_reward(recipe.reward) if recipe.reward_model is None else reward_model_of(recipe, place),
         source.decode,
         recipe.seed,
+        episodes_of(recipe.environment, recipe.data, source, place.shown.note),
     )
     watch = _watch(policy, experience.engine, recipe.doctor, place)
     algorithm = _algorithm(recipe, learners, reference, experience, watch, place)

@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep.data.files import Files, open_rows
+from lockstep.data.prompts import token_ids
 from lockstep.data.selection import texts
 from lockstep.models.export import save_model
 from lockstep.models.folder import read_config
@@ -33,6 +34,10 @@ class Source:
     def decode(self, tokens: Sequence[int]) -> str:
         """A response as text, without its stop token."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def token_ids(self, text: str) -> list[int]:
+        """A text that goes on from another, as tokens: nothing is put around it."""
+        return token_ids(self.tokenizer, [text], add_special_tokens=False)[0]
 
     def sampling(self, section: Sampling) -> SamplingParams:
         """The distribution of a section of the recipe, for this model."""

@@ -78,6 +78,11 @@ def rewarded(fields: str, overrides: str) -> BadInput:
     return own(write("rows.jsonl", f'{{"question": "a", "answer": "1", {fields}}}\n'), overrides)
 
 
+def played(name: str, *overrides: str) -> BadInput:
+    """Of an environment in worlds.py."""
+    return said(" ".join([f"environment.class_name=worlds.py:{name} environment.max_tokens=24", *overrides]))
+
+
 FOLLOWED = "reward={type: instructions, marker: null, instructions: {field: asked}}"
 TESTED = "reward={type: code, marker: null, code: {tests: tests}}"
 BY_ROW = "reward={type: by_row, verifier: kind, code: {tests: tests}}"
@@ -249,6 +254,16 @@ DATA = {
     ).only_when_drawn,
 }
 
+ENVIRONMENTS = {
+    "environment: no such class": played("Absent"),
+    "environment: a method missing": played("Stepless"),
+    "environment: cannot be made": played("Needy"),
+    "environment: a stop of several tokens": played("Broken", "environment.stop=[7+5]"),
+    "environment: no room for a response": played("Broken", "environment.max_tokens=8"),
+    "environment: a penalty for length": played("Broken", "ppo.overlong_penalty.buffer=2"),
+    "environment: fails too often": played("Broken").late,
+}
+
 REWARDS = {
     "reward: no such file": reward("absent.py:f"),
     "reward: no such function": reward("rewards.py:absent"),
@@ -329,4 +344,4 @@ RUNS = {
     "export: no run": BadInput("export model out"),
 }
 
-CATALOGUE = {**RECIPES, **MODELS, **DATA, **REWARDS, **JUDGED, **RUNS}
+CATALOGUE = {**RECIPES, **MODELS, **DATA, **REWARDS, **ENVIRONMENTS, **JUDGED, **RUNS}

@@ -41,6 +41,11 @@ def is_said(name: str, text: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, SENTENCES[name].split("…"))), text) is not None
 
 
+def left(folder: Path) -> list[Path]:
+    """All that is in a folder, but for what Python keeps of modules that it imports."""
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
 def refusal(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What is said of a command that must fail: the last line, and the only one that says so."""
     assert main(shlex.split(command)) == 2
@@ -62,11 +67,11 @@ def test_bad_input_gets_its_sentence_and_leaves_nothing(
     bad = CATALOGUE[name]
     if bad.spoil is not None:
         bad.spoil(here)
-    before = sorted(here.rglob("*"))
+    before = left(here)
     sentence = refusal(bad.command, capsys)
     assert is_said(name, sentence), sentence
     if bad.early:
-        assert sorted(here.rglob("*")) == before
+        assert left(here) == before
 
 
 TRAINED = [name for name, bad in CATALOGUE.items() if bad.dry and bad.command.startswith("train")]
@@ -77,10 +82,10 @@ def test_a_dry_run_says_the_same(name: str, here: Path, capsys: pytest.CaptureFi
     bad = CATALOGUE[name]
     if bad.spoil is not None:
         bad.spoil(here)
-    before = sorted(here.rglob("*"))
+    before = left(here)
     sentence = refusal(f"{bad.command} --dry-run", capsys)
     assert is_said(name, sentence), sentence
-    assert sorted(here.rglob("*")) == before
+    assert left(here) == before
 
 
 def test_a_dry_run_says_all_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,9 +110,9 @@ def test_a_dry_run_finds_another_recipe_in_the_folder(here: Path, capsys: pytest
 def test_a_dry_run_of_what_is_in_order_reports_and_leaves_nothing(
     recipe: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = sorted(here.rglob("*"))
+    before = left(here)
     assert main(["train", recipe, "--dry-run", "run.max_steps=7", "run.save_every=3"]) == 0
-    assert sorted(here.rglob("*")) == before
+    assert left(here) == before
     report = capsys.readouterr().out
     assert report.startswith(f"{Path(recipe).stem} can start")
     assert "7 steps" in report

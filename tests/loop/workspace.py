@@ -45,6 +45,25 @@ def ending(prompt, response, answer, row):
     os._exit(3)
 """
 
+WORLDS = """
+class Broken:
+    def reset(self, row, seed):
+        self.row = row
+
+    def step(self, response):
+        return "", self.row["level"], True
+
+
+class Stepless:
+    def reset(self, row, seed):
+        pass
+
+
+class Needy(Broken):
+    def __init__(self, level):
+        pass
+"""
+
 SFT = {
     "algorithm": "sft",
     "model": {"path": "model"},
@@ -82,6 +101,7 @@ def furnish(folder: Path) -> None:
     rows = [problem.row() for problem in distinct_problems(24, 0)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(REWARDS + MORE_REWARDS)
+    (folder / "worlds.py").write_text(WORLDS)
     tiny = RECIPE | {"run": {"max_steps": 1, "folder": "run"}, "reward": {"type": "math", "marker": "####"}}
     own = {"model": {"path": "model"}, "data": {**RECIPE["data"], "train": "rows.jsonl"}}
     own["data"].pop("arithmetic")

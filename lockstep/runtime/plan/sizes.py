@@ -177,7 +177,7 @@ class Load:
                 rows = recipe.pairs.global_batch_size
                 return cls(recipe.pairs.max_tokens, 2, rows, scored=rows if isinstance(recipe, DPORecipe) else 0)
             case PolicyGradientRecipe():
-                options, longest = recipe.options, recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
+                options, longest = recipe.options, recipe.data.max_prompt_tokens + recipe.max_answer_tokens
                 return cls(
                     longest,
                     1,

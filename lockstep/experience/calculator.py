@@ -1,0 +1,56 @@
+"""A calculator as an environment: the policy writes a calculation up to "=", and reads the result.
+
+The tool of GSM8K's authors (Cobbe et al. 2021, §2), which takes over where a model would have to calculate.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from typing import Any
+
+_EXPRESSION = re.compile(r"([\d.+\-*/() ]*)=$")
+_OPERATORS: dict[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+}
+
+
+class Calculator:
+    """Implements `environment.Environment`. The policy's turn ends at "=", which is in `environment.stop`.
+
+    The result comes with an end of line; what cannot be calculated gets the end of line alone. A response that ends
+    otherwise ends the episode. Rewards are left to the recipe's `reward`.
+    """
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        """There is nothing to set up."""
+
+    def step(self, response: str) -> tuple[str, float | None, bool]:
+        """See `Environment`."""
+        asked = _EXPRESSION.search(response)
+        return ("", None, True) if asked is None else (f"{_result(asked[1].strip())}\n", None, False)
+
+
+def _result(expression: str) -> str:
+    try:
+        value = _value(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, OverflowError, RecursionError, ValueError):
+        return ""
+    return f"{value:.12g}"
+
+
+def _value(node: ast.expr) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.BinOp(left, operation, right) if type(operation) in _OPERATORS:
+            return _OPERATORS[type(operation)](_value(left), _value(right))
+        case ast.UnaryOp(operation, operand) if type(operation) in _OPERATORS:
+            return _OPERATORS[type(operation)](_value(operand))
+        case _:
+            raise ValueError("not a calculation")

@@ -1,0 +1,57 @@
+"""What a recipe names of the user's code, found in the process that is to run it. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
+    """Finds `file.py:name` or `package.module:name`.
+
+    Args:
+        reference: What the recipe says.
+        option: Which option of the recipe says it, for messages.
+        kind: What is looked for, `function` or `class`, for messages.
+
+    Raises:
+        ValueError: There is no such thing.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise ValueError(f"{option} {reference!r} is not of the form file.py:name or package.module:name")
+    try:
+        module = _module_of_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:  # the user's module may raise anything while it is imported
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{option} {reference}: {place} cannot be imported ({what})") from error
+    found = vars(module).get(name)
+    if not callable(found):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"{option} {reference}: no {kind} {name} in {place}; it has {', '.join(names) or 'none'}")
+    return found
+
+
+def raised(error: Exception) -> str:
+    """What the user's code raised, and in which line of the file that was called; whatever it had called itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])
+    return f"raised {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"lockstep_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # as an import does: dataclasses, for one, look their module up there
+    spec.loader.exec_module(module)
+    return module

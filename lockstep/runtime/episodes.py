@@ -1,0 +1,65 @@
+"""The episodes of a recipe: its environment, and how what that says becomes tokens of this model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jinja2 import TemplateError
+
+from lockstep.data import messages
+from lockstep.data.prompts import is_chat
+from lockstep.experience.episodes import Episodes, Observed
+from lockstep.recipe import DataSection, EnvironmentSection
+from lockstep.runtime.source import Source
+
+
+def episodes_of(
+    section: EnvironmentSection | None, data: DataSection, source: Source, note: Callable[[str], None]
+) -> Episodes | None:
+    """Starts the environment that a recipe asks for, if any.
+
+    Args:
+        section: The environment.
+        data: Says whether prompts are conversations.
+        source: The model.
+        note: Is told of episodes that failed.
+
+    Raises:
+        EnvironmentFault: There is no such environment.
+        ValueError: A stop is no token of this model, or its chat template takes no answers to answers.
+    """
+    if section is None:
+        return None
+    stops = tuple(_token(text, source) for text in section.stop)
+    return Episodes(section, stops, source.decode, _observed(data, stops, source), note)
+
+
+def _observed(data: DataSection, stops: Sequence[int], source: Source) -> Observed:
+    """A user's message where the policy has ended its own in a conversation; else the bare text."""
+
+    def observed(text: str, last: int) -> Sequence[int]:
+        if last in stops or not is_chat(data):
+            return source.token_ids(text)
+        tokens = source.token_ids(messages.answered_back(text, source.tokenizer))
+        return tokens[tokens.index(last) + 1 :] if last in tokens else tokens
+
+    try:
+        observed("Tried.", source.stop_token_ids[0])
+    except TemplateError as error:
+        raise ValueError(
+            f"the chat template in {source.folder} takes no message behind an answer ({error}), so no environment can "
+            "answer; use a model whose template does"
+        ) from None
+    return observed
+
+
+def _token(text: str, source: Source) -> int:
+    tokens = source.token_ids(text)
+    if len(tokens) == 1 and tokens[0] != source.tokenizer.unk_token_id:
+        return tokens[0]
+    known = source.tokenizer.get_vocab()
+    if text not in known:
+        raise ValueError(
+            f"environment.stop has {text!r}, which is no single token of the model in {source.folder}; name one that is"
+        )
+    return known[text]

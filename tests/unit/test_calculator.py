@@ -1,0 +1,33 @@
+"""The calculator: what it makes of what a policy writes."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.experience.calculator import Calculator
+
+
+@pytest.mark.parametrize(
+    ("response", "observation"),
+    [
+        ("7+5=", "12\n"),
+        ("She has 12-3=", "9\n"),
+        ("7+5=12\n3*4=", "12\n"),
+        ("(1+2)*-4 =", "-12\n"),
+        ("1/8=", "0.125\n"),
+        ("10/5=", "2\n"),
+        ("1/0=", "\n"),
+        ("7+=", "\n"),
+        ("=", "\n"),
+        ("7**99999999=", "\n"),
+        ("9" * 400 + "*1.5=", "\n"),
+        ("(" * 5000 + "=", "\n"),
+    ],
+)
+def test_a_turn_that_ends_at_an_equals_sign_gets_its_result(response: str, observation: str) -> None:
+    assert Calculator().step(response) == (observation, None, False)
+
+
+def test_any_other_turn_is_the_last() -> None:
+    assert Calculator().step("#### 9") == ("", None, True)
+    assert Calculator().step("7+5=12") == ("", None, True)
