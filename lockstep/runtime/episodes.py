@@ -31,11 +31,20 @@ def episodes_of(
     if section is None:
         return None
     stops = tuple(_token(text, source) for text in section.stop)
-    return Episodes(section, stops, source.decode, _observed(data, stops, source), note)
+    return Episodes(section, stops, source.decode, observations(data, stops, source), note)
 
 
-def _observed(data: DataSection, stops: Sequence[int], source: Source) -> Observed:
-    """A user's message where the policy has ended its own in a conversation; else the bare text."""
+def observations(data: DataSection, stops: Sequence[int], source: Source) -> Observed:
+    """A user's message where the policy has ended its own in a conversation; else the bare text.
+
+    Args:
+        data: Says whether prompts are conversations.
+        stops: Tokens that end a turn inside of a message.
+        source: The model.
+
+    Raises:
+        ValueError: Its chat template takes no answers to answers.
+    """
 
     def observed(text: str, last: int) -> Sequence[int]:
         if last in stops or not is_chat(data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,10 +12,13 @@ from tiny_models import model_folder
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.data.messages import opened
 from lockstep.experience.engine import Engine
 from lockstep.experience.episodes import EnvironmentFault, Episodes
 from lockstep.models.load import load_causal_lm
-from lockstep.recipe import EnvironmentSection
+from lockstep.recipe import DataSection, EnvironmentSection
+from lockstep.runtime.episodes import observations
+from lockstep.runtime.source import Source, open_source
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Prompt, Request, SamplingParams
 
@@ -199,3 +203,47 @@ def test_too_many_faults_end_the_run(folder: Path, sampler: TorchSampler) -> Non
 def test_what_is_no_environment_is_said(folder: Path, sampler: TorchSampler, name: str, said: str) -> None:
     with pytest.raises(EnvironmentFault, match=said):
         played(sampler, name, ROWS, [])
+
+
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture
+def talker(assets: Path, in_tmp: Path) -> Source:
+    """A real tokenizer with a chat template."""
+    shutil.copytree(assets / "models/stories260K/hf", in_tmp / "talker")
+    (in_tmp / "talker/chat_template.jinja").write_text(CHAT)
+    return open_source(in_tmp / "talker")
+
+
+def test_a_conversation_goes_on_as_its_template_writes_it(talker: Source) -> None:
+    data, eos = (
+        DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9),
+        talker.tokenizer.eos_token_id,
+    )
+    [stop] = talker.token_ids("\n")[-1:]
+    observed = observations(data, (stop,), talker)
+    talk = [("user", "Who?"), ("assistant", "Tim."), ("user", "No, Lily.")]
+    whole = talker.token_ids(opened([{"role": role, "content": content} for role, content in talk], talker.tokenizer))
+    behind = [eos, *observed("No, Lily.", eos)]
+    assert len(behind) > 10
+    assert whole[-len(behind) :] == behind
+    assert talker.tokenizer.decode(list(observed("No, Lily.", stop))) == "No, Lily."
+
+
+def test_plain_prompts_go_on_with_the_bare_text(talker: Source) -> None:
+    data = DataSection(train="rows.jsonl", prompt="{q}", max_prompt_tokens=9)
+    observed = observations(data, (), talker)
+    assert talker.tokenizer.decode(list(observed("No.", talker.stop_token_ids[0]))) == "No."
+
+
+def test_a_template_that_takes_no_answer_to_an_answer_is_said(talker: Source) -> None:
+    talker.tokenizer.chat_template = (
+        "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}[user]"
+    )
+    data = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9)
+    with pytest.raises(ValueError, match=r"takes no message behind an answer \(one message\), so no environment"):
+        observations(data, (), talker)
