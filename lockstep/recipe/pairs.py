@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.recipe.machinery import Optimizer
-from lockstep.recipe.run import Bound, Common
+from lockstep.recipe.run import Bound, Supervised
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import DataSection
 
@@ -52,9 +52,10 @@ class LearnedPairs(Section):
     max_tokens: PositiveInt = Field(description="longest prompt and answer together")
 
 
-class PairsRecipe(Common):
+class PairsRecipe(Supervised):
     """What the recipes of these algorithms share."""
 
+    learned = "a pair"
     limit: ClassVar[str]
     """The option that says how long pairs may be."""
     data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
@@ -65,20 +66,3 @@ class PairsRecipe(Common):
     def pairs(self) -> LearnedPairs:
         """The algorithm's own section."""
         raise NotImplementedError(f"{type(self).__name__} has no section of its own")
-
-    @model_validator(mode="after")
-    def _answers_are_whole(self) -> PairsRecipe:
-        if self.data.overlong_prompts == "truncate":
-            raise ValueError(
-                "data.overlong_prompts=truncate is for prompts that a sampler answers; a pair is learned whole, so say "
-                "error or skip"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_samples(self) -> PairsRecipe:
-        if self.run.require_doctor:
-            raise ValueError(
-                "run.require_doctor is about training and sampling, but nothing samples here; leave it out"
-            )
-        return self

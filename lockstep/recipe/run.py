@@ -1,8 +1,8 @@
-"""What every recipe has, and how long, how often, where to."""
+"""What every recipe has, and how long, how often, where to; and what those share that sample nothing."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -88,5 +88,29 @@ class Common(Section):
         if self.run.require_doctor and self.model.path is None:
             raise ValueError(
                 "run.require_doctor asks for a report on a model that is made only now; give a folder by model.path"
+            )
+        return self
+
+
+class Supervised(Common):
+    """What recipes share that learn rows as they are."""
+
+    learned: ClassVar[str]
+    """What is learned from a row."""
+
+    @model_validator(mode="after")
+    def _rows_are_whole(self) -> Supervised:
+        if self.data.overlong_prompts == "truncate":
+            raise ValueError(
+                f"data.overlong_prompts=truncate is for prompts that a sampler answers; {self.learned} is learned "
+                "whole, so say error or skip"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_samples(self) -> Supervised:
+        if self.run.require_doctor:
+            raise ValueError(
+                "run.require_doctor is about training and sampling, but nothing samples here; leave it out"
             )
         return self

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lockstep.recipe.machinery import Optimizer
-from lockstep.recipe.run import Common
+from lockstep.recipe.run import Supervised
 from lockstep.recipe.section import Section
 
 
@@ -18,26 +18,10 @@ class SFT(Section):
     max_tokens: PositiveInt = Field(description="longest prompt and completion together")
 
 
-class SFTRecipe(Common):
+class SFTRecipe(Supervised):
     """`algorithm: sft`"""
 
+    learned = "a demonstration"
     algorithm: Literal["sft"] = Field(description="what is run")
     sft: SFT
     optimizer: Optimizer
-
-    @model_validator(mode="after")
-    def _demonstrations_are_whole(self) -> SFTRecipe:
-        if self.data.overlong_prompts == "truncate":
-            raise ValueError(
-                "data.overlong_prompts=truncate is for prompts that a sampler answers; a demonstration is learned "
-                "whole, so say error or skip"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_samples(self) -> SFTRecipe:
-        if self.run.require_doctor:
-            raise ValueError(
-                "run.require_doctor is about training and sampling, but nothing samples here; leave it out"
-            )
-        return self
