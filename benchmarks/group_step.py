@@ -14,36 +14,23 @@ process of its own, in turn. The clock is CPU time from one step to the next, an
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, environment, save, table
+from benchmarks.harness import Row, environment, save, side, table
 
-ROOT = Path(__file__).resolve().parent.parent
 TRL_PYTHON = Path(__file__).resolve().parent / ".venv-trl-preference" / "bin" / "python"
 ALGORITHMS = ("grpo", "rloo", "distill")
-
-
-def run(python: Path, module: str, algorithm: str, steps: int) -> dict[str, Any]:
-    """One side in a process of its own. Returns the JSON object that its last line holds."""
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [str(python), "-m", module, "--algorithm", algorithm, "--steps", str(steps)]
-    done = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compare(algorithm: str, args: argparse.Namespace) -> tuple[Row, list[dict[str, Any]]]:
     """Runs both sides in turn. Returns the row of the table, and all figures."""
     sides = ((args.trl_python, "benchmarks.baselines.trl_group"), (Path(sys.executable), "benchmarks.lockstep_group"))
-    pairs = [[run(python, module, algorithm, args.steps) for python, module in sides] for _ in range(args.rounds)]
-    theirs, ours = (statistics.median(pair[side]["cpu_s"] for pair in pairs) for side in (0, 1))
+    options = ("--algorithm", algorithm, "--steps", str(args.steps))
+    pairs = [[side(python, module, *options) for python, module in sides] for _ in range(args.rounds)]
+    theirs, ours = (statistics.median(pair[place]["cpu_s"] for pair in pairs) for place in (0, 1))
     return Row(algorithm, theirs, ours, theirs / ours), [process for pair in pairs for process in pair]
 
 

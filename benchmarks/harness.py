@@ -10,11 +10,12 @@ import os
 import platform
 import resource
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -70,6 +71,16 @@ def measure_interleaved(fns: Sequence[Callable[[], object]], repeats: int, warmu
             fn()
             seen.append((time.perf_counter() - wall, time.process_time() - cpu))
     return [Measurement(tuple(w for w, _ in seen), tuple(c for _, c in seen)) for seen in clocks]
+
+
+def side(python: Path, module: str, *options: str) -> dict[str, Any]:
+    """One side of a comparison, on one thread in a process of its own. Returns the JSON object of its last line."""
+    alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    command, root = [str(python), "-m", module, *options], Path(__file__).resolve().parent.parent
+    done = subprocess.run(command, cwd=root, env=os.environ | alone, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def peak_rss_mb() -> float:

@@ -17,37 +17,24 @@ and nothing off ours.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, environment, save, table
+from benchmarks.harness import Row, environment, save, side, table
 
-ROOT = Path(__file__).resolve().parent.parent
 TRL_PYTHON = Path(__file__).resolve().parent / ".venv-trl" / "bin" / "python"
-
-
-def run(python: Path, module: str, epochs: int, steps: int) -> dict[str, Any]:
-    """One side in a process of its own. Returns the JSON object that its last line holds."""
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    command = [str(python), "-m", module, "--epochs", str(epochs), "--steps", str(steps)]
-    done = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compare(epochs: int, rounds: int, steps: int, trl_python: Path) -> tuple[list[Row], list[dict[str, Any]]]:
     """Runs both sides in turn. Returns rows for TRL as it ships and without its collections, and all figures."""
+    options = ("--epochs", str(epochs), "--steps", str(steps))
     pairs = [
         (
-            run(trl_python, "benchmarks.baselines.trl_ppo", epochs, steps),
-            run(Path(sys.executable), "benchmarks.lockstep_ppo", epochs, steps),
+            side(trl_python, "benchmarks.baselines.trl_ppo", *options),
+            side(Path(sys.executable), "benchmarks.lockstep_ppo", *options),
         )
         for _ in range(rounds)
     ]
@@ -56,7 +43,7 @@ def compare(epochs: int, rounds: int, steps: int, trl_python: Path) -> tuple[lis
     ours = statistics.median(own["cpu_s"] for _, own in pairs)
     name = f"{epochs} epoch{'s' if epochs > 1 else ''}"
     rows = [Row(name, shipped, ours, shipped / ours), Row(name, without, ours, without / ours)]
-    return rows, [side for pair in pairs for side in pair]
+    return rows, [process for pair in pairs for process in pair]
 
 
 def main() -> None:

@@ -18,42 +18,27 @@ same products. Both sides must train on the same number of tokens; their losses 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, environment, save, table
+from benchmarks.harness import Row, environment, save, side, table
 
-ROOT = Path(__file__).resolve().parent.parent
 TRL_PYTHON = Path(__file__).resolve().parent / ".venv-trl-preference" / "bin" / "python"
 NAMES = {"gsm8k": "lengths of GSM8K", "even": "equal lengths"}
-
-
-def run(python: Path, module: str, algorithm: str, lengths: str, steps: int) -> dict[str, Any]:
-    """One side in a process of its own. Returns the JSON object that its last line holds."""
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [str(python), "-m", module, "--algorithm", algorithm, "--lengths", lengths, "--steps", str(steps)]
-    done = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compare(algorithm: str, lengths: str, args: argparse.Namespace) -> tuple[Row, list[dict[str, Any]]]:
     """Runs both sides in turn. Returns the row of the table, and all figures."""
     sides = ((args.trl_python, "benchmarks.baselines.trl_preference"),
              (Path(sys.executable), "benchmarks.lockstep_preference"))  # fmt: skip
-    pairs = [
-        [run(python, module, algorithm, lengths, args.steps) for python, module in sides] for _ in range(args.rounds)
-    ]
+    options = ("--algorithm", algorithm, "--lengths", lengths, "--steps", str(args.steps))
+    pairs = [[side(python, module, *options) for python, module in sides] for _ in range(args.rounds)]
     counts = {process["tokens_per_pass"] for pair in pairs for process in pair}
     if len(counts) != 1:
         raise RuntimeError(f"{algorithm}, {lengths}: the two sides do not train on the same tokens: {sorted(counts)}")
-    theirs, ours = (statistics.median(pair[side]["cpu_s"] for pair in pairs) for side in (0, 1))
+    theirs, ours = (statistics.median(pair[place]["cpu_s"] for pair in pairs) for place in (0, 1))
     return Row(f"{algorithm}, {NAMES[lengths]}", theirs, ours, theirs / ours), [p for pair in pairs for p in pair]
 
 

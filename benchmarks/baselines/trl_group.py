@@ -10,7 +10,6 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from itertools import pairwise
 from typing import Any
 
@@ -18,21 +17,12 @@ import torch
 import transformers
 import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import PreTrainedTokenizerFast
 
+from benchmarks.baselines.trl_preference import StepClock
 from benchmarks.harness import peak_rss_mb
 from benchmarks.preference_rows import tokenizer
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
-
-
-class StepClock(TrainerCallback):
-    """Notes the CPU clock at the end of each step."""
-
-    def __init__(self) -> None:
-        self.ticks: list[float] = []
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        self.ticks.append(time.process_time())
 
 
 def last_token(completion_ids: list[list[int]], **_: object) -> list[float]:
