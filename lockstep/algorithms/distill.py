@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lockstep import keyed
+from lockstep.algorithms.policy_gradient import minibatches
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstrations, batch_of
@@ -73,10 +73,9 @@ def distill_step(step: int, position: int, workers: DistillWorkers, rules: Rules
     found = workers.sequences(step, position)  # y ~ π(·|x), or of the data
     batch = taught(found.batch, found.rows, workers, rules)
     metrics = found.metrics
-    order = keyed.permutation(len(batch), rules.seed, "minibatches", step)
-    for rows in order.split(rules.options.global_batch_size):
+    for minibatch in minibatches(batch, rules.options.global_batch_size, rules.seed, step):
         with workers.phase("policy"):
-            metrics += train(workers.policy, batch.select(rows), rules.loss).prefixed("policy")
+            metrics += train(workers.policy, minibatch, rules.loss).prefixed("policy")
     end = position + rules.options.num_prompts_per_step
     return StepResult(metrics, end, batch.tokens.numel(), found.samples)
 

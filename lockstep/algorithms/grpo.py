@@ -48,7 +48,7 @@ def learn(step: int, drawn: Drawn, workers: Workers, rules: GRPORules) -> StepRe
     metrics = drawn.metrics + preparation + credit
     for epoch in range(rules.options.ppo_epochs):
         improved = Metrics()
-        for minibatch in minibatches(batch, rules, step, epoch):
+        for minibatch in minibatches(batch, rules.options.global_batch_size, rules.seed, step, epoch):
             with workers.phase("policy"):
                 improved += train(workers.policy, minibatch, rules.policy_loss).prefixed("policy")
         metrics += of_epoch(improved, epoch, rules)

@@ -108,10 +108,10 @@ def prepared(step: int, version: int, batch: Batch, workers: Workers, rules: Rul
     return batch, metrics + matching + divergence
 
 
-def minibatches(batch: Batch, rules: Rules, step: int, epoch: int) -> Iterator[Batch]:
-    """The responses of a step in an order of their own for each epoch, as many as an optimizer step learns from."""
-    order = keyed.permutation(len(batch), rules.seed, "minibatches", step, epoch)
-    return (batch.select(rows) for rows in order.split(rules.options.global_batch_size))
+def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:
+    """The sequences of a step in an order that depends on seed and `when`, as many as an optimizer step learns from."""
+    order = keyed.permutation(len(batch), seed, "minibatches", *when)
+    return (batch.select(rows) for rows in order.split(size))
 
 
 def of_epoch(metrics: Metrics, epoch: int, rules: Rules) -> Metrics:

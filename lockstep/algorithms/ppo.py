@@ -109,7 +109,7 @@ def with_advantages(batch: Batch, ppo: PPO) -> tuple[Batch, Metrics]:
 def _improved(batch: Batch, step: int, epoch: int, workers: PPOWorkers, rules: PPORules) -> Metrics:
     """One epoch over the rollouts, the critic before the policy."""
     metrics = Metrics()
-    for minibatch in minibatches(batch, rules, step, epoch):
+    for minibatch in minibatches(batch, rules.options.global_batch_size, rules.seed, step, epoch):
         with workers.phase("critic"):
             metrics += train(workers.critic, minibatch, rules.value_loss).prefixed("critic")
         if step >= rules.options.critic_warmup_steps:
