@@ -18,7 +18,6 @@ from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import ANY_ROW, Head, Rule, head
 from lockstep.experience.engine import Engine
-from lockstep.experience.refit import random_probe
 from lockstep.experience.rewards import NoReward
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
@@ -27,7 +26,16 @@ from lockstep.losses.distill import Distillation
 from lockstep.metrics import Metrics
 from lockstep.models.folder import read_config
 from lockstep.recipe import DistillRecipe
-from lockstep.runtime.job import Job, Place, extent_of, held_out_answers, learner_of, require_context, sampler_of
+from lockstep.runtime.job import (
+    Job,
+    Place,
+    engine_of,
+    extent_of,
+    held_out_answers,
+    learner_of,
+    require_context,
+    sampler_of,
+)
 from lockstep.runtime.rows import DataFiles, open_demonstrations, open_prompts
 from lockstep.runtime.source import Source, own_folder
 from lockstep.runtime.workers import LearnerSpec
@@ -129,8 +137,7 @@ def _engine(recipe: DistillRecipe, policy: Learner, place: Place) -> Engine | No
     """Answers as the student does; None where nobody wants to know."""
     if recipe.sampling is None and recipe.validation_sampling is None:
         return None
-    probe = random_probe(place.source.vocabulary, place.source.context)
-    return Engine(sampler_of(policy, place.source, recipe, place), policy, probe, place.shown.phase)
+    return engine_of(policy, sampler_of(policy, place.source, recipe, place), place)
 
 
 def _validation(recipe: DistillRecipe, engine: Engine | None, place: Place) -> Callable[[int], Metrics] | None:

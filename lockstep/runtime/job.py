@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.data.selection import head
+from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
+from lockstep.experience.refit import random_probe
 from lockstep.experience.reward_model import RewardModel
 from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
@@ -142,6 +144,11 @@ def sampler_of(policy: Learner, source: Source, recipe: SamplingRecipe, place: P
     if shares and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
         return TorchSampler(policy.model.lm, section.max_batch_size, recipe.learner.dtype == "bf16")
     return nearest(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)
+
+
+def engine_of(learner: Learner, sampler: Sampler, place: Place) -> Engine:
+    """Samples by the weights of a learner, and attests them."""
+    return Engine(sampler, learner, random_probe(place.source.vocabulary, place.source.context), place.shown.phase)
 
 
 def held_out_answers(

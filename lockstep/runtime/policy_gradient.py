@@ -12,7 +12,6 @@ from lockstep.algorithms.step import StepResult
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
 from lockstep.experience.engine import Engine
-from lockstep.experience.refit import random_probe
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
@@ -25,6 +24,7 @@ from lockstep.runtime.episodes import episodes_of
 from lockstep.runtime.job import (
     Job,
     Place,
+    engine_of,
     extent_of,
     held_out_answers,
     learner_of,
@@ -75,12 +75,7 @@ def policy_gradient_job(recipe: PolicyGradientRecipe, place: Place) -> Job:
     size = options.num_prompts_per_step
     apart = _sampler_apart(source, recipe, place) if options.one_step_ahead else None
     experience = Experience(
-        Engine(
-            apart or sampler_of(policy, source, recipe, place),
-            policy,
-            random_probe(source.vocabulary, source.context),
-            place.shown.phase,
-        ),
+        engine_of(policy, apart or sampler_of(policy, source, recipe, place), place),
         open_prompts(
             files.train,
             recipe.data,

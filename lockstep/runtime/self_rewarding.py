@@ -15,7 +15,6 @@ from lockstep.data.selection import Head, head
 from lockstep.experience.engine import Engine
 from lockstep.experience.judge.build import meta_judge, score_judge, score_parser
 from lockstep.experience.judge.judge import Judge
-from lockstep.experience.refit import random_probe
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
@@ -27,6 +26,7 @@ from lockstep.runtime.collapse import Collapse
 from lockstep.runtime.job import (
     Job,
     Place,
+    engine_of,
     held_out_answers,
     policy_and_reference,
     require_context,
@@ -50,7 +50,7 @@ def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
     limit = head(recipe.data.limit_train_batches, options.global_batch_size)
     wanted = rule_of(recipe.verifier, judge=True)
     prompts = open_prompts(files.train, recipe.asked, source.tokenizer, wanted, limit)
-    engines = _engines(policy, reference, source, recipe, place)
+    engines = _engines(policy, reference, recipe, place)
     actor = engines[0] if options.acting_policy == "current" else engines[1]
     own = Policy(actor, source)
     judge = _judge(recipe, own, place)
@@ -161,15 +161,12 @@ def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rul
     )
 
 
-def _engines(
-    policy: Learner, reference: Learner, source: Source, recipe: SelfRewardingRecipe, place: Place
-) -> tuple[Engine, Engine]:
+def _engines(policy: Learner, reference: Learner, recipe: SelfRewardingRecipe, place: Place) -> tuple[Engine, Engine]:
     """For the policy as it is, and for the reference; one sampler serves both, unless each shares its learner's."""
-    probe, phase = random_probe(source.vocabulary, source.context), place.shown.phase
-    own = sampler_of(policy, source, recipe, place)
+    own = sampler_of(policy, place.source, recipe, place)
     shares = isinstance(own, TorchSampler) and recipe.learner.lora is None
-    other = sampler_of(reference, source, recipe, place) if shares else own
-    return Engine(own, policy, probe, phase), Engine(other, reference, probe, phase)
+    other = sampler_of(reference, place.source, recipe, place) if shares else own
+    return engine_of(policy, own, place), engine_of(reference, other, place)
 
 
 def _together(*measures: Callable[[int], Metrics] | None) -> Callable[[int], Metrics] | None:
