@@ -36,7 +36,7 @@ def doctor_recipe(
     algorithm, own = algorithm_of(recipe), Path(model) / "recipe.yaml"
     if algorithm != "doctor" and algorithm in recipe_classes():
         raise RecipeError(f"{recipe} is for another command: {usage(algorithm, recipe)}")
-    said: dict[str, Any] = {"model": {"path": str(weights_of(own))}}
+    said: dict[str, Any] = {"model": {"path": str(weights_of(model))}}
     if folder is not None:
         said["run"] = {"folder": folder}
     if budget_s is not None:

@@ -47,7 +47,7 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     options = dict(_flat(loaded.dump()))
     others = [name for name in options if name.startswith(("reward_model.", "critic_model.", "teachers."))]
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
-        own = weights_of(Path(str(options[f"{name}.path"])) / "recipe.yaml")
+        own = weights_of(str(options[f"{name}.path"]))
         found |= {f"{name}.{path.name}": _file(path) for path in sorted(own.iterdir()) if _matters(path)}
     for name in ("reward.function", "verifier.function", "environment.class_name"):
         function = _function_file(str(options.get(name) or ""))

@@ -35,7 +35,7 @@ def judge_eval_recipe(
     algorithm = algorithm_of(first)
     if algorithm != _NAME and algorithm in recipe_classes():
         raise RecipeError(f"{first} is for another command: {usage(algorithm, first)}")
-    said: dict[str, Any] = {"data": {"ranked": data}, "judge": _judge(model, own)}
+    said: dict[str, Any] = {"data": {"ranked": data}, "judge": _judge(model)}
     if folder is not None:
         said["run"] = {"folder": folder}
     begun = [_as_trained(own)] if own.is_file() and recipe is None else []
@@ -43,10 +43,10 @@ def judge_eval_recipe(
     return replace(loaded, name=f"{_model_name(loaded, model)}-{Path(data).stem}")
 
 
-def _judge(model: str, own: Path) -> dict[str, Any]:
+def _judge(model: str) -> dict[str, Any]:
     if model.startswith(("http://", "https://")):
         return {"path": None, "sampler": {"backend": "openai", "openai": {"base_url": model}}}
-    return {"path": str(weights_of(own))}
+    return {"path": str(weights_of(model))}
 
 
 def _as_trained(own: Path) -> Layer:

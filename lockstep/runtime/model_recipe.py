@@ -52,7 +52,7 @@ class Command:
         algorithm = algorithm_of(first)
         if algorithm != self.name and algorithm in recipe_classes():
             raise RecipeError(f"{first} is for another command: {usage(algorithm, first)}")
-        said: dict[str, Any] = {"model": {"path": str(weights_of(own))}, "data": {self.rows: data}}
+        said: dict[str, Any] = {"model": {"path": str(weights_of(model))}, "data": {self.rows: data}}
         if folder is not None:
             said["run"] = {"folder": folder}
         begun = [self._as_trained(own)] if own.is_file() and recipe is None else []
@@ -77,10 +77,10 @@ def room_of_demonstrations(tree: dict[str, Any]) -> dict[str, int] | None:
     return None
 
 
-def weights_of(own: Path) -> Path:
-    """The folder with the weights, by its (or the run's) `recipe.yaml`: the run's last, or the one that was named."""
-    run = own.parent
-    if not own.is_file():
+def weights_of(model: Path | str) -> Path:
+    """The folder with the weights: a run's last, or the one that was named."""
+    run = Path(model)
+    if not (run / "recipe.yaml").is_file():
         return run
     if not (run / "final").is_dir():
         raise RecipeError(f"{run} is a run that has no final/ yet; let it finish, or say lockstep export {run} MODEL")

@@ -94,7 +94,7 @@ def own_folder(section: ModelFolder, source: Source) -> str:
     Raises:
         ValueError: If its tokens are others, or it is a run that has not finished.
     """
-    folder = weights_of(Path(section.path) / "recipe.yaml")
+    folder = weights_of(section.path)
     if load_tokenizer(folder).get_vocab() != source.tokenizer.get_vocab():
         raise ValueError(
             f"the model in {folder} reads other tokens than the policy in {source.folder}; train it from a model with "

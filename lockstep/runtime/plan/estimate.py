@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import Head
@@ -123,7 +122,7 @@ def _asked(recipe: Common) -> list[tuple[str, Head, str]]:
 
 @cache
 def _sizes(path: str) -> Sizes:
-    folder = str(weights_of(Path(path) / "recipe.yaml"))
+    folder = str(weights_of(path))
     return Sizes.of(skeleton(read_config(folder, headless=True), folder))
 
 
