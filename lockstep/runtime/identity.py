@@ -47,8 +47,7 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     options = dict(_flat(loaded.dump()))
     others = [name for name in options if name.startswith(("reward_model.", "critic_model.", "teachers."))]
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
-        own = weights_of(str(options[f"{name}.path"]))
-        found |= {f"{name}.{path.name}": _file(path) for path in sorted(own.iterdir()) if _matters(path)}
+        found |= model_files(weights_of(str(options[f"{name}.path"])), name)
     for name in ("reward.function", "verifier.function", "environment.class_name"):
         function = _function_file(str(options.get(name) or ""))
         if function is not None:
@@ -56,9 +55,9 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     return found
 
 
-def model_files(folder: Path) -> Identity:
-    """A digest of each file of the first model."""
-    return {f"model.{path.name}": _file(path) for path in sorted(folder.iterdir()) if _matters(path)}
+def model_files(folder: Path, name: str = "model") -> Identity:
+    """A digest of each file of a model, by default the first."""
+    return {f"{name}.{path.name}": _file(path) for path in sorted(folder.iterdir()) if _matters(path)}
 
 
 def recipe_identity(loaded: Loaded) -> Identity:
