@@ -50,6 +50,11 @@ class Distill(Section):
         """Of a step."""
         return self.num_prompts_per_step * self.num_generations
 
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of a step."""
+        return self.responses // self.global_batch_size
+
     @model_validator(mode="after")
     def _batches_divide(self) -> Distill:
         if self.responses % self.global_batch_size:

@@ -94,7 +94,7 @@ def distilled_rows(recipe: DistillRecipe, files: DataFiles, source: Source, limi
 def distill_arithmetic(recipe: DistillRecipe, rows: Prompts | Demonstrations) -> str:
     """How rows become optimizer steps, for people."""
     its = recipe.distill
-    updates = f"{its.responses // its.global_batch_size} optimizer steps of {its.global_batch_size}"
+    updates = f"{its.updates} optimizer steps of {its.global_batch_size}"
     if isinstance(rows, Demonstrations):
         return f"{len(rows)} rows ({rows.selection.account}); {its.responses} rows → {updates}"
     return (

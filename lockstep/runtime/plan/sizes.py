@@ -192,8 +192,7 @@ class Load:
                 asked = [section for section in (recipe.sampling, recipe.validation_sampling) if section is not None]
                 generated = max((prompt + section.max_tokens for section in asked), default=0)
                 longest = its.max_tokens or generated
-                updates = its.responses // its.global_batch_size
-                return cls(longest, 1, its.global_batch_size, updates, its.responses, generated, full_support=True)
+                return cls(longest, 1, its.global_batch_size, its.updates, its.responses, generated, full_support=True)
             case SelfRewardingRecipe():
                 rows = recipe.self_rewarding.global_batch_size
                 answer = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
