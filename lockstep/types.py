@@ -40,6 +40,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def divisor(self) -> float:
+        """What logits are divided by: the temperature, and 1 where greedy."""
+        return self.temperature or 1.0
+
+    @property
     def full_support(self) -> bool:
         """Whether every token can be drawn, so that only the temperature shapes the distribution."""
         return self.greedy or (self.top_k == 0 and self.top_p == 1.0)

@@ -99,8 +99,7 @@ def hidden_scores(
 def _of_all(logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """The same where so many tokens are asked for that one pass over the vocabulary is less than a search for each."""
     assert sampling.full_support, "only a drawn token is known to belong to the support"
-    temperature = 1.0 if sampling.greedy else sampling.temperature
-    logprob_MV = (logits_MV.float() / temperature).log_softmax(-1)
+    logprob_MV = (logits_MV.float() / sampling.divisor).log_softmax(-1)
     return logprob_MV.gather(1, token_MK), -(logprob_MV.exp() * logprob_MV).sum(-1)
 
 
@@ -128,8 +127,7 @@ def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) ->
 
 
 def _scoring(sampling: SamplingParams, entropy: bool = True, shard: Shard = WHOLE) -> Scoring:
-    temperature = 1.0 if sampling.greedy else sampling.temperature
-    return Scoring(shard=shard, temperature=temperature, entropy=entropy, chosen=True)
+    return Scoring(shard=shard, temperature=sampling.divisor, entropy=entropy, chosen=True)
 
 
 def _listed(token: Tensor, sampling: SamplingParams) -> Tensor:

@@ -126,7 +126,7 @@ class HFBackend(InProcess):
 
 def shaped(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
     """Logits of the distribution that is sampled from, by the processors of `transformers`."""
-    scores: Any = logits_MV if sampling.greedy else logits_MV / sampling.temperature
+    scores: Any = logits_MV / sampling.divisor
     nothing: Any = None
     if sampling.top_k:
         scores = TopKLogitsWarper(min(sampling.top_k, scores.shape[-1]))(nothing, scores)

@@ -61,7 +61,7 @@ class Row:
 
     def heated(self, asked: SamplingParams) -> Tensor:
         """The same, divided by the temperature that was asked for, fp32 [M, V]."""
-        return self.logits if asked.greedy else self.logits / asked.temperature
+        return self.logits / asked.divisor
 
     def beside(self, step: int) -> Tensor:
         """Logits so many positions to the right of those, fp32 [M, V]."""
@@ -128,7 +128,7 @@ def _one_sided(rows: Sequence[Row], numbers: Guess, sign: int) -> bool:
 
 def _temperatures(rows: Sequence[Row], asked: SamplingParams) -> Iterator[tuple[str, str, Guess]]:
     """Those that a side may have used: none, the inverse, the square, and what fits; of logits, or of the result."""
-    now = 1.0 if asked.greedy else asked.temperature
+    now = asked.divisor
     tried = {one for one in (1.0, 1 / now, now**2) if abs(one - now) > 1e-3}
     best = _fitted(0.3, 3.0, lambda one: size(unexplained(rows[:_ROWS], _scored(replace(asked, temperature=one)))))
     tried |= {best} if abs(best - now) > 5e-3 else set()
@@ -300,8 +300,7 @@ def _once(times: Count) -> Count:
 
 def _low(asked: SamplingParams, dtype: torch.dtype) -> Guess:
     def numbers(row: Row) -> Tensor:
-        raw = row.raw[row.described]
-        heated = raw if asked.greedy else raw / asked.temperature
+        heated = row.raw[row.described] / asked.divisor
         return heated.to(dtype).log_softmax(-1).gather(-1, row.token[:, None])[:, 0].double()
 
     return numbers

@@ -150,7 +150,7 @@ def _biased(rows: Sequence[Row], asked: SamplingParams) -> Explained | None:
     fitted, checked = [row for place, row in enumerate(rows) if place % 4], rows[::4]
     if not fitted:
         return None
-    heat = 1.0 if asked.greedy else asked.temperature
+    heat = asked.divisor
     logits_MV, token_M = (torch.cat(x) for x in zip(*((row.logits, row.token) for row in fitted), strict=True))
     said_M = torch.cat([row.said for row in fitted])
     sure = torch.isfinite(said_M)

@@ -29,7 +29,7 @@ class DividesLogprobs(HFBackend):
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
         raw_M = super().logprob(logits_MV, token_M, replace(sampling, temperature=1.0), conditions)
-        return raw_M if sampling.greedy else raw_M / sampling.temperature
+        return raw_M / sampling.divisor
 
 
 class _OwnDenominator(HFBackend):

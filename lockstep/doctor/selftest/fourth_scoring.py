@@ -118,7 +118,7 @@ class CapsLast(TorchBackend):
         cap = float(model.config.final_logit_softcapping)
         with _uncapped(model):
             logits_MV = model(**inputs(batch), logits_to_keep=align.state_before(own)).logits[0].float()
-        cold_MV = logits_MV if sampling.greedy else logits_MV / sampling.temperature
+        cold_MV = logits_MV / sampling.divisor
         logprob_M, _ = token_scores(cap * torch.tanh(cold_MV / cap), batch.tokens[own], PLAIN)
         return column(logprob_M, own, batch)
 

@@ -122,8 +122,7 @@ def low_softmax(dtype: DType) -> type[HFBackend]:
             exact_M = super().logprob(logits_MV, token_M, sampling, conditions)
             if "softmax" in conditions.parts:
                 return exact_M
-            own_M = logits_MV.float().gather(-1, token_M[:, None])[:, 0]
-            own_M = own_M if sampling.greedy else own_M / sampling.temperature
+            own_M = logits_MV.float().gather(-1, token_M[:, None])[:, 0] / sampling.divisor
             return own_M - (own_M - exact_M).to(TORCH_TYPES[dtype]).float()
 
     return LowSoftmax

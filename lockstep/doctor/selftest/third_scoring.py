@@ -112,7 +112,7 @@ class NarrowNucleus(TorchBackend):
             return super().logprob(model, batch)
         own = _own(batch)
         logits_MV = model(**inputs(batch), logits_to_keep=align.state_before(own)).logits[0].float()
-        scaled_MV = logits_MV / (sampling.temperature or 1.0)
+        scaled_MV = logits_MV / sampling.divisor
         prob_MV, order_MV = scaled_MV.softmax(-1).sort(-1, descending=True)
         kept_MV = prob_MV.cumsum(-1) < sampling.top_p
         kept_MV[:, 0] = True
