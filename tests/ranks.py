@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.runtime.child import forking
 
-DEADLINE_S = 120.0
+DEADLINE_S = 400.0
 GRACE_S = 2.0
 """How long the other ranks may take to answer once one has failed; they may well wait for it."""
 

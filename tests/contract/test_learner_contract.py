@@ -52,11 +52,11 @@ class Pair:
 
 def start(kind: str, spec: LearnerSpec, stack: ExitStack) -> Learner:
     if kind == "two ranks":
-        ranks = launch(over(spec, dp=2), timeout_s=60.0)
+        ranks = launch(over(spec, dp=2), timeout_s=400.0)
         stack.callback(ranks.close)
         return ranks
     if kind == "spawned":
-        remote = spawned(spec, f"{spec.head} learner", timeout_s=60.0)
+        remote = spawned(spec, f"{spec.head} learner", timeout_s=400.0)
         stack.callback(remote.close)
         return RemoteLearner(remote)
     return spec.build()

@@ -52,7 +52,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
         yield workers
 
 
-def abacus(workers: Workers, start: int = 0, name: str = "abacus", timeout_s: float = 120.0) -> Remote:
+def abacus(workers: Workers, start: int = 0, name: str = "abacus", timeout_s: float = 400.0) -> Remote:
     remote = workers.start(AbacusSpec(start), name, timeout_s, role="learner", number=0, of=1)
     workers.callback(remote.close)
     return remote
@@ -252,7 +252,7 @@ def test_a_death_is_told_before_the_errors_it_may_have_caused(shared: Remote, ow
 
 def test_threads_are_shared_out(own: Remote) -> None:
     assert own.call("threads") == torch.get_num_threads()
-    one = spawned(AbacusSpec(), "abacus", timeout_s=120.0, threads=3)
+    one = spawned(AbacusSpec(), "abacus", timeout_s=400.0, threads=3)
     assert one.call("threads") == 3
     one.close()
 
@@ -261,7 +261,7 @@ SCRIPT = """
 from lockstep.runtime.remote import spawned
 from remote_workers import AbacusSpec
 if __name__ == "__main__":
-    remote = spawned(AbacusSpec(), "orphan", timeout_s=60.0)
+    remote = spawned(AbacusSpec(), "orphan", timeout_s=400.0)
     print(remote.call("pid"), flush=True)
     remote.call("sleep", 60.0)
 """

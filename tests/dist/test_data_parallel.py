@@ -32,7 +32,7 @@ def spec(models: Callable[..., Path]) -> LearnerSpec:
 
 @pytest.fixture(scope="module")
 def two(spec: LearnerSpec) -> Iterator[MeshLearner]:
-    learner = launch(over(spec, dp=2), timeout_s=60.0)
+    learner = launch(over(spec, dp=2), timeout_s=400.0)
     yield learner
     learner.close()
 
@@ -115,7 +115,7 @@ def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
 def test_a_rank_that_dies_while_weights_are_handed_out_is_the_one_named(
     spec: LearnerSpec, rank: int, verb: str
 ) -> None:
-    learner = launch(over(spec, dp=2), timeout_s=60.0)
+    learner = launch(over(spec, dp=2), timeout_s=400.0)
     kill_soon(learner, rank)
     with pytest.raises(WorkerDied, match=f"worker logits learner rank {rank} died in {verb}: killed by SIGKILL"):
         list(learner.weights())

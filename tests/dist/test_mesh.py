@@ -117,7 +117,7 @@ def twins(layout: tuple[LearnerSection, Path], head: Head, first: Path) -> Itera
     one = spec.build()
     one.save(first)
     assert one.saved(wait=True)
-    many = launch(replace(spec, section=section), timeout_s=120.0)
+    many = launch(replace(spec, section=section), timeout_s=400.0)
     yield Twins(many, one, first)
     many.close()
 
@@ -276,7 +276,7 @@ def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
 ) -> None:
     spec = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, seed=0)
     one, steps = spec.build(), demonstrations(4)
-    writes = launch(replace(spec, section=section(**{"backend": "torch"} | first)), timeout_s=120.0)
+    writes = launch(replace(spec, section=section(**{"backend": "torch"} | first)), timeout_s=400.0)
     for batch, loss in steps[:2]:
         train(writes, batch, loss)
     writes.save(tmp_path)
@@ -284,7 +284,7 @@ def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
     writes.close()
     one.load(tmp_path)
     expected = [train(one, *step).floats() for step in steps[2:]]
-    reads = launch(replace(spec, section=section(**{"backend": "torch"} | then)), timeout_s=120.0)
+    reads = launch(replace(spec, section=section(**{"backend": "torch"} | then)), timeout_s=400.0)
     reads.load(tmp_path)
     assert [train(reads, *step).floats() for step in steps[2:]] == [pytest.approx(e, rel=1e-5) for e in expected]
     reads.close()
@@ -294,7 +294,7 @@ def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
 def test_ranks_that_never_held_the_model_hold_what_its_folder_says(models: Models, head: Head, architecture: str) -> None:
     spec = LearnerSpec(str(models(architecture)), head, SECTION, None, seed=3)
     expected = dict(spec.build().weights())
-    many = launch(over(spec, dp=2), timeout_s=60.0)
+    many = launch(over(spec, dp=2), timeout_s=400.0)
     held = dict(many.weights())
     many.close()
     assert held.keys() == expected.keys()
