@@ -15,7 +15,7 @@ quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_arithmetic
 
 test: $(VENV)/.vllm
-	$(BIN)/python -m pytest tests -m "not proof" -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest tests -m "not proof" -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -31,9 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("lockstep")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says what tests need, and which of them follow each other in one worker: a file's, and all that start a Ray."""
     for item in items:
         for fixture, need in FIXTURES.items():
             if fixture in getattr(item, "fixturenames", ()):
@@ -41,8 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("needs"):
             assert mark.args[0] in NEEDS, f"{item.nodeid} needs '{mark.args[0]}', which no one knows"
             item.user_properties.append(("needs", mark.args[0]))
-        needs_ray = any(mark.args[0] == "ray" for mark in item.iter_markers("needs"))
-        item.add_marker(pytest.mark.xdist_group("ray" if needs_ray else item.path.name))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -89,9 +85,9 @@ def megatron() -> None:
         pytest.skip('needs megatron: pip install "lockstep-rl[megatron]"')
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
-    """A Ray of the tests' own, which recipes and clusters join."""
+    """A Ray of the tests' own, which recipes and clusters join; it takes CPU time also where nobody asks it."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip('needs ray: pip install "lockstep-rl[ray]"')
     from lockstep.runtime.ray import joined
@@ -111,9 +107,9 @@ def sandboxes() -> None:
     sandbox.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    """Processes over gloo; they start with the first call."""
+    """Processes over gloo; they start with the first call, and take CPU time for as long as they live."""
     pool = Ranks()
     yield pool
     pool.close()
