@@ -6,6 +6,7 @@ renormalised) sees importance ratios that are wrong by a factor, however equal t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,9 @@ from lockstep.distributed.vocab import vocab_logprobs
 from lockstep.types import SamplingParams
 
 _ROWS = 256
+
+_BLOCK = 1024
+"""So many columns are first drawn from as one: only the sums of blocks, and one block, are summed in float64."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +156,28 @@ def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tupl
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M].
     """
     scoring, z_MV = _scoring(sampling, entropy=False), logits_MV.float()
-    weight_MV = torch.empty_like(z_MV)
-    row = block_sums(z_MV, weight_MV, _floor(logits_MV, sampling), scoring)
-    if sampling.greedy:
-        token_M = z_MV.argmax(-1)
-    else:
-        cumulative = weight_MV.cumsum(-1, dtype=torch.float64)
-        token_M = torch.searchsorted(cumulative, (uniform_M * cumulative[:, -1])[:, None], right=True)[:, 0]
+    rows, columns = z_MV.shape
+    weight_MBb = z_MV.new_zeros(rows, math.ceil(columns / _BLOCK), _BLOCK)
+    row = block_sums(z_MV, weight_MBb.flatten(1)[:, :columns], _floor(logits_MV, sampling), scoring)
+    token_M = z_MV.argmax(-1) if sampling.greedy else _inverted(weight_MBb, uniform_M)
     above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
     return token_M, above_M / scoring.temperature - row.total.log()
+
+
+def _inverted(weight_MBb: Tensor, uniform_M: Tensor) -> Tensor:
+    """Where the running sum of a row's weights passes uniform · total: first the block, then the column in it."""
+    if weight_MBb.shape[1] == 1:
+        return _passed(weight_MBb[:, 0], uniform_M)[0]
+    sum_MB = weight_MBb.sum(-1)
+    block_M, above_M = _passed(sum_MB, uniform_M)
+    rows = torch.arange(len(block_M), device=block_M.device)
+    below_M = (1.0 - above_M / sum_MB[rows, block_M]).clamp(0.0, 1.0 - torch.finfo(torch.float64).eps)
+    return block_M * weight_MBb.shape[-1] + _passed(weight_MBb[rows, block_M], below_M)[0]
+
+
+def _passed(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the running sum passes uniform · total [M], and by how much, float64 [M]."""
+    sum_MK = weight_MK.cumsum(-1, dtype=torch.float64)
+    aim_M1 = uniform_M[:, None] * sum_MK[:, -1:]
+    place_M1 = torch.searchsorted(sum_MK, aim_M1, right=True)
+    return place_M1[:, 0], (sum_MK.gather(-1, place_M1) - aim_M1)[:, 0]

@@ -99,6 +99,14 @@ def test_a_large_vocabulary_is_inverted_exactly() -> None:
     assert torch.equal(token, torch.arange(0, 50_000, 100))
 
 
+def test_a_large_vocabulary_of_any_shape_is_inverted_as_float64_would() -> None:
+    logits = torch.randn(1, 2_500, generator=torch.Generator().manual_seed(0)) * 3
+    uniform = torch.cat([even_uniforms(5_000), torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)])
+    token, _ = draw(logits.expand(len(uniform), -1), uniform, SamplingParams(1))
+    expected = torch.searchsorted(logits[0].double().softmax(-1).cumsum(-1), uniform[:-2], right=True)
+    assert torch.equal(token, torch.cat([expected, torch.tensor([0, 2_499])]))
+
+
 def test_extreme_numbers_draw_possible_tokens() -> None:
     edge = torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)
     token, logprob = draw(LOGITS[:2], edge, SamplingParams(1, top_k=3))
