@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lockstep.algorithms.policy_gradient import minibatches
 from lockstep.algorithms.step import StepResult
@@ -81,22 +82,32 @@ def distill_step(step: int, position: int, workers: DistillWorkers, rules: Rules
 
 
 def taught(batch: Batch, rows: Sequence[Mapping[str, Any]], workers: DistillWorkers, rules: Rules) -> Batch:
-    """With the tokens that each row's teacher names in the place of each, and their log-probabilities, [N, K] each.
+    """With what each row's teacher says in the place of each token, [N, K]: the tokens it names, and what these have.
 
+    Where it names the whole vocabulary, the student is asked for all of it too, and which tokens these are is not said.
     Both distributions are the models' own, whatever shaped the one that was sampled from.
     """
-    k, field = min(rules.options.top_k or rules.vocabulary, rules.vocabulary), rules.options.teacher_field
-    names = [next(iter(workers.teachers)) if field is None else row[field] for row in rows]
+    k, whole = rules.options.top_k or rules.vocabulary, rules.vocabulary
+    with workers.phase("teachers"):
+        token_NK, logprob_NK = _named(batch, rows, workers, rules.options.teacher_field, min(k, whole))
+    columns = {"mask": batch.mask, "teacher_logprob": logprob_NK} | ({"top_token": token_NK} if k < whole else {})
+    return replace(batch, token=columns, sample={}, sampling=None, top_k=0 if k < whole else whole)
+
+
+def _named(
+    batch: Batch, rows: Sequence[Mapping[str, Any]], workers: DistillWorkers, field: str | None, k: int
+) -> tuple[Tensor, Tensor]:
+    """The k tokens that each row's teacher names in the place of each, and their log-probabilities, [N, K]."""
+    if field is None:
+        return next(iter(workers.teachers.values())).topk(batch, k)
     token_NK = torch.zeros(batch.tokens.numel(), k, dtype=torch.int64)
     logprob_NK = torch.zeros(batch.tokens.numel(), k)
-    with workers.phase("teachers"):
-        for name, teacher in workers.teachers.items():
-            own = torch.tensor([one == name for one in names])
-            if bool(own.any()):
-                here_N = own[batch.row]
-                token_NK[here_N], logprob_NK[here_N] = teacher.topk(batch.select(own.nonzero().squeeze(-1)), k)
-    columns = {"mask": batch.mask, "top_token": token_NK, "teacher_logprob": logprob_NK}
-    return replace(batch, token=columns, sample={}, sampling=None)
+    for name, teacher in workers.teachers.items():
+        own = torch.tensor([row[field] == name for row in rows])
+        if bool(own.any()):
+            here_N = own[batch.row]
+            token_NK[here_N], logprob_NK[here_N] = teacher.topk(batch.select(own.nonzero().squeeze(-1)), k)
+    return token_NK, logprob_NK
 
 
 @dataclass(frozen=True)

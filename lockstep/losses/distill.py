@@ -10,7 +10,6 @@ from lockstep.batch import Batch
 from lockstep.losses.base import Denominator, Outputs
 from lockstep.metrics import Mean, Metrics
 from lockstep.objectives.distill import forward_kl, jensen_shannon, reverse_kl
-from lockstep.objectives.masks import trainable
 from lockstep.recipe import Divergence
 
 
@@ -19,7 +18,7 @@ class Distillation:
     """Σ_t D(π(· | x_<t), π_T(· | x_<t)) over trainable tokens, nats.
 
     The batch has the columns `top_token`, the tokens that the teacher names in the place of each, and
-    `teacher_logprob`, what they have there, [N, K] each.
+    `teacher_logprob`, what they have there, [N, K] each; or the latter alone, of the whole vocabulary.
 
     Attributes:
         kl_type: D: the forward or the reverse KL, their weighted sum, or Jensen and Shannon's divergence.
@@ -38,18 +37,17 @@ class Distillation:
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         assert outputs.top_logprob is not None, "distillation needs a head that gives log-probabilities"
-        own = batch.mask
-        student_MK = outputs.top_logprob[own]
+        own, some = batch.mask, "top_token" in batch.token
+        student_MK, teacher_MK = outputs.top_logprob[own], batch["teacher_logprob"][own].log_softmax(-1)
         named_M = student_MK.detach().exp().sum(-1)
-        if not self.outside:
+        entropy_M = _entropy(student_MK.detach()) if outputs.entropy is None else outputs.entropy[own]
+        if some and not self.outside:
             student_MK = student_MK.log_softmax(-1)
-        teacher_MK = batch["teacher_logprob"][own].log_softmax(-1)
-        assert outputs.entropy is not None, "likewise"
-        total = self._divergence(student_MK, teacher_MK, outputs.entropy[own] if self.outside else None).sum()
+        total = self._divergence(student_MK, teacher_MK, entropy_M if some and self.outside else None).sum()
         count = own.sum()
         return total, Metrics(
             loss=Mean(total.detach(), count),
-            entropy=Mean(trainable(outputs.entropy.detach(), own).sum(), count),
+            entropy=Mean(entropy_M.detach().sum(), count),
             named_by_teacher=Mean(named_M.sum(), count),
             same_first_choice=Mean((student_MK.argmax(-1) == teacher_MK.argmax(-1)).sum(), count),
         )
@@ -64,3 +62,8 @@ class Distillation:
             return jensen_shannon(student_MK, teacher_MK, self.weight)
         reverse_M = reverse_kl(student_MK, teacher_MK, entropy_M)
         return self.weight * forward_kl(student_MK, teacher_MK) + (1.0 - self.weight) * reverse_M
+
+
+def _entropy(logprob_MV: Tensor) -> Tensor:
+    """Of whole distributions, nats [M]."""
+    return -(logprob_MV.exp() * logprob_MV).sum(-1)

@@ -182,7 +182,8 @@ def test_distillation(policy: Twins, models: Models, k: int, outside: bool) -> N
     for batch, _ in demonstrations(STEPS):
         token, logprob = teacher.topk(batch, k)
         columns = {"mask": batch.mask, "top_token": token, "teacher_logprob": logprob}
-        made.append((replace(batch, token=columns), Distillation("mixed", 0.5, outside)))
+        whole = replace(batch, token={"mask": batch.mask, "teacher_logprob": logprob}, top_k=k)
+        made.append((replace(batch, token=columns) if k < VOCABULARY else whole, Distillation("mixed", 0.5, outside)))
     policy.alike(made)
     policy.hold_the_same()
     mine, theirs = (learner.topk(made[0][0], k) for learner in (policy.one, policy.many))

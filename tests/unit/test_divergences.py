@@ -45,32 +45,32 @@ def brute(kind: str, student_V: Tensor, teacher_V: Tensor, weight: float) -> Ten
     return total
 
 
-def scored(kind: str, logits_MV: Tensor, teacher_MV: Tensor, k: int, outside: bool) -> Tensor:
-    """What the loss makes of the teacher's k likeliest tokens."""
-    teacher_MK, token_MK = teacher_MV.log_softmax(-1).topk(k)
-    own_MV = logits_MV.log_softmax(-1)
-    batch = Batch(
-        torch.zeros(len(own_MV), dtype=torch.int64),
-        torch.tensor([len(own_MV)]),
-        {"mask": torch.ones(len(own_MV)).bool(), "top_token": token_MK, "teacher_logprob": teacher_MK},
-    )
+def scored(kind: str, logits_MV: Tensor, teacher_MV: Tensor, k: int | None, outside: bool) -> Tensor:
+    """What the loss makes of the teacher's k likeliest tokens; None: of all, without a list of them."""
+    own_MV, all_MV = logits_MV.log_softmax(-1), teacher_MV.log_softmax(-1)
+    columns = {"mask": torch.ones(len(own_MV)).bool(), "teacher_logprob": all_MV}
+    batch = Batch(torch.zeros(len(own_MV), dtype=torch.int64), torch.tensor([len(own_MV)]), columns)
+    if k is None:
+        return Distillation(kind, 0.3, outside)(Outputs(top_logprob=own_MV), batch)[0]  # pyright: ignore[reportArgumentType]
+    teacher_MK, token_MK = all_MV.topk(k)
+    batch = batch.with_columns({"top_token": token_MK, "teacher_logprob": teacher_MK})
     entropy_M = -(own_MV.exp() * own_MV).sum(-1)
     outputs = Outputs(logprob=own_MV[:, 0], entropy=entropy_M, top_logprob=own_MV.gather(1, token_MK))
     return Distillation(kind, 0.3, outside)(outputs, batch)[0]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("k", [VOCABULARY, NAMED])
+@pytest.mark.parametrize("k", [None, VOCABULARY, NAMED])
 @pytest.mark.parametrize("outside", [False, True])
 def test_the_loss_and_its_gradient_are_those_of_the_whole_vocabulary(
-    logits: tuple[Tensor, Tensor], kind: str, k: int, outside: bool
+    logits: tuple[Tensor, Tensor], kind: str, k: int | None, outside: bool
 ) -> None:
     student, teacher = logits[0].requires_grad_(), logits[1].log_softmax(-1)
     total = scored(kind, student, logits[1], k, outside)
     (gradient,) = torch.autograd.grad(total, student)
     expected = student.new_zeros(())
     for own, theirs in zip(student, teacher, strict=True):
-        named = theirs.topk(k).indices
+        named = theirs.topk(k or VOCABULARY).indices
         if outside:  # the teacher has e^-100 for the others
             said = torch.full_like(theirs, LOG_OUTSIDE).scatter(0, named, theirs[named].log_softmax(-1))
             expected = expected + brute(kind, own.log_softmax(-1), said, 0.3)
