@@ -79,7 +79,8 @@ def examined(folder: Path, sampler: str, dtype: str) -> Examination:
     weights = weights_digest(folder) if reports else ""  # reads them all, which takes a while
     newest = next(((path, report.verdict) for path, report in reports if report.model.digest == weights), None)
     if newest is None:
-        return Examination(False, f"there is no doctor's report on {about} in {REPORTS}/; {command} makes one")
+        makes = f"{command} makes one, and with `quick` for `table` a small one"
+        return Examination(False, f"there is no doctor's report on {about} in {REPORTS}/; {makes}")
     path, verdict = newest
     if verdict == "PASS":
         return Examination(True, f"the doctor has passed {about}: {path}")

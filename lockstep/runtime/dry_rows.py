@@ -245,4 +245,5 @@ def _micro_batches(recipe: Common) -> str:
 def _course(recipe: Common, steps: int, validates: bool) -> str:
     every, saves = recipe.run.validate_every, -(-steps // recipe.run.save_every)
     validations = len({0, steps, *(range(every, steps, every) if every else ())}) if validates else 0
-    return f"{steps} steps, {validations} validations, {saves} checkpoints of which {recipe.run.keep} are kept"
+    kept = min(saves, recipe.run.keep)
+    return f"steps: {steps}; validations: {validations}; checkpoints: {saves}, of which the newest are kept: {kept}"

@@ -115,8 +115,8 @@ def test_a_dry_run_of_what_is_in_order_reports_and_leaves_nothing(
     assert left(here) == before
     report = capsys.readouterr().out
     assert report.startswith(f"{Path(recipe).stem} can start")
-    assert "7 steps" in report
-    assert "3 checkpoints of which 2 are kept" in report
+    assert "steps: 7;" in report
+    assert "checkpoints: 3, of which the newest are kept: 2" in report
     assert main(["train", recipe]) == 0
 
 

@@ -142,7 +142,7 @@ def test_a_dry_run_says_what_a_run_would_do(in_tmp: Path, learn: Run) -> None:
     said = dry_run(load("tiny.yaml", ["run.max_steps=-1", "run.validate_every=2"]))
     assert "48 pairs (none skipped), 8 pairs (none skipped) to validate on" in said
     assert "8 pairs → 1 optimizer step" in said
-    assert "6 steps, 4 validations, 6 checkpoints" in said
+    assert "steps: 6; validations: 4; checkpoints: 6" in said
     assert "reference: " in said
     with pytest.raises(DryRunError, match=r"dpo.max_tokens allows sequences of 97 tokens"):
         dry_run(load("tiny.yaml", ["dpo.max_tokens=97"]))
