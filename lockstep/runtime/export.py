@@ -44,11 +44,11 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
     require_run(run)
     if out.exists():
         raise ValueError(f"{out} is there already; name a folder that is not")
-    found = _chosen(Checkpoints(run / "checkpoints", keep=1), which)
     loaded = load(str(run / "recipe.yaml"))
     recipe, lora = loaded.training, loaded.training.learner.lora
     if adapter and lora is None:
         raise ValueError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
+    found = _chosen(Checkpoints(run / "checkpoints", keep=1), which)
     head: Head = "reward" if isinstance(recipe, RewardModelRecipe) else "logits"
     network = skeleton(read_config(run / FRAME), str(run))
     saved = found.folder / ("reward_model" if head == "reward" else "policy")

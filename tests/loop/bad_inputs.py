@@ -6,6 +6,7 @@ The commands are given in a folder of `workspace.furnish`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from workspace import (
     Spoil,
@@ -65,6 +66,12 @@ def own(spoil: Spoil | None = None, overrides: str = "") -> BadInput:
 def judged(overrides: str, spoil: Spoil | None = None) -> BadInput:
     """Of `lockstep train judged.yaml`, in which a model rewards itself."""
     return BadInput(f"train judged.yaml {overrides}", spoil)
+
+
+def a_run(folder: Path) -> None:
+    """A run that has just begun."""
+    (folder / "run").mkdir()
+    write("run/recipe.yaml", (folder / "own.yaml").read_bytes())(folder)
 
 
 def reward(function: str, *overrides: str) -> BadInput:
@@ -333,15 +340,10 @@ RUNS = {
     "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").late,
     "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1 run.max_steps=2").late,
     "generate: a recipe of another command": BadInput("generate model rows.jsonl --recipe own.yaml"),
-    "generate: a run that is not finished": BadInput(
-        "generate run rows.jsonl",
-        lambda folder: [
-            (folder / "run").mkdir(),
-            write("run/recipe.yaml", (folder / "own.yaml").read_bytes())(folder),
-        ],
-    ),
+    "generate: a run that is not finished": BadInput("generate run rows.jsonl", a_run),
     "check: no run": BadInput("check model"),
     "export: no run": BadInput("export model out"),
+    "export: adapters of none": BadInput("export run out --adapter", a_run),
 }
 
 CATALOGUE = {**RECIPES, **MODELS, **DATA, **REWARDS, **ENVIRONMENTS, **JUDGED, **RUNS}
