@@ -59,28 +59,25 @@ class Pending:
         self.name, self.verb = name, verb
         self.open = True
         self._transport, self._timeout_s = transport, timeout_s
+        self._unsent: WorkerDied | RemoteTimeout | None = None
         self.renew()
 
     def renew(self) -> None:
         """Sets the deadline anew, counted from now."""
         self._deadline = time.monotonic() + self._timeout_s
 
-    def send(self, message: Message) -> None:
-        """Hands the worker a part of the call.
-
-        Raises:
-            WorkerDied, RemoteTimeout: As `Remote.call`.
-        """
+    def send(self, call: Call) -> None:
+        """Hands the worker the call; where it is gone, whoever asks for the outcome is told, as of any death."""
         try:
-            self._transport.send(message, self._timeout_s)
-        except TimeoutError as error:
-            raise self._given_up() from error
-        except OSError as error:
-            raise self._died("before") from error
+            self._transport.send(call, self._timeout_s)
+        except TimeoutError:
+            self._unsent = self._given_up()
+        except OSError:
+            self._unsent = self._died("before")
 
     def done(self, wait_s: float = 0.0) -> bool:
         """Whether `result` would return, or raise, without waiting; waits up to `wait_s` for that."""
-        return self._transport.poll(wait_s) or time.monotonic() > self._deadline
+        return self._unsent is not None or self._transport.poll(wait_s) or time.monotonic() > self._deadline
 
     def result(self) -> Any:
         """Waits for the outcome; raises as `Remote.call`."""
@@ -93,6 +90,8 @@ class Pending:
 
     def next_message(self) -> Message:
         """An item of a stream, each with a deadline of its own, or the result that ends the call."""
+        if self._unsent is not None:
+            raise self._unsent
         try:
             message = self._transport.recv(max(0.0, self._deadline - time.monotonic()))
         except TimeoutError as error:
@@ -149,10 +148,10 @@ class Remote:
             self.pending.result()
 
     def submit(self, verb: str, *args: Any, **keywords: Any) -> Pending:
-        """Starts a call and returns at once.
+        """Starts a call and returns at once, also where the worker is gone, so that others can be asked beside it.
 
         Raises:
-            WorkerDied: If the worker is gone.
+            WorkerDied: If the worker was lost while it built its object.
             RuntimeError: If another call is under way.
         """
         self.ready()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def test_a_death_while_the_learner_trains_is_survived(start: Start, models: Call
         batch = engine.generate(requests(), SAMPLING)
     assert batch["version"].unique().tolist() == [1]
     torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_one_of_several_that_is_gone_leaves_the_others_ready(start: Start, lost: int) -> None:  # noqa: F811
+    replicas, wanted = start(replicas=2), requests()
+    expected = replicas.generate(wanted, SAMPLING)
+    victim = replicas.remotes[lost]
+    os.kill(victim.call("pid"), signal.SIGKILL)
+    while victim.alive():
+        time.sleep(0.01)
+    replicas.sleep()
+    replicas.wake()
+    assert replicas.restarts == 1
+    assert torch.equal(replicas.generate(wanted, SAMPLING).tokens, expected.tokens)
 
 
 def test_shared_memory_does_not_outlive_its_carrier(start: Start, models: Callable[..., Path], tmp_path: Path) -> None:  # noqa: F811
