@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,6 +86,10 @@ class _Episode:
         self.fault, self.ended, self.reward = why, True, None
 
 
+_Ask = Callable[[Child, Sequence[_Episode]], None]
+"""Lets a process answer its episodes."""
+
+
 class Episodes:
     """Plays with environments in processes of their own, several at a time.
 
@@ -108,7 +113,7 @@ class Episodes:
         note: Callable[[str], None],
     ) -> None:
         self._section, self._stops, self._decode, self._observed = section, stops, decode, observed
-        self._note = note
+        self._note, self._told_of_hanging = note, False
         self._children = [Child(environment.__name__, section.class_name) for _ in range(section.max_concurrency)]
         self._threads = ThreadPoolExecutor(len(self._children), "environment")
         self._started(self._children[0])
@@ -135,16 +140,18 @@ class Episodes:
         episodes = [_begun(number, *pair) for number, pair in enumerate(zip(prompts, requests, strict=True))]
         under_way, versions = episodes, torch.zeros(len(episodes), dtype=torch.int64)
         for _ in range(self._section.max_turns):
-            versions[[episode.number for episode in under_way]] = self._turn(under_way, engine, sampling)
+            ask = partial(self._ask, episodes)
+            versions[[episode.number for episode in under_way]] = self._turn(under_way, ask, engine, sampling)
             under_way = [episode for episode in under_way if not episode.ended]
             if not under_way:
                 break
         for episode in under_way:
             episode.truncated = True
-        self._tell(episodes)
+        if failures := self._failures(episodes):
+            self._note(failures)
         return _batch(episodes, versions, sampling)
 
-    def _turn(self, episodes: Sequence[_Episode], engine: Engine, sampling: SamplingParams) -> Tensor:
+    def _turn(self, episodes: Sequence[_Episode], ask: _Ask, engine: Engine, sampling: SamplingParams) -> Tensor:
         """A response of each, and an answer to it. Returns the versions of the weights, int64 [B]."""
         batch = engine.generate([episode.next_request() for episode in episodes], sampling).to("cpu")
         drawn = zip(batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), strict=True)
@@ -153,7 +160,7 @@ class Episodes:
             episode.append(tokens[mask], logprob[mask])
             episode.said.append(self._decode(tokens[mask].tolist()))
             episode.truncated = cut
-        list(self._threads.map(self._ask, self._children, self._shares(episodes)))
+        list(self._threads.map(ask, self._children, self._shares(episodes)))
         for episode in episodes:
             self._go_on(episode, sampling.max_tokens)
         return batch["version"]
@@ -175,11 +182,16 @@ class Episodes:
         count = len(self._children)
         return [[episode for episode in episodes if episode.number % count == k] for k in range(count)]
 
-    def _ask(self, child: Child, episodes: Sequence[_Episode]) -> None:
-        """Lets a process answer; whoever makes it hang or end fails, and those behind are asked in a new one."""
+    def _ask(self, everyone: Sequence[_Episode], child: Child, episodes: Sequence[_Episode]) -> None:
+        """Lets a process answer; whoever makes it hang or end fails, and those behind are asked in a new one.
+
+        Raises:
+            EnvironmentFault: More of everyone failed than the recipe allows; each that hangs takes its time.
+        """
         while episodes:
             self._started(child)
             episodes = self._ask_once(child, episodes)
+            self._failures(everyone)
 
     def _ask_once(self, child: Child, episodes: Sequence[_Episode]) -> list[_Episode]:
         """Those that have no answer, since the process was lost before."""
@@ -192,6 +204,7 @@ class Episodes:
                     episode.answered(self._answer(reply))
         except ChildHangs:
             episode.failed(f"did not answer within {self._section.timeout_s:g} s and was ended")
+            self._tell_of_hanging(episode)
         except ChildDied as error:
             episode.failed(f"ended its process ({error})")
         return list(behind)
@@ -210,19 +223,32 @@ class Episodes:
             what = "takes too long" if isinstance(error, ChildHangs) else f"ended the process ({error})"
             raise EnvironmentFault(f"environment.class_name {self._section.class_name}: importing it {what}") from None
 
-    def _tell(self, episodes: Sequence[_Episode]) -> None:
-        """Names what failed first, or stops where too much did."""
-        failed = [episode for episode in episodes if episode.fault is not None]
-        if not failed:
-            return
-        first, limit = failed[0], self._section.max_no_verdict_rate
-        what = (
-            f"{len(failed)} of {len(episodes)} episodes failed; the first: {first.prompt.id}, turn {len(first.said)}: "
-            f"environment.class_name {self._section.class_name} {first.fault}"
+    def _tell_of_hanging(self, episode: _Episode) -> None:
+        """Names the first that hangs at once: with others that do the same, a step may take long."""
+        if not self._told_of_hanging:
+            self._told_of_hanging = True
+            self._note(f"{self._named(episode)}; others that hang take as long (environment.timeout_s)")
+
+    def _failures(self, episodes: Sequence[_Episode]) -> str:
+        """How many failed, and the first of them; nothing where none did.
+
+        Raises:
+            EnvironmentFault: More than the recipe allows.
+        """
+        failed, limit = (
+            [episode for episode in episodes if episode.fault is not None],
+            self._section.max_no_verdict_rate,
         )
+        if not failed:
+            return ""
+        what = f"{len(failed)} of {len(episodes)} episodes failed; the first: {self._named(failed[0])}"
         if len(failed) > limit * len(episodes):
             raise EnvironmentFault(f"{what}; environment.max_no_verdict_rate={limit:g} allows no more")
-        self._note(what)
+        return what
+
+    def _named(self, episode: _Episode) -> str:
+        where = f"{episode.prompt.id}, turn {len(episode.said)}"
+        return f"{where}: environment.class_name {self._section.class_name} {episode.fault}"
 
 
 def _begun(number: int, prompt: Prompt, request: Request) -> _Episode:

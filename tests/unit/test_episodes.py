@@ -154,16 +154,27 @@ def test_a_fault_costs_its_own_episode_and_is_named(
 ) -> None:
     healthy = played(sampler, "Counting", ROWS, [])
     batch = played(sampler, name, ROWS, notes := [], timeout_s=3.0, max_concurrency=processes)
-    [note] = notes
-    assert note.startswith(
-        f"1 of 6 episodes failed; the first: rows.jsonl:2, turn 2: environment.class_name worlds.py:{name} "
-    )
+    *early, note = notes
+    where = f"rows.jsonl:2, turn 2: environment.class_name worlds.py:{name} "
+    assert note.startswith(f"1 of 6 episodes failed; the first: {where}")
     assert said in note
+    at_once = f"{where}{said}; others that hang take as long (environment.timeout_s)"
+    assert early == ([at_once] if name == "Hanging" else [])
     assert batch["environment_fault"].tolist() == [False, False, True, False, False, False]
     assert batch["environment_reward"].isnan().tolist() == batch["environment_fault"].tolist()
     for i in (0, 1, 3, 4, 5):
         assert torch.equal(batch.sequences()[i], healthy.sequences()[i])
         assert batch["environment_reward"][i] == healthy["environment_reward"][i]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_time_is_given_to_more_than_may_hang(folder: Path, sampler: TorchSampler, processes: int) -> None:
+    rows = [{"turns": 3, "bad": True}] * 20
+    limits = {"timeout_s": 2.0, "max_no_verdict_rate": 0.1, "max_concurrency": processes}
+    with pytest.raises(
+        EnvironmentFault, match=r"^[34] of 20 episodes failed; .*=0.1 allows no more$"
+    ):
+        played(sampler, "Hanging", rows, [], **limits)
 
 
 def test_one_that_says_something_else_when_played_again_is_found_out(folder: Path, sampler: TorchSampler) -> None:
