@@ -66,6 +66,7 @@ class Child:
         self._module, self._arguments = module, arguments
         self._lock = threading.Lock()
         self._running: _Running | None = None
+        self._killed = False
 
     def __reduce__(self) -> tuple[type[Child], tuple[str, ...]]:
         return Child, (self._module, *self._arguments)
@@ -105,6 +106,12 @@ class Child:
         """Of the process; None where none runs."""
         return self._running.process.pid if self._running is not None and self._running.usable() else None
 
+    def kill(self) -> None:
+        """Ends the process at once and for good; another thread that starts or asks it hears that it died."""
+        self._killed = True
+        if self._running is not None and self._running.usable():
+            self._running.process.kill()
+
     def close(self) -> None:
         """Ends the process."""
         with self._lock:
@@ -115,6 +122,9 @@ class Child:
         if self._running is None or not self._running.usable():
             self._running = _Running.start(self._module, self._arguments)
             weakref.finalize(self, self._running.end)
+        if self._killed:
+            self._running.end(at_once=True)
+            raise ChildDied("killed on purpose")
         return self._running
 
 

@@ -5,6 +5,7 @@ Imports nothing heavy, so that the child holds what the environment needs and no
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterator
@@ -43,6 +44,8 @@ class Environment(Protocol):
         ...
 
 
+_METHODS = {"reset": ("row", "seed"), "step": ("response",)}
+
 CALLED = "called"
 """A reply that says only that time starts anew: one of several calls has returned."""
 
@@ -70,9 +73,16 @@ class _Episodes:
             raise ValueError(
                 f"environment.class_name {name} cannot be made without arguments: it {_what(error)}"
             ) from None
-        lacks = [method for method in ("reset", "step") if not callable(getattr(first, method, None))]
+        lacks = [method for method in _METHODS if not callable(getattr(first, method, None))]
         if lacks:
             raise ValueError(f"environment.class_name {name} has no method {' and no method '.join(lacks)}")
+        for method, takes in _METHODS.items():
+            try:
+                inspect.signature(getattr(first, method)).bind(*takes)
+            except TypeError as error:
+                raise ValueError(
+                    f"environment.class_name {name}: {method} has to take ({', '.join(takes)}), and: {error}"
+                ) from None
         self._make = make
         self._live: dict[int, Environment] = {}
 
@@ -112,6 +122,8 @@ def _step(environment: Environment, response: str) -> dict[str, Any]:
         raise _Nonsense(f"returned the observation {observation!r}; return text")
     if reward is not None and not (isinstance(reward, numbers.Real) and math.isfinite(reward)):
         raise _Nonsense(f"returned the reward {reward!r}; return a finite number, or None for no verdict")
+    if done not in (True, False):
+        raise _Nonsense(f"returned {done!r} for whether it is done; return True or False")
     return {"observation": observation, "reward": None if reward is None else float(reward), "done": bool(done)}
 
 

@@ -138,18 +138,28 @@ class Episodes:
         """
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self._stops))
         episodes = [_begun(number, *pair) for number, pair in enumerate(zip(prompts, requests, strict=True))]
+        try:
+            versions = self._turns(episodes, engine, sampling)
+        except BaseException:  # Ctrl-C, for one: no thread is left to wait for what hangs
+            for child in self._children:
+                child.kill()
+            raise
+        if failures := self._failures(episodes):
+            self._note(failures)
+        return _batch(episodes, versions, sampling)
+
+    def _turns(self, episodes: Sequence[_Episode], engine: Engine, sampling: SamplingParams) -> Tensor:
+        """Plays until all have ended. Returns the versions of the weights, int64 [B]."""
         under_way, versions = episodes, torch.zeros(len(episodes), dtype=torch.int64)
+        ask = partial(self._ask, episodes)
         for _ in range(self._section.max_turns):
-            ask = partial(self._ask, episodes)
             versions[[episode.number for episode in under_way]] = self._turn(under_way, ask, engine, sampling)
             under_way = [episode for episode in under_way if not episode.ended]
             if not under_way:
                 break
         for episode in under_way:
             episode.truncated = True
-        if failures := self._failures(episodes):
-            self._note(failures)
-        return _batch(episodes, versions, sampling)
+        return versions
 
     def _turn(self, episodes: Sequence[_Episode], ask: _Ask, engine: Engine, sampling: SamplingParams) -> Tensor:
         """A response of each, and an answer to it. Returns the versions of the weights, int64 [B]."""

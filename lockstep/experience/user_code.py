@@ -48,6 +48,8 @@ def raised(error: Exception) -> str:
 def _module_of_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as for a script: it may import its neighbours
     spec = importlib.util.spec_from_file_location(f"lockstep_user_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -25,6 +25,7 @@ from lockstep.errors import first_line
 from lockstep.models import attention
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+_UNIT = "score.weight"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -43,12 +44,13 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
         return path
     if path.exists():
         raise ModelError(f"{path} is a file; give the Hugging Face folder of a model")
-    download = ""
-    if _HUB_NAME.fullmatch(str(folder)):
-        download = f" (`hf download {folder} --local-dir {path.name}` fetches one of that name)"
+    hint = ""
+    if path.parts[0] == "runs":
+        hint = ", or train that run first"
+    elif _HUB_NAME.fullmatch(str(folder)):
+        hint = f" (`hf download {folder} --local-dir {path.name}` fetches one of that name)"
     raise ModelError(
-        f"there is no folder {path}, and Lockstep downloads nothing; give the folder of a model on this "
-        f"machine{download}"
+        f"there is no folder {path}, and Lockstep downloads nothing; give the folder of a model on this machine{hint}"
     )
 
 
@@ -118,6 +120,20 @@ def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel) -> Non
                     f"{file}: {name} has shape {shape}, but config.json asks for {wanted[name]}; weights and "
                     "configuration are of two models"
                 )
+
+
+def require_rewards(folder: Path) -> None:
+    """Raises ModelError where a folder's weights have no unit of one label, as reward models have."""
+    labels = 0
+    for path in weight_files(folder):
+        with safe_open(path, "pt") as file:
+            if _UNIT in file.keys():  # noqa: SIM118
+                labels = file.get_slice(_UNIT).get_shape()[0]
+    if labels != 1:
+        why = f"has {labels} labels" if labels else f"has no {_UNIT}"
+        raise ModelError(
+            f"{folder} holds no reward model: it {why}; `lockstep train` makes one with algorithm: reward_model"
+        )
 
 
 def weight_files(folder: Path) -> list[Path]:

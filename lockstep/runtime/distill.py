@@ -70,8 +70,14 @@ def teacher_folders(recipe: DistillRecipe, source: Source) -> dict[str, str]:
     """Where each teacher is.
 
     Raises:
-        ValueError: One reads or writes other tokens than the student, or is a run that has not finished.
+        ValueError: One reads or writes other tokens than the student, or is a run that has not finished; or they are
+            asked for more tokens than there are.
     """
+    if (recipe.distill.top_k or 0) > source.vocabulary:
+        raise ValueError(
+            f"distill.top_k={recipe.distill.top_k}, but the student has {source.vocabulary} tokens; leave top_k out to "
+            "compare all of them"
+        )
     folders = {name: own_folder(section, source) for name, section in recipe.teachers.items()}
     for folder in folders.values():
         rows = int(read_config(folder).get_text_config().vocab_size)

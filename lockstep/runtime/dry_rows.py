@@ -38,7 +38,7 @@ from lockstep.runtime.plan.sizes import Load
 from lockstep.runtime.policy_gradient import batch_arithmetic
 from lockstep.runtime.rows import DataFiles, open_demonstrations, open_own_answers, open_pairs, open_prompts
 from lockstep.runtime.self_rewarding import self_rewarding_arithmetic, self_rewarding_extent, self_rewarding_rules
-from lockstep.runtime.source import Source, open_source, own_folder
+from lockstep.runtime.source import Source, open_source, own_folder, reward_folder
 from lockstep.types import Prompt, Request, SamplingParams
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
@@ -114,18 +114,19 @@ def _policy_gradient(recipe: PolicyGradientRecipe, files: DataFiles, source: Sou
             _reward(recipe.reward, train.first(_ANSWERS), train, found)
         if episodes_of(recipe.environment, recipe.data, source, found.notes.append) is not None:
             assert recipe.environment is not None
+            judged = recipe.reward is not None or recipe.reward_model is not None
+            rewards = "its rewards are not asked" if judged else "its rewards count"
+            found.say("environment", f"{recipe.environment.class_name} can be made; it was not played with; {rewards}")
+        _rewarding(recipe.reward_model, source, found)
+        if isinstance(recipe, PPORecipe) and recipe.critic_model is not None:
             found.say(
-                "environment", f"{recipe.environment.class_name} is there and can be made; it was not played with"
+                "critic", f"begins with {own_folder(recipe.critic_model, source)}, which reads the policy's tokens"
             )
-        _own_tokens(
-            (recipe.reward_model, recipe.critic_model if isinstance(recipe, PPORecipe) else None), source, found
-        )
 
 
-def _own_tokens(asked: Sequence[ModelFolder | None], source: Source, found: Findings) -> None:
-    for section in asked:
-        if section is not None:
-            found.say("reward model", f"{own_folder(section, source)} reads the policy's tokens")
+def _rewarding(section: ModelFolder | None, source: Source, found: Findings) -> None:
+    if section is not None:
+        found.say("reward model", f"{reward_folder(section, source)} reads the policy's tokens")
 
 
 class _Nobody:
@@ -149,7 +150,7 @@ def _self_rewarding(recipe: SelfRewardingRecipe, files: DataFiles, source: Sourc
         if recipe.judge is not None and asked is not None:
             score_judge(recipe.judge, asked, recipe.seed)
     with found.problem():
-        _own_tokens((recipe.reward_model,), source, found)
+        _rewarding(recipe.reward_model, source, found)
     with found.problem():
         asked = None if recipe.meta_judge is None else _judged_by(recipe.meta_judge, policy, "meta_judge")
         if recipe.meta_judge is not None and asked is not None:
@@ -245,5 +246,8 @@ def _micro_batches(recipe: Common) -> str:
 def _course(recipe: Common, steps: int, validates: bool) -> str:
     every, saves = recipe.run.validate_every, -(-steps // recipe.run.save_every)
     validations = len({0, steps, *(range(every, steps, every) if every else ())}) if validates else 0
+    epochs = recipe.run.max_epochs if recipe.run.max_steps >= 0 and not isinstance(recipe, SelfRewardingRecipe) else 1
+    unasked = f" (run.max_steps goes before run.max_epochs={epochs})" if epochs > 1 else ""
     kept = min(saves, recipe.run.keep)
-    return f"steps: {steps}; validations: {validations}; checkpoints: {saves}, of which the newest are kept: {kept}"
+    newest = f"checkpoints: {saves}, of which the newest are kept: {kept}"
+    return f"steps: {steps}{unasked}; validations: {validations}; {newest}"

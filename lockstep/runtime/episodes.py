@@ -31,29 +31,43 @@ def episodes_of(
     if section is None:
         return None
     stops = tuple(_token(text, source) for text in section.stop)
-    return Episodes(section, stops, source.decode, observations(data, stops, source), note)
+    return Episodes(section, stops, source.decode, observations(data, stops, source, note), note)
 
 
-def observations(data: DataSection, stops: Sequence[int], source: Source) -> Observed:
+def observations(data: DataSection, stops: Sequence[int], source: Source, note: Callable[[str], None]) -> Observed:
     """A user's message where the policy has ended its own in a conversation; else the bare text.
 
     Args:
         data: Says whether prompts are conversations.
         stops: Tokens that end a turn inside of a message.
         source: The model.
+        note: Is told, once, of text that the model has no token for.
 
     Raises:
         ValueError: Its chat template takes no answers to answers.
     """
 
-    def observed(text: str, last: int) -> Sequence[int]:
+    unknown = source.tokenizer.unk_token_id
+    told: list[str] = []
+
+    def tokens_of(text: str, last: int) -> Sequence[int]:
         if last in stops or not is_chat(data):
             return source.token_ids(text)
         tokens = source.token_ids(messages.answered_back(text, source.tokenizer))
         return tokens[tokens.index(last) + 1 :] if last in tokens else tokens
 
+    def observed(text: str, last: int) -> Sequence[int]:
+        tokens = tokens_of(text, last)
+        if unknown in tokens and not told:
+            told.append(text)
+            note(
+                f"the model has no token for part of what the environment says, at first in {text!r}, and reads "
+                f"{source.tokenizer.unk_token} there; let it say what the model can read"
+            )
+        return tokens
+
     try:
-        observed("Tried.", source.stop_token_ids[0])
+        tokens_of("Tried.", source.stop_token_ids[0])
     except TemplateError as error:
         raise ValueError(
             f"the chat template in {source.folder} takes no message behind an answer ({error}), so no environment can "

@@ -39,7 +39,7 @@ from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
 from lockstep.runtime.rows import DataFiles, open_prompts
 from lockstep.runtime.saver import Lasting
-from lockstep.runtime.source import Source, own_folder
+from lockstep.runtime.source import Source, reward_folder
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -113,7 +113,7 @@ def learner_of(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
 def reward_model_of(recipe: PolicyGradientRecipe | SelfRewardingRecipe, place: Place) -> RewardModel:
     """The model in a recipe's `reward_model`, which does not learn."""
     assert recipe.reward_model is not None, "the recipe names one"
-    folder = own_folder(recipe.reward_model, place.source)
+    folder = reward_folder(recipe.reward_model, place.source)
     spec = LearnerSpec(folder, "reward", recipe.learner, None, recipe.seed)
     return RewardModel(learner_of(spec.frozen, recipe, place))
 

@@ -12,7 +12,7 @@ from lockstep.data.files import Files, open_rows
 from lockstep.data.prompts import token_ids
 from lockstep.data.selection import texts
 from lockstep.models.export import save_model
-from lockstep.models.folder import read_config
+from lockstep.models.folder import read_config, require_rewards
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.recipe import Common, ModelFolder, Sampling
@@ -101,6 +101,17 @@ def own_folder(section: ModelFolder, source: Source) -> str:
             "the same tokenizer"
         )
     return str(folder)
+
+
+def reward_folder(section: ModelFolder, source: Source) -> str:
+    """The folder of a model that rewards another one, and reads its tokens.
+
+    Raises:
+        ValueError: As `own_folder`, or if it rewards nothing.
+    """
+    folder = own_folder(section, source)
+    require_rewards(Path(folder))
+    return folder
 
 
 def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int) -> None:

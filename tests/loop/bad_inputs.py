@@ -174,6 +174,8 @@ RECIPES = {
     "rule: best between validations": said("run.best.metric=validation/accuracy run.validate_every=0"),
 }
 
+JUDGED_BY_MATH = """validation_reward.type=math validation_reward.marker='"####"'"""
+
 MODELS = {
     "model: no such folder": own(overrides="model.path=absent"),
     "model: a name of the hub": own(overrides="model.path=Qwen/Qwen2.5-1.5B"),
@@ -188,6 +190,7 @@ MODELS = {
             "model/config.json", model_type="mamba", architectures=["MambaForCausalLM"], max_position_embeddings=None
         )
     ),
+    "model: no reward model": own(overrides=f"reward=null reward_model.path=model {JUDGED_BY_MATH}"),
     "tokenizer: none": own(remove("model/tokenizer.json")),
     "tokenizer: torn": own(write("model/tokenizer.json", '{"version"')),
     "tokenizer: of another model": own(small_embedding),
@@ -265,6 +268,7 @@ ENVIRONMENTS = {
     "environment: no such class": played("Absent"),
     "environment: a method missing": played("Stepless"),
     "environment: cannot be made": played("Needy"),
+    "environment: a method takes too little": played("Seedless"),
     "environment: a stop of several tokens": played("Broken", "environment.stop=[7+5]"),
     "environment: no room for a response": played("Broken", "environment.max_tokens=8"),
     "environment: a penalty for length": played("Broken", "ppo.overlong_penalty.buffer=2"),

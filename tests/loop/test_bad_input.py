@@ -120,6 +120,11 @@ def test_a_dry_run_of_what_is_in_order_reports_and_leaves_nothing(
     assert main(["train", recipe]) == 0
 
 
+def test_a_dry_run_says_what_max_steps_hides(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny.yaml", "--dry-run", "run.max_epochs=9"]) == 0
+    assert "steps: 1 (run.max_steps goes before run.max_epochs=9);" in capsys.readouterr().out
+
+
 def test_a_dry_run_goes_on_to_the_recipe_that_is_trained_first(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "later.yaml").write_text("base: own.yaml\nmodel: {path: null, from_recipe: ./sft.yaml}\n")
     assert main(["train", "later.yaml", "--dry-run"]) == 0

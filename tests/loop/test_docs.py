@@ -170,7 +170,13 @@ def test_command_runs(
             option for option in CHATTED if option.split(".")[0] in ("data", *(k for k in own if own[k] in command))
         ]
         arguments += warmed_up_shortly(arguments[1])
-        arguments += SHORT + (TINY if "ppo_gsm8k" in arguments else []) + (fitting if chat else [])
+        tiny = [
+            option.replace("ppo.", f"{algorithm}.")
+            for algorithm in ("ppo", "grpo")
+            for option in TINY
+            if f"{algorithm}_gsm8k" in arguments
+        ]
+        arguments += SHORT + tiny + (fitting if chat else [])
     if arguments[0] == "eval":
         arguments += FEW
     if arguments[0] == "generate":

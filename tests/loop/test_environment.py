@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from killing import started, wait_for
 from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.cli import main
@@ -34,6 +36,14 @@ class Moody(Even):
         super().reset(row, seed)
         if seed % 5 == 0:
             raise RuntimeError("not today")
+
+
+class Asleep(Even):
+    """Never answers."""
+    def step(self, response):
+        import pathlib, time
+        pathlib.Path("asleep").touch()
+        time.sleep(1000)
 '''
 STOPS = [*"0123456789+-=.", "\n"]
 PPO = {name: value for name, value in RECIPE.items() if name != "reward"} | {
@@ -112,9 +122,22 @@ def test_an_episode_can_be_drawn_one_step_ahead_and_the_same_run_gives_the_same(
 
 def test_a_dry_run_makes_one(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "grpo.yaml", "--dry-run"]) == 0
-    assert "worlds.py:Even is there and can be made" in capsys.readouterr().out
+    assert "worlds.py:Even can be made; it was not played with; its rewards count" in capsys.readouterr().out
     assert main(["train", "grpo.yaml", "--dry-run", "environment.class_name=worlds.py:Odd"]) == 2
-    assert "no class Odd in worlds.py; it has Even, Moody" in capsys.readouterr().err
+    assert "no class Odd in worlds.py; it has Even, Moody, Asleep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_interrupt_does_not_wait_for_what_hangs(run: Run, in_tmp: Path, processes: int) -> None:
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(GRPO))
+    hangs = ("environment.class_name=worlds.py:Asleep", "environment.timeout_s=900")
+    with started("run", *hangs, f"environment.max_concurrency={processes}") as process:
+        assert process.stderr is not None
+        wait_for(Path("asleep").exists, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        told = process.stderr.read()
+    assert told.endswith("interrupted; the same command goes on from the newest checkpoint\n")
 
 
 def test_a_calculator_takes_over_at_the_equals_sign(run: Run) -> None:

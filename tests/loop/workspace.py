@@ -62,6 +62,11 @@ class Stepless:
 class Needy(Broken):
     def __init__(self, level):
         pass
+
+
+class Seedless(Broken):
+    def reset(self, row):
+        pass
 """
 
 SFT = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from lockstep.data.messages import opened
 from lockstep.experience.engine import Engine
 from lockstep.experience.episodes import EnvironmentFault, Episodes
 from lockstep.models.load import load_causal_lm
+from lockstep.models.tokenizer import words_tokenizer
 from lockstep.recipe import DataSection, EnvironmentSection
 from lockstep.runtime.episodes import observations
 from lockstep.runtime.source import Source, open_source
@@ -54,6 +56,15 @@ class Nonsense(Counting):
     def step(self, response):
         said = super().step(response)
         return "only text" if self.row["bad"] and self.turns == 2 else said
+
+class Maybe(Counting):
+    def step(self, response):
+        observation, reward, done = super().step(response)
+        return observation, reward, "yes" if self.row["bad"] and self.turns == 2 else done
+
+class Narrow(Counting):
+    def step(self):
+        "Takes no response."
 
 class Unrewarded(Counting):
     def step(self, response):
@@ -146,6 +157,7 @@ def test_processes_and_company_change_nothing(folder: Path, sampler: TorchSample
         ("Hanging", "did not answer within 3 s and was ended"),
         ("Ending", "ended its process (exit status 3)"),
         ("Nonsense", "returned 'only text'; return (observation, reward, done)"),
+        ("Maybe", "returned 'yes' for whether it is done; return True or False"),
     ],
 )
 @pytest.mark.parametrize("processes", [1, 2])
@@ -171,9 +183,7 @@ def test_a_fault_costs_its_own_episode_and_is_named(
 def test_no_time_is_given_to_more_than_may_hang(folder: Path, sampler: TorchSampler, processes: int) -> None:
     rows = [{"turns": 3, "bad": True}] * 20
     limits = {"timeout_s": 2.0, "max_no_verdict_rate": 0.1, "max_concurrency": processes}
-    with pytest.raises(
-        EnvironmentFault, match=r"^[34] of 20 episodes failed; .*=0.1 allows no more$"
-    ):
+    with pytest.raises(EnvironmentFault, match=r"^[34] of 20 episodes failed; .*=0.1 allows no more$"):
         played(sampler, "Hanging", rows, [], **limits)
 
 
@@ -209,7 +219,11 @@ def test_too_many_faults_end_the_run(folder: Path, sampler: TorchSampler) -> Non
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("Stepless", "has no method step"), ("Absent", "no class Absent in worlds.py; it has Counting, ")],
+    [
+        ("Stepless", "has no method step"),
+        ("Narrow", r"step has to take \(response\), and: too many"),
+        ("Absent", "no class Absent in worlds.py; it has Counting, "),
+    ],
 )
 def test_what_is_no_environment_is_said(folder: Path, sampler: TorchSampler, name: str, said: str) -> None:
     with pytest.raises(EnvironmentFault, match=said):
@@ -236,7 +250,7 @@ def test_a_conversation_goes_on_as_its_template_writes_it(talker: Source) -> Non
         talker.tokenizer.eos_token_id,
     )
     [stop] = talker.token_ids("\n")[-1:]
-    observed = observations(data, (stop,), talker)
+    observed = observations(data, (stop,), talker, pytest.fail)
     talk = [("user", "Who?"), ("assistant", "Tim."), ("user", "No, Lily.")]
     whole = talker.token_ids(opened([{"role": role, "content": content} for role, content in talk], talker.tokenizer))
     behind = [eos, *observed("No, Lily.", eos)]
@@ -245,9 +259,21 @@ def test_a_conversation_goes_on_as_its_template_writes_it(talker: Source) -> Non
     assert talker.tokenizer.decode(list(observed("No, Lily.", stop))) == "No, Lily."
 
 
+def test_text_that_the_model_has_no_token_for_is_told_once(talker: Source) -> None:
+    data = DataSection(train="rows.jsonl", prompt="{q}", max_prompt_tokens=9)
+    notes: list[str] = []
+    observed = observations(data, (), replace(talker, tokenizer=words_tokenizer(["lower higher"])), notes.append)
+    observed("lower", 5)
+    assert notes == []
+    for text in ("much lower", "really higher"):
+        observed(text, 5)
+    [note] = notes
+    assert "no token for part of what the environment says, at first in 'much lower', and reads <unk> there" in note
+
+
 def test_plain_prompts_go_on_with_the_bare_text(talker: Source) -> None:
     data = DataSection(train="rows.jsonl", prompt="{q}", max_prompt_tokens=9)
-    observed = observations(data, (), talker)
+    observed = observations(data, (), talker, pytest.fail)
     assert talker.tokenizer.decode(list(observed("No.", talker.stop_token_ids[0]))) == "No."
 
 
@@ -257,4 +283,4 @@ def test_a_template_that_takes_no_answer_to_an_answer_is_said(talker: Source) ->
     )
     data = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9)
     with pytest.raises(ValueError, match=r"takes no message behind an answer \(one message\), so no environment"):
-        observations(data, (), talker)
+        observations(data, (), talker, pytest.fail)
