@@ -5,17 +5,15 @@ from __future__ import annotations
 import importlib.util
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from lockstep.recipe import ClusterSection, Computation
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.remote import Remote, spawned
-from lockstep.runtime.transport import Factory
+from lockstep.runtime.transport import Factory, Role
 
 if TYPE_CHECKING:
     from lockstep.runtime.ray import RayCluster
-
-Role = Literal["learner", "sampler"]
 
 LOOPBACK = "127.0.0.1"
 

@@ -28,8 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lockstep.errors import first_line
 from lockstep.recipe import RaySection
-from lockstep.runtime.cluster import Role
-from lockstep.runtime.transport import CLOSED, GRACE_S, Build, Factory, Message, decode, encode, serve
+from lockstep.runtime.transport import CLOSED, GRACE_S, Build, Factory, Message, Role, decode, encode, serve
 
 Frame = list[Any]
 """The parts of a message, each an array of bytes; Ray moves those without copying them on a machine."""

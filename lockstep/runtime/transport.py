@@ -15,10 +15,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+
+Role = Literal["learner", "sampler"]
+"""What a worker is."""
 
 
 class Factory(Protocol):
