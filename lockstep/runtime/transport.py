@@ -20,7 +20,6 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-
 Role = Literal["learner", "sampler"]
 """What a worker is."""
 
