@@ -245,10 +245,8 @@ class Episodes:
         Raises:
             EnvironmentFault: More than the recipe allows.
         """
-        failed, limit = (
-            [episode for episode in episodes if episode.fault is not None],
-            self._section.max_no_verdict_rate,
-        )
+        failed = [episode for episode in episodes if episode.fault is not None]
+        limit = self._section.max_no_verdict_rate
         if not failed:
             return ""
         what = f"{len(failed)} of {len(episodes)} episodes failed; the first: {self._named(failed[0])}"
