@@ -192,12 +192,10 @@ def _judge_eval(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace) -> int:
     from lockstep.config import describe, load, shipped
-    from lockstep.recipe_help import explained
+    from lockstep.recipe_help import explained, headline
 
     if options.recipe is None:
-        print(
-            "\n".join(f"{name:<44} {path.read_text().splitlines()[0].lstrip('# ')}" for name, path in shipped().items())
-        )
+        print("\n".join(f"{name:<44} {headline(path.read_text())}" for name, path in shipped().items()))
         return 0
     keys = [word for word in options.overrides if re.fullmatch(r"\w+(\.\w+)*", word)]
     loaded = load(options.recipe, [word for word in options.overrides if word not in keys])

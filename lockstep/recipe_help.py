@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from lockstep.config import Loaded
@@ -22,6 +24,12 @@ _KINDS = {
     "null": "null",
 }
 _LIMITS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
+
+
+def headline(recipe: str) -> str:
+    """The first sentence of the comment that a recipe begins with."""
+    comment = takewhile(lambda line: line.startswith("#"), recipe.splitlines())
+    return re.split(r"(?<=\.) (?=[A-Z]|lockstep )", " ".join(line.lstrip("# ") for line in comment), maxsplit=1)[0]
 
 
 def explained(loaded: Loaded, keys: Sequence[str] = ()) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.cli import main
 from lockstep.config import Loaded, RecipeError, describe, load, shipped
 from lockstep.recipe import PPORecipe, SFTRecipe
 from lockstep.recipe_help import explained
@@ -351,3 +352,10 @@ def test_importing_config_pulls_in_no_torch() -> None:
     code = "import sys, lockstep.config; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+def test_recipes_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(shipped())
+    assert all(line.endswith(".") and ". " not in line.replace("al. ", "") for line in lines)
