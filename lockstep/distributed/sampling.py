@@ -6,7 +6,6 @@ renormalised) sees importance ratios that are wrong by a factor, however equal t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -156,23 +155,26 @@ def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tupl
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M].
     """
     scoring, z_MV = _scoring(sampling, entropy=False), logits_MV.float()
-    rows, columns = z_MV.shape
-    weight_MBb = z_MV.new_zeros(rows, math.ceil(columns / _BLOCK), _BLOCK)
-    row = block_sums(z_MV, weight_MBb.flatten(1)[:, :columns], _floor(logits_MV, sampling), scoring)
-    token_M = z_MV.argmax(-1) if sampling.greedy else _inverted(weight_MBb, uniform_M)
+    weight_MV = torch.empty_like(z_MV)
+    row = block_sums(z_MV, weight_MV, _floor(logits_MV, sampling), scoring)
+    token_M = z_MV.argmax(-1) if sampling.greedy else _inverted(weight_MV, uniform_M)
     above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
     return token_M, above_M / scoring.temperature - row.total.log()
 
 
-def _inverted(weight_MBb: Tensor, uniform_M: Tensor) -> Tensor:
+def _inverted(weight_MV: Tensor, uniform_M: Tensor) -> Tensor:
     """Where the running sum of a row's weights passes uniform · total: first the block, then the column in it."""
-    if weight_MBb.shape[1] == 1:
-        return _passed(weight_MBb[:, 0], uniform_M)[0]
-    sum_MB = weight_MBb.sum(-1)
+    columns = weight_MV.shape[1]
+    if columns <= _BLOCK:
+        return _passed(weight_MV, uniform_M)[0]
+    whole = columns // _BLOCK * _BLOCK
+    sum_MB = weight_MV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
+    sum_MB = torch.cat([sum_MB, weight_MV[:, whole:].sum(-1, keepdim=True)], 1)
     block_M, above_M = _passed(sum_MB, uniform_M)
-    rows = torch.arange(len(block_M), device=block_M.device)
-    below_M = (1.0 - above_M / sum_MB[rows, block_M]).clamp(0.0, 1.0 - torch.finfo(torch.float64).eps)
-    return block_M * weight_MBb.shape[-1] + _passed(weight_MBb[rows, block_M], below_M)[0]
+    below_M = 1.0 - above_M / sum_MB.gather(1, block_M[:, None])[:, 0]
+    column_Mb = block_M[:, None] * _BLOCK + torch.arange(_BLOCK, device=block_M.device)
+    weight_Mb = weight_MV.gather(1, column_Mb.clamp(max=columns - 1)).masked_fill_(column_Mb >= columns, 0.0)
+    return column_Mb[:, 0] + _passed(weight_Mb, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))[0]
 
 
 def _passed(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
