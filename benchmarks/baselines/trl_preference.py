@@ -64,9 +64,8 @@ def tokens_of(row: dict[str, list[int]]) -> int:
     """Tokens that one row of the trainer's data puts through the model, padding not counted."""
     if "input_ids" in row:
         return len(row["input_ids"])
-    if "chosen_input_ids" in row:
-        return len(row["chosen_input_ids"]) + len(row["rejected_input_ids"])
-    return 2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
+    prompt = len(row["prompt_ids"]) if "prompt_ids" in row else 0  # a reward model's answers begin with it
+    return 2 * prompt + len(row["chosen_ids"]) + len(row["rejected_ids"])
 
 
 def main() -> None:
