@@ -90,8 +90,10 @@ def taught(batch: Batch, rows: Sequence[Mapping[str, Any]], workers: DistillWork
     k, whole = rules.options.top_k or rules.vocabulary, rules.vocabulary
     with workers.phase("teachers"):
         token_NK, logprob_NK = _named(batch, rows, workers, rules.options.teacher_field, k)
-    columns = {"mask": batch.mask, "teacher_logprob": logprob_NK} | ({"top_token": token_NK} if k < whole else {})
-    return replace(batch, token=columns, sample={}, sampling=None, top_k=0 if k < whole else whole)
+    columns = {"mask": batch.mask, "teacher_logprob": logprob_NK}
+    if k == whole:
+        return replace(batch, token=columns, sample={}, sampling=None, top_k=whole)
+    return replace(batch, token={**columns, "top_token": token_NK}, sample={}, sampling=None)
 
 
 def _named(

@@ -107,7 +107,7 @@ def _of_all(logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams) -> tu
 
 
 def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens of each row, and their log-probabilities, nats; no gradient.
+    """The k likeliest tokens of each row, and their log-probabilities, nats, which have a gradient.
 
     Returns:
         int64 and fp32 [M, k], likeliest first; where k is the whole vocabulary, all tokens as they are numbered.

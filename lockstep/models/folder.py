@@ -124,11 +124,8 @@ def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel) -> Non
 
 def require_rewards(folder: Path) -> None:
     """Raises ModelError where a folder's weights have no unit of one label, as reward models have."""
-    labels = 0
-    for path in weight_files(folder):
-        with safe_open(path, "pt") as file:
-            if _UNIT in file.keys():  # noqa: SIM118
-                labels = file.get_slice(_UNIT).get_shape()[0]
+    units = [shapes[_UNIT] for file in weight_files(folder) if _UNIT in (shapes := _shapes(file))]
+    labels = units[0][0] if units else 0
     if labels != 1:
         why = f"has {labels} labels" if labels else f"has no {_UNIT}"
         raise ModelError(
