@@ -33,7 +33,7 @@ from lockstep.runtime.progress import BESIDE
 
 ROOT = Path(__file__).resolve().parent.parent
 BOTH = (
-    "ppo.correction.kind=token_tis", "doctor.watch=false", "run.folder=run", "run.validate_every=0",
+    "ppo.correction.kind=token_tis", "run.folder=run", "run.validate_every=0",
     "run.save_every=1000", "learner.device=cpu", "data.max_validation_samples=8",
 )  # fmt: skip
 SIDES = {"in order": "ppo.one_step_ahead=false", "one step ahead": "ppo.one_step_ahead=true"}

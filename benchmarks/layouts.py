@@ -30,7 +30,6 @@ from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.models.heads import Head
 from lockstep.models.load import load_causal_lm
-from lockstep.objectives.divergence import KLEstimate
 from lockstep.recipe import LearnerSection, Optimizer, Parallel, Schedule
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.workers import LearnerSpec
@@ -75,7 +74,7 @@ OPTIMIZER = Optimizer(lr=1e-3, eps=1e-4, max_grad_norm=0.5, schedule=Schedule(wa
 """A large eps: Adam would blow up gradients that are zero but for rounding, such as those of a bias of the keys."""
 
 LOSSES: dict[Head, Loss] = {
-    "logits": ClippedSurrogate(0.2, 0.2, kl_coef=0.05, kl=KLEstimate("k3"), entropy_coef=0.01),
+    "logits": ClippedSurrogate(0.2, 0.2, kl_coef=0.05, entropy_coef=0.01),
     "value": ClippedValue(0.2),
 }
 

@@ -64,7 +64,7 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
         }
     )
     policy = TorchLearner(LogitsHead(lm), SECTION, recipe.policy)
-    reference = other if recipe.grpo.kl.coef else None
+    reference = other if recipe.grpo.has_reference else None
     experience = experience_of(folder, args, recipe, policy)
     workers = Workers(policy=policy, reference=reference, experience=experience, phase=untimed)
     rules, rows = grpo.rules(recipe, stop_token_ids=()), args.prompts // args.generations

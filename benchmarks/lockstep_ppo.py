@@ -61,7 +61,7 @@ def recipe(args: argparse.Namespace) -> PPORecipe:
                 "num_prompts_per_step": args.prompts,
                 "global_batch_size": args.prompts // args.minibatches,
                 "ppo_epochs": args.epochs,
-                "kl": {"coef": args.kl_coef, "estimator": "k1", "placement": "reward"},
+                "kl": {"coef": args.kl_coef, "placement": "reward"},
             },
         }
     )

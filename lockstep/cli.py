@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import NoReturn
 
-from lockstep import __version__
+from lockstep import __version__, exit_codes, process_defaults
 from lockstep.doctor import command as doctor
-from lockstep.runtime.stop import Stopped
+from lockstep.errors import InputError, LockstepError
+from lockstep.paths import path_argument
+from lockstep.runtime.stop import Stopped, hear_interrupts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
     options = _parsed(arguments)
-    # Read when torch is first imported. Threads that spin for long while they wait starve a busy machine.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    process_defaults.stay_offline()
+    hear_interrupts()
     try:
         return options.command(options)
-    except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
+    except (LockstepError, OSError) as error:
         if options.traceback:
             raise
         print(f"lockstep: {error}", file=sys.stderr)
-        return options.could_not_start
+        return error.exit_code if isinstance(error, LockstepError) else exit_codes.INPUT
     except Stopped as stopped:
         print(f"lockstep: {stopped}", file=sys.stderr)
         return stopped.code
     except KeyboardInterrupt:
         print("lockstep: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
-        return 130
+        return exit_codes.INTERRUPTED
+    except Exception:
+        if options.traceback:
+            raise
+        traceback.print_exc()
+        return exit_codes.CRASH
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -39,29 +45,19 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     options, left = parser.parse_known_args(arguments)
     if left and "overrides" not in options:
-        parser.set_defaults(could_not_start=options.could_not_start)
         parser.error(f"there is no argument {left[0]!r} here")
     if left:
         options.overrides = [*options.overrides, *left]
     return options
 
 
-class _Parser(argparse.ArgumentParser):
-    """Ends wrong usage with the exit code that its command has for what could not start."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(self.get_default("could_not_start") or 2, f"{self.prog}: error: {message}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog="lockstep",
         description="Post-trains language models; the policy that is trained and the one that samples stay in step.",
         epilog="Start with: lockstep train ppo_arithmetic",
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
-    parser.set_defaults(could_not_start=2)
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = commands.add_parser("train", help="run a recipe; the same command again continues the run")
@@ -77,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe")
     plan.add_argument("--gpus", type=int, required=True, metavar="N", help="how many there are")
     plan.add_argument("--memory", required=True, metavar="SIZE", help="of each GPU, such as 80GB or 80GiB")
-    plan.add_argument("--config", metavar="PATH", help="a config.json, where the recipe's model is not here")
+    plan.add_argument(
+        "--config", metavar="PATH", type=path_argument, help="a config.json, where the recipe's model is not here"
+    )
     plan.set_defaults(command=_plan)
     config = commands.add_parser("config", help="print a recipe as it would be run, and where each value comes from")
     config.add_argument("recipe", nargs="?", help="without it, the recipes that ship are listed")
@@ -94,11 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_asking(judge, "ranked responses", "judge.num_evals_to_average=1", "judge_eval", "judge-evals/")
     judge.set_defaults(command=_judge_eval)
     check = commands.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
-    check.add_argument("run", help="folder of the run")
+    check.add_argument("run", type=path_argument, help="folder of the run")
     check.set_defaults(command=_check)
     export = commands.add_parser("export", help="write a run's model as a Hugging Face folder")
-    export.add_argument("run", help="folder of the run")
-    export.add_argument("out", help="folder to write; must not exist")
+    export.add_argument("run", type=path_argument, help="folder of the run")
+    export.add_argument("out", type=path_argument, help="folder to write; must not exist")
     export.add_argument("--checkpoint", default="latest", help="latest, best (by run.best), or the number of a step")
     export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)")
     export.add_argument("--adapter", action="store_true", help="write the adapters of learner.lora alone, as peft does")
@@ -108,9 +106,15 @@ def _parser() -> argparse.ArgumentParser:
         "runs",
         nargs="+",
         metavar="RUN",
+        type=path_argument,
         help="folder of a run, several are laid over each other; or of a doctor's result",
     )
-    report.add_argument("--out", metavar="FILE", help="default: report.html in the run, or here if there are several")
+    report.add_argument(
+        "--out",
+        metavar="FILE",
+        type=path_argument,
+        help="default: report.html in the run, or here if there are several",
+    )
     report.set_defaults(command=_report)
     doctor.add(commands)
     return parser
@@ -118,11 +122,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe: str, folder: str) -> None:
     """The arguments of a command that asks a model the rows of a file."""
-    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
-    parser.add_argument("data", metavar="DATA", help=f"{rows}: JSONL, Parquet or a data set folder")
+    parser.add_argument(
+        "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
+    )
+    parser.add_argument("data", metavar="DATA", type=path_argument, help=f"{rows}: JSONL, Parquet or a data set folder")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"such as {option}")
     parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
-    parser.add_argument("--out", metavar="FOLDER", help=f"where the results go; without it a folder in {folder}")
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=path_argument, help=f"where the results go; without it a folder in {folder}"
+    )
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -133,10 +141,15 @@ def _train(options: argparse.Namespace) -> int:
 
         print(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
-    from lockstep.runtime.train import train
+    from lockstep.report.compared import compared_in
+    from lockstep.runtime.train import require_trained, train
 
-    train(load(options.recipe, options.overrides), options.allow_changes)
-    return 0
+    folder = train(load(options.recipe, options.overrides), options.allow_changes)
+    compared = compared_in(folder)
+    if compared is not None and compared.exit_code:
+        return compared.exit_code
+    require_trained(folder)
+    return exit_codes.OK
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -145,8 +158,9 @@ def _plan(options: argparse.Namespace) -> int:
     loaded = load(options.recipe, options.overrides)
     from lockstep.runtime.plan.command import plan
 
-    print(plan(loaded, options.gpus, options.memory, options.config))
-    return 0
+    found = plan(loaded, options.gpus, options.memory, options.config)
+    print(found.text)
+    return exit_codes.OK if found.fits else exit_codes.BROKEN
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -207,19 +221,18 @@ def _check(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from lockstep.config import load
-    from lockstep.recipe import PairsRecipe, SamplingRecipe
+    from lockstep.recipe import acceptance_of
     from lockstep.report.acceptance import check
     from lockstep.report.log import read_metrics, require_run
 
     require_run(Path(options.run))
-    recipe = load(str(Path(options.run) / "recipe.yaml")).recipe
-    bounds = recipe.acceptance if isinstance(recipe, SamplingRecipe | PairsRecipe) else ()
+    bounds = acceptance_of(load(str(Path(options.run) / "recipe.yaml")).training)
     if not bounds:
-        raise ValueError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
+        raise InputError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
     verdicts = check(bounds, read_metrics(Path(options.run)))
     for verdict in verdicts:
         print(verdict.sentence)
-    return 0 if all(verdict.passed for verdict in verdicts) else 1
+    return exit_codes.OK if all(verdict.passed for verdict in verdicts) else exit_codes.BROKEN
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -232,7 +245,7 @@ def _report(options: argparse.Namespace) -> int:
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
     doctors = [folder for folder in folders if DoctorFolder.there(folder)]
     if doctors and len(folders) > 1:
-        raise ValueError(f"{doctors[0]} is a doctor's, and has a page of its own; name it alone")
+        raise InputError(f"{doctors[0]} is a doctor's, and has a page of its own; name it alone")
     if doctors:
         from lockstep.doctor.page import write_page
 

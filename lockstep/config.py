@@ -9,8 +9,8 @@ Two conveniences, the same in files and overrides:
 - A scalar for a whole section sets its backend, or the run's folder: `sampler=torch` means `sampler.backend=torch`,
   and `run=FOLDER` means `run.folder=FOLDER`.
 - Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, arithmetic, and prompt,
-  messages; `reward`: marker, function), to give one takes back another that an underlying recipe gave:
-  `model.path=FOLDER` is enough.
+  messages; `reward`: marker, function; `run`: max_steps, max_epochs), to give one takes back another that
+  an underlying recipe gave: `model.path=FOLDER` is enough.
 
 Every key must be known and every value of the right type (`"3"` is not 3): nothing is ignored, nothing is guessed.
 """
@@ -32,7 +32,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from lockstep import yaml12
-from lockstep.recipe import Common, Recipe
+from lockstep.paths import expand
+from lockstep.recipe import Common, Recipe, TrainingRecipe
 from lockstep.recipe_errors import (
     KeyPath,
     RecipeError,
@@ -50,6 +51,8 @@ _EXCLUSIVE = (
     ("data", ("ranks", "best", "tree")),
     ("reward", ("marker", "function")),
 )
+_LENGTH = ("run", ("max_steps", "max_epochs"))
+"""Likewise, in recipes where only one of them counts; -1 is none."""
 _MADE_ALIKE = ("train_questions", "validation_questions", "train_prompts", "validation_prompts", "seed")
 """Options of made rows that say which are held out."""
 Keys = yaml12.Keys
@@ -64,14 +67,16 @@ class Loaded:
         name: Of the recipe: its file's name without the suffix.
         recipe: What it says, after bases and overrides.
         origins: Who said what, by an option's keys: a recipe or `override`; the rest are defaults.
+        arguments: What was asked for: the recipe and its overrides, as a command takes them.
     """
 
     name: str
     recipe: Recipe
     origins: Mapping[Keys, str]
+    arguments: tuple[str, ...]
 
     @property
-    def training(self) -> Common:
+    def training(self) -> TrainingRecipe:
         """The recipe, where it is one that trains.
 
         Raises:
@@ -115,6 +120,8 @@ class Loaded:
         tree.pop("trackers", None)
         for option in ("folder", "max_time_s", "require_doctor"):
             tree["run"].pop(option, None)
+        for option in ("on_breach", "max_mult_prob_error"):  # of what is compared, not of what is computed
+            tree.get("agreement", {}).pop(option, None)
         # What is generated alone is cut into blocks; elsewhere a batch is shared, and bits depend on the shares.
         alone = ("replicas",) if self.recipe.algorithm == "generate" else ()
         for sampler in (tree.get("sampler", {}), (tree.get("judge") or {}).get("sampler") or {}):
@@ -161,13 +168,15 @@ def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ())
     """
     path = _find(recipe, Path(), "")
     said, overriding = [*_layers(path, ()), *also], _overrides(overrides)
+    layers = [*said, Layer("override", _joined(overriding))]
+    exclusive = _exclusive(_joined(layers).get("algorithm"))
     tree: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
-    for layer in [*said, Layer("override", _joined(overriding))]:
-        tree = _laid_over(tree, layer.tree)
+    for layer in layers:
+        tree = _laid_over(tree, layer.tree, exclusive)
         origins |= dict.fromkeys(_options(layer.tree), layer.source)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
-    return Loaded(path.stem, _validated(tree, said, overriding), standing)
+    return Loaded(path.stem, _validated(tree, said, overriding), standing, (recipe, *overrides))
 
 
 def algorithm_of(recipe: str) -> Any:
@@ -200,7 +209,7 @@ def shipped() -> dict[str, Path]:
 def _find(recipe: str, beside: Path, asker: str) -> Path:
     """The file of a recipe; a path is relative to `beside`, and `asker` begins the error."""
     if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
-        path = beside / recipe
+        path = beside / expand(recipe)
         if not path.is_file():
             raise RecipeError(f"{asker}there is no recipe file {path}")
         return path
@@ -297,11 +306,20 @@ def _joined(layers: Iterable[Layer]) -> dict[str, Any]:
     return tree
 
 
-def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, where a source that is given takes back the others of its group."""
-    for section, group in _EXCLUSIVE:
+def _exclusive(algorithm: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Sections of such a recipe, each with options of which one counts."""
+    recipe = recipe_classes().get(str(algorithm))
+    both = recipe is None or not issubclass(recipe, Common) or recipe.steps_and_epochs
+    return _EXCLUSIVE if both else (*_EXCLUSIVE, _LENGTH)
+
+
+def _laid_over(
+    below: dict[str, Any], above: dict[str, Any], exclusive: Sequence[tuple[str, tuple[str, ...]]]
+) -> dict[str, Any]:
+    """`above` over `below`, where an option that is given takes back the others of its group."""
+    for section, group in exclusive:
         given, taken = above.get(section), below.get(section)
-        if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(key) is not None for key in group):
+        if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(k) not in (None, -1) for k in group):
             kept = {key: value for key, value in taken.items() if key not in group or key in given}
             below = below | {section: kept}
     return _merged(below, above)

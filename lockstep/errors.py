@@ -1,8 +1,44 @@
-"""What errors say."""
+"""Errors that are told to the user in one sentence. Whatever else is raised is a crash, and leaves its trace."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from lockstep import exit_codes
+
+
+class LockstepError(Exception):
+    """Its message is one sentence for the user: what is wrong, where, and what to do.
+
+    Attributes:
+        exit_code: What the command exits with.
+    """
+
+    exit_code: ClassVar[int] = exit_codes.CRASH
+
+
+class InputError(LockstepError, ValueError):
+    """A recipe, a file, a model or an option cannot be used as it was given."""
+
+    exit_code = exit_codes.INPUT
+
+
+class RunError(LockstepError, RuntimeError):
+    """A run cannot continue: a worker, an engine or a disk was lost, or its numbers are no longer finite."""
+
+
+class NothingTrainedError(LockstepError):
+    """A run has come to its end, and no step of it has changed a weight."""
+
+    exit_code = exit_codes.INCONCLUSIVE
+
+
+class BrokenPromiseError(LockstepError, RuntimeError):
+    """Sampler and learner are not in lockstep."""
+
+    exit_code = exit_codes.BROKEN
+
 
 def first_line(error: BaseException) -> str:
-    """What an error says first: messages of libraries go on for pages."""
+    """The first line of an error's message: messages of libraries can be pages long."""
     return str(error).strip().split("\n", 1)[0].rstrip(".:") or type(error).__name__

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from lockstep.errors import InputError
 from lockstep.recipe import Recipe, Section
 
 KeyPath = Sequence[int | str]
@@ -27,7 +28,7 @@ _EXPECTED = {
 }
 
 
-class RecipeError(ValueError):
+class RecipeError(InputError):
     """A recipe or an override is wrong. One sentence per line: where, what, and what would be right."""
 
 
@@ -65,7 +66,9 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Section]) -> str
     if expected is None and not message.startswith("Input should be "):
         return f"{key}: {message}"
     expected = expected or message.removeprefix("Input should be ")
-    quoting = f"""; quote text that YAML reads as something else: {key}='"…"'""" if expected == "text" else ""
+    quoting = (
+        f"""; quote text that YAML reads as something else: {key}='"…"'""" if problem["type"] == "string_type" else ""
+    )
     return f"{key} is {shown(problem['input'])}, but should be {expected}{quoting}"
 
 
@@ -83,6 +86,8 @@ def shown(value: Any) -> str:
 def nearest(recipe: type[Section], path: KeyPath) -> str:
     """What may have been meant: a neighbour, an option of that name elsewhere, or one that reads alike."""
     *parents, wrong = map(str, path)
+    if [*parents, wrong] == ["doctor"] and "agreement" in recipe.model_fields:
+        return "the drift monitor's options are in agreement.drift now, and agreement.drift=null switches it off"
     if ":" in wrong:
         return "write a space behind each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])

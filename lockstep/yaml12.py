@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from lockstep.errors import InputError
+
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(
     r"[-+]?(([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
@@ -34,9 +36,9 @@ def parse(text: str) -> Any:
         node = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise ValueError(f"{line}this is no YAML: {error.problem or error.context}") from None
+        raise InputError(f"{line}this is no YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise ValueError(f"this is no YAML: {error}") from None
+        raise InputError(f"this is no YAML: {error}") from None
     return None if node is None else _value(node)
 
 
@@ -83,7 +85,7 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"({_FLOAT.
 
 def _value(node: yaml.Node) -> Any:
     if node.tag not in _PLAIN_TAGS:
-        raise ValueError(f"{_line(node)}the tag {node.tag} is not followed; leave it out")
+        raise InputError(f"{_line(node)}the tag {node.tag} is not followed; leave it out")
     if isinstance(node, yaml.MappingNode):
         return _mapping(node)
     if isinstance(node, yaml.SequenceNode):
@@ -97,9 +99,9 @@ def _mapping(node: yaml.MappingNode) -> dict[str, Any]:
     for key_node, value_node in node.value:
         key = _value(key_node)
         if not isinstance(key, str):
-            raise ValueError(f"{_line(key_node)}a key must be text, but is {key!r}")
+            raise InputError(f"{_line(key_node)}a key must be text, but is {key!r}")
         if key in pairs:
-            raise ValueError(f"{_line(key_node)}the key {key} is given twice")
+            raise InputError(f"{_line(key_node)}the key {key} is given twice")
         pairs[key] = _value(value_node)
     return pairs
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+
+# Before torch is imported, and for the processes that tests start: bits depend on the number of threads.
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,7 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"needs(name): the capability a test proves, one of {NEEDS}; CI must have run it"
     )
-    torch.set_num_threads(1)
+    config.addinivalue_line("markers", "gpu: needs a GPU; run by `pytest -m gpu`, and by nothing else")
+    if "gpu" not in config.getoption("markexpr"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all other tests stay on the CPU, what they start too
     # No test asserts a time; in CI the same examples every time, so that a red run means a change.
     settings.register_profile("lockstep", deadline=None, derandomize="CI" in os.environ)
     settings.load_profile("lockstep")
@@ -33,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip("needs a GPU that torch sees; `pytest -m gpu` shows it one"))
         for fixture, need in FIXTURES.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.needs(need))

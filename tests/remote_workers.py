@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lockstep.errors import InputError
+
 
 class Abacus:
     """Counts, and misbehaves on demand."""
@@ -26,7 +28,7 @@ class Abacus:
         return (value, value) if twice else value
 
     def refuse(self) -> None:
-        raise ValueError("policy.lr is -1, but must be positive")
+        raise InputError("policy.lr is -1, but must be positive")
 
     def fail(self) -> None:
         raise LookupError("no such thing")
@@ -70,4 +72,4 @@ class AbacusSpec:
 @dataclass(frozen=True)
 class BrokenSpec:
     def build(self) -> Abacus:
-        raise ValueError("the model folder is empty")
+        raise InputError("the model folder is empty")

@@ -23,6 +23,9 @@ FLOORS = (
         "__init__",
         "types",
         "errors",
+        "exit_codes",
+        "paths",
+        "process_defaults",
         "batch",
         "align",
         "metrics",
@@ -63,7 +66,7 @@ LAZY_ENGINES = {
 }  # may name their engine, but only inside functions
 
 PROTOCOLS_ONLY = ("experience", "algorithms", "report")
-SHARED_BY_ALGORITHMS = ("step", "policy_gradient")
+SHARED_BY_ALGORITHMS = ("step", "policy_gradient", "kl_coefficient")
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80

@@ -17,12 +17,12 @@ from lockstep.algorithms.policy_gradient import minibatches
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstrations, batch_of
+from lockstep.experience.agreement import Agreement
 from lockstep.experience.rollout import Experience
 from lockstep.experience.samples import sample_rows
 from lockstep.learners.base import Learner, train
 from lockstep.losses.distill import Distillation
 from lockstep.metrics import Metrics
-from lockstep.objectives.mismatch import agreement
 from lockstep.recipe import Distill
 from lockstep.types import Phase, SamplingParams
 
@@ -122,6 +122,7 @@ class StudentSequences:
     options: Distill
     num_logged_samples: int
     phase: Phase
+    agreement: Agreement
 
     def __call__(self, step: int, position: int) -> Sequences:
         count, experience = self.options.num_prompts_per_step, self.experience
@@ -130,9 +131,10 @@ class StudentSequences:
         with self.phase("logprobs"):
             old_logprob_N = self.policy.logprobs(rollouts.batch)
         batch = rollouts.batch
-        metrics = agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths).prefixed("agreement")
-        metrics += rollouts.lengths().prefixed("train") + refitted
         shown = batch.with_columns({"old_logprob": old_logprob_N}, {"shaped_score": batch["score"].nan_to_num(0.0)})
+        with self.phase("watch"):
+            metrics = self.agreement(step + 1, step, shown)
+        metrics += rollouts.lengths().prefixed("train") + refitted
         samples = sample_rows(rollouts, shown, experience, self.num_logged_samples)
         return Sequences(batch, [prompt.row for prompt in rollouts.prompts], metrics, samples)
 

@@ -12,20 +12,21 @@ from lockstep.algorithms.policy_gradient import (
     Drawn,
     Rules,
     Workers,
+    adapt_kl,
     credited,
     drawn_at,
     minibatches,
     of_epoch,
-    penalty,
+    policy_loss,
     prepared,
 )
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.experience.samples import sample_rows
 from lockstep.learners.base import train
-from lockstep.metrics import Mean, Metrics
+from lockstep.metrics import Metrics
 from lockstep.objectives.group import group_advantage
-from lockstep.objectives.masks import masked_whiten
+from lockstep.objectives.masks import masked_whiten, sum_before
 from lockstep.recipe import GRPO, GRPORecipe
 
 
@@ -50,24 +51,31 @@ def learn(step: int, drawn: Drawn, workers: Workers, rules: GRPORules) -> StepRe
         improved = Metrics()
         for minibatch in minibatches(batch, rules.options.global_batch_size, rules.seed, step, epoch):
             with workers.phase("policy"):
-                improved += train(workers.policy, minibatch, rules.policy_loss).prefixed("policy")
+                improved += train(workers.policy, minibatch, policy_loss(rules)).prefixed("policy")
         metrics += of_epoch(improved, epoch, rules)
+    adapt_kl(batch, rules)
     samples = sample_rows(drawn.rollouts, batch, workers.experience, rules.num_logged_samples)
     return StepResult(metrics, drawn.position, batch.tokens.numel(), samples)
 
 
 def with_advantages(batch: Batch, grpo: GRPO) -> tuple[Batch, Metrics]:
-    """Each token of a response has the response's advantage; β·KL of all its tokens may be part of its reward."""
-    score_B, kl_N = batch["shaped_score"], penalty(batch, grpo)
-    if kl_N is not None:
-        score_B = score_B - batch.per_sample(kl_N)
-    advantage_B = group_advantage(
+    """Each token of a response has the response's advantage.
+
+    Where the KL is part of the reward, a token pays for itself and what follows it, A_t = (r − β·Σ_(i≥t) KL_i − b)/s,
+    because it decides nothing about what came before (REINFORCE++, Hu 2025). Its baseline b and deviation s are
+    of whole responses, r − β·Σ_i KL_i.
+    """
+    score_B = batch["shaped_score"]
+    if "kl_penalty" in batch.token:
+        score_B = score_B - batch.per_sample(batch["kl_penalty"])
+    advantage_B, slope_B = group_advantage(
         score_B, batch["score"].isfinite(), grpo.num_generations, baseline=grpo.baseline, scale=grpo.scale_rewards
     )
     advantage_N = advantage_B[batch.row] * batch.mask
-    trained_B = batch.per_sample(batch.mask.float()) > 0
-    rewarded = Mean((score_B * trained_B).sum(), trained_B.sum())
-    metrics = credited(batch, advantage_N) + Metrics({"train/shaped_reward": rewarded})
+    if "kl_penalty" in batch.token:
+        paid_N = sum_before(batch["kl_penalty"], batch.lengths)
+        advantage_N = advantage_N + slope_B[batch.row] * paid_N * batch.mask
+    metrics = credited(batch, advantage_N)
     if grpo.whiten_advantages:
         advantage_N = masked_whiten(advantage_N, batch.mask)
     return batch.with_columns({"advantage": advantage_N}), metrics
@@ -80,7 +88,16 @@ def rules(recipe: GRPORecipe, stop_token_ids: tuple[int, ...]) -> GRPORules:
         shared.policy_loss,
         mean=grpo.loss_mean,
         max_tokens=recipe.sampling.max_tokens,
-        sequence_ratio=grpo.importance_sampling_level == "sequence",
-        cispo=grpo.loss == "cispo",
+        sequence_ratio=grpo.has_sequence_ratio,
+        cispo=grpo.is_cispo,
     )
-    return GRPORules(**vars(shared) | {"options": grpo, "policy_loss": loss})
+    return GRPORules(
+        options=grpo,
+        sampling=shared.sampling,
+        seed=shared.seed,
+        num_logged_samples=shared.num_logged_samples,
+        shaping=shared.shaping,
+        correction=shared.correction,
+        kl=shared.kl,
+        policy_loss=loss,
+    )

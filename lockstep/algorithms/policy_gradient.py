@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from lockstep import keyed
+from lockstep.algorithms.kl_coefficient import KLCoefficient
 from lockstep.batch import Batch
+from lockstep.experience.agreement import Agreement
+from lockstep.experience.refit import Snapshot
 from lockstep.experience.rollout import Experience, Rollouts
-from lockstep.experience.watch import Watch
 from lockstep.learners.base import Learner
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.metrics import Mean, Metrics, Sum
-from lockstep.objectives.divergence import KLEstimate
+from lockstep.objectives.divergence import k1
+from lockstep.objectives.masks import trainable
 from lockstep.objectives.mismatch import Correction, IcePop, SequenceTIS, TokenTIS, agreement, sequence_mismatch
 from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, Shaping, TruncationPenalty
 from lockstep.recipe import PolicyGradient, PolicyGradientRecipe
@@ -24,18 +28,27 @@ from lockstep.types import Phase, SamplingParams
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Who does the work: π, π_ref (only where a KL is asked for), the source of rollouts, and who watches them."""
+    """Who does the work: π, π_ref (only where a KL is asked for), the source of rollouts, and what compares both sides.
+
+    Attributes:
+        agreement: None: what was drawn one step ahead is compared before the next responses are drawn.
+    """
 
     policy: Learner
     reference: Learner | None
     experience: Experience
     phase: Phase
-    watch: Watch | None = None
+    agreement: Agreement | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """A recipe's options as values, ready for use in the step."""
+    """A recipe's options as values, ready for use in the step.
+
+    Attributes:
+        kl: The coefficient of the divergence from the reference; None: there is no reference.
+        policy_loss: The loss, but for that coefficient.
+    """
 
     options: PolicyGradient
     sampling: SamplingParams
@@ -43,7 +56,7 @@ class Rules:
     num_logged_samples: int
     shaping: tuple[Shaping, ...]
     correction: Correction | None
-    kl: KLEstimate
+    kl: KLCoefficient | None
     policy_loss: ClippedSurrogate
 
 
@@ -55,11 +68,13 @@ class Drawn:
         rollouts: Responses and their scores.
         position: Behind the last prompt that was drawn.
         metrics: Of the rollouts, and of the refit before them.
+        read_N: What the sampler made of some of the responses, see `Agreement.read`; None: it was not asked.
     """
 
     rollouts: Rollouts
     position: int
     metrics: Metrics
+    read_N: Tensor | None = None
 
 
 def drawn_at(position: int, version: int, workers: Workers, rules: Rules) -> Drawn:
@@ -80,6 +95,18 @@ def draw(position: int, refitted: Metrics, workers: Workers, rules: Rules) -> Dr
     return Drawn(rollouts, end, metrics + refitted)
 
 
+def drawn_and_read(position: int, refitted: Metrics, workers: Workers, rules: Rules, agreement: Agreement) -> Drawn:
+    """As `draw`; the sampler also reads some of the responses with the weights that drew them."""
+    drawn = draw(position, refitted, workers, rules)
+    return replace(drawn, read_N=agreement.read(drawn.rollouts.batch))
+
+
+def compared(step: int, snapshot: Snapshot, drawn: Drawn, agreement: Agreement) -> Metrics:
+    """How both sides agree on what was drawn by older weights; `snapshot` is of the weights that the learner has."""
+    assert drawn.read_N is not None, "what is drawn one step ahead is read as well"
+    return agreement.scored_later(step + 1, snapshot, drawn.rollouts.batch, drawn.read_N)
+
+
 def prepared(step: int, version: int, batch: Batch, workers: Workers, rules: Rules) -> tuple[Batch, Metrics]:
     """What the policy thinks of its rollouts, which of them it may learn from, and how much each token weighs.
 
@@ -91,21 +118,23 @@ def prepared(step: int, version: int, batch: Batch, workers: Workers, rules: Rul
         rules: Options.
 
     Returns:
-        The batch with `old_logprob`, `shaped_score` and `weight`, and with a reference `ref_logprob` and `kl`; and
-        metrics.
+        The batch with `old_logprob`, `shaped_score` and `weight`, and with a reference `ref_logprob`, `kl`, and, where
+        the KL is part of the reward, `kl_penalty`; and metrics.
     """
     with workers.phase("logprobs"):
         old_logprob_N = workers.policy.logprobs(batch)  # log π_old(y_t | x, y_<t)
     batch = batch.with_columns({"old_logprob": old_logprob_N})
-    metrics = agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths).prefixed("agreement")
     age_B = version - batch["version"]
-    metrics += Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
-    if workers.watch is not None:
+    metrics = Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
+    if bool(age_B.any()):
+        stale = agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths)
+        metrics += stale.prefixed("staleness")
+    if workers.agreement is not None:
         with workers.phase("watch"):
-            metrics += workers.watch(step + 1, version, batch)
+            metrics += workers.agreement(step + 1, version, batch)
     batch, matching = _matched(_judged(batch, rules), rules)
     batch, divergence = _with_reference(batch, workers, rules)
-    return batch, metrics + matching + divergence
+    return batch, metrics + matching + divergence + _maximized(batch, rules)
 
 
 def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:
@@ -157,20 +186,42 @@ def _matched(batch: Batch, rules: Rules) -> tuple[Batch, Metrics]:
 
 
 def _with_reference(batch: Batch, workers: Workers, rules: Rules) -> tuple[Batch, Metrics]:
-    if workers.reference is None:
+    section, coef = rules.options.kl, rules.kl
+    if section is None or coef is None:
         return batch, Metrics()
+    assert workers.reference is not None, "a KL is asked for, so somebody has to say what the reference thinks"
     with workers.phase("reference"):
         ref_logprob_N = workers.reference.logprobs(batch)  # log π_ref(y_t | x, y_<t)
-    kl_N = rules.kl(batch["old_logprob"], ref_logprob_N) * batch.mask
+    kl_N = trainable(k1(batch["old_logprob"], ref_logprob_N), batch.mask)
+    columns = {"ref_logprob": ref_logprob_N, "kl": kl_N}
+    if not section.in_loss:
+        columns["kl_penalty"] = coef.value * kl_N
     metrics = Metrics({"train/kl": Mean(kl_N.sum(), batch.mask.sum())})
-    return batch.with_columns({"ref_logprob": ref_logprob_N, "kl": kl_N}), metrics
+    if section.adaptive is not None:
+        metrics["train/kl_coef"] = Mean(coef.value)
+    return batch.with_columns(columns), metrics
 
 
-def penalty(batch: Batch, options: PolicyGradient) -> Tensor | None:
-    """β·KL of each token [N], where the KL is part of the reward."""
-    if "kl" not in batch.token or options.kl.placement != "reward":
-        return None
-    return options.kl.coef * batch["kl"]
+def _maximized(batch: Batch, rules: Rules) -> Metrics:
+    """What the step maximizes, per response: the shaped score, less β·KL of all its tokens wherever that stands."""
+    objective_B = batch["shaped_score"]
+    if rules.kl is not None:
+        objective_B = objective_B - rules.kl.value * batch.per_sample(batch["kl"])
+    trained_B = batch.per_sample(batch.mask.float()) > 0
+    return Metrics({"train/shaped_reward": Mean((objective_B * trained_B).sum(), trained_B.sum())})
+
+
+def policy_loss(rules: Rules) -> ClippedSurrogate:
+    """The policy's loss in the step at hand."""
+    if rules.kl is None or rules.options.kl is None or not rules.options.kl.in_loss:
+        return rules.policy_loss
+    return replace(rules.policy_loss, kl_coef=rules.kl.value)
+
+
+def adapt_kl(batch: Batch, rules: Rules) -> None:
+    """Lets the coefficient of the divergence follow its target, at the end of a step."""
+    if rules.kl is not None and rules.kl.adaptive is not None and batch.mask.any():
+        rules.kl.follow(float(batch["kl"].sum() / batch.mask.sum()))
 
 
 def _keeping(batch: Batch, keep_B: Tensor) -> Batch:
@@ -180,9 +231,7 @@ def _keeping(batch: Batch, keep_B: Tensor) -> Batch:
 
 def rules(recipe: PolicyGradientRecipe, stop_token_ids: tuple[int, ...]) -> Rules:
     """Turns a recipe's options into values, once; the loss is the clipped objective over tokens."""
-    options, kl = recipe.options, recipe.options.kl
-    estimate = KLEstimate(kl.estimator, kl.clamp_logratio, kl.clamp)
-    in_loss = kl.coef if kl.placement == "loss" else 0.0
+    options = recipe.options
     return Rules(
         options=options,
         sampling=SamplingParams(**recipe.sampling.model_dump(), stop_token_ids=stop_token_ids),
@@ -190,14 +239,12 @@ def rules(recipe: PolicyGradientRecipe, stop_token_ids: tuple[int, ...]) -> Rule
         num_logged_samples=recipe.run.num_logged_samples,
         shaping=_shaping(options, recipe.sampling.max_tokens),
         correction=_correction(options),
-        kl=estimate,
+        kl=KLCoefficient.of(options.kl) if options.kl is not None and options.has_reference else None,
         policy_loss=ClippedSurrogate(
             options.clip,
             options.clip if options.clip_high is None else options.clip_high,
             options.dual_clip,
-            in_loss,
-            estimate if in_loss else None,
-            options.entropy_coef,
+            entropy_coef=options.entropy_coef,
         ),
     )
 
@@ -214,12 +261,16 @@ def _shaping(options: PolicyGradient, max_tokens: int) -> tuple[Shaping, ...]:
 
 
 def _correction(options: PolicyGradient) -> Correction | None:
-    match options.correction:
-        case None:
-            return None
-        case option if option.low is not None:
-            return IcePop(option.low, option.high)
-        case option if option.kind == "token_tis":
-            return TokenTIS(option.high)
-        case option:
-            return SequenceTIS(option.high)
+    section = options.correction
+    if section is None:
+        return None
+    match section.kind:
+        case "token_tis":
+            return TokenTIS(section.high)
+        case "sequence_tis":
+            return SequenceTIS(section.high)
+        case "icepop":
+            assert section.low is not None, "IcePop's range has two ends"
+            return IcePop(section.low, section.high)
+        case _:
+            assert_never(section.kind)

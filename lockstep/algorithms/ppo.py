@@ -7,7 +7,6 @@ options that successors of the paper added, as values.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +16,12 @@ from lockstep.algorithms.policy_gradient import (
     Drawn,
     Rules,
     Workers,
+    adapt_kl,
     credited,
     drawn_at,
     minibatches,
     of_epoch,
-    penalty,
+    policy_loss,
     prepared,
 )
 from lockstep.algorithms.step import StepResult
@@ -29,7 +29,7 @@ from lockstep.batch import Batch
 from lockstep.experience.samples import sample_rows
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedValue
-from lockstep.metrics import Mean, Metrics
+from lockstep.metrics import Metrics
 from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.masks import masked_whiten
 from lockstep.objectives.shaping import token_rewards
@@ -68,6 +68,8 @@ def learn(step: int, drawn: Drawn, workers: PPOWorkers, rules: PPORules) -> Step
     metrics = drawn.metrics + preparation + credit
     for epoch in range(rules.options.ppo_epochs):
         metrics += _improved(batch, step, epoch, workers, rules)
+    if step >= rules.options.critic_warmup_steps:
+        adapt_kl(batch, rules)
     samples = sample_rows(drawn.rollouts, batch, workers.experience, rules.num_logged_samples)
     return StepResult(metrics, drawn.position, batch.tokens.numel(), samples)
 
@@ -83,8 +85,8 @@ def with_advantages(batch: Batch, ppo: PPO) -> tuple[Batch, Metrics]:
     The score is the reward of the last token, less β·KL of every token where the KL is part of the reward.
     """
     reward_N = token_rewards(batch["shaped_score"], batch.mask, batch.lengths)
-    kl_N = penalty(batch, ppo)
-    reward_N = reward_N if kl_N is None else reward_N - kl_N
+    if "kl_penalty" in batch.token:
+        reward_N = reward_N - batch["kl_penalty"]
     final_value_B = torch.zeros_like(batch["final_value"])
     if ppo.bootstrap_truncated:
         final_value_B = torch.where(batch["truncated"], batch["final_value"], final_value_B)
@@ -99,8 +101,7 @@ def with_advantages(batch: Batch, ppo: PPO) -> tuple[Batch, Metrics]:
         lam_policy = length_adaptive_lambda(batch.mask, batch.lengths, ppo.length_adaptive_alpha)
     return_N = (estimate(lam_value) + batch["old_value"]) * batch.mask
     advantage_N = estimate(lam_policy)
-    rewarded = Mean(reward_N.sum(), (batch.per_sample(batch.mask.float()) > 0).sum())
-    metrics = credited(batch, advantage_N) + Metrics({"train/shaped_reward": rewarded})
+    metrics = credited(batch, advantage_N)
     if ppo.whiten_advantages:
         advantage_N = masked_whiten(advantage_N, batch.mask)
     return batch.with_columns({"reward": reward_N, "advantage": advantage_N, "return": return_N}), metrics
@@ -114,11 +115,21 @@ def _improved(batch: Batch, step: int, epoch: int, workers: PPOWorkers, rules: P
             metrics += train(workers.critic, minibatch, rules.value_loss).prefixed("critic")
         if step >= rules.options.critic_warmup_steps:
             with workers.phase("policy"):
-                metrics += train(workers.policy, minibatch, rules.policy_loss).prefixed("policy")
+                metrics += train(workers.policy, minibatch, policy_loss(rules)).prefixed("policy")
     return of_epoch(metrics, epoch, rules)
 
 
 def rules(recipe: PPORecipe, stop_token_ids: tuple[int, ...]) -> PPORules:
     """Turns a recipe's options into values, once."""
-    shared: dict[str, Any] = vars(policy_gradient.rules(recipe, stop_token_ids)) | {"options": recipe.ppo}
-    return PPORules(**shared, value_loss=ClippedValue(recipe.ppo.value_clip))
+    shared = policy_gradient.rules(recipe, stop_token_ids)
+    return PPORules(
+        options=recipe.ppo,
+        sampling=shared.sampling,
+        seed=shared.seed,
+        num_logged_samples=shared.num_logged_samples,
+        shaping=shared.shaping,
+        correction=shared.correction,
+        kl=shared.kl,
+        policy_loss=shared.policy_loss,
+        value_loss=ClippedValue(recipe.ppo.value_clip),
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.data.jsonl import json_type, parse_any
-from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, Skipped
+from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, Skipped, is_error
 
 
 class JsonList:
@@ -41,7 +41,7 @@ class JsonList:
             for number, item in enumerate(items, start=1)
             if not isinstance(item, dict)
         ]
-        if faults and bad_rows == "error":
+        if faults and is_error(bad_rows):
             raise DataError(f"{faults[0]}; correct the item, or set data.bad_rows=skip")
         self.skipped = Skipped(len(faults), tuple(faults[:NUM_NAMED]))
         if not self._rows:

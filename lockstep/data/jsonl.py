@@ -23,7 +23,7 @@ import orjson
 from lockstep.data import cache
 from lockstep.data.cache import Stamp
 from lockstep.data.notes import Ticker
-from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, RowError, Skipped
+from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, RowError, Skipped, is_error
 
 _BUFFER_BYTES = 1 << 22
 _NUMBERS_AT_ONCE = 1 << 16
@@ -57,13 +57,13 @@ class JsonlIndex:
         self._stamp = stamp
         with self._text().open("rb") as text:
             found = cache.table(
-                cache.entry("index", stamp.path, stamp), 2, partial(_scan, text, self.path, bad_rows == "error")
+                cache.entry("index", stamp.path, stamp), 2, partial(_scan, text, self.path, is_error(bad_rows))
             )
         self._check_unchanged()
         self._numbers = found.numbers  # of each row: where its line begins in the text, and which line it is
         self.digest: str = found.about["digest"]
         faults = found.about["faults"]
-        if faults and bad_rows == "error":
+        if faults and is_error(bad_rows):
             raise _refusal(self.path, *faults[0])
         self.skipped = Skipped(found.about["bad"], tuple(f"{_where(self.path, *fault)}" for fault in faults))
         if not len(self):

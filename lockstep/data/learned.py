@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.batch import Batch
 from lockstep.data import messages
 from lockstep.data.prompts import is_chat, token_ids
+from lockstep.errors import InputError
 from lockstep.recipe import DataSection
 
 
@@ -28,7 +29,7 @@ class Answers:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataSection, stops: Collection[int]) -> None:
         end = tokenizer.eos_token_id
         if not isinstance(end, int):
-            raise ValueError(
+            raise InputError(
                 "the model's tokenizer has no end-of-sequence token, and completions must end; set eos_token"
             )
         in_talk = messages.end_of_answer(tokenizer, {end, *stops}) if is_chat(data) else None

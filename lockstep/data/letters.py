@@ -25,6 +25,7 @@ import torch
 
 from lockstep import keyed
 from lockstep.data.arithmetic import Files, write_rows
+from lockstep.errors import InputError
 from lockstep.recipe import Letters
 
 LETTERS = tuple("abcdefghijklmopq")
@@ -59,7 +60,7 @@ def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float
     """What an answer is worth, from 0 to 5; a reward function (docs/guides/rewards.md)."""
     asked = _ASKED.search(prompt)
     if asked is None:
-        raise ValueError(f"{prompt!r} gives no orders of the form: start k end c has g has a no m")
+        raise InputError(f"{prompt!r} gives no orders of the form: start k end c has g has a no m")
     first, last, one, other, none = asked.groups()
     return float(sum(Orders((first, last, one, other, none)).kept(response.split())))
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
+from lockstep.errors import InputError, first_line
 
 Message = Mapping[str, Any]
 
 _ANSWER = "An answer."
+
+
+class ChatTemplateError(InputError):
+    """The tokenizer's chat template cannot be used, or refuses a conversation; says why in few words."""
 
 
 def asked(row: Row, field: str) -> tuple[Message, ...]:
@@ -26,13 +31,32 @@ def opened(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> s
     """A conversation as the model reads it, up to where the reply begins.
 
     Raises:
-        TemplateError: The tokenizer's chat template refuses the conversation.
+        ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
-    return str(
-        tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-        )
-    )
+    return _text(messages, tokenizer, add_generation_prompt=True)
+
+
+def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ChatTemplateError where a tokenizer's chat template can render no conversation whatever."""
+    try:
+        _text([{"role": "user", "content": "Question."}], tokenizer, add_generation_prompt=True)
+    except ChatTemplateError as error:
+        if isinstance(error.__cause__, TemplateSyntaxError):
+            raise
+
+
+def _text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool) -> str:
+    talk = [dict(message) for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=add_generation_prompt)
+    except TemplateSyntaxError as error:
+        raise ChatTemplateError(
+            f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: {first_line(error)}); "
+            "copy the tokenizer's files again, or correct it"
+        ) from error
+    except Exception as error:  # a template is a program, and raises what it likes
+        raise ChatTemplateError(first_line(error)) from error
+    return str(text)
 
 
 def answered(row: Row, field: str) -> str:
@@ -44,8 +68,8 @@ def end_of_answer(tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) ->
     """The first of these tokens that the chat template puts behind an answer; None where it puts none there."""
     talk = [{"role": "user", "content": "Question."}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = str(tokenizer.apply_chat_template(talk, tokenize=False))
-    except TemplateError:  # it wants conversations of another shape
+        text = _text(talk, tokenizer, add_generation_prompt=False)
+    except ChatTemplateError:  # it wants conversations of another shape
         return None
     behind = tokenizer(text.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
     return next((token for token in behind if token in stops), None)
@@ -56,7 +80,7 @@ def answered_back(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     answer, the message, and the opening of the next reply.
 
     Raises:
-        TemplateError: The tokenizer's chat template refuses the conversation.
+        ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
     talk = [("user", "Question."), ("assistant", _ANSWER), ("user", text)]
     return opened([{"role": role, "content": content} for role, content in talk], tokenizer).partition(_ANSWER)[2]
@@ -71,7 +95,7 @@ def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase) -> str | Non
         return f"has in the field {field!r} no message that could be answered"
     try:
         opened(asked(row, field), tokenizer)
-    except TemplateError as error:
+    except ChatTemplateError as error:
         return f"has in the field {field!r} messages that the tokenizer's chat template refuses ({error})"
     return None
 

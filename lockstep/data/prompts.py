@@ -9,9 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.data import messages
 from lockstep.data.messages import Message
-from lockstep.data.rows import Row, Rows
+from lockstep.data.rows import DataError, Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
 from lockstep.data.templates import render
+from lockstep.errors import InputError
 from lockstep.recipe import DataSection
 from lockstep.types import Prompt
 
@@ -39,7 +40,7 @@ def _named_prompts(
     """The same for rows by their id, and by how messages name them."""
     if is_chat(data):
         talks = [_messages(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
-        texts = [messages.opened(talk, tokenizer) for talk in talks]
+        texts = [_opened(talk, where, tokenizer) for (_, where), talk in zip(names, talks, strict=True)]
     else:
         talks = [None] * len(names)
         texts = [render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)]
@@ -48,7 +49,7 @@ def _named_prompts(
         Prompt(name, text, tuple(ids), row, talk)
         for (name, _), text, ids, row, talk in zip(names, texts, tokens, contents, talks, strict=True)
     ]
-    return [_truncated(prompt, tokenizer, data) for prompt in whole] if data.overlong_prompts == "truncate" else whole
+    return [_truncated(prompt, tokenizer, data) for prompt in whole] if data.truncates else whole
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
@@ -58,13 +59,15 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
         ValueError: A chat template is wanted and missing.
     """
     if is_chat(data) and tokenizer.chat_template is None:
-        raise ValueError(
+        raise InputError(
             "data.messages is set, but the model's tokenizer has no chat template; use a model that has one, or write "
             "the whole prompt in data.prompt"
             if data.messages is not None
             else "data.chat is on, but the model's tokenizer has no chat template; turn data.chat off and write "
             "the whole prompt in data.prompt, or use a model that has one"
         )
+    if is_chat(data):
+        messages.require_template(tokenizer)
     field = data.messages
     return (lambda row: None) if field is None else (lambda row: messages.fault(row, field, tokenizer))
 
@@ -80,6 +83,16 @@ def _messages(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
         return messages.asked(row, data.messages)
     system = () if data.system_prompt is None else ({"role": "system", "content": data.system_prompt},)
     return (*system, {"role": "user", "content": render(data.prompt, row, where)})
+
+
+def _opened(talk: Sequence[Message], where: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    try:
+        return messages.opened(talk, tokenizer)
+    except messages.ChatTemplateError as error:
+        raise DataError(
+            f"{where}: the tokenizer's chat template refuses its prompt ({error}); change data.system_prompt or "
+            "data.prompt, or use a model with another template"
+        ) from error
 
 
 def _truncated(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Prompt:

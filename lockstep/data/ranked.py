@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
-from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped
+from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_error
 from lockstep.data.templates import complaint, fields, render
 from lockstep.recipe import RankedSection, TreeSection
 
@@ -46,7 +46,7 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[Ranked], Skipp
             found += _of_row(rows.rows([i])[0], rows.id(i), section)
         except DataError as error:
             faults.append(f"{rows.where(i)}: {error}")
-            if section.bad_rows == "error":
+            if is_error(section.bad_rows):
                 raise DataError(f"{faults[-1]}; correct the row, or set data.bad_rows=skip") from error
     skipped = rows.skipped + Skipped(len(faults), tuple(faults[:NUM_NAMED]))
     told = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, assert_never
+
+from lockstep.errors import InputError
 
 Policy = Literal["error", "skip"]
 """What to do about a row that cannot be used: stop, or leave it out and count it."""
@@ -15,7 +17,7 @@ NUM_NAMED = 5
 """So many of the rows that were left out are named; all are counted."""
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """A file or row that cannot be used; the message says where, what, and what to do."""
 
 
@@ -100,3 +102,14 @@ class Rows(Protocol):
     def digest(self) -> str:
         """Fingerprint of the content, hexadecimal: other bytes, other digest, wherever the files lie."""
         ...
+
+
+def is_error(policy: Policy | Literal["truncate"]) -> bool:
+    """Whether a row that cannot be used as it is ends the run."""
+    match policy:
+        case "error":
+            return True
+        case "skip" | "truncate":
+            return False
+        case _:
+            assert_never(policy)

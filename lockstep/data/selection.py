@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import tokenizers
@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.data import cache
 from lockstep.data.notes import Ticker, note
 from lockstep.data.order import mixed_rows_at
-from lockstep.data.rows import NUM_NAMED, DataError, Row, RowError, Rows, Skipped
-from lockstep.data.templates import complaint, fields, render
+from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped, is_error
+from lockstep.data.templates import complaint, doubled_braces, fields, render
 from lockstep.recipe import DataSection
 from lockstep.recipe.sources import FieldType
 
@@ -102,10 +102,11 @@ class Selection:
         self._shuffle = data.shuffle
         self._kept, found = _selected(rows, tokenizer, data, needs)
         self.bad = rows.skipped + found[_BAD]
-        cut = data.overlong_prompts == "truncate"
+        cut = data.truncates
         self.overlong, self.truncated = (Skipped(), found[_OVERLONG]) if cut else (found[_OVERLONG], Skipped())
         self._unused = 0
         self._sizes = self._part_sizes()
+        self._require_filled(needs.templates)
         if head is not None:
             self._keep_first(head)
         self._weights = [part.weight for part in rows.parts]
@@ -113,6 +114,17 @@ class Selection:
         for what, rows_found in (*named, (f"{_OVERLONG} truncated", self.truncated)):
             if rows_found.count:
                 note(f"{rows_found.count} {what}, the first of them:\n  " + "\n  ".join(rows_found.first))
+
+    def _require_filled(self, templates: tuple[str, ...]) -> None:
+        """Raises DataError where a template would write the name of a field instead of what the field holds."""
+        [first] = self.rows.rows(self.numbers([0]))
+        for template in templates:
+            name = doubled_braces(template, first)
+            if name is not None:
+                raise DataError(
+                    f"template {template!r} writes {{{name}}} as it stands, since doubled braces stand for braces; "
+                    f"write {{{name}}} with single ones for what the rows hold there"
+                )
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -180,7 +192,7 @@ def texts(rows: Rows, data: DataSection, templates: tuple[str, ...]) -> Iterator
     for numbers in _blocks(rows):
         contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted))
         for i, why in faults.items():
-            if data.bad_rows == "error":
+            if is_error(data.bad_rows):
                 raise _refusal(rows, _BAD, i, why)
         for i, row in contents.items():
             yield from (render(template, row, rows.where(i)) for template in templates)
@@ -203,26 +215,26 @@ def _selected(
     rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
 ) -> tuple[np.ndarray, dict[str, Skipped]]:
     """The numbers of usable rows, ascending, and the others by reason; from the cache where it has them."""
-    policies: dict[str, str] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
+    policies: dict[str, Policy | Literal["truncate"]] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
 
     def fill(file: BinaryIO) -> dict[str, Any]:
         found = {_BAD: _Faults(), _OVERLONG: _Faults()}
         for kept, reason, faults in _gone_over(rows, data, needs):
             file.write(array("q", kept).tobytes())
             for i, why in faults.items():
-                if policies[reason] == "error":
+                if is_error(policies[reason]):
                     raise _refusal(rows, reason, i, why)
                 found[reason].add(i, why)
         return {reason: [faults.count, faults.first] for reason, faults in found.items()}
 
     options = data.model_dump_json(exclude=_DECIDE_NOTHING)
-    kept_long = data.overlong_prompts == "truncate"
+    kept_long = data.truncates
     key = (rows.digest, len(rows), options, needs.templates, needs.key, kept_long, _fingerprint(tokenizer))
     table = cache.table(cache.entry("usable", key), 1, fill)
     skipped = {}
     for reason, policy in policies.items():
         count, first = table.about[reason]
-        if count and policy == "error":
+        if count and is_error(policy):
             raise _refusal(rows, reason, *first[0])
         skipped[reason] = Skipped(count, tuple(f"{rows.where(i)}: {why}" for i, why in first))
     return table.numbers[:, 0], skipped
@@ -237,7 +249,7 @@ def _gone_over(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Se
         yield [], _BAD, faults
         said = needs.lengths(list(contents), list(contents.values())) if contents else []
         long = {i: why for i, why in zip(contents, said, strict=True) if why is not None}
-        yield [i for i in contents if data.overlong_prompts == "truncate" or i not in long], _OVERLONG, long
+        yield [i for i in contents if data.truncates or i not in long], _OVERLONG, long
         ticker.at(numbers[-1])
 
 

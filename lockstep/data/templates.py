@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import string
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from lockstep.data.jsonl import AsWritten
 from lockstep.data.rows import DataError, Row
+from lockstep.errors import InputError
 from lockstep.recipe.sources import FieldType
 
 _TYPES: Mapping[FieldType, type | tuple[type, ...]] = {
@@ -47,6 +49,13 @@ def fields(template: str) -> list[str]:
     return [name for _, name in _parts(template) if name]
 
 
+def doubled_braces(template: str, row: Row) -> str | None:
+    """The field of a row that a template writes as `{{ field }}`, which stays as it is, instead of filling it in."""
+    literals = "\0".join(literal if name is None else f"{literal}\0" for literal, name in _parts(template))
+    named = re.findall(r"\{\s*(\w+)\s*\}", literals.replace("{\0", "{").replace("\0}", "}"))
+    return next((name for name in named if name in row), None)
+
+
 def complaint(row: Row, wanted: Mapping[str, FieldType]) -> str | None:
     """What is wrong with the fields of a row, if anything."""
     for name, kind in wanted.items():
@@ -55,9 +64,19 @@ def complaint(row: Row, wanted: Mapping[str, FieldType]) -> str | None:
             state = "null in the field" if name in row else "no field"
             there = ", ".join(row) or "none"
             return f"has {state} {name!r}, which a template, data.fields or the reward asks for; its fields are {there}"
-        if _kind(value) != kind and (kind != "any" or _kind(value) not in _TYPES):
+        if not _is_a(kind, value):
             return f"has {_kind(value)} in the field {name!r}, which should be {kind}"
     return None
+
+
+def _is_a(kind: FieldType, value: object) -> bool:
+    match kind:
+        case "any":
+            return _kind(value) in _TYPES
+        case "text" | "number" | "boolean" | "list" | "object":
+            return _kind(value) == kind
+        case _:
+            assert_never(kind)
 
 
 def _kind(value: object) -> str:
@@ -74,10 +93,10 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
     try:
         parsed = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"template {template!r} is malformed ({error}); write braces as {{{{ and }}}}") from error
+        raise InputError(f"template {template!r} is malformed ({error}); write braces as {{{{ and }}}}") from error
     for literal, name, spec, conversion in parsed:
         if name == "" or spec or conversion:
-            raise ValueError(
+            raise InputError(
                 f"template {template!r}: only plain fields like {{question}} can be filled in; write "
                 "braces as {{ and }}"
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.data.rows import Row
 from lockstep.data.templates import fields, render
+from lockstep.errors import InputError
 from lockstep.recipe import DataSection
 
 
@@ -44,7 +45,7 @@ def text_field(data: DataSection) -> TextField:
         return TextField(data.messages, talk=True)
     names = sorted(set(fields(data.prompt)))
     if len(names) != 1:
-        raise ValueError(
+        raise InputError(
             f"self_rewarding.prompt_source=new has one text written for each prompt, but data.prompt has {len(names)} "
             f"fields{': ' if names else ''}{', '.join(names)}; write a template with one"
         )

@@ -135,8 +135,10 @@ def _zeros_in(piece_cD: Tensor) -> Tensor:
 
 
 def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a·b, the sum in fp32."""
+    """total += a·b, all sums in fp32: a product in a narrower type would be rounded to it before it is added."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
-    else:
-        total.add_(a @ b)
+    elif total.is_cuda:
+        total.add_(torch.mm(a, b, out_dtype=total.dtype))
+    else:  # no such product on a CPU; two bf16 numbers multiply exactly in fp32
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))

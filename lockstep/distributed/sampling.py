@@ -152,7 +152,8 @@ def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tupl
         uniform_M: Numbers in (0, 1), float64; the same number draws the same token in any batch.
 
     Returns:
-        Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M].
+        Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M]; NaN, and any token of
+        the vocabulary, where logits are NaN or infinite.
     """
     scoring, z_MV = _scoring(sampling, entropy=False), logits_MV.float()
     weight_MV = torch.empty_like(z_MV)
@@ -174,12 +175,13 @@ def _inverted(weight_MV: Tensor, uniform_M: Tensor) -> Tensor:
     below_M = 1.0 - above_M / sum_MB.gather(1, block_M[:, None])[:, 0]
     column_Mb = block_M[:, None] * _BLOCK + torch.arange(_BLOCK, device=block_M.device)
     weight_Mb = weight_MV.gather(1, column_Mb.clamp(max=columns - 1)).masked_fill_(column_Mb >= columns, 0.0)
-    return column_Mb[:, 0] + _passed(weight_Mb, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))[0]
+    place_M, _ = _passed(weight_Mb, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))
+    return (column_Mb[:, 0] + place_M).clamp_(max=columns - 1)
 
 
 def _passed(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
     """Where the running sum passes uniform · total [M], and by how much, float64 [M]."""
     sum_MK = weight_MK.cumsum(-1, dtype=torch.float64)
     aim_M1 = uniform_M[:, None] * sum_MK[:, -1:]
-    place_M1 = torch.searchsorted(sum_MK, aim_M1, right=True)
+    place_M1 = torch.searchsorted(sum_MK, aim_M1, right=True).clamp_(max=sum_MK.shape[1] - 1)  # K, where sums are NaN
     return place_M1[:, 0], (sum_MK.gather(-1, place_M1) - aim_M1)[:, 0]

@@ -11,10 +11,9 @@ from typing import Any
 
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.dump import Columns, Dump, read_dump
-from lockstep.doctor.exit_codes import EXPLAINED, INCONCLUSIVE, PASS, UNEXPLAINED
 from lockstep.doctor.fingerprints import Reading, read
 from lockstep.doctor.statistics import by_index, by_surprise, figures
-from lockstep.doctor.verdict import Judgement, judge
+from lockstep.doctor.verdict import EXIT_CODES, Judgement, judge
 from lockstep.recipe.doctor import Limits
 from lockstep.runtime.folder import write_whole
 
@@ -62,10 +61,8 @@ class Analysis:
 
     @property
     def code(self) -> int:
-        """Exit code: 0 pass, 1 fail and something fits, 2 fail and nothing does, 3 inconclusive."""
-        if self.judgement.verdict == "FAIL":
-            return EXPLAINED if self.readings else UNEXPLAINED
-        return PASS if self.judgement.verdict == "PASS" else INCONCLUSIVE
+        """Exit code of the command."""
+        return EXIT_CODES[self.judgement.verdict]
 
 
 def analyze(file: Path, columns: Columns, out: Path | None) -> int:

@@ -7,15 +7,13 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lockstep.doctor.exit_codes import COULD_NOT_START, EXPLAINED, UNEXPLAINED
+from lockstep import exit_codes
+from lockstep.paths import path_argument
 
 if TYPE_CHECKING:
     from lockstep.config import Loaded
 
-_CODES = (
-    "Exit codes: 0 pass, 1 fail and explained, 2 fail and unexplained, 3 inconclusive, 4 could not start (wrong usage "
-    "too)."
-)
+_CODES = "Exit codes: 0 pass, 2 could not start (wrong usage too), 3 inconclusive, 4 fail."
 
 Answer = Callable[[argparse.Namespace], int]
 
@@ -25,7 +23,6 @@ def add(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor", help="do training and inference agree on a model, and if not, why", epilog=_CODES
     )
-    doctor.set_defaults(could_not_start=COULD_NOT_START)
     asked = doctor.add_subparsers(required=True, metavar="WHAT")
     _add_measuring(asked, "table", "measure agreement over a grid of lengths, data, methods and batch sizes", _table)
     _add_measuring(asked, "quick", "the same over a small grid; where it fails, say why", _quick, "doctor_quick")
@@ -37,16 +34,20 @@ def add(commands: Any) -> None:
 
 def _added(asked: Any, name: str, what: str, answer: Answer) -> argparse.ArgumentParser:
     parser = asked.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES)
-    parser.set_defaults(command=answer, could_not_start=COULD_NOT_START)
+    parser.set_defaults(command=answer)
     return parser
 
 
 def _add_measuring(asked: Any, name: str, what: str, answer: Answer, recipe: str = "doctor") -> None:
     parser = _added(asked, name, what, answer)
-    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or the folder of a finished run")
+    parser.add_argument(
+        "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as backends=[hf,vllm]")
     parser.add_argument("--recipe", default=recipe, help=f"options to begin with (default: {recipe})")
-    parser.add_argument("--out", metavar="FOLDER", help="where the results go; without it a folder in doctor/")
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=path_argument, help="where the results go; without it a folder in doctor/"
+    )
     parser.add_argument(
         "--budget", metavar="SECONDS", type=float, help="begin no cell of the grid after so long (grid.budget_s)"
     )
@@ -54,7 +55,9 @@ def _add_measuring(asked: Any, name: str, what: str, answer: Answer, recipe: str
 
 def _add_analyze(asked: Any) -> None:
     parser = _added(asked, "analyze", "read what a dump of log-probabilities says, without a model", _analyze)
-    parser.add_argument("file", metavar="FILE", help="JSONL or Parquet, one sequence per row; usual names are found")
+    parser.add_argument(
+        "file", metavar="FILE", type=path_argument, help="JSONL or Parquet, one sequence per row; usual names are found"
+    )
     for column, what in (
         ("train", "log-probabilities of the training side"),
         ("infer", "log-probabilities of the inference side"),
@@ -67,12 +70,14 @@ def _add_analyze(asked: Any) -> None:
         ("prompt", "the prompt that a sequence answers"),
     ):
         parser.add_argument(f"--{column}-column", metavar="NAME", help=f"name of the column with {what}")
-    parser.add_argument("--out", metavar="FILE", help="write all figures as JSON")
+    parser.add_argument("--out", metavar="FILE", type=path_argument, help="write all figures as JSON")
 
 
 def _add_selftest(asked: Any) -> None:
     parser = _added(asked, "selftest", "inject faults into real backends, and count which ones are named", _selftest)
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="stands for the small random Llama of the faults")
+    parser.add_argument(
+        "model", metavar="MODEL", type=path_argument, nargs="?", help="stands for the small random Llama of the faults"
+    )
     parser.add_argument(
         "--which",
         default="all",
@@ -81,7 +86,12 @@ def _add_selftest(asked: Any) -> None:
     )
     parser.add_argument("--sweep", action="store_true", help="look for the least magnitude of each fault that is named")
     parser.add_argument("--seed", type=int, default=0, help="of models and prompts (default: 0)")
-    parser.add_argument("--out", metavar="FOLDER", help="where results go; the same command then goes on where it was")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=path_argument,
+        help="where results go; the same command then goes on where it was",
+    )
 
 
 def _loaded(options: argparse.Namespace) -> Loaded:
@@ -99,16 +109,16 @@ def _measured(options: argparse.Namespace) -> int:
 
 def _table(options: argparse.Namespace) -> int:
     code = _measured(options)
-    if code == UNEXPLAINED:
+    if code == exit_codes.BROKEN:
         print(f"why: lockstep doctor diagnose {shlex.join([options.model, *options.overrides])}")
     return code
 
 
 def _quick(options: argparse.Namespace) -> int:
     code = _measured(options)
-    if code != UNEXPLAINED:
-        return code
-    return EXPLAINED if _diagnose(options) == EXPLAINED else UNEXPLAINED  # what failed stays so
+    if code == exit_codes.BROKEN:
+        _diagnose(options)
+    return code
 
 
 def _diagnose(options: argparse.Namespace) -> int:

@@ -12,16 +12,17 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from lockstep import exit_codes
 from lockstep.config import Loaded, usage
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.base import Backend
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.examine import Diagnosis, Looked, examine
-from lockstep.doctor.exit_codes import EXPLAINED, PASS, UNEXPLAINED
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for
 from lockstep.doctor.probes.layers import divergence
 from lockstep.doctor.prompts import PromptSource
+from lockstep.errors import InputError
 from lockstep.recipe import DoctorRecipe
 from lockstep.report.doctor_folder import REPORT
 from lockstep.runtime.folder import write_whole
@@ -61,7 +62,7 @@ def diagnose(loaded: Loaded) -> int:
     """
     recipe = loaded.recipe
     if not isinstance(recipe, DoctorRecipe):
-        raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
     source = PromptSource(recipe)
     results = results_of(loaded, recipe.model.path, {"prompts": files_of(source.rows)}, "doctor", "a report on others")
     with results.opened() as started, progress(f"{recipe.model.path} → {results.folder}") as shown:
@@ -73,7 +74,8 @@ def diagnose(loaded: Loaded) -> int:
         _into_report(results.folder, trees)
     print("\n\n".join(_said(one) for one in found))
     print(f"\ndiagnosis: {results.folder / DIAGNOSIS}")
-    return max(_code(one.diagnosis) for one in found)
+    healthy = not any(one.diagnosis.disagrees or one.diagnosis.causes for one in found)
+    return exit_codes.OK if healthy else exit_codes.BROKEN
 
 
 def _examined(
@@ -94,7 +96,7 @@ def _examined(
         if diagnosis.disagrees or diagnosis.causes:
             break
     if found is None:
-        raise ValueError(f"{train_name} scores at temperature 1 only; add the methods greedy or T=1 to grid.methods")
+        raise InputError(f"{train_name} scores at temperature 1 only; add the methods greedy or T=1 to grid.methods")
     return found
 
 
@@ -107,12 +109,6 @@ def _cells(recipe: DoctorRecipe, context: int, shaped: bool) -> Iterator[Cell]:
     cells = [Cell(length, recipe.grid.data[0], method, max(recipe.grid.batch_sizes)) for method in recipe.grid.methods]
     told = [cell for cell in cells if shaped or cell.sampling.unshaped]
     return iter(sorted(told, key=lambda cell: (cell.greedy, not cell.sampling.unshaped)))
-
-
-def _code(diagnosis: Diagnosis) -> int:
-    if not diagnosis.disagrees and not diagnosis.causes:
-        return PASS
-    return EXPLAINED if diagnosis.explained else UNEXPLAINED
 
 
 def _tree(one: Examined) -> dict[str, Any]:

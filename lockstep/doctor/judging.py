@@ -12,6 +12,7 @@ from lockstep.doctor.measure import Drawn
 from lockstep.doctor.plan import Cell
 from lockstep.doctor.statistics import Compared
 from lockstep.doctor.verdict import Clause, Judgement, Verdict, judge, judge_tails, step_down
+from lockstep.errors import InputError
 from lockstep.recipe import Limits
 
 State = Literal["measured", "beyond context", "cut by budget"]
@@ -63,7 +64,7 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
     """
     draw = [name for name, backend in backends.items() if "generate" in backend.capabilities]
     if not draw:
-        raise ValueError(f"none of {', '.join(backends)} draws responses; name one more in backends, such as torch")
+        raise InputError(f"none of {', '.join(backends)} draws responses; name one more in backends, such as torch")
     both = [pair for pair in combinations(backends, 2) if set(pair) & set(draw)]
     return [pair if pair[1] in draw else (pair[1], pair[0]) for pair in both]
 

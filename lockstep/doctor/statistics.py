@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.objectives.divergence import KLEstimate
+from lockstep.objectives.divergence import k2, k3
 from lockstep.objectives.mismatch import EffectiveSampleSize
 
 CAP = 3.0
@@ -131,8 +131,8 @@ def figures(compared: Compared) -> dict[str, float]:
         "capped_mult_prob_error": float(capped(compared.delta).mean()),
         "k1": k1,
         "k1_se": k1_se,
-        "k2": float(KLEstimate("k2")(both.infer, both.train).mean()),
-        "k3": float(KLEstimate("k3")(both.infer, both.train.clamp(max=both.infer + _LARGEST)).mean()),
+        "k2": float(k2(both.infer, both.train).mean()),
+        "k3": float(k3(both.infer, both.train.clamp(max=both.infer + _LARGEST)).mean()),
         "mean_ratio": ratio,
         "mean_ratio_se": ratio_se,
         "mean_abs": float(size.mean()),

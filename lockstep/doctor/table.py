@@ -31,6 +31,7 @@ from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.render import junit, markdown
 from lockstep.doctor.report import Found, columns_of, described, tree_of
 from lockstep.doctor.verdict import Clause
+from lockstep.errors import InputError
 from lockstep.models.folder import read_config
 from lockstep.recipe import DoctorRecipe
 from lockstep.report.doctor_folder import COLUMNS, REPORT
@@ -54,7 +55,7 @@ def table(loaded: Loaded) -> int:
     """
     recipe = loaded.recipe
     if not isinstance(recipe, DoctorRecipe):
-        raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
     read_config(recipe.model.path)  # says what is wrong with a folder before one for the results is made
     rows = {"prompts": files_of(PromptSource(recipe).rows)}
     results = results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")

@@ -17,10 +17,14 @@ from torch import Tensor
 from lockstep.doctor.base import Side
 from lockstep.doctor.bounds import Bootstrap, Bounded, Rate, Student, holm
 from lockstep.doctor.statistics import CAP, Compared, capped, exponential, mult_prob_error, pooled, sequence_weights
+from lockstep.errors import InputError
+from lockstep.exit_codes import BROKEN, INCONCLUSIVE, OK
 from lockstep.recipe.doctor import Limits
 from lockstep.types import SamplingParams
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+EXIT_CODES: dict[Verdict, int] = {"PASS": OK, "FAIL": BROKEN, "INCONCLUSIVE": INCONCLUSIVE}
+"""What a command ends with that has come to a verdict."""
 _WORST_FIRST: tuple[Verdict, ...] = ("FAIL", "INCONCLUSIVE", "PASS")
 
 DUST = 1e-4
@@ -136,7 +140,7 @@ def judge(
     clauses = _side("infer", infer_drawn, floor_M, limits, level, sampling)
     if train_drawn is not None:
         if floor_M is not None and train_floor_M is None:
-            raise ValueError("tokens of the training side need a floor of their own; measure it on them")
+            raise InputError("tokens of the training side need a floor of their own; measure it on them")
         clauses += _side("train", train_drawn.swapped(), train_floor_M, limits, level, sampling)
     found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
     if tails is not None and tails.verdict == "PASS":
@@ -178,7 +182,7 @@ def _side(
 ) -> list[Clause]:
     """All clauses on tokens that one side drew; `compared` has it in the place of the inference side."""
     if floor_M is not None and (floor_M.shape != compared.train.shape or not bool((floor_M >= 0).all())):
-        raise ValueError(f"the floor needs one |Δ| for each of {compared.train.numel()} tokens; measure it on them")
+        raise InputError(f"the floor needs one |Δ| for each of {compared.train.numel()} tokens; measure it on them")
     clauses = [
         _mismatch(side, compared, floor_M, limits, level),
         _usual(side, compared, limits, level),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, assert_never
 
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
@@ -39,7 +39,7 @@ class CodeReward:
     def __post_init__(self) -> None:
         own = self.section
         limits = Limits(own.cpu_s, own.wall_s, own.memory_mb, own.file_mb, own.processes)
-        sandboxes = tuple(Sandbox(limits, own.isolation == "namespaces") for _ in range(own.sandboxes))
+        sandboxes = tuple(Sandbox(limits, own.is_namespaced) for _ in range(own.sandboxes))
         object.__setattr__(self, "_sandboxes", sandboxes)
         try:
             sandboxes[0].start()
@@ -71,8 +71,17 @@ class CodeReward:
         finally:
             pool.shutdown(cancel_futures=True)
 
+    def _program(self, response: str) -> str | None:
+        match self.section.program:
+            case "text":
+                return response
+            case "fenced":
+                return fenced(response)
+            case _:
+                assert_never(self.section.program)
+
     def _judged(self, sandbox: Sandbox, prompt: Prompt, response: str) -> float:
-        program = response if self.section.program == "text" else fenced(response)
+        program = self._program(response)
         if program is None:
             return 0.0
         tests = [_test(item) for item in prompt.row[self.section.tests]]

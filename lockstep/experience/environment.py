@@ -11,6 +11,7 @@ import numbers
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from lockstep.errors import InputError
 from lockstep.experience import user_code
 from lockstep.experience.child import Answers
 
@@ -70,17 +71,17 @@ class _Episodes:
         try:
             first = make()
         except Exception as error:  # whatever the user's code raises
-            raise ValueError(
+            raise InputError(
                 f"environment.class_name {name} cannot be made without arguments: it {_what(error)}"
             ) from None
         lacks = [method for method in _METHODS if not callable(getattr(first, method, None))]
         if lacks:
-            raise ValueError(f"environment.class_name {name} has no method {' and no method '.join(lacks)}")
+            raise InputError(f"environment.class_name {name} has no method {' and no method '.join(lacks)}")
         for method, takes in _METHODS.items():
             try:
                 inspect.signature(getattr(first, method)).bind(*takes)
             except TypeError as error:
-                raise ValueError(
+                raise InputError(
                     f"environment.class_name {name}: {method} has to take ({', '.join(takes)}), and: {error}"
                 ) from None
         self._make = make

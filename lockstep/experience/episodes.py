@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.errors import InputError
 from lockstep.experience import environment
 from lockstep.experience.child import Child, ChildDied, ChildError, ChildHangs
 from lockstep.experience.engine import Engine
@@ -28,7 +29,7 @@ Observed = Callable[[str, int], Sequence[int]]
 """The tokens of an observation, behind a turn that ended with this token."""
 
 
-class EnvironmentFault(ValueError):
+class EnvironmentFault(InputError):
     """An environment that cannot be made, or fails too often; the message says which, and how."""
 
 

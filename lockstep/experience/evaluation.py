@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from typing import assert_never
 
 import torch
 
@@ -21,7 +22,7 @@ from lockstep.experience.rollout import Experience
 from lockstep.experience.votes import Votes, votes_of
 from lockstep.metrics import Max, Mean, Metrics, Sum
 from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
-from lockstep.recipe import EnvironmentSection, RewardSection
+from lockstep.recipe import CodeSection, EnvironmentSection, InstructionSection, RewardSection
 from lockstep.types import Prompt, SamplingParams
 
 Figures = dict[str, Estimate]
@@ -159,11 +160,21 @@ def grading(section: RewardSection | None, environment: EnvironmentSection | Non
     """How responses are counted that a recipe's reward judges; without one the environment does, or a reward model."""
     if section is None:
         return _graded(None if environment is None else environment.pass_score)
-    if section.type == "math":
-        return Grading(pass_score=1.0, majority=True, graded=False)
-    if section.function is None:
-        return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section))
-    return _graded(section.pass_score)
+    match section.type:
+        case "math":
+            return Grading(pass_score=1.0, majority=True, graded=False)
+        case "instructions":
+            return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section.instructions))
+        case "code":
+            return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section.code))
+        case "python":
+            return _graded(section.pass_score)
+        case "by_row":
+            if section.function is None:
+                return Grading(pass_score=1.0, majority=False, graded=True)
+            return _graded(section.pass_score)
+        case _:
+            assert_never(section.type)
 
 
 def _graded(pass_score: float | None) -> Grading:
@@ -171,9 +182,8 @@ def _graded(pass_score: float | None) -> Grading:
     return Grading(None if pass_score is None else float(torch.tensor(pass_score)), majority=False, graded=True)
 
 
-def _all_or_nothing(section: RewardSection) -> bool:
+def _all_or_nothing(options: InstructionSection | CodeSection | None) -> bool:
     """Whether a verifier that could give a share gives 1 or 0."""
-    options = {"instructions": section.instructions, "code": section.code}.get(section.type)
     return options is not None and options.all_or_nothing
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
+from lockstep.errors import InputError
 from lockstep.recipe import Section
 
 _WORD = re.compile(r"\w+(?:['’\-]\w+)*")
@@ -44,9 +45,9 @@ class Ranged(Instruction):
     @model_validator(mode="after")
     def _a_range(self) -> Self:
         if self.at_least is None and self.at_most is None:
-            raise ValueError("say at_least, at_most or both")
+            raise InputError("say at_least, at_most or both")
         if self.at_least is not None and not self.fits(self.at_least):
-            raise ValueError(f"at_least is {self.at_least} and at_most {self.at_most}, so no number fits")
+            raise InputError(f"at_least is {self.at_least} and at_most {self.at_most}, so no number fits")
         return self
 
     def fits(self, count: int) -> bool:

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
+from lockstep.errors import InputError, RunError
 from lockstep.experience.child import Answers, Child, ChildDied, ChildError
 
 _CPU_LIMIT_S = 3.0
@@ -54,11 +55,9 @@ def asked(child: Child, gold: str, text: str) -> bool | None:
     except ChildDied as death:
         if death.signal == signal.SIGPROF:
             return None
-        raise RuntimeError(f"math-verify's process ended over {text!r}: {death}; the same command goes on") from None
+        raise RunError(f"math-verify's process ended over {text!r}: {death}; the same command goes on") from None
     except ChildError as error:
-        raise RuntimeError(
-            f"math-verify could not be started ({error}); is the package math-verify installed?"
-        ) from None
+        raise InputError(f"math-verify could not be started ({error}); is the package math-verify installed?") from None
 
 
 def answers() -> Answers:

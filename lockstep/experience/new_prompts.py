@@ -16,6 +16,7 @@ from lockstep import keyed
 from lockstep.data.prompts import Prompts
 from lockstep.data.templates import fields
 from lockstep.data.written import TextField
+from lockstep.errors import RunError
 from lockstep.experience.judge.asking import Answer, Answering, Conversation
 from lockstep.experience.judge.templates import Template
 from lockstep.metrics import Metrics, Sum
@@ -41,7 +42,7 @@ longer than a prompt may be, is a prompt of the data, or was written before in t
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
-class TooFewPromptsError(RuntimeError):
+class TooFewPromptsError(RunError):
     """Attempts are used up, and prompts are missing."""
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.errors import BrokenPromiseError
 from lockstep.metrics import Last, Metrics
 from lockstep.models.weights import column_fingerprint, fingerprint
 from lockstep.samplers.base import Attestation, Sampler
@@ -20,7 +21,7 @@ LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Bounds on mean |Δ log π| of the probe, where not all that an engine computes with could be read back."""
 
 
-class RefitError(RuntimeError):
+class RefitError(BrokenPromiseError):
     """The sampler does not hold what the learner sent."""
 
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from lockstep.errors import InputError
 from lockstep.experience import user_code
 from lockstep.experience.child import Answers
 
@@ -47,7 +48,7 @@ def _takes_four(found: Callable[..., Any], function: str) -> None:
     try:
         signature.bind("prompt", "response", "answer", {})
     except TypeError:
-        raise ValueError(
+        raise InputError(
             f"reward.function {function} takes {signature}, but is called with (prompt, response, answer, row); "
             "let it take these four"
         ) from None

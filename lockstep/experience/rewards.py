@@ -8,27 +8,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, assert_never
 
 from lockstep.data.rows import DataError, Row
 from lockstep.data.selection import ANY_ROW, Rule
 from lockstep.data.templates import complaint
+from lockstep.errors import InputError
 from lockstep.experience import code_reward, instruction_reward, reward_function
 from lockstep.experience.child import Child, ChildDied, ChildError, ChildHangs
 from lockstep.experience.code_reward import CodeReward
 from lockstep.experience.instruction_reward import InstructionReward
 from lockstep.experience.math_verifier import verify
-from lockstep.recipe import RewardSection
+from lockstep.recipe import RewardSection, Verifier
 from lockstep.types import Prompt
 
 JUDGE, NOBODY = "judge", "none"
+_SET_UP = "the recipe sets up what its rows may name"
 """What a row says in place of a verifier: that a judge is to reward it, or nobody."""
 
 _BARE_LATEX = re.compile(r"[\\^]")
 _DELIMITED_LATEX = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[")
 
 
-class RewardError(ValueError):
+class RewardError(InputError):
     """A reward function that cannot be found, or that does not do what one must; the message says which and where."""
 
 
@@ -206,21 +209,31 @@ def build(section: RewardSection | None) -> Reward:
     """
     if section is None:
         return NoReward()
-    if section.verifier is None:
-        return _verifier(section, section.type)
-    return ByRow(section.verifier, {name: _verifier(section, name) for name in section.verifiers})
-
-
-def _verifier(section: RewardSection, name: str) -> Reward:
-    match name:
-        case "python" if section.function is not None:
-            return PythonReward(section.function, section.timeout_s)
-        case "code" if section.code is not None:
-            return CodeReward(section.code)
-        case "instructions" if section.instructions is not None:
-            return InstructionReward(section.instructions)
+    match section.type:
+        case "by_row":
+            assert section.verifier is not None, "the recipe names the field"
+            return ByRow(section.verifier, {name: _verifier(section, name) for name in section.verifiers})
+        case "math" | "instructions" | "code" | "python":
+            return _verifier(section, section.type)
         case _:
+            assert_never(section.type)
+
+
+def _verifier(section: RewardSection, name: Verifier) -> Reward:
+    match name:
+        case "math":
             return MathReward(section.marker)
+        case "instructions":
+            assert section.instructions is not None, _SET_UP
+            return InstructionReward(section.instructions)
+        case "code":
+            assert section.code is not None, _SET_UP
+            return CodeReward(section.code)
+        case "python":
+            assert section.function is not None, _SET_UP
+            return PythonReward(section.function, section.timeout_s)
+        case _:
+            assert_never(name)
 
 
 def unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:
@@ -245,20 +258,54 @@ def rule_of(section: RewardSection | None, judge: bool = False) -> Rule:
         section.code and section.code.tests,
     )
     key = (section.type, section.verifiers, fields, judge, instruction_reward.KNOWN)
-    return Rule(lambda row: _fault(section, judge, row), key)
+    match section.type:
+        case "by_row":
+            assert section.verifier is not None, "the recipe names the field"
+            return Rule(_FaultByRow(section.verifier, section, judge), key)
+        case "math" | "instructions" | "code" | "python":
+            return Rule(partial(_fault, section, section.type), key)
+        case _:
+            assert_never(section.type)
 
 
-def _fault(section: RewardSection, judge: bool, row: Row) -> str | None:
-    """What is wrong with a row, if anything."""
-    name: Any = section.type
-    if section.verifier is not None:
-        name, known = row.get(section.verifier), (*section.verifiers, NOBODY, *([JUDGE] if judge else []))
-        if name not in known:
-            return complaint(row, {section.verifier: "text"}) or (
-                f"names in the field {section.verifier!r} the verifier {name!r}; this recipe has: {', '.join(known)}"
-            )
-    if name == "code" and section.code is not None:
-        return code_reward.fault(row, section.code.tests)
-    if name == "instructions" and section.instructions is not None:
-        return instruction_reward.fault(row, section.instructions.field)
-    return None
+def _fault(section: RewardSection, name: Verifier, row: Row) -> str | None:
+    """What is wrong with a row that a verifier judges, if anything."""
+    match name:
+        case "math" | "python":
+            return None
+        case "instructions":
+            assert section.instructions is not None, _SET_UP
+            return instruction_reward.fault(row, section.instructions.field)
+        case "code":
+            assert section.code is not None, _SET_UP
+            return code_reward.fault(row, section.code.tests)
+        case _:
+            assert_never(name)
+
+
+@dataclass(frozen=True)
+class _FaultByRow:
+    """What is wrong with a row that names its verifier, if anything.
+
+    Attributes:
+        field: Of the row, with the name.
+        section: Sets the verifiers up.
+        judge: Whether a row may name the judge.
+    """
+
+    field: str
+    section: RewardSection
+    judge: bool
+
+    def __call__(self, row: Row) -> str | None:
+        named = row.get(self.field)
+        for name in self.section.verifiers:
+            if named == name:
+                return _fault(self.section, name, row)
+        others = (NOBODY, JUDGE) if self.judge else (NOBODY,)
+        if named in others:
+            return None
+        known = ", ".join((*self.section.verifiers, *others))
+        return complaint(row, {self.field: "text"}) or (
+            f"names in the field {self.field!r} the verifier {named!r}; this recipe has: {known}"
+        )

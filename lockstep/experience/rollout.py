@@ -11,6 +11,7 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
+from lockstep.errors import InputError
 from lockstep.experience.engine import Engine
 from lockstep.experience.episodes import Episodes
 from lockstep.experience.reward_model import RewardModel
@@ -119,7 +120,7 @@ class Experience:
             found += len(kept[-1].prompts) // num_generations
             if found == count:
                 return _joined(kept), position + (drawn + 1) * count
-        raise ValueError(
+        raise InputError(
             f"dynamic sampling found {found} of {count} prompts with differing rewards in {dynamic.max_batches} "
             "batches; the task is too easy or too hard for this policy, or raise dynamic_sampling.max_batches"
         )

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lockstep.errors import InputError
+
 
 def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     """Finds `file.py:name` or `package.module:name`.
@@ -25,16 +27,16 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     """
     place, _, name = reference.rpartition(":")
     if not place or not name:
-        raise ValueError(f"{option} {reference!r} is not of the form file.py:name or package.module:name")
+        raise InputError(f"{option} {reference!r} is not of the form file.py:name or package.module:name")
     try:
         module = _module_of_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # the user's module may raise anything while it is imported
         what = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{option} {reference}: {place} cannot be imported ({what})") from error
+        raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
     found = vars(module).get(name)
     if not callable(found):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{option} {reference}: no {kind} {name} in {place}; it has {', '.join(names) or 'none'}")
+        raise InputError(f"{option} {reference}: no {kind} {name} in {place}; it has {', '.join(names) or 'none'}")
     return found
 
 

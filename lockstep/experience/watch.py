@@ -23,13 +23,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.experience.engine import Engine
+from lockstep.experience.refit import Snapshot
 from lockstep.learners.base import Learner
 from lockstep.metrics import Last, Metrics
 from lockstep.objectives.mismatch import sequence_mismatch
@@ -135,8 +136,10 @@ class Evidence:
                 return (
                     f"text: reading does not help ({read}), nor sending the same weights again ({resent}), but "
                     f"sequences of the first steps agree as ever ({kept}), so what is sampled has become harder to "
-                    "agree on, longer or less certain; ppo.correction weighs it"
+                    "agree on, longer or less certain"
                 )
+            case _:
+                assert_never(self.outcome)
 
 
 class Watch:
@@ -147,22 +150,26 @@ class Watch:
         engine: The sampler's bracket, closed.
         test: Of the drift.
         note: Shows a line that stays.
+        cure: For text that is hard to agree on: an option of the recipe at hand; empty: it has none.
 
     Attributes:
         state: All that it knows; it changes when a step has been looked at whole, and not before.
     """
 
-    def __init__(self, policy: Learner, engine: Engine, test: DriftTest, note: Callable[[str], None]) -> None:
-        self._policy, self._engine, self._test, self._note = policy, engine, test, note
+    def __init__(
+        self, policy: Learner, engine: Engine, test: DriftTest, note: Callable[[str], None], cure: str = ""
+    ) -> None:
+        self._policy, self._engine, self._test, self._note, self._cure = policy, engine, test, note, cure
         self.state = WatchState()
 
-    def __call__(self, step: int, version: int, batch: Batch) -> Metrics:
+    def __call__(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
         """Takes a step's responses into account.
 
         Args:
             step: Its number, from 1.
             version: Of the weights that the responses were drawn with, and that the learner has.
             batch: With `sampler_logprob` and `old_logprob`.
+            snapshot: Where the sampler gets these weights from, if it is asked; None: from the learner.
 
         Returns:
             `watch/mismatch`, `watch/e_value` and `watch/alarm` (1 from the alarm on); `watch/bound` after the first
@@ -173,11 +180,12 @@ class Watch:
         drift = before.drift if now is None else self._test.after(before.drift, now)
         state, metrics = replace(before, drift=drift), Metrics()
         if now is not None and drift.bound is not None and state.kept is None:
-            state = replace(state, kept=self._keep(version, batch))
+            state = replace(state, kept=self._keep(version, batch, snapshot))
         if now is not None and drift.alarm and not before.drift.alarm:
             assert state.kept is not None, "there is a bound, so the first steps are over"
-            evidence = self._examined(version, batch, now, drift.mean, state.kept)
-            self._note(f"step {step}: {_alarm(drift, now, self._test)}; {evidence}")
+            evidence = self._examined(version, batch, snapshot, now, drift.mean, state.kept)
+            cure = f"; {self._cure}" if evidence.outcome == "text" and self._cure else ""
+            self._note(f"step {step}: {_alarm(drift, now, self._test)}; {evidence}{cure}")
             metrics = evidence.metrics()
         self.state = state
         bound = {} if drift.bound is None else {"watch/bound": Last(1.0 + drift.bound)}
@@ -194,12 +202,12 @@ class Watch:
         kept = None if saved["kept"] is None else Kept(**saved["kept"])
         self.state = WatchState(DriftState(**saved["drift"]), kept)
 
-    def _keep(self, version: int, batch: Batch) -> Kept:
+    def _keep(self, version: int, batch: Batch, snapshot: Snapshot | None) -> Kept:
         """Sequences from all over a batch, and how well sampler and learner agree on them."""
         rows = torch.linspace(0, len(batch) - 1, min(_KEPT, len(batch))).long()
         kept = replace(batch.select(rows), sampling=None)
         learner_N = self._policy.logprobs(kept)
-        with self._engine.at(version):
+        with self._engine.at(version, snapshot):
             mismatch = _mismatch(kept, learner_N, self._engine.logprobs(kept))
         return Kept(
             [tokens.tolist() for tokens in kept.sequences()],
@@ -208,11 +216,13 @@ class Watch:
             _uncertainty(kept, learner_N),
         )
 
-    def _examined(self, version: int, batch: Batch, now: float, usual: float, kept: Kept) -> Evidence:
+    def _examined(
+        self, version: int, batch: Batch, snapshot: Snapshot | None, now: float, usual: float, kept: Kept
+    ) -> Evidence:
         """Asks the sampler for the same tokens in other ways; the weights stay."""
         own, old = replace(batch, sampling=None), kept.batch()
         own_N, old_N = self._policy.logprobs(own), self._policy.logprobs(old)
-        with self._engine.at(version):
+        with self._engine.at(version, snapshot):
             rescored = _mismatch(own, own_N, self._engine.logprobs(own))
             self._engine.send_again()
             resent = _mismatch(own, own_N, self._engine.logprobs(own))

@@ -10,11 +10,12 @@ from typing import Protocol
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.errors import RunError
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 
 
-class NotSavedError(ValueError):
+class NotSavedError(RunError):
     """A learner's state could not be written; the message says why."""
 
 
@@ -74,7 +75,7 @@ class Learner(Protocol):
         ...
 
 
-class NotFiniteError(FloatingPointError):
+class NotFiniteError(RunError):
     """A loss or gradient is no finite number; no weight has been changed by it.
 
     Attributes:

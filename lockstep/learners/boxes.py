@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from lockstep.distributed.ranks import Ranks
+from lockstep.errors import InputError
 from lockstep.learners.pieces import Box, Piece
 
 _OFFSETS = "offsets"
@@ -40,6 +41,10 @@ class Written:
             if tensor.dim() and box.shape != box.whole:
                 cut[name] = box.offset
         return cls(tensors, cut)
+
+    def beside(self, tensors: Mapping[str, Tensor]) -> Written:
+        """The same file with whole tensors besides."""
+        return replace(self, tensors={**self.tensors, **tensors})
 
     @property
     def header(self) -> dict[str, str]:
@@ -112,7 +117,7 @@ class Boxes:
                 )
                 missing = 0 if not sides else missing - math.prod(high - low for low, high, _, _ in sides)
         if missing > 0:
-            raise ValueError(f"{name} is not whole: files of some ranks are missing")
+            raise InputError(f"{name} is not whole: files of some ranks are missing")
         return out
 
     def fill(self, laid_out: Tensor, piece: Piece, named: Callable[[str], str] = str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,22 @@ def learning_rate(optimizer: Optimizer, update: int) -> float:
 def _factor(schedule: Schedule, update: int) -> float:
     if update < schedule.warmup_steps:
         return (update + 1) / schedule.warmup_steps
-    if schedule.decay_steps is None:
-        return 1.0
-    done = min(1.0, (update - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps))
-    left = 1.0 - done if schedule.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    match schedule.decay:
+        case "constant":
+            return 1.0
+        case "linear":
+            left = 1.0 - _decayed(schedule, update)
+        case "cosine":
+            left = 0.5 * (1.0 + math.cos(math.pi * _decayed(schedule, update)))
+        case _:
+            assert_never(schedule.decay)
     return schedule.final_fraction + (1.0 - schedule.final_fraction) * left
+
+
+def _decayed(schedule: Schedule, update: int) -> float:
+    """Which share of the decay is over."""
+    assert schedule.decay_steps is not None, "a decay says how long it takes"
+    return min(1.0, (update - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps))
 
 
 class AdamW:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from lockstep.batch import Batch
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
 from lockstep.distributed.reduce import all_reduce_sum
+from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, Written, file_of, written
 from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.packing import pack
@@ -25,7 +27,7 @@ from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Last, Mean, Metrics, Sum, merged
-from lockstep.recipe import LearnerSection, Optimizer
+from lockstep.recipe import Device, LearnerSection, Optimizer
 
 Passes = Sequence[Sequence[int]] | None
 """The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed
@@ -135,7 +137,8 @@ class RankLearner(ABC):
         files: dict[str, Written] = {}
         if own:
             boxes = ((box.name, box.read(piece.local), box) for piece in own for box in piece.boxes)
-            files[file_of("model", self._ranks)] = Written.of(boxes)
+            constants = self._constants() if self._ranks.number == 0 else {}
+            files[file_of("model", self._ranks)] = Written.of(boxes).beside(constants)
         if own and self._optimizer is not None:
             files[file_of("optimizer", self._ranks)] = Written.of(self._optimizer.moments(own))
         counters = {"updates": self._updates} if self._ranks.number == 0 else None
@@ -163,6 +166,10 @@ class RankLearner(ABC):
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
         """Of each pass, without gradients; none where another rank has them."""
 
+    def _constants(self) -> dict[str, Tensor]:
+        """Tensors of the model's files that are never trained, by name."""
+        return {}
+
     def _gradients(self) -> list[Tensor]:
         """Of the pieces, over all ranks."""
         return [piece.gradient() for piece in self.pieces]
@@ -173,7 +180,7 @@ class RankLearner(ABC):
 
     def _computation(self) -> torch.autocast:
         """bf16 casts weights for each product and keeps the masters, sums and norms in fp32."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._section.dtype == "bf16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._section.is_bf16)
 
     def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
         """What belongs together stays together."""
@@ -216,10 +223,16 @@ def restored(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
     return carried.select(torch.argsort(order_B))["column"]
 
 
-def resolve_device(device: str) -> torch.device:
+def resolve_device(device: Device) -> torch.device:
     """`auto` is the GPU where there is one."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("learner.device is cuda, but torch sees no GPU here; use learner.device=cpu or auto")
-    return torch.device(device)
+    match device:
+        case "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        case "cuda":
+            if not torch.cuda.is_available():
+                raise InputError("learner.device is cuda, but torch sees no GPU here; use learner.device=cpu or auto")
+            return torch.device("cuda")
+        case "cpu":
+            return torch.device("cpu")
+        case _:
+            assert_never(device)

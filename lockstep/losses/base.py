@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, assert_never
 
 from torch import Tensor
 
@@ -53,11 +53,15 @@ def active(batch: Batch, denominator: Denominator) -> Tensor:
     Returns:
         A 0-d tensor on the batch's device.
     """
-    if denominator == "tokens":
-        return batch.mask.sum()
-    if denominator == "pairs":
-        return active_pairs(batch).sum()
-    return _active_rows(batch).sum()
+    match denominator:
+        case "tokens":
+            return batch.mask.sum()
+        case "rows":
+            return _active_rows(batch).sum()
+        case "pairs":
+            return active_pairs(batch).sum()
+        case _:
+            assert_never(denominator)
 
 
 def paired(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:

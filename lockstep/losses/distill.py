@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from torch import Tensor
 
@@ -53,15 +54,20 @@ class Distillation:
         )
 
     def _divergence(self, student_MK: Tensor, teacher_MK: Tensor, entropy_M: Tensor | None) -> Tensor:
-        if self.kl_type == "forward":
-            return forward_kl(student_MK, teacher_MK)
-        if self.kl_type == "reverse":
-            return reverse_kl(student_MK, teacher_MK, entropy_M)
-        assert self.weight is not None, "what is mixed has weights"
-        if self.kl_type == "jsd":
-            return jensen_shannon(student_MK, teacher_MK, self.weight)
-        reverse_M = reverse_kl(student_MK, teacher_MK, entropy_M)
-        return self.weight * forward_kl(student_MK, teacher_MK) + (1.0 - self.weight) * reverse_M
+        match self.kl_type:
+            case "forward":
+                return forward_kl(student_MK, teacher_MK)
+            case "reverse":
+                return reverse_kl(student_MK, teacher_MK, entropy_M)
+            case "mixed":
+                assert self.weight is not None, "what is mixed has weights"
+                reverse_M = reverse_kl(student_MK, teacher_MK, entropy_M)
+                return self.weight * forward_kl(student_MK, teacher_MK) + (1.0 - self.weight) * reverse_M
+            case "jsd":
+                assert self.weight is not None, "what is mixed has weights"
+                return jensen_shannon(student_MK, teacher_MK, self.weight)
+            case _:
+                assert_never(self.kl_type)
 
 
 def _entropy(logprob_MV: Tensor) -> Tensor:

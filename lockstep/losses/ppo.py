@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -10,18 +11,18 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.losses.base import Denominator, Outputs, active
 from lockstep.metrics import ExplainedVariance, Max, Mean, Metrics, Min
-from lockstep.objectives.divergence import KLEstimate
+from lockstep.objectives.divergence import k3, kl_loss
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.policy import clipped_surrogate, probability_ratio, weighted_likelihood
 from lockstep.objectives.value import clipped_value_loss
 from lockstep.recipe import LossMean
 
-_OLD_KL = KLEstimate("k3", clamp_logratio=20.0)
+_MAX_LOGRATIO = 20.0  # nats: what a metric of a broken step is bounded by, so that it stays a number
 
 
 @dataclass(frozen=True)
 class ClippedSurrogate:
-    """Σ_t s_t·(w_t·surrogate_t + β·KL_t − c·H_t) over trainable tokens, divided once by how many of them there are.
+    """Σ_t s_t·(w_t·(surrogate_t + β·KL_t) − c·H_t) over trainable tokens, divided once by how many of them there are.
 
     Or, where the mean is over responses, by how many of those there are; then s_t is 1 / length, or 1 / `max_tokens`.
 
@@ -32,8 +33,7 @@ class ClippedSurrogate:
         clip_low: The ratio is clipped below at 1 − this.
         clip_high: The ratio is clipped above at 1 + this.
         dual_clip: Bound on the ratio where the advantage is negative; None: none.
-        kl_coef: β.
-        kl: Estimator of KL(π ‖ π_ref); needed where β > 0.
+        kl_coef: β, of KL(π ‖ π_ref); its term is `objectives.divergence.kl_loss`, weighed like the surrogate.
         entropy_coef: c, of the entropy bonus (Schulman et al. 2017, eq. 9).
         mean: Over what; "constant" is over responses, of sums divided by `max_tokens` (Dr. GRPO, Liu et al. 2025).
         max_tokens: What a response may have.
@@ -45,20 +45,21 @@ class ClippedSurrogate:
     clip_high: float
     dual_clip: float | None = None
     kl_coef: float = 0.0
-    kl: KLEstimate | None = None
     entropy_coef: float = 0.0
     mean: LossMean = "tokens"
     max_tokens: int = 1
     sequence_ratio: bool = False
     cispo: bool = False
 
-    def __post_init__(self) -> None:
-        if (self.kl_coef > 0) != (self.kl is not None):
-            raise ValueError(f"kl_coef > 0 and a KL estimator go together: kl_coef is {self.kl_coef}, kl is {self.kl}")
-
     @property
     def denominator(self) -> Denominator:
-        return "tokens" if self.mean == "tokens" else "rows"
+        match self.mean:
+            case "tokens":
+                return "tokens"
+            case "responses" | "constant":
+                return "rows"
+            case _:
+                assert_never(self.mean)
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         assert outputs.logprob is not None, "the policy's loss needs a head that gives log-probabilities"
@@ -69,12 +70,12 @@ class ClippedSurrogate:
         logprob_N = trainable(outputs.logprob, mask_N)
         old_N = trainable(batch["old_logprob"], mask_N)
         surrogate_N, clipped_N = self._surrogate(logprob_N, old_N, batch)
-        term_N = surrogate_N * trainable(batch["weight"], mask_N)
         metrics = _policy_metrics(logprob_N.detach(), old_N, clipped_N, mask_N)
-        if self.kl is not None:
-            kl_N = self.kl(logprob_N, trainable(batch["ref_logprob"], mask_N))
-            term_N = term_N + self.kl_coef * kl_N
-            metrics["kl"] = Mean(kl_N.detach().sum(), mask_N.sum())
+        if self.kl_coef:
+            ref_N = trainable(batch["ref_logprob"], mask_N)
+            surrogate_N = surrogate_N + self.kl_coef * kl_loss(logprob_N, old_N, ref_N)
+            metrics["kl"] = Mean(_divergence(logprob_N.detach(), old_N, ref_N).sum(), mask_N.sum())
+        term_N = surrogate_N * trainable(batch["weight"], mask_N)
         if outputs.entropy is not None:
             entropy_N = trainable(outputs.entropy, mask_N)
             if self.entropy_coef:  # without it the entropy has no gradient to compute
@@ -90,15 +91,25 @@ class ClippedSurrogate:
             return weighted_likelihood(logprob_N, old_N, advantage_N, self.clip_high)
         if self.sequence_ratio:
             logprob_N, old_N = (_of_response(x_N, batch) for x_N in (logprob_N, old_N))
-        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high, "dual_clip": self.dual_clip}
-        return clipped_surrogate(logprob_N, old_N, advantage_N, **bounds)
+        return clipped_surrogate(
+            logprob_N,
+            old_N,
+            advantage_N,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+        )
 
     def _summed(self, term_N: Tensor, batch: Batch) -> Tensor:
-        if self.mean == "tokens":
-            return term_N.sum()
-        if self.mean == "constant":
-            return term_N.sum() / self.max_tokens
-        return (batch.per_sample(term_N) / batch.per_sample(batch.mask.float()).clamp(min=1)).sum()
+        match self.mean:
+            case "tokens":
+                return term_N.sum()
+            case "responses":
+                return (batch.per_sample(term_N) / batch.per_sample(batch.mask.float()).clamp(min=1)).sum()
+            case "constant":
+                return term_N.sum() / self.max_tokens
+            case _:
+                assert_never(self.mean)
 
 
 @dataclass(frozen=True)
@@ -152,6 +163,16 @@ def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N:
         probs_ratio_min=Min(torch.where(mask_N, ratio_N, torch.inf).min()),
         probs_ratio_max=Max(torch.where(mask_N, ratio_N, -torch.inf).max()),
         clip_fraction=Mean(clipped_N.sum(), count),
-        approx_kl=Mean(_OLD_KL(old_N, logprob_N).sum(), count),
+        approx_kl=Mean(_bounded_k3(old_N, logprob_N).sum(), count),
         approx_entropy=Mean(-logprob_N.sum(), count),
     )
+
+
+def _divergence(logprob_N: Tensor, old_N: Tensor, ref_N: Tensor) -> Tensor:
+    """Estimates KL(π ‖ π_ref) of each token that π_old sampled: ρ·k3, never negative. Returns [N], nats."""
+    return probability_ratio(logprob_N, old_N) * _bounded_k3(logprob_N, ref_N)
+
+
+def _bounded_k3(logprob_N: Tensor, other_N: Tensor) -> Tensor:
+    """k3, for metrics alone: a log-ratio beyond the bound counts as the bound."""
+    return k3((logprob_N - other_N).clamp(-_MAX_LOGRATIO, _MAX_LOGRATIO), torch.zeros_like(other_N))

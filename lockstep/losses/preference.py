@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -78,23 +79,28 @@ class Preference:
 
     def _preferences(self, gap_P: Tensor, batch: Batch) -> Tensor:
         """L of each pair, from Δ. Returns [P]."""
-        if self.kind == "dpo":
-            return preference.dpo(gap_P, self.beta)
-        if self.kind == "ipo":
-            return preference.ipo(gap_P, self.beta)
-        better_P, worse_P = paired(batch, batch["score"])
-        # A pair that is not trained on may lack scores, and NaN must not reach the gradient of the others.
-        score_gap_P = trainable(better_P - worse_P, active_pairs(batch))
-        if self.kind == "scale":
-            return preference.scaled_dpo(gap_P, self.beta, score_gap_P)
-        return _REWARD_AWARE[self.kind](gap_P, self.beta, self.gt_reward_scale * score_gap_P)
+        match self.kind:
+            case "dpo":
+                return preference.dpo(gap_P, self.beta)
+            case "ipo":
+                return preference.ipo(gap_P, self.beta)
+            case "scale":
+                return preference.scaled_dpo(gap_P, self.beta, _score_gap(batch))
+            case "rpo_sq":
+                return preference.rpo_squared(gap_P, self.beta, self.gt_reward_scale * _score_gap(batch))
+            case "rpo_bwd_kl":
+                return preference.rpo_backward_kl(gap_P, self.beta, self.gt_reward_scale * _score_gap(batch))
+            case "rpo_fwd_kl":
+                return preference.rpo_forward_kl(gap_P, self.beta, self.gt_reward_scale * _score_gap(batch))
+            case _:
+                assert_never(self.kind)
 
 
-_REWARD_AWARE = {
-    "rpo_sq": preference.rpo_squared,
-    "rpo_bwd_kl": preference.rpo_backward_kl,
-    "rpo_fwd_kl": preference.rpo_forward_kl,
-}
+def _score_gap(batch: Batch) -> Tensor:
+    """Score of the chosen answer less that of the rejected one [P]."""
+    better_P, worse_P = paired(batch, batch["score"])
+    # A pair that is not trained on may lack scores, and NaN must not reach the gradient of the others.
+    return trainable(better_P - worse_P, active_pairs(batch))
 
 
 def build(section: PreferenceSection, beta: float) -> Preference:

@@ -40,7 +40,8 @@ class BradleyTerry:
         margin_P = chosen_P.new_zeros(chosen_P.shape)
         if self.margin:
             better_P, worse_P = paired(batch, batch["score"])
-            margin_P = better_P - worse_P
+            # A pair that is not trained on may lack scores, and NaN must not reach the gradient of the others.
+            margin_P = trainable(better_P - worse_P, active_P)
         loss_P = bradley_terry(chosen_P - rejected_P, margin_P)
         loss_P = loss_P + self.center_rewards_coefficient * (chosen_P + rejected_P).square()
         total = trainable(loss_P, active_P).sum()

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from lockstep.batch import Batch
+from lockstep.errors import InputError
 
 NAME = "lockstep"
 
@@ -55,12 +56,12 @@ def attention(
         ValueError: If the model asks for something that is not built here, such as soft-capped scores.
     """
     if layout is None:
-        raise ValueError(
+        raise InputError(
             f"{type(module).__name__} hands no keyword arguments to its attention; such models do not run here"
         )
     for name in ("softcap", "s_aux"):
         if other.get(name) is not None:
-            raise ValueError(
+            raise InputError(
                 f"{type(module).__name__} needs '{name}' in its attention, which Lockstep does not have yet"
             )
     return layout.attend(int(module.layer_idx), query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
@@ -129,6 +130,28 @@ def _window_mask(width: int, window: int | None, device: torch.device) -> Tensor
         return None
     ones = torch.ones(width, width, dtype=torch.bool, device=device)
     return ones.tril().triu(1 - window)
+
+
+class SideBySide:
+    """Sequences as rows of one grid, right-padded: for models whose layers carry a state along the row.
+
+    The newest key is that of the last query, so that the same holds with keys of earlier tokens before them.
+    """
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        new, known = query.shape[2], key.shape[2]
+        whole = new == known and (window is None or window >= known)
+        mask = None if whole else _newest(new, known, window, query.device)
+        out = F.scaled_dot_product_attention(query, key, value, mask, is_causal=whole, scale=scaling, enable_gqa=True)
+        return out.transpose(1, 2)
+
+
+def _newest(new: int, known: int, window: int | None, device: torch.device) -> Tensor:
+    """Which of `known` tokens the newest `new` of them see, bool [new, known]."""
+    seen = torch.ones(new, known, dtype=torch.bool, device=device).tril(known - new)
+    return seen if window is None else seen.triu(known - new + 1 - window)
 
 
 class Cached:

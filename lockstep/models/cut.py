@@ -18,7 +18,7 @@ from lockstep.batch import Batch
 from lockstep.distributed.packed import Packing
 from lockstep.distributed.ranks import Ranks
 from lockstep.distributed.reduce import summed
-from lockstep.models.attention import Layout, Packed
+from lockstep.models.attention import Layout, Packed, SideBySide
 from lockstep.models.zigzag import Zigzag
 
 
@@ -33,6 +33,7 @@ class Cut:
         place: Where each token of the batch lies in the share, −1 for those of other ranks, int64 [N]; None: all, as
             they are.
         ranks: Those that have the other shares.
+        rows: How many rows the tokens are cut into; 1: all in one, each sequence blind to its neighbors.
     """
 
     tokens: Tensor
@@ -40,10 +41,13 @@ class Cut:
     layout: Layout
     place: Tensor | None
     ranks: Ranks
+    rows: int = 1
 
     @classmethod
-    def of(cls, batch: Batch, ranks: Ranks) -> Cut:
+    def of(cls, batch: Batch, ranks: Ranks, side_by_side: bool = False) -> Cut:
         shares = ranks.size("cp")
+        if side_by_side:
+            return cls._grid(batch, ranks)
         if shares == ranks.size("tp") == 1:
             return cls(batch.tokens, batch.position, Packed.of(batch), None, ranks)
         filled, place_N = _filled(batch, 2 * shares if shares > 1 else 1, ranks.size("tp"))
@@ -56,12 +60,21 @@ class Cut:
         layout = Zigzag.of(filled, packing, ranks.index("cp"), ranks.group("cp"))
         return cls(filled.tokens[held_n], filled.position[held_n], layout, share_T[place_N], ranks)
 
+    @classmethod
+    def _grid(cls, batch: Batch, ranks: Ranks) -> Cut:
+        """A row for each sequence, filled up to the right, where neither attention nor a state looks."""
+        width = int(batch.lengths.max())
+        place_N = batch.row * width + batch.position
+        tokens_T = batch.tokens.new_zeros(len(batch) * width).index_copy(0, place_N, batch.tokens)
+        position_T = torch.arange(width, device=batch.tokens.device).repeat(len(batch))
+        return cls(tokens_T, position_T, SideBySide(), place_N, ranks, len(batch))
+
     @property
     def inputs(self) -> dict[str, Any]:
-        """As `transformers` models take it: one row, every sequence blind to its neighbours."""
+        """As `transformers` models take it."""
         return {
-            "input_ids": self.tokens[None],
-            "position_ids": self.position[None],
+            "input_ids": self.tokens.view(self.rows, -1),
+            "position_ids": self.position.view(self.rows, -1),
             "use_cache": False,
             "layout": self.layout,
         }

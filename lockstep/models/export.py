@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lockstep.errors import InputError
 from lockstep.models.lora import config_of, in_adapter_file
 from lockstep.recipe import LoRA
 
@@ -67,12 +68,18 @@ def assemble(
         reward_model: It is one: a sequence classifier of one label.
         adapter: Writes a folder of the adapters that have been merged into the weights; None: there were none.
     """
-    config = AutoConfig.from_pretrained(frame, **({"num_labels": 1} if reward_model else {}))
+    config = AutoConfig.from_pretrained(frame, trust_remote_code=False, **({"num_labels": 1} if reward_model else {}))
     kind = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(config, dtype=DTYPES[dtype])
     model.load_state_dict({name: w.to(DTYPES[dtype]) for name, w in weights.items()}, strict=False, assign=True)
     model.tie_weights()
+    absent = sorted(name for name, tensor in model.state_dict().items() if tensor.is_meta)
+    if absent:
+        raise InputError(
+            f"{folder} cannot be written: a {config.model_type} has {', '.join(absent[:3])}, which what is to be "
+            f"exported lacks ({len(absent)} tensors); train it again with this version of Lockstep"
+        )
     aside = _aside(folder)
     model.save_pretrained(aside)
     # Published generation settings do not always pass `transformers`' own checks, so they go along as they are.

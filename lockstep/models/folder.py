@@ -1,6 +1,6 @@
-"""What a Hugging Face folder holds, by its configuration and the headers of its weights; no weight is read.
+"""What a Hugging Face folder holds, by its configuration; its weights are read in `lockstep.models.weight_files`.
 
-Whatever is wrong with a folder is found here, and said in one sentence, before `transformers` opens it.
+What is wrong with a folder is found there and here, and said in one sentence, before `transformers` opens it.
 """
 
 from __future__ import annotations
@@ -8,24 +8,31 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from lockstep.errors import first_line
+from lockstep.errors import InputError, first_line
 from lockstep.models import attention
 
-_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
-_UNIT = "score.weight"
+_CONTEXT = "max_position_embeddings"
+_ADAPTER = "adapter_config.json"
+_MOST = (
+    (re.compile(r"layers?$|layer_types"), 10_000),
+    (re.compile("experts"), 100_000),
+    (re.compile(r"(size|dim|_embd|_inner|heads)$"), 2**31),
+)
+"""How large what a configuration says can be, by the name; `transformers` builds layers one by one, for hours."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -33,7 +40,7 @@ CONFIG_ERRORS = (OSError, ValueError, KeyError, TypeError, StrictDataclassError)
 """What `transformers` raises for a configuration that it cannot use."""
 
 
-class ModelError(ValueError):
+class ModelError(InputError):
     """A model folder that cannot be used, said in one sentence."""
 
 
@@ -61,20 +68,51 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
         ModelError: If there is none, it cannot be read, or it is of another kind of model.
     """
     path = require_folder(folder)
-    fields = _json(path, "config.json", "it is no Hugging Face model folder; give the folder of a downloaded model")
+    if (path / _ADAPTER).is_file() and not (path / "config.json").is_file():
+        raise ModelError(f"{path} holds adapters only; merge them into their model with peft, and give that folder")
+    fields = read_json(path, "config.json", "it is no Hugging Face model folder; give the folder of a downloaded model")
+    require_usable(fields, f"{path}/config.json")
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except CONFIG_ERRORS as error:
-        kind = fields.get("model_type")
-        known = kind is None or kind in CONFIG_MAPPING
-        why = config_reason(error) if known else f"transformers {transformers.__version__} knows no model type {kind!r}"
-        raise ModelError(f"{path}/config.json cannot be used: {why}") from error
+        raise ModelError(f"{path}/config.json cannot be used: {_why(fields, error)}") from error
     named = [str(name) for name in fields.get("architectures") or ()]
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     also = ("Model", "ForSequenceClassification") if headless else ("Model",)
     if named and not any(name in causal or name.endswith(also) for name in named):
         raise ModelError(f"{path} holds a {' or '.join(named)}, which is no causal language model; give one that is")
     return config
+
+
+def require_usable(fields: Mapping[str, Any], source: str) -> None:
+    """Raises ModelError where a configuration is of quantized weights, or would take hours only to be read.
+
+    Args:
+        fields: Of the configuration.
+        source: Where it stands; the message begins with it.
+    """
+    quantized = fields.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise ModelError(
+            f"{source}: its weights are quantized ({method or 'quantization_config'}), and training starts from fp32, "
+            "bf16 or fp16; take the model that was quantized"
+        )
+    texts = fields.get("text_config")
+    for name, value in (*fields.items(), *(texts.items() if isinstance(texts, dict) else ())):
+        size = len(value) if isinstance(value, list) else value
+        most = next((most for pattern, most in _MOST if pattern.search(name)), None)
+        if most is not None and isinstance(size, int) and size > most:
+            raise ModelError(f"{source}: {name} is {size:,}, and no model has more than {most:,}; correct it")
+
+
+def _why(fields: Mapping[str, Any], error: Exception) -> str:
+    """Why `transformers` cannot use a configuration."""
+    kind = fields.get("model_type")
+    if kind is None or kind in CONFIG_MAPPING:
+        return config_reason(error)
+    own = "; it brings Python code for it (auto_map), which is not run" if fields.get("auto_map") else ""
+    return f"transformers {transformers.__version__} knows no model type {kind!r}{own}"
 
 
 def require_classifier(folder: str | os.PathLike[str]) -> None:
@@ -100,56 +138,36 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32)
-    except (*CONFIG_ERRORS, RuntimeError, AttributeError, ArithmeticError) as error:
+    except (*CONFIG_ERRORS, RuntimeError, AttributeError, ArithmeticError, AssertionError) as error:
         why = f"{type(error).__name__}: {config_reason(error)}"
         raise ModelError(f"{source}: transformers cannot build this model ({why})") from error
 
 
-def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel) -> None:
-    """Compares the headers of a folder's weights with the model that its configuration asks for.
+def context_of(config: PreTrainedConfig) -> int:
+    """The longest sequence in which a token's position does not depend on what else is in the batch.
+
+    Positions of the type longrope change for a whole batch once one sequence is longer than the model was first trained
+    on, so such models are read up to there.
 
     Raises:
-        ModelError: If weights are missing, pickled, damaged, or of another shape.
+        ModelError: If the configuration does not say how long sequences may be.
     """
-    path = Path(folder)
-    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    for file in weight_files(path):
-        for name, shape in _shapes(file).items():
-            if wanted.get(name, shape) != shape:
-                raise ModelError(
-                    f"{file}: {name} has shape {shape}, but config.json asks for {wanted[name]}; weights and "
-                    "configuration are of two models"
-                )
+    fields = config.get_text_config().to_dict()
+    longest = fields.get(config.get_text_config().attribute_map.get(_CONTEXT, _CONTEXT))
+    if longest is None:
+        raise ModelError(f"{config.name_or_path}/config.json says no {_CONTEXT}; add the longest sequence")
+    rope = fields.get("rope_parameters") or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    bounds = [part["original_max_position_embeddings"] for part in parts if part.get("rope_type") == "longrope"]
+    return int(min([longest, *bounds]))
 
 
-def require_rewards(folder: Path) -> None:
-    """Raises ModelError where a folder's weights have no unit of one label, as reward models have."""
-    units = [shapes[_UNIT] for file in weight_files(folder) if _UNIT in (shapes := _shapes(file))]
-    labels = units[0][0] if units else 0
-    if labels != 1:
-        why = f"has {labels} labels" if labels else f"has no {_UNIT}"
-        raise ModelError(
-            f"{folder} holds no reward model: it {why}; `lockstep train` makes one with algorithm: reward_model"
-        )
+def carries_state(config: PreTrainedConfig) -> bool:
+    """Whether layers carry a state along the sequence, beside keys and values: Mamba, delta nets, short convolutions.
 
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder; raises ModelError where one is missing."""
-    if (folder / _INDEX).is_file():
-        index = _json(folder, _INDEX, "")
-        files = sorted({folder / str(name) for name in index.get("weight_map", {}).values()})
-    else:
-        files = [folder / _WHOLE]
-    missing = [file for file in files if not file.is_file()]
-    if not missing and files:
-        return files
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-        raise ModelError(
-            f"{folder} has its weights as pickles only, which may run code when they are opened; save the model again "
-            "with transformers, which writes safetensors"
-        )
-    names = ", ".join(file.name for file in missing) or "those its index should name"
-    raise ModelError(f"{folder} has no weights: {names} missing; copy or download the folder again")
+    By the cache that `transformers` itself decodes such a model with.
+    """
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
 def config_reason(error: BaseException) -> str:
@@ -158,15 +176,8 @@ def config_reason(error: BaseException) -> str:
     return first_line(cause or error)
 
 
-def _shapes(file: Path) -> dict[str, list[int]]:
-    try:
-        with safe_open(file, "pt") as opened:
-            return {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} is damaged ({first_line(error)}); copy or download it again") from error
-
-
-def _json(folder: Path, name: str, missing: str) -> dict[str, Any]:
+def read_json(folder: Path, name: str, missing: str) -> dict[str, Any]:
+    """A JSON object in a folder; raises ModelError where there is none, which says `missing` where there is no file."""
     file = folder / name
     if not file.is_file():
         raise ModelError(f"{folder} has no {name}: {missing}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
 from lockstep.distributed.shard import WHOLE, Shard
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
+from lockstep.models.folder import carries_state
 from lockstep.types import SamplingParams
 
 Head = Literal["logits", "value", "reward"]
@@ -32,6 +33,28 @@ PLAIN = SamplingParams(max_tokens=1)
 """The model's own distribution: what a batch without sampling parameters is scored under."""
 
 _LARGE = 1e4
+
+
+def scores_tokens(head: Head) -> bool:
+    """Whether a head gives log-probabilities of tokens; the others give one number for each state."""
+    match head:
+        case "logits":
+            return True
+        case "value" | "reward":
+            return False
+        case _:
+            assert_never(head)
+
+
+def _has_bias(head: Head) -> bool:
+    """Whether the unit of a head has one."""
+    match head:
+        case "value":
+            return True
+        case "logits" | "reward":
+            return False
+        case _:
+            assert_never(head)
 
 
 def canonical(name: str) -> str:
@@ -59,16 +82,18 @@ class LogitsHead(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, ranks: Ranks = ALONE, products: bool | None = None) -> None:
         super().__init__()
-        self.lm, self._ranks = lm, ranks
+        self.lm, self._ranks, self._side_by_side = lm, ranks, carries_state(lm.config)
         self._products = logits_are_products(lm) if products is None else products
 
     def forward(self, batch: Batch) -> Outputs:
-        cut = Cut.of(batch, self._ranks)
+        cut = Cut.of(batch, self._ranks, self._side_by_side)
         return policy_outputs(batch, cut, partial(self._at, cut))
 
     def _at(self, cut: Cut, state_m: Tensor) -> Places:
         if not self._products:
-            return Logits(self.lm(**cut.inputs, logits_to_keep=state_m).logits[0], WHOLE)
+            kept = state_m if cut.rows == 1 else 0  # columns, which are those of every row
+            logits_mV = self.lm(**cut.inputs, logits_to_keep=kept).logits.flatten(0, 1)
+            return Logits(logits_mV if cut.rows == 1 else logits_mV.index_select(0, state_m), WHOLE)
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
         hidden_mD = states(self.lm.base_model, cut).index_select(0, state_m)
@@ -80,7 +105,7 @@ class ValueHead(nn.Module):
 
     def __init__(self, backbone: PreTrainedModel, seed: int, ranks: Ranks = ALONE, head: Head = "value") -> None:
         super().__init__()
-        self.backbone, self._ranks = backbone, ranks
+        self.backbone, self._ranks, self._side_by_side = backbone, ranks, carries_state(backbone.config)
         self._size, self._seed = int(backbone.config.get_text_config().hidden_size), seed
         self._head: Head = head
         self.value = value_unit(self._size, head)
@@ -89,7 +114,7 @@ class ValueHead(nn.Module):
                 self.get_parameter(name).copy_(tensor)
 
     def forward(self, batch: Batch) -> Outputs:
-        cut = Cut.of(batch, self._ranks)
+        cut = Cut.of(batch, self._ranks, self._side_by_side)
         return value_outputs(batch, cut, states(self.backbone, cut), self.value)
 
     def first_weights(self) -> dict[str, Tensor]:
@@ -182,7 +207,7 @@ def value_outputs(batch: Batch, cut: Cut, hidden_nD: Tensor, unit: nn.Module) ->
 
 def value_unit(size: int, head: Head) -> nn.Linear:
     """The unit of a value head on states of a size."""
-    return nn.Linear(size, 1, bias=head == "value")
+    return nn.Linear(size, 1, bias=_has_bias(head))
 
 
 def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
@@ -190,7 +215,7 @@ def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
     # A final norm leaves states of length about √size, so first values have a spread of about 0.1.
     weight = torch.empty(1, size, device="cpu")
     weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
-    bias = {"value.bias": torch.zeros(1, device="cpu")} if head == "value" else {}
+    bias = {"value.bias": torch.zeros(1, device="cpu")} if _has_bias(head) else {}
     return {"value.weight": weight, **bias}
 
 
@@ -210,7 +235,7 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     come out as it is, also where it is so large that a cap would show. For that it is replaced by numbers up to 10,000.
     """
     head, batch = lm.get_output_embeddings(), Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
-    cut = Cut.of(batch, ALONE)
+    cut = Cut.of(batch, ALONE, carries_state(lm.config))
     if type(head) is not nn.Linear or head.bias is not None or "forward" in vars(head):
         return False
     seen: list[Tensor] = []
@@ -237,4 +262,4 @@ def inputs(batch: Batch) -> dict[str, Any]:
 def states(backbone: nn.Module, cut: Cut) -> Tensor:
     """The last hidden states of this rank's tokens [n, D], whole on every tensor-parallel rank."""
     hidden = backbone(**cut.inputs).last_hidden_state
-    return (hidden.full_tensor() if isinstance(hidden, DTensor) else hidden)[0]
+    return (hidden.full_tensor() if isinstance(hidden, DTensor) else hidden).flatten(0, 1)

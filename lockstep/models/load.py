@@ -23,7 +23,8 @@ from transformers.utils import logging
 from lockstep import keyed
 from lockstep.errors import first_line
 from lockstep.models import attention
-from lockstep.models.folder import CONFIG_ERRORS, ModelError, check_weights, config_reason, read_config, skeleton
+from lockstep.models.folder import CONFIG_ERRORS, ModelError, config_reason, read_config, require_usable, skeleton
+from lockstep.models.weight_files import check_weights, require_finite
 
 
 def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
@@ -33,9 +34,7 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
         ModelError: If the folder cannot be used.
     """
     check_weights(folder, skeleton(read_config(folder), str(folder)))
-    model, missing = _opened(folder)
-    _require(folder, missing)
-    return model
+    return _open(folder)
 
 
 def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
@@ -44,30 +43,28 @@ def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
     Raises:
         ModelError: If the folder cannot be used.
     """
-    check_weights(folder, skeleton(read_config(folder, headless=True), str(folder)))
+    check_weights(folder, skeleton(read_config(folder, headless=True), str(folder)), headless=True)
     with _no_word_of_heads():
-        model, missing = _opened(folder)
-    _require(folder, {name for name in missing if name.startswith(f"{model.base_model_prefix}.")})
-    backbone = model.base_model
+        backbone = _open(folder).base_model
     assert isinstance(backbone, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
     return backbone
 
 
-def _opened(folder: str | os.PathLike[str]) -> tuple[PreTrainedModel, set[str]]:
-    """The model, and names of weights that the folder lacks."""
+def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
+    """The model; its folder has been compared with its configuration."""
+    require_finite(folder)
     try:
-        opened: Any = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation=attention.NAME,
             local_files_only=True,
             use_safetensors=True,
-            output_loading_info=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"the model in {folder} cannot be opened: {first_line(error)}") from error
-    model, report = opened
-    return model, set(report["missing_keys"])
+    return model
 
 
 @contextmanager
@@ -79,12 +76,6 @@ def _no_word_of_heads() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def _require(folder: str | os.PathLike[str], missing: set[str]) -> None:
-    if missing:
-        names = ", ".join(sorted(missing))
-        raise ModelError(f"the model in {folder} has no weights for {names}; download it again, or name a causal model")
 
 
 def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
@@ -114,6 +105,7 @@ def scratch_config(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
         close = get_close_matches(str(model_type), CONFIG_MAPPING.keys(), 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ModelError(f"model.scratch.config: transformers knows no model_type {model_type!r}{hint}")
+    require_usable(fields, "model.scratch.config")
     try:
         known = AutoConfig.for_model(model_type)
         built = AutoConfig.for_model(model_type, **fields)

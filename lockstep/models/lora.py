@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lockstep import keyed
+from lockstep.errors import InputError
 from lockstep.models.parallelize import layers
 from lockstep.recipe import LoRA
 
@@ -43,7 +44,7 @@ def in_adapter_file(name: str) -> str:
 def require_peft() -> None:
     """Raises ValueError where peft is not installed."""
     if importlib.util.find_spec("peft") is None:
-        raise ValueError('learner.lora needs peft, which is not installed; pip install "lockstep-rl[lora]"')
+        raise InputError('learner.lora needs peft, which is not installed; pip install "lockstep-rl[lora]"')
 
 
 def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
@@ -56,12 +57,12 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
     linear = {name: id(module) for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     there = sorted({name.rpartition(".")[2] for name, module in linear.items() if module in within})
     if not there:
-        raise ValueError(f"learner.lora: a {network.config.model_type} has no linear maps in its layers; leave it out")
+        raise InputError(f"learner.lora: a {network.config.model_type} has no linear maps in its layers; leave it out")
     endings = there if section.target_modules is None else list(section.target_modules)
     for ending in endings:
         named = [module for name, module in linear.items() if _is_called(name, ending)]
         if not named or not within.issuperset(named):
-            raise ValueError(
+            raise InputError(
                 f"learner.lora.target_modules: no linear maps of the layers, and only of them, are called {ending}; "
                 f"there are: {', '.join(there)}"
             )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from lockstep.errors import InputError
 from lockstep.models.parallelize import FAMILIES
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -50,13 +51,13 @@ def require_known(config: PreTrainedConfig) -> None:
     """Raises ValueError if a model cannot be computed by Megatron's layers as they are used here."""
     kind = config.model_type
     if kind not in FAMILIES:
-        raise ValueError(
+        raise InputError(
             f"learner.backend is megatron, which knows these families: {', '.join(FAMILIES)}; for a {kind} use "
             "learner.backend=torch"
         )
     fields = config.to_dict()
     if fields.get("use_sliding_window") or fields.get("mlp_bias") or (kind != "qwen2" and fields.get("attention_bias")):
-        raise ValueError(
+        raise InputError(
             "the model has sliding windows or biases that learner.backend=megatron does not know; use "
             "learner.backend=torch"
         )
@@ -72,7 +73,7 @@ def stages(layers: int, pp: int) -> list[int]:
     first = layers - (pp - 1) * each
     if first < 1:
         fitting = next(fewer for fewer in range(pp - 1, 0, -1) if layers > (fewer - 1) * -(-layers // fewer))
-        raise ValueError(
+        raise InputError(
             f"learner.parallel.pp is {pp}, but {layers} layers make no {pp} stages, all of one length but the first, "
             f"which may be shorter; {fitting} would do"
         )

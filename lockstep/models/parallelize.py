@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from lockstep.distributed.ranks import Ranks
+from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -45,14 +46,14 @@ def require_divisible(config: PreTrainedConfig, tp: int) -> None:
     if tp == 1:
         return
     if config.model_type not in FAMILIES:
-        raise ValueError(
+        raise InputError(
             f"learner.parallel.tp is {tp}, but a {config.model_type} has no plan for that; use dp and cp, "
             f"or a model of these families: {', '.join(FAMILIES)}"
         )
     fields = config.get_text_config().to_dict()
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if fields[name] % tp:
-            raise ValueError(
+            raise InputError(
                 f"learner.parallel.tp is {tp}, but the model's {name} ({fields[name]}) is no multiple of it; lower it"
             )
 
@@ -100,7 +101,7 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
         ValueError: If there is no compiler that inductor could hand its code to.
     """
     if shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise ValueError("learner.compile needs a C++ compiler; install g++, name another one in CXX, or leave it out")
+        raise InputError("learner.compile needs a C++ compiler; install g++, name another one in CXX, or leave it out")
     for layer in layers(lm):
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from lockstep.errors import first_line
+from lockstep.errors import InputError, first_line
 from lockstep.models.folder import require_folder
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
@@ -74,15 +74,15 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     folder = require_folder(folder)
     # Asked first, because for a folder with only a config.json transformers returns an empty tokenizer without a word.
     if not has_tokenizer(folder):
-        raise ValueError(
+        raise InputError(
             f"{folder}: has no tokenizer (no tokenizer.json, nor another of {', '.join(_TOKENIZER_FILES)}); "
             "copy the tokenizer's files into it"
         )
     try:
         opener = PreTrainedTokenizerFast if _class_name(folder) in _GENERIC_CLASSES else AutoTokenizer
-        return opener.from_pretrained(str(folder), local_files_only=True)
+        return opener.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # tokenizers raises bare exceptions
-        raise ValueError(
+        raise InputError(
             f"{folder}: its tokenizer cannot be read ({first_line(error)}); save it again from its source"
         ) from error
 

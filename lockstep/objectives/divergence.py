@@ -1,42 +1,58 @@
-"""Estimates of the divergence between two policies, from log-probabilities of what one of them drew."""
+"""Estimates of the divergence between two policies, from log-probabilities of tokens that one of them sampled.
+
+With Δ = log π(x) − log π_ref(x) of a token x ~ π (Schulman 2020, 'Approximating KL divergence'):
+
+    k1 = Δ,    k2 = Δ²/2,    k3 = e^(−Δ) − 1 + Δ
+
+k1 and k3 are unbiased estimates of KL(π ‖ π_ref); k2 and k3 are never negative. What matters to training is the
+expected *gradient*, and that depends on where the estimate stands:
+
+- In the reward, a number whose gradient is that of E[k·∇log π]: k1 gives ∇KL(π ‖ π_ref); k2 and k3 give something else,
+  which may even point away from the reference. So a reward has `k1`.
+- In the loss, differentiated itself: k1's gradient has mean 0, k3's is that of KL(π_ref ‖ π), k2's is right, as long as
+  π itself sampled. So a loss has `kl_loss`, which is k2 weighed by π/π_old.
+
+`tests/conformance/test_kl_gradients.py` enumerates a small vocabulary and compares with autograd. No bound is put on Δ
+where it is learned from: one would bias the gradient.
+"""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lockstep.objectives.policy import probability_ratio
 
-@dataclass(frozen=True)
-class KLEstimate:
-    """KL(π ‖ π_ref) per token, from tokens drawn from π (Schulman 2020, 'Approximating KL divergence').
 
-    With Δ = log π(x) − log π_ref(x):  k1 = Δ,  k2 = Δ²/2,  k3 = e^(−Δ) − 1 + Δ.
+def k1(logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
+    """Estimates KL(π ‖ π_ref) by Δ. Returns [N], nats."""
+    return logprob_N - ref_logprob_N
 
-    k1 and k3 are unbiased; k2 and k3 are never negative. As a term of a loss, their *gradients* are estimates of other
-    things: k1's has mean 0, k2's is that of KL(π ‖ π_ref), k3's is that of KL(π_ref ‖ π).
 
-    Attributes:
-        estimator: Which of the three.
-        clamp_logratio: Bound on |Δ| before the estimate, nats; None: none.
-        clamp: Bound on the estimate's magnitude, nats; None: none.
+def k2(logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
+    """Estimates KL(π ‖ π_ref) by Δ²/2, with a bias of third order in Δ. Returns [N], nats, none negative."""
+    return 0.5 * (logprob_N - ref_logprob_N).square()
+
+
+def k3(logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
+    """Estimates KL(π ‖ π_ref) by e^(−Δ) − 1 + Δ. Returns [N], nats, none negative; infinite where Δ < −88 in fp32."""
+    delta_N = logprob_N - ref_logprob_N
+    return torch.expm1(-delta_N) + delta_N
+
+
+def kl_loss(logprob_N: Tensor, old_logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
+    """A term of a loss whose expected gradient is that of KL(π ‖ π_ref) at the states that were sampled.
+
+    sg(ρ)·Δ²/2 with ρ = π/π_old, which is 1 on-policy. Its gradient is ρ·Δ·∇log π: token by token that of ρ·k3
+    (DeepSeek-AI 2025, DeepSeek-V3.2), without the exponential of a log-ratio that must cancel.
+
+    Args:
+        logprob_N: log π of the sampled tokens, nats, fp32 [N].
+        old_logprob_N: log π_old of the same; π_old sampled them.
+        ref_logprob_N: log π_ref of the same.
+
+    Returns:
+        [N], differentiable with respect to log π alone. Its value is no estimate of the divergence where ρ ≠ 1.
     """
-
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    clamp_logratio: float | None = None
-    clamp: float | None = None
-
-    def __call__(self, logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
-        """Returns [N], differentiable with respect to both; beyond a bound the gradient is 0."""
-        delta_N = logprob_N - ref_logprob_N
-        if self.clamp_logratio is not None:
-            delta_N = delta_N.clamp(-self.clamp_logratio, self.clamp_logratio)
-        if self.estimator == "k1":
-            kl_N = delta_N
-        elif self.estimator == "k2":
-            kl_N = 0.5 * delta_N.square()
-        else:
-            kl_N = torch.expm1(-delta_N) + delta_N
-        return kl_N if self.clamp is None else kl_N.clamp(-self.clamp, self.clamp)
+    ratio_N = probability_ratio(logprob_N.detach(), old_logprob_N)
+    return ratio_N * k2(logprob_N, ref_logprob_N)

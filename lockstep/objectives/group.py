@@ -5,6 +5,8 @@ P prompts, each with G responses that are neighbours; B = P·G.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ _LEAST = 1e-4  # beside a standard deviation, so that equal rewards divide 0 by 
 
 def group_advantage(
     score_B: Tensor, judged_B: Tensor, group_size: int, *, baseline: Baseline, scale: ScaleRewards
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """A_i = (r_i − b_i) / s over the responses that were judged; the others are in no mean.
 
     The mean of the group (GRPO, Shao et al. 2024, §4.1.2) holds r_i itself; the mean of the others (RLOO, Ahmadian et
@@ -30,21 +32,35 @@ def group_advantage(
         scale: s: the standard deviation of the group, or of all B, with n − 1; or 1.
 
     Returns:
-        fp32 [B]; 0 where there is no score, and with a baseline where a group has but one.
+        A, [B]; 0 where there is no score, and with a baseline where a group has but one. And 1/s [B]: by how much more
+        advantage a token has that earned 1 more than its response; 0 where A is 0 for such a reason.
     """
     judged_PG = judged_B.view(-1, group_size)
     score_PG = torch.where(judged_PG, score_B.view(-1, group_size), 0.0)
     count_P1 = judged_PG.sum(-1, keepdim=True)
     mean_P1 = score_PG.sum(-1, keepdim=True) / count_P1.clamp(min=1)
     centred_PG = torch.where(judged_PG, score_PG - mean_P1, 0.0)
-    advantage_PG = score_PG if baseline == "none" else centred_PG
-    if baseline == "leave_one_out":
-        advantage_PG = advantage_PG * count_P1 / (count_P1 - 1).clamp(min=1)
-    if scale == "group":
-        deviation = (centred_PG.square().sum(-1, keepdim=True) / (count_P1 - 1).clamp(min=1)).sqrt()
-        advantage_PG = advantage_PG / (deviation + _LEAST)
-    if scale == "batch":
-        all_N = score_B[judged_B]
-        deviation = all_N.std() if len(all_N) > 1 else all_N.new_zeros(())
-        advantage_PG = advantage_PG / (deviation + _LEAST)
-    return advantage_PG.reshape(-1)
+    slope_PG = judged_PG.to(score_B.dtype)
+    match baseline:
+        case "none":
+            advantage_PG = score_PG
+        case "mean":
+            advantage_PG, slope_PG = centred_PG, slope_PG * (count_P1 > 1)
+        case "leave_one_out":
+            advantage_PG = centred_PG * count_P1 / (count_P1 - 1).clamp(min=1)
+            slope_PG = slope_PG * (count_P1 > 1)
+        case _:
+            assert_never(baseline)
+    match scale:
+        case "group":
+            deviation = (centred_PG.square().sum(-1, keepdim=True) / (count_P1 - 1).clamp(min=1)).sqrt()
+            advantage_PG, slope_PG = advantage_PG / (deviation + _LEAST), slope_PG / (deviation + _LEAST)
+        case "batch":
+            all_N = score_B[judged_B]
+            deviation = all_N.std() if len(all_N) > 1 else all_N.new_zeros(())
+            advantage_PG, slope_PG = advantage_PG / (deviation + _LEAST), slope_PG / (deviation + _LEAST)
+        case "none":
+            pass
+        case _:
+            assert_never(scale)
+    return advantage_PG.reshape(-1), slope_PG.reshape(-1)

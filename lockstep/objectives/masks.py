@@ -28,6 +28,13 @@ def sequence_sum(x_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
     return x_N.new_zeros(lengths.numel(), dtype=torch.float32).index_add_(0, row_N, trainable(x_N.float(), mask_N))
 
 
+def sum_before(x_N: Tensor, lengths: Tensor) -> Tensor:
+    """Sums what stands before each token in its sequence, summed in fp64. Returns [N], 0 at the first token."""
+    before_N = x_N.double().cumsum(0) - x_N.double()
+    starts_B = (lengths.cumsum(0) - lengths).clamp(max=max(x_N.numel() - 1, 0)).to(x_N.device)
+    return (before_N - before_N[starts_B][rows(lengths, x_N.device)]).to(x_N.dtype)
+
+
 def masked_mean(x_N: Tensor, mask_N: Tensor) -> Tensor:
     """Mean over trainable tokens; 0 where there is none. Returns a 0-d tensor."""
     return trainable(x_N, mask_N).sum() / mask_N.sum().clamp(min=1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.metrics import Max, Mean, Metrics
-from lockstep.objectives.divergence import KLEstimate
+from lockstep.objectives.divergence import k1, k3
 from lockstep.objectives.masks import rows, sequence_sum, trainable
 
 
@@ -126,8 +126,8 @@ def agreement(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tens
     log_weight_B = log_weight_B.masked_fill(~present_B, float("-inf"))
     return Metrics(
         token_mult_prob_error=Mean(trainable(delta_N.abs().exp(), mask_N).sum(), count),
-        sampler_kl_k1=Mean(KLEstimate("k1")(zero_N, delta_N).sum(), count),
-        sampler_kl_k3=Mean(KLEstimate("k3")(zero_N, delta_N).sum(), count),
+        sampler_kl_k1=Mean(k1(zero_N, delta_N).sum(), count),
+        sampler_kl_k3=Mean(k3(zero_N, delta_N).sum(), count),
         sequence_ess=EffectiveSampleSize(
             torch.logsumexp(log_weight_B, 0), torch.logsumexp(2 * log_weight_B, 0), present_B.sum()
         ),

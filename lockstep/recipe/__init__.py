@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from lockstep.recipe.agreement import AgreementSection, DriftSection
 from lockstep.recipe.distill import Distill, DistillRecipe, Divergence
 from lockstep.recipe.doctor import DoctorData, DoctorRecipe, DoctorRun, Grid, Limits, Method
 from lockstep.recipe.dpo import DPO, DPORecipe
@@ -18,11 +19,22 @@ from lockstep.recipe.generation import GenerateData, GenerateRecipe, GenerateRun
 from lockstep.recipe.grpo import GRPO, Baseline, GRPORecipe, LossMean, ScaleRewards
 from lockstep.recipe.judge import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.recipe.judge_eval import JudgeEvalRecipe, JudgeEvalRun, RankedSection, TreeSection
+from lockstep.recipe.kinds import (
+    PolicyRecipe,
+    SamplingRecipe,
+    TrainingRecipe,
+    acceptance_of,
+    has_critic,
+    is_one_step_ahead,
+    policy_recipe,
+    sampling_recipe,
+)
 from lockstep.recipe.machinery import (
     VLLM,
     Cluster,
     ClusterSection,
     Computation,
+    Device,
     LearnerSection,
     LoRA,
     OpenAI,
@@ -30,6 +42,7 @@ from lockstep.recipe.machinery import (
     Parallel,
     RaySection,
     RepeatedSampling,
+    SamplerBackend,
     SamplerSection,
     Sampling,
     Schedule,
@@ -38,6 +51,7 @@ from lockstep.recipe.new_prompts import NewPromptsSection
 from lockstep.recipe.pairs import PairSection, PairsRecipe
 from lockstep.recipe.policy_gradient import (
     KL,
+    AdaptiveKL,
     Correction,
     DynamicSampling,
     Overlong,
@@ -64,9 +78,9 @@ from lockstep.recipe.sources import (
     QuestionSection,
     RewardSection,
     Scratch,
+    Verifier,
 )
 from lockstep.recipe.trackers import MLflow, TensorBoard, Trackers, WandB
-from lockstep.recipe.watch import DoctorSection
 
 Recipe = Annotated[
     SFTRecipe
@@ -83,9 +97,6 @@ Recipe = Annotated[
     Field(discriminator="algorithm"),
 ]
 
-SamplingRecipe = PolicyGradientRecipe | SelfRewardingRecipe | DistillRecipe
-"""Of runs with a sampler, for what they learn from or for what they validate."""
-
 __all__ = [
     "DPO",
     "GRPO",
@@ -93,6 +104,8 @@ __all__ = [
     "PPO",
     "SFT",
     "VLLM",
+    "AdaptiveKL",
+    "AgreementSection",
     "Arithmetic",
     "AskedSection",
     "Baseline",
@@ -106,13 +119,14 @@ __all__ = [
     "Correction",
     "DPORecipe",
     "DataSection",
+    "Device",
     "Distill",
     "DistillRecipe",
     "Divergence",
     "DoctorData",
     "DoctorRecipe",
     "DoctorRun",
-    "DoctorSection",
+    "DriftSection",
     "DynamicSampling",
     "EnvironmentSection",
     "EvalData",
@@ -149,6 +163,7 @@ __all__ = [
     "Parallel",
     "PolicyGradient",
     "PolicyGradientRecipe",
+    "PolicyRecipe",
     "PreferenceLoss",
     "PreferenceSection",
     "Probability",
@@ -164,6 +179,7 @@ __all__ = [
     "RewardSection",
     "Run",
     "SFTRecipe",
+    "SamplerBackend",
     "SamplerSection",
     "Sampling",
     "SamplingRecipe",
@@ -175,6 +191,13 @@ __all__ = [
     "SelfRewardingRecipe",
     "TensorBoard",
     "Trackers",
+    "TrainingRecipe",
     "TreeSection",
+    "Verifier",
     "WandB",
+    "acceptance_of",
+    "has_critic",
+    "is_one_step_ahead",
+    "policy_recipe",
+    "sampling_recipe",
 ]

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from lockstep.recipe.agreement import AgreementSection
 from lockstep.recipe.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.recipe.run import Bound, Common
 from lockstep.recipe.section import Section
@@ -93,6 +94,7 @@ class DistillRecipe(Common):
     teachers: dict[str, ModelFolder] = Field(description="models to learn from, each under a name", min_length=1)
     sampling: Sampling | None = Field(default=None, description="how the student's responses are drawn, with on_policy")
     sampler: EngineSection = SamplerSection()
+    agreement: AgreementSection = AgreementSection()
     optimizer: Optimizer
     validation_reward: RewardSection | None = Field(
         default=None, description="what answers to held-out prompts are worth; null: no validation"
@@ -115,7 +117,7 @@ class DistillRecipe(Common):
     def _somebody_answers(self) -> DistillRecipe:
         if self.distill.on_policy != (self.sampling is not None):
             raise ValueError("sampling is of the student's responses: say it with distill.on_policy, and only then")
-        if not self.distill.on_policy and self.data.overlong_prompts == "truncate":
+        if not self.distill.on_policy and self.data.truncates:
             raise ValueError(
                 "data.overlong_prompts=truncate is for prompts that a sampler answers; the data's answers are learned "
                 "whole, so say error or skip"

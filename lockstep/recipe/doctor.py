@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from lockstep.errors import InputError
 from lockstep.recipe.machinery import ClusterSection, Computation, Parallel, SamplerSection
-from lockstep.recipe.section import Probability, Section
+from lockstep.recipe.section import LocalPath, Probability, Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, PromptSection
 
-_LAYOUT = re.compile(r"(dp|tp|cp|pp)(\d+)")
-_NAMES = r"^(hf|vllm(-tp\d+)?|torch(-((dp|tp|cp)\d+)+)?|megatron(-((dp|tp|cp|pp)\d+)+)?)$"
+_LAYOUT = re.compile(r"(dp|tp|cp|pp)([1-9]\d*)")
+_NAMES = r"^(hf|vllm(-tp[1-9]\d*)?|torch(-((dp|tp|cp)[1-9]\d*)+)?|megatron(-((dp|tp|cp|pp)[1-9]\d*)+)?)$"
 BackendName = Annotated[str, Field(pattern=_NAMES)]
 """`torch-dp2tp2` and `megatron-pp2` are learners over so many ranks, `vllm-tp2` is a vLLM of two."""
 
@@ -21,11 +22,11 @@ def ranks_of(backend: BackendName) -> Parallel:
     """The ranks that a backend's name asks for.
 
     Raises:
-        ValueError: If it names one twice.
+        InputError: If it names one twice.
     """
     sizes = _LAYOUT.findall(backend.partition("-")[2])
     if len({name for name, _ in sizes}) < len(sizes):
-        raise ValueError(f"backends: {backend} says one size twice")
+        raise InputError(f"backends: {backend} says one size twice")
     return Parallel(**{name: int(size) for name, size in sizes})
 
 
@@ -108,7 +109,7 @@ class Limits(Section):
 class DoctorRun(Section):
     """Where to."""
 
-    folder: str | None = Field(
+    folder: LocalPath | None = Field(
         default=None, description="folder of the results; null: doctor/<model>-<hash of all that matters>"
     )
 

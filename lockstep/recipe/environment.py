@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from lockstep.recipe.section import Probability, Section
+from lockstep.recipe.section import LocalPath, Probability, Section
 
 
 class EnvironmentSection(Section):
     """What answers the policy's responses, until the episode ends."""
 
-    class_name: str = Field(
+    class_name: LocalPath = Field(
         description="file.py:Class or package.module:Class, with reset(row, seed) and step(response) → (observation, "
         "reward, done)"
     )

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.recipe.environment import EnvironmentSection
 from lockstep.recipe.machinery import ClusterSection, Computation, EngineSection, RepeatedSampling, SamplerSection
-from lockstep.recipe.section import Section
+from lockstep.recipe.section import LocalPath, Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, QuestionSection, RewardSection
 
 
@@ -32,7 +32,7 @@ class Greedy(Section):
 class EvalRun(Section):
     """Where to, and how often."""
 
-    folder: str | None = Field(
+    folder: LocalPath | None = Field(
         default=None, description="folder of the results; null: evals/<model>-<data>-<hash of all that matters>"
     )
     save_every: PositiveInt = Field(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, assert_never
 
 from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.recipe.machinery import ClusterSection, Computation, SamplerSection, Sampling
-from lockstep.recipe.section import Section
+from lockstep.recipe.section import LocalPath, Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, PromptSection
 from lockstep.types import SamplingParams
 
@@ -28,7 +28,7 @@ class GenerateData(PromptSection):
 class GenerateRun(Section):
     """Where to, and how often."""
 
-    folder: str | None = Field(
+    folder: LocalPath | None = Field(
         default=None, description="folder of the results; null: generations/<model>-<data>-<hash of all that matters>"
     )
     save_every: PositiveInt = Field(
@@ -57,10 +57,32 @@ class GenerateRecipe(Section):
     cluster: ClusterSection = ClusterSection()
     run: GenerateRun = GenerateRun()
 
+    @property
+    def logprobs_are_wanted(self) -> bool:
+        """Whether responses come with log-probabilities."""
+        match self.logprobs:
+            case "none":
+                return False
+            case "processed" | "raw":
+                return True
+            case _:
+                assert_never(self.logprobs)
+
+    @property
+    def logprobs_are_raw(self) -> bool:
+        """Whether these are of the model's own distribution, not of the one that was drawn from."""
+        match self.logprobs:
+            case "none" | "processed":
+                return False
+            case "raw":
+                return True
+            case _:
+                assert_never(self.logprobs)
+
     @model_validator(mode="after")
     def _a_server_tells_one_kind_of_logprobs(self) -> GenerateRecipe:
         drawn = SamplingParams(**self.sampling.model_dump())
-        if self.sampler.backend == "openai" and self.logprobs != "none" and not drawn.unshaped:
+        if self.sampler.backend == "openai" and self.logprobs_are_wanted and not drawn.unshaped:
             raise ValueError(
                 "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or "
                 "1, top_k 0 and top_p 1, where both are the same"

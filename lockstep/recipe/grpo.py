@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, assert_never
 
 from pydantic import Field, model_validator
 
@@ -39,6 +39,48 @@ class GRPO(PolicyGradient):
         default="clip", description="the clipped objective, or log π weighed by the clipped ratio (CISPO)"
     )
 
+    @property
+    def has_sequence_ratio(self) -> bool:
+        """Whether the ratio is that of a response."""
+        match self.importance_sampling_level:
+            case "token":
+                return False
+            case "sequence":
+                return True
+            case _:
+                assert_never(self.importance_sampling_level)
+
+    @property
+    def is_cispo(self) -> bool:
+        """Whether the surrogate is log π."""
+        match self.loss:
+            case "clip":
+                return False
+            case "cispo":
+                return True
+            case _:
+                assert_never(self.loss)
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle = super().idle_options
+        if self.loss == "cispo" and self.clip_high is not None:
+            idle["clip"] = "beside clip_high, which alone bounds the ratio of loss: cispo"
+        if self.whiten_advantages and self.scale_rewards == "batch":
+            idle["scale_rewards"] = "beside whiten_advantages, which divides by a deviation of the step anyway"
+        if self.overlong_filtering and self.baseline == "none":
+            idle["truncation_penalty"] = "where overlong_filtering takes truncated responses out of the loss"
+        return idle
+
+    @model_validator(mode="after")
+    def _rewards_that_are_divided_are_compared(self) -> GRPO:
+        if self.baseline == "none" and self.scale_rewards != "none":
+            raise ValueError(
+                f"scale_rewards {self.scale_rewards} divides by how far rewards differ, which may be 0, and without a "
+                "baseline that makes them huge; say scale_rewards: none, or a baseline"
+            )
+        return self
+
     @model_validator(mode="after")
     def _groups_have_several(self) -> GRPO:
         if self.num_generations < 2 and self.baseline != "none":
@@ -57,6 +99,7 @@ class GRPO(PolicyGradient):
 class GRPORecipe(PolicyGradientRecipe):
     """`algorithm: grpo`"""
 
+    section = "grpo"
     algorithm: Literal["grpo"] = Field(description="what is run")
     grpo: GRPO
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, assert_never
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from lockstep.recipe.machinery import SamplerSection, Sampling
-from lockstep.recipe.section import Probability, Section
+from lockstep.recipe.section import LocalPath, Probability, Section
 
 SCALE = (0.0, 5.0)
 """Of the rubric that ships."""
@@ -17,7 +17,7 @@ SCALE = (0.0, 5.0)
 class AskedSection(Section):
     """Who is asked to judge, and how; for judges of every kind."""
 
-    path: str | None = Field(
+    path: LocalPath | None = Field(
         default=None,
         description="folder of the model that judges; null: the policy itself, or, where a server judges, no folder "
         "with its tokenizer, so that nothing is known about lengths",
@@ -40,6 +40,28 @@ class AskedSection(Section):
     max_no_verdict_rate: Probability = Field(
         default=0.5, description="stop where more of the judgements that are asked for at once have no verdict"
     )
+
+    @property
+    def truncates_responses(self) -> bool:
+        """Whether a response is cut where the question is over-long."""
+        match self.overlong_judge_prompts:
+            case "drop":
+                return False
+            case "truncate_response":
+                return True
+            case _:
+                assert_never(self.overlong_judge_prompts)
+
+    @property
+    def reads_unfinished(self) -> bool:
+        """Whether a reply that was cut off can have a verdict."""
+        match self.unfinished_judgements:
+            case "no_verdict":
+                return False
+            case "read":
+                return True
+            case _:
+                assert_never(self.unfinished_judgements)
 
     @property
     def is_policy(self) -> bool:

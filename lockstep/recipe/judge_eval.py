@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.recipe.judge import ComparisonSection, JudgeSection
 from lockstep.recipe.machinery import ClusterSection, Computation
-from lockstep.recipe.section import Section
+from lockstep.recipe.section import LocalPath, Section
 from lockstep.recipe.sources import OneSentence, Paths
 
 Responses = Annotated[
@@ -67,7 +67,7 @@ class RankedSection(Section):
 class JudgeEvalRun(Section):
     """Where to, and how often."""
 
-    folder: str | None = Field(
+    folder: LocalPath | None = Field(
         default=None, description="folder of the results; null: judge-evals/<model>-<data>-<hash of all that matters>"
     )
     save_every: PositiveInt = Field(

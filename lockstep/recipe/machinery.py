@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Literal
+from typing import Annotated, Literal, assert_never
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -18,6 +18,9 @@ from pydantic import (
 )
 
 from lockstep.recipe.section import Probability, Section
+
+Device = Literal["auto", "cpu", "cuda"]
+SamplerBackend = Literal["torch", "vllm", "openai"]
 
 
 class Schedule(Section):
@@ -82,10 +85,32 @@ class Parallel(Section):
 class Computation(Section):
     """Where numbers are computed, and in which precision; a sampler computes where and as the learner does."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+    device: Device = Field(default="auto", description="auto: cuda where there is one")
     dtype: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of the computation; weights and moments are always fp32"
     )
+
+    @property
+    def may_use_gpu(self) -> bool:
+        """Whether it computes on a GPU where there is one."""
+        match self.device:
+            case "auto" | "cuda":
+                return True
+            case "cpu":
+                return False
+            case _:
+                assert_never(self.device)
+
+    @property
+    def is_bf16(self) -> bool:
+        """Whether products are computed in bf16."""
+        match self.dtype:
+            case "bf16":
+                return True
+            case "fp32":
+                return False
+            case _:
+                assert_never(self.dtype)
 
 
 class LoRA(Section):
@@ -121,18 +146,32 @@ class LearnerSection(Computation):
     @property
     def in_process(self) -> bool:
         """Whether the learner can be in the process that asks it: one of torch, on one rank."""
-        return self.backend == "torch" and self.parallel.ranks == 1
+        match self.backend:
+            case "torch":
+                return self.parallel.ranks == 1
+            case "megatron":
+                return False
+            case _:
+                assert_never(self.backend)
 
     @model_validator(mode="after")
     def _a_backend_has_what_is_asked_of_it(self) -> LearnerSection:
-        if self.backend == "torch" and self.parallel.pp > 1:
-            raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
-        if self.backend == "megatron" and self.parallel.dp_replicate > 1:
+        match self.backend:
+            case "torch":
+                if self.parallel.pp > 1:
+                    raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
+            case "megatron":
+                self._megatron_has_what_is_asked_of_it()
+            case _:
+                assert_never(self.backend)
+        return self
+
+    def _megatron_has_what_is_asked_of_it(self) -> None:
+        if self.parallel.dp_replicate > 1:
             raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
         for name in ("compile", "cpu_offload", "lora"):
-            if self.backend == "megatron" and self.model_dump()[name]:
+            if self.model_dump()[name]:
                 raise ValueError(f"{name} is of learner.backend=torch; leave it out")
-        return self
 
     @model_validator(mode="after")
     def _what_is_compiled_holds_its_weights_whole(self) -> LearnerSection:
@@ -236,7 +275,7 @@ class OpenAI(Section):
 class SamplerSection(Section):
     """The engine that generates."""
 
-    backend: Literal["torch", "vllm", "openai"] = Field(default="torch", description="who generates")
+    backend: SamplerBackend = Field(default="torch", description="who generates")
     max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
     replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
     max_restarts: NonNegativeInt = Field(
@@ -254,12 +293,24 @@ class SamplerSection(Section):
     @property
     def engines(self) -> int:
         """Those that Lockstep starts; a server has its own."""
-        return 0 if self.backend == "openai" else self.replicas
+        match self.backend:
+            case "torch" | "vllm":
+                return self.replicas
+            case "openai":
+                return 0
+            case _:
+                assert_never(self.backend)
 
     @property
     def in_process(self) -> bool:
         """Whether the engine can be in the process that asks it: one of torch, alone."""
-        return self.backend == "torch" and self.replicas == 1
+        match self.backend:
+            case "torch":
+                return self.replicas == 1
+            case "vllm" | "openai":
+                return False
+            case _:
+                assert_never(self.backend)
 
     @model_validator(mode="after")
     def _options_of_the_backend(self) -> SamplerSection:
@@ -283,12 +334,16 @@ class SamplerSection(Section):
 
 
 def _holds_weights(section: SamplerSection) -> SamplerSection:
-    if section.backend == "openai":
-        raise ValueError(
-            "a server takes no weights from here and answers in text, so backend: openai cannot be used for this; "
-            "choose torch or vllm"
-        )
-    return section
+    match section.backend:
+        case "torch" | "vllm":
+            return section
+        case "openai":
+            raise ValueError(
+                "a server takes no weights from here and answers in text, so backend: openai cannot be used for this; "
+                "choose torch or vllm"
+            )
+        case _:
+            assert_never(section.backend)
 
 
 EngineSection = Annotated[SamplerSection, AfterValidator(_holds_weights)]
@@ -317,6 +372,17 @@ class ClusterSection(Section):
         default="local", description="local: child processes of this machine, none where every size is 1; ray: actors"
     )
     ray: RaySection = RaySection()
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether processes are children of the one that asks for them."""
+        match self.backend:
+            case "local":
+                return True
+            case "ray":
+                return False
+            case _:
+                assert_never(self.backend)
 
     @model_validator(mode="after")
     def _options_of_the_backend(self) -> ClusterSection:

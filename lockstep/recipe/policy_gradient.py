@@ -2,28 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from lockstep.recipe.agreement import AgreementSection
 from lockstep.recipe.environment import EnvironmentSection
 from lockstep.recipe.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.recipe.run import Bound, Common
 from lockstep.recipe.section import Section
 from lockstep.recipe.sources import ModelFolder, RewardSection
-from lockstep.recipe.watch import DoctorSection
+
+_RIGHT = "the reward takes k1 and the loss k2 · π/π_old, whose gradients are those of KL(π ‖ π_ref)"
+_ESTIMATORS = {
+    ("reward", "k2"): "k2 in the reward is no penalty, because its expected gradient points elsewhere",
+    ("reward", "k3"): "k3 in the reward is no penalty, because its expected gradient points elsewhere, even away",
+    ("loss", "k1"): "k1 in the loss does nothing, because its expected gradient is 0",
+    ("loss", "k3"): "k3 in the loss has the gradient of KL(π_ref ‖ π), which is another divergence",
+}
+_BIASED = "a bound on the estimate biases its gradient"
+
+
+class AdaptiveKL(Section):
+    """A coefficient that follows a target: β ← β·(1 + gain·clip(KL/target − 1, −0.2, 0.2)) after each step.
+
+    Ziegler et al. 2019, 'Fine-Tuning Language Models from Human Preferences', §2.2, where gain is 0.1.
+    """
+
+    target: PositiveFloat = Field(description="of train/kl, nats per token")
+    gain: Annotated[float, Field(gt=0.0, le=1.0)] = Field(default=0.1, description="how fast the coefficient follows")
 
 
 class KL(Section):
-    """Divergence from the reference, the initial policy (Schulman 2020, 'Approximating KL divergence')."""
+    """The divergence KL(π ‖ π_ref) from the reference policy, which is the initial one; see docs/algorithms/ppo.md."""
 
-    coef: NonNegativeFloat = Field(default=0.0, description="0: the reference is never computed")
-    estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="of the divergence, per token")
+    coef: NonNegativeFloat = Field(description="β, of the divergence of each token in nats; 0: no reference is loaded")
     placement: Literal["reward", "loss"] = Field(
-        default="loss", description="subtract from each token's reward, or add to the loss"
+        default="loss",
+        description="subtract from the reward of each token, so that one pays for what follows it; or add to the loss, "
+        "where a token pays for itself alone",
     )
-    clamp_logratio: PositiveFloat | None = Field(default=20.0, description="bound on |log π/π_ref| before the estimate")
-    clamp: PositiveFloat | None = Field(default=10.0, description="bound on the estimate's magnitude")
+    adaptive: AdaptiveKL | None = Field(default=None, description="let coef, the first value, follow a target")
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether it is a term of the loss, and no part of the reward."""
+        match self.placement:
+            case "loss":
+                return True
+            case "reward":
+                return False
+            case _:
+                assert_never(self.placement)
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        return {} if self.coef else dict.fromkeys(("placement", "adaptive"), "where coef is 0")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _the_estimator_is_right(cls, said: Any) -> Any:
+        """Says why options of other libraries are not here; to leave them out silently would change what is trained."""
+        for name in ("estimator", "clamp", "clamp_logratio"):
+            if isinstance(said, dict) and name in said:
+                where = (said.get("placement", "loss"), said[name])
+                reason = _ESTIMATORS.get(where, "the placement decides it") if name == "estimator" else _BIASED
+                raise ValueError(f"there is no {name} to choose: {reason}; leave it out, {_RIGHT}")
+        return said
 
 
 class RewardScaling(Section):
@@ -86,7 +131,7 @@ class PolicyGradient(Section):
         default=None, description="bound on the ratio where the advantage is negative"
     )
     entropy_coef: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus, per token")
-    kl: KL = KL()
+    kl: KL | None = Field(default=None, description="null: nothing holds the policy near its reference")
     reward_scaling: RewardScaling | None = None
     overlong_penalty: Overlong | None = None
     truncation_penalty: NonNegativeFloat = Field(
@@ -112,6 +157,11 @@ class PolicyGradient(Section):
     def updates(self) -> int:
         """Optimizer steps of a step."""
         return self.responses // self.global_batch_size * self.ppo_epochs
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the reference policy is loaded."""
+        return self.kl is not None and self.kl.coef > 0
 
     @model_validator(mode="after")
     def _older_weights_are_corrected_for(self) -> PolicyGradient:
@@ -143,6 +193,8 @@ class PolicyGradient(Section):
 class PolicyGradientRecipe(Common):
     """What the recipes of these algorithms share."""
 
+    section: ClassVar[str]
+    """The key of the algorithm's own section."""
     reward: RewardSection | None = None
     reward_model: ModelFolder | None = Field(
         default=None,
@@ -158,9 +210,18 @@ class PolicyGradientRecipe(Common):
     sampling: Sampling
     validation_sampling: RepeatedSampling
     sampler: EngineSection = SamplerSection()
-    doctor: DoctorSection = DoctorSection()
+    agreement: AgreementSection = AgreementSection()
     policy: Optimizer
     acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle = super().idle_options
+        if self.data.validation is None and self.data.made is None:
+            idle["validation_reward"] = "where data has no rows to validate on"
+        if self.reward is not None or self.reward_model is not None:
+            idle["environment.pass_score"] = "where reward or reward_model judges the episodes"
+        return idle
 
     @property
     def options(self) -> PolicyGradient:
@@ -182,6 +243,15 @@ class PolicyGradientRecipe(Common):
         return self
 
     @model_validator(mode="after")
+    def _a_learned_reward_is_held(self) -> PolicyGradientRecipe:
+        if self.reward_model is not None and self.options.kl is None:
+            raise ValueError(
+                "a reward model is right only near the answers that it was trained on, so say what moving away from "
+                f"the reference costs: {self.section}.kl.coef=0.05, or 0 to do without"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _episodes_have_room(self) -> PolicyGradientRecipe:
         if self.environment is not None:
             self.environment.require_room("sampling", self.sampling.max_tokens)
@@ -192,11 +262,6 @@ class PolicyGradientRecipe(Common):
 
     @model_validator(mode="after")
     def _sampler_and_learner_are_apart(self) -> PolicyGradientRecipe:
-        if self.options.one_step_ahead and self.doctor.watch:
-            raise ValueError(
-                "doctor.watch compares sampler and learner at the same weights, and one_step_ahead keeps them a step "
-                "apart; set doctor.watch=false"
-            )
         if self.options.one_step_ahead and self.sampler.vllm.sleep:
             raise ValueError(
                 "sampler.vllm.sleep gives the learner memory while nothing is generated, and with one_step_ahead both "

@@ -30,6 +30,17 @@ class PPO(PolicyGradient):
     )
     value_clip: PositiveFloat | None = Field(default=0.2, description="null: plain squared error")
 
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle = super().idle_options
+        advantages = self.gae_lambda_policy is not None or self.length_adaptive_alpha > 0
+        if advantages and self.gae_lambda_value is not None:
+            idle["gae_lambda"] = "where advantages and returns both have a λ of their own"
+        if self.overlong_filtering:
+            reason = "where overlong_filtering takes truncated responses out of the loss"
+            idle |= dict.fromkeys(("bootstrap_truncated", "truncation_penalty"), reason)
+        return idle
+
     @model_validator(mode="after")
     def _one_lambda_for_advantages(self) -> PPO:
         if self.length_adaptive_alpha and self.gae_lambda_policy is not None:
@@ -40,6 +51,7 @@ class PPO(PolicyGradient):
 class PPORecipe(PolicyGradientRecipe):
     """`algorithm: ppo`"""
 
+    section = "ppo"
     algorithm: Literal["ppo"] = Field(description="what is run")
     ppo: PPO
     critic: Optimizer

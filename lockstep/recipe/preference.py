@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -32,7 +32,26 @@ class PreferenceSection(Section):
     @property
     def reads_scores(self) -> bool:
         """Whether pairs need the scores of their answers."""
-        return self.preference_loss not in ("dpo", "ipo")
+        match self.preference_loss:
+            case "dpo" | "ipo":
+                return False
+            case "scale" | "rpo_sq" | "rpo_bwd_kl" | "rpo_fwd_kl":
+                return True
+            case _:
+                assert_never(self.preference_loss)
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle: dict[str, str] = {}
+        if not self.preference_loss.startswith("rpo_"):
+            idle["gt_reward_scale"] = f"with preference_loss: {self.preference_loss}; it is for rpo_…"
+        if not self.sft_loss_weight:
+            idle["sft_average_log_probs"] = "where sft_loss_weight is 0"
+        if not self.preference_loss_weight:
+            idle |= dict.fromkeys(("preference_loss", "gt_reward_scale"), "where preference_loss_weight is 0")
+            if self.sft_average_log_probs is not None:
+                idle["preference_average_log_probs"] = "where preference_loss_weight is 0"
+        return idle
 
     @model_validator(mode="after")
     def _something_is_learned(self) -> PreferenceSection:
@@ -40,11 +59,4 @@ class PreferenceSection(Section):
             raise ValueError(
                 "preference_loss_weight and sft_loss_weight are both 0, so nothing is learned; raise one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _scale_has_an_aim(self) -> PreferenceSection:
-        default = type(self).model_fields["gt_reward_scale"].default
-        if self.gt_reward_scale != default and not self.preference_loss.startswith("rpo_"):
-            raise ValueError(f"gt_reward_scale goes with preference_loss: rpo_…, not with {self.preference_loss}")
         return self

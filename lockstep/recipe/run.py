@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lockstep.recipe.machinery import Cluster, LearnerSection
-from lockstep.recipe.section import Section
+from lockstep.recipe.section import LocalPath, Section
 from lockstep.recipe.sources import DataSection, ModelSection
 from lockstep.recipe.trackers import Trackers
 
@@ -33,7 +33,7 @@ class Run(Section):
         default=None, description="save and stop before so many seconds are over; the same command goes on later"
     )
     num_logged_samples: NonNegativeInt = Field(default=8, description="responses a step writes to samples.jsonl")
-    folder: str | None = Field(
+    folder: LocalPath | None = Field(
         default=None, description="run folder; null: runs/<recipe>-<hash of the resolved recipe>"
     )
     require_doctor: bool = Field(
@@ -64,6 +64,8 @@ class Bound(Section):
 class Common(Section):
     """What every recipe has."""
 
+    steps_and_epochs: ClassVar[bool] = False
+    """Whether run.max_steps and run.max_epochs both count; else the first goes before the other."""
     seed: int = Field(default=0, description="key of every random number of the run")
     model: ModelSection
     data: DataSection
@@ -71,6 +73,11 @@ class Common(Section):
     cluster: Cluster = Cluster()
     trackers: Trackers = Trackers()
     run: Run
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        counted = self.run.max_steps >= 0 and not self.steps_and_epochs
+        return {"run.max_epochs": "where run.max_steps counts"} if counted else {}
 
     @model_validator(mode="after")
     def _validation_has_rows(self) -> Common:
@@ -100,7 +107,7 @@ class Supervised(Common):
 
     @model_validator(mode="after")
     def _rows_are_whole(self) -> Supervised:
-        if self.data.overlong_prompts == "truncate":
+        if self.data.truncates:
             raise ValueError(
                 f"data.overlong_prompts=truncate is for prompts that a sampler answers; {self.learned} is learned "
                 "whole, so say error or skip"

@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections import defaultdict
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from lockstep.paths import expand
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+LocalPath = Annotated[str, AfterValidator(expand)]
+"""A path on this machine; `~` and `$NAME` in it are replaced, and what they stand for is what a run notes."""
 
 
 class Section(BaseModel):
     """A frozen group of options that forbids unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        """Options of this section that do nothing beside its others: name, or names joined by dots, to the reason.
+
+        What is idle must be as it is by default; anything else is refused.
+        """
+        return {}
+
+    @model_validator(mode="after")
+    def _no_option_is_idle(self) -> Self:
+        defaults: dict[str, list[str]] = defaultdict(list)  # by reason
+        for key, reason in self.idle_options.items():
+            value, default = self._value_and_default(key)
+            if value != default:
+                shown = default if isinstance(default, str) else json.dumps(default, default=BaseModel.model_dump)
+                defaults[reason].append(f"{key}={shown}")
+        for reason, said in defaults.items():
+            names = " and ".join(text.partition("=")[0] for text in said)
+            one = len(said) == 1
+            raise ValueError(
+                f"{names} {'does' if one else 'do'} nothing {reason}; leave {'it' if one else 'them'} out, or say "
+                f"{' '.join(said)}"
+            )
+        return self
+
+    def _value_and_default(self, key: str) -> tuple[object, object]:
+        """Of an option of this section, or of one within."""
+        name, _, rest = key.partition(".")
+        value = getattr(self, name)
+        if rest and isinstance(value, Section):
+            return value._value_and_default(rest)
+        return value, type(self).model_fields[name].get_default(call_default_factory=True)

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from lockstep.recipe.agreement import AgreementSection
 from lockstep.recipe.judge import JudgeSection, MetaJudgeSection, expression
 from lockstep.recipe.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.recipe.new_prompts import NewPromptsSection
 from lockstep.recipe.preference import PreferenceSection
 from lockstep.recipe.run import Bound, Common
-from lockstep.recipe.section import Probability, Section
+from lockstep.recipe.section import LocalPath, Probability, Section
 from lockstep.recipe.sources import DataSection, ModelFolder, RewardSection
 
 Control = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -130,8 +131,8 @@ class SelfRewarding(PreferenceSection):
 class KnownSection(Section):
     """Judgements that are known to be right, by which the policy is measured as a judge each time it is validated."""
 
-    judgements: str | None = Field(default=None, description="file of rows with prompt, response and score")
-    comparisons: str | None = Field(
+    judgements: LocalPath | None = Field(default=None, description="file of rows with prompt, response and score")
+    comparisons: LocalPath | None = Field(
         default=None,
         description="with use_meta_judge: file of rows with prompt, response, judgement_a, judgement_b, and A or B as "
         "winner",
@@ -144,6 +145,7 @@ class KnownSection(Section):
 class SelfRewardingRecipe(Common):
     """`algorithm: self_rewarding`"""
 
+    steps_and_epochs = True  # epochs are of an iteration, steps of the run
     algorithm: Literal["self_rewarding"] = Field(description="what is run")
     self_rewarding: SelfRewarding
     judge: JudgeSection | None = Field(default=None, description="who judges answers")
@@ -161,6 +163,7 @@ class SelfRewardingRecipe(Common):
     )
     sampling: Sampling
     sampler: EngineSection = SamplerSection()
+    agreement: AgreementSection = AgreementSection()
     optimizer: Optimizer
     validation_reward: RewardSection | None = Field(
         default=None, description="what answers to held-out prompts are really worth; null: no validation"
@@ -212,7 +215,7 @@ class SelfRewardingRecipe(Common):
 
     @model_validator(mode="after")
     def _judges_see_what_is_answered(self) -> SelfRewardingRecipe:
-        if self.data.overlong_prompts == "truncate" and (self.data.chat or self.data.messages is not None):
+        if self.data.truncates and (self.data.chat or self.data.messages is not None):
             raise ValueError(
                 "data.overlong_prompts=truncate cuts what the policy reads of a conversation, while judges are shown "
                 "all of it; say error or skip"
@@ -221,7 +224,7 @@ class SelfRewardingRecipe(Common):
 
     @model_validator(mode="after")
     def _demonstrations_are_whole(self) -> SelfRewardingRecipe:
-        if self.self_rewarding.first_iteration_sft and self.data.overlong_prompts == "truncate":
+        if self.self_rewarding.first_iteration_sft and self.data.truncates:
             raise ValueError(
                 "data.overlong_prompts=truncate is for prompts that a sampler answers; first_iteration_sft learns "
                 "whole rows, so say error or skip"

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, assert_never
 
-from pydantic import Field, GetCoreSchemaHandler, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import custom_error_schema
 
-from lockstep.recipe.section import Probability, Section
+from lockstep.paths import expand
+from lockstep.recipe.section import LocalPath, Probability, Section
 
 
 class Scratch(Section):
@@ -23,8 +32,10 @@ class Scratch(Section):
 class ModelSection(Section):
     """Where the first weights come from: exactly one of the three."""
 
-    path: str | None = Field(default=None, description="a Hugging Face folder on this machine")
-    from_recipe: str | None = Field(default=None, description="a recipe that is trained first, with the same seed")
+    path: LocalPath | None = Field(default=None, description="a Hugging Face folder on this machine")
+    from_recipe: LocalPath | None = Field(
+        default=None, description="a recipe that is trained first, with the same seed"
+    )
     scratch: Scratch | None = Field(default=None, description="build a new model")
 
     @model_validator(mode="after")
@@ -37,7 +48,7 @@ class ModelSection(Section):
 class ModelFolder(Section):
     """A model that is asked and does not learn."""
 
-    path: str = Field(description="a Hugging Face folder on this machine, or the folder of a finished run")
+    path: LocalPath = Field(description="a Hugging Face folder on this machine, or the folder of a finished run")
 
 
 class Arithmetic(Section):
@@ -59,6 +70,11 @@ class Arithmetic(Section):
     )
     seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
 
+    @property
+    def idle_options(self) -> dict[str, str]:
+        shares = ("direct_from", "direct_share")
+        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
+
 
 class Letters(Section):
     """Orders to write letters, that are made, not read; see `lockstep.data.letters`."""
@@ -73,6 +89,11 @@ class Letters(Section):
         description="held-out judgements, and as many comparisons of two, by which judges are measured; 0: none",
     )
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        shares = ("judge_share", "compare_share")
+        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
 
     @model_validator(mode="after")
     def _there_are_so_many(self) -> Letters:
@@ -101,7 +122,9 @@ class OneSentence:
 
 FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
 Paths = Annotated[
-    str | Annotated[tuple[str, ...], Field(min_length=1)], OneSentence("the name of a file or a list of names")
+    str | Annotated[tuple[str, ...], Field(min_length=1)],
+    OneSentence("the name of a file or a list of names"),
+    AfterValidator(lambda named: expand(named) if isinstance(named, str) else tuple(map(expand, named))),
 ]
 
 
@@ -141,6 +164,17 @@ class PromptSection(Section):
     def prompt_templates(self) -> tuple[str, ...]:
         """Whose fields a row needs for its prompt."""
         return (self.prompt,) if self.messages is None else ()
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the end of an over-long prompt is used."""
+        match self.overlong_prompts:
+            case "error" | "skip":
+                return False
+            case "truncate":
+                return True
+            case _:
+                assert_never(self.overlong_prompts)
 
     @model_validator(mode="after")
     def _one_way_to_ask(self) -> PromptSection:
@@ -245,6 +279,20 @@ class CodeSection(Section):
         "files and processes are limited, and programs can reach the network and what this user can",
     )
 
+    @property
+    def is_namespaced(self) -> bool:
+        """Whether programs are cut off from the rest of the machine."""
+        match self.isolation:
+            case "namespaces":
+                return True
+            case "limits":
+                return False
+            case _:
+                assert_never(self.isolation)
+
+
+Verifier = Literal["math", "instructions", "code", "python"]
+
 
 class RewardSection(Section):
     """What a response is worth."""
@@ -258,7 +306,7 @@ class RewardSection(Section):
     )
     instructions: InstructionSection | None = Field(default=None, description="for type: instructions, or by_row")
     code: CodeSection | None = Field(default=None, description="for type: code, or by_row")
-    function: str | None = Field(
+    function: LocalPath | None = Field(
         default=None, description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md"
     )
     pass_score: float | None = Field(
@@ -275,9 +323,9 @@ class RewardSection(Section):
     )
 
     @property
-    def verifiers(self) -> tuple[str, ...]:
+    def verifiers(self) -> tuple[Verifier, ...]:
         """What rows may name, of what a program can tell."""
-        others = {"instructions": self.instructions, "code": self.code, "python": self.function}
+        others: dict[Verifier, object] = {"instructions": self.instructions, "code": self.code, "python": self.function}
         return ("math", *(name for name, given in others.items() if given is not None))
 
     @model_validator(mode="after")

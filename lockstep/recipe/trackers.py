@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, assert_never
 
 from pydantic import Field
 
@@ -21,6 +21,17 @@ class WandB(Section):
     mode: Literal["offline", "online"] = Field(
         default="offline", description="offline: files in the run's `wandb/`, which `wandb sync` uploads"
     )
+
+    @property
+    def is_online(self) -> bool:
+        """Whether the run is uploaded while it lasts."""
+        match self.mode:
+            case "offline":
+                return False
+            case "online":
+                return True
+            case _:
+                assert_never(self.mode)
 
 
 class MLflow(Section):

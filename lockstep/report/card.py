@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+from lockstep.report.compared import compared
 from lockstep.report.log import read_metrics
 
 _FIGURES = {
@@ -15,7 +16,6 @@ _FIGURES = {
     "validation/acc": "held-out pairs ranked right",
     "train/reward": "reward of sampled responses",
     "train/response_length": "tokens per response",
-    "agreement/token_mult_prob_error": "training against sampling, mean exp\\|Δ log-probability\\|",
 }
 
 
@@ -31,6 +31,7 @@ def card(run: Path, algorithm: str, base: str, step: int) -> str:
     recipe = (run / "recipe.yaml").read_text(encoding="utf-8")
     environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     name = environment["recipe"]
+    rows = [row for row in read_metrics(run) if row["step"] <= step]
     versions = ", ".join(f"{key} {environment[key]}" for key in ("lockstep", "torch", "transformers"))
     return f"""---
 library_name: transformers
@@ -42,8 +43,8 @@ tags: [lockstep, {algorithm}]
 `{base}` after {step} steps of the recipe `{name}` (algorithm: {algorithm}), with {versions}.
 
 ## Figures
-{_figures(run, step)}
-
+{_figures(rows)}
+{_agreement(rows)}
 ## How it was made
 `lockstep train recipe.yaml` with this `recipe.yaml`:
 
@@ -53,8 +54,13 @@ tags: [lockstep, {algorithm}]
 """
 
 
-def _figures(run: Path, step: int) -> str:
-    rows = [row for row in read_metrics(run) if row["step"] <= step]
+def _agreement(rows: list[dict[str, float]]) -> str:
+    """A paragraph where something was sampled; empty elsewhere."""
+    found = compared(rows)
+    return f"\nTraining and sampling: {found.sentence}\n" if found.tokens else ""
+
+
+def _figures(rows: list[dict[str, float]]) -> str:
     lines = ["| | first | last, at step |", "|---|---|---|"]
     for metric, label in _FIGURES.items():
         logged = [row for row in rows if math.isfinite(row.get(metric, math.nan))]

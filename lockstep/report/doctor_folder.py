@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from lockstep.errors import InputError
+
 REPORT, COLUMNS = "report.json", "columns.safetensors"
 SCHEMA = "lockstep.doctor.table/1"
 
@@ -107,7 +109,7 @@ class DoctorFolder:
                     single = {field: file.get_tensor(names[field]) for field in _SINGLE}
                     yield Columns(**single, floor=np.hypot(*(file.get_tensor(name) for name in names["floor"])))
         except (OSError, SafetensorError) as error:
-            raise ValueError(f"{path} cannot be read ({error}); write it anew by `lockstep doctor table`") from None
+            raise InputError(f"{path} cannot be read ({error}); write it anew by `lockstep doctor table`") from None
 
 
 _SINGLE = ("tokens", "lengths", "mask", "train", "infer")
@@ -115,14 +117,14 @@ _SINGLE = ("tokens", "lengths", "mask", "train", "infer")
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"{path.parent} holds no {path.name} of a doctor; `lockstep doctor table` writes one")
+        raise InputError(f"{path.parent} holds no {path.name} of a doctor; `lockstep doctor table` writes one")
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); write it anew by `lockstep doctor table`") from None
+        raise InputError(f"{path} is no JSON ({error}); write it anew by `lockstep doctor table`") from None
     schema = report.get("schema") if isinstance(report, dict) else None
     if schema != SCHEMA:
-        raise ValueError(
+        raise InputError(
             f"{path} has the schema {schema!r}, and this Lockstep reads {SCHEMA!r}; write it anew by "
             "`lockstep doctor table`"
         )

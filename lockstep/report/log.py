@@ -17,13 +17,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.errors import InputError
+
 METRICS, TIMINGS, SAMPLES = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
 
 
 def encode(step: int, row: Mapping[str, Any]) -> bytes:
     """One line of a log, newline included."""
     if "step" in row:
-        raise ValueError(f"a logged row cannot have a column of its own called step, but has {row['step']!r}")
+        raise InputError(f"a logged row cannot have a column of its own called step, but has {row['step']!r}")
     return json.dumps({"step": step, **plain(dict(row))}, allow_nan=False).encode() + b"\n"
 
 
@@ -47,7 +49,7 @@ def require_run(folder: Path) -> None:
     if not (folder / "recipe.yaml").is_file():
         near = Path("runs") / folder.name
         hint = f"; did you mean {near}?" if (near / "recipe.yaml").is_file() else ""
-        raise ValueError(f"{folder} is no folder of a run: it holds no recipe.yaml{hint}")
+        raise InputError(f"{folder} is no folder of a run: it holds no recipe.yaml{hint}")
 
 
 def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
@@ -83,7 +85,7 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except ValueError:
         row = None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        raise ValueError(f"{path}:{number} is no line of a log, but {line[:60]!r}; restore the file or remove it")
+        raise InputError(f"{path}:{number} is no line of a log, but {line[:60]!r}; restore the file or remove it")
     return row
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import yaml12
+from lockstep.report.compared import compared_in
 from lockstep.report.log import TIMINGS, lines, read_metrics, require_run
 
 
@@ -16,7 +17,8 @@ def overview(folder: Path) -> dict[str, Any]:
     """Reads a run that is finished, under way, or barely begun.
 
     Returns:
-        Plain values: `finished`, `step` (the last that was logged), `planned` (steps; None where the
+        Plain values: `finished`, `agreement` (whether training and sampling agreed, in a sentence; None where nothing
+        is sampled), `step` (the last that was logged), `planned` (steps; None where the
         data decides), `metrics` and `timings` (name → `step` and `value`; None for what is not finite), `recipe` (key
         such as ppo.clip → value), `environment`.
 
@@ -27,8 +29,9 @@ def overview(folder: Path) -> dict[str, Any]:
     rows = read_metrics(folder)
     recipe = dict(flat(yaml12.parse((folder / "recipe.yaml").read_text(encoding="utf-8"))))
     environment = folder / "environment.json"
-    planned = recipe.get("run.max_steps", -1)
+    planned, compared = recipe.get("run.max_steps", -1), compared_in(folder)
     return {
+        "agreement": None if compared is None else compared.sentence,
         "finished": (folder / "final").exists(),
         "step": max((int(row["step"]) for row in rows), default=0),
         "planned": planned if planned >= 0 else None,

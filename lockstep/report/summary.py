@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from lockstep.report.compared import Compared, compared_in
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import curve, summary_table
 
@@ -13,16 +14,23 @@ def summary(folder: Path) -> str:
     """Reads a run's metrics. Returns text for a terminal; ends with the path of the run."""
     rows = read_metrics(folder)
     where = f"run: {folder}\nmodel: {folder / 'final'} (opens with transformers)\nlook at it: lockstep report {folder}"
-    parts = [_headline(rows), _drawing(rows), where]
+    parts = [_headline(rows, compared_in(folder)), _drawing(rows), where]
     return "\n\n".join(part for part in parts if part)
+
+
+def has_trained(folder: Path) -> bool:
+    """Whether a step of a run has changed a weight; also where there has been no step yet."""
+    rows = [row for row in read_metrics(folder) if row["step"] > 0]
+    norms = [value for row in rows for name, value in row.items() if name.endswith("grad_norm")]
+    return not rows or any(norm > 0 for norm in norms)
 
 
 def _series(rows: list[dict[str, float]], name: str) -> list[float]:
     return [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
 
 
-def _headline(rows: list[dict[str, float]]) -> str:
-    """First and last of what matters, and the worst agreement of all steps."""
+def _headline(rows: list[dict[str, float]], compared: Compared | None) -> str:
+    """First and last of what matters, and whether both sides agreed in all steps."""
     lines: list[tuple[str, str]] = []
     for name, label in (
         ("validation/accuracy", "held-out accuracy"),
@@ -32,6 +40,8 @@ def _headline(rows: list[dict[str, float]]) -> str:
         ("validation/judge_exact", "known scores that the judge gives"),
         ("validation/meta_judge_accuracy", "known winners that the meta-judge names"),
         ("train/reward", "sampled reward"),
+        ("train/shaped_reward", "what is maximized: reward, shaped, less β·KL"),
+        ("train/kl", "KL from the reference, per token"),
         ("train/response_length", "response length"),
         ("train/loss", "loss"),
         ("policy/loss", "loss"),
@@ -39,14 +49,12 @@ def _headline(rows: list[dict[str, float]]) -> str:
         if name == "policy/loss" and _series(rows, "train/reward"):  # a surrogate, which says nothing by itself
             continue
         series = _series(rows, name)
+        if name == "train/shaped_reward" and series == _series(rows, "train/reward"):
+            continue
         if series:
             lines.append((label, f"{series[0]:.3f} → {series[-1]:.3f}"))
-    errors, ratios = (_series(rows, f"agreement/{name}") for name in ("max_abs_logprob_diff", "token_mult_prob_error"))
-    if errors and ratios:
-        ratio = max(ratios)
-        lines.append(
-            ("training and sampling agree", f"largest |Δ log-prob| {max(errors):.1e}, mean exp|Δ| at most {ratio:.6f}")
-        )
+    if compared is not None:
+        lines.append(("training and sampling", compared.sentence))
     return summary_table(lines)
 
 

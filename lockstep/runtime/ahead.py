@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import TypeVar
@@ -44,6 +44,8 @@ class Ahead:
         engine: Of a sampler that works in processes of its own.
         draw: From a position in the data and what a refit attested to what a step learns from; in an open bracket.
         learn: The rest of the step.
+        compare: Step from 0, the weights that the learner has, and what was drawn to how both sides agree on it; asks
+            the sampler, so that nothing may be under way.
         version: Of the weights when a step begins.
         extent: Nothing is drawn for a step that never comes.
         shown: Times all this.
@@ -53,6 +55,7 @@ class Ahead:
     engine: Engine
     draw: Callable[[int, Metrics], Drawn]
     learn: Callable[[int, Drawn], StepResult]
+    compare: Callable[[int, Snapshot, Drawn], Metrics]
     version: Callable[[int], int]
     extent: Extent
     shown: Progress
@@ -69,8 +72,8 @@ class Ahead:
         """
         drawn = self._drawn(step, position)
         try:
-            self._begin(step, drawn.position)
-            result = self.learn(step, drawn)
+            compared = self._begin(step, drawn)
+            result = self.learn(step, replace(drawn, metrics=drawn.metrics + compared))
             self._settle()
         except BaseException:
             if self._begun is not None:
@@ -111,18 +114,21 @@ class Ahead:
         self._snapshot = snapshot
         return drawn
 
-    def _begin(self, step: int, position: int) -> None:
-        """Lets the sampler draw for the next step, with the weights as they are now.
+    def _begin(self, step: int, drawn: Drawn) -> Metrics:
+        """Compares what was drawn, and lets the sampler draw for the next step, with the weights as they are now.
 
         Not before it has them may they take the place of the weights that drew for this step: if it is lost over the
-        refit, the checkpoint must hold those.
+        refit, or both sides disagree, the checkpoint must hold those.
         """
         snapshot = self._copied(step)
-        if not self.extent.over(step + 1, position):
+        with self.shown.phase("watch"):
+            compared = self.compare(step, snapshot, drawn)
+        if not self.extent.over(step + 1, drawn.position):
             bracket = ExitStack()
             refitted = bracket.enter_context(self.engine.at(snapshot.version, snapshot))
-            self._begun = _aside(lambda: self._draw(position, refitted, bracket))
+            self._begun = _aside(lambda: self._draw(drawn.position, refitted, bracket))
         self._snapshot = snapshot
+        return compared
 
     def _draw(self, position: int, refitted: Metrics, bracket: ExitStack) -> Drawn:
         with bracket, self.shown.beside("generate"):

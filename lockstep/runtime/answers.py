@@ -35,13 +35,13 @@ def answering(recipe: GenerateRecipe, source: Source, shown: Progress, workers: 
 
 def _samplers(recipe: GenerateRecipe, source: Source, shown: Progress, workers: Workers) -> Answers:
     """Even one sampler has a process of its own, so that bits do not depend on how many there are."""
-    sampling, logprobs = source.sampling(recipe.sampling), recipe.logprobs
-    spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=logprobs == "raw")
+    sampling = source.sampling(recipe.sampling)
+    spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=recipe.logprobs_are_raw)
     samplers = processes(spec, shown, workers)
 
     def answers(asked: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
         for number, batch in samplers.blocks(asked, sampling):
-            yield number, replies_of(batch, source.decode, logprobs != "none")
+            yield number, replies_of(batch, source.decode, recipe.logprobs_are_wanted)
 
     return answers
 
@@ -56,7 +56,7 @@ def _server(recipe: GenerateRecipe, source: Source, options: OpenAI, shown: Prog
 
     def answers(asked: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
         for number, requests in asked:
-            replies = dict(client.replies(requests, sampling, recipe.logprobs != "none"))
+            replies = dict(client.replies(requests, sampling, recipe.logprobs_are_wanted))
             yield number, [replies[place] for place in range(len(requests))]
 
     return answers

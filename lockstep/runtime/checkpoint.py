@@ -20,12 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.errors import InputError, RunError
+
 _ASIDE = ".aside_"
 _MANIFEST = "manifest.json"
 
 
-class CheckpointError(OSError):
+class CheckpointError(RunError, OSError):
     """A checkpoint could not be written; those before it are as they were."""
+
+
+class NoCheckpointError(InputError, CheckpointError):
+    """There is no whole checkpoint where one is asked for."""
 
 
 class _DamagedError(Exception):
@@ -61,6 +67,11 @@ class Checkpoints:
     keep: int
     best: int = 0
 
+    def clear(self) -> None:
+        """Removes what a process that was killed has left aside: half-written checkpoints, and half-removed ones."""
+        for path in self.folder.glob(f"{_ASIDE}*"):
+            shutil.rmtree(path)
+
     def begin(self, step: int) -> Path:
         """An empty folder, aside, to write a checkpoint's safetensors and JSON files into; subfolders are allowed.
 
@@ -69,8 +80,7 @@ class Checkpoints:
         """
         aside = self.folder / f"{_ASIDE}{_name(step)}"
         try:
-            for path in self.folder.glob(f"{_ASIDE}*"):
-                shutil.rmtree(path)
+            self.clear()
             aside.mkdir(parents=True)
         except OSError as error:
             raise self.failure(step, error) from error
@@ -138,13 +148,13 @@ class Checkpoints:
         """The checkpoint of a step.
 
         Raises:
-            CheckpointError: If there is none, or it is damaged.
+            NoCheckpointError: If there is none, or it is damaged.
         """
         try:
             return Checkpoint(self.folder / _name(step), step, _opened(self.folder / _name(step), step))
         except _DamagedError as damage:
             have = ", ".join(str(step) for step, _ in self.found()) or "none"
-            raise CheckpointError(
+            raise NoCheckpointError(
                 f"there is no whole checkpoint of step {step} in {self.folder}: {damage}; there are: {have}"
             ) from None
 

@@ -19,10 +19,9 @@ import threading
 from multiprocessing import connection
 from multiprocessing.context import ForkServerContext
 
-import torch
 from tqdm import tqdm
 
-from lockstep.runtime.transport import CLOSED, GRACE_S, Build, Channel, Factory, Message, serve
+from lockstep.runtime.transport import CLOSED, GRACE_S, Build, Channel, Factory, Message, serve, take_threads
 
 
 class ChildProcess:
@@ -90,17 +89,17 @@ def forking() -> ForkServerContext:
 
 
 def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> None:
-    """The child. Ctrl-C and SIGTERM are the parent's to handle: it closes its children.
+    """The child. Ctrl-C, SIGTERM and SIGHUP are the parent's to handle: it closes its children.
 
     The environment is the parent's of now, where the server's is that of when the first child was started. It leaves
     without the interpreter's tidying-up, which takes seconds once `transformers` is loaded.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
+    take_threads(threads)
     tqdm.set_lock(threading.RLock())  # its own is for several processes, and Python would call it leaked
     with contextlib.suppress(EOFError, ConnectionError):
         serve(Channel(ours))

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lockstep.errors import InputError
 from lockstep.recipe import ClusterSection, Computation
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.remote import Remote, spawned
@@ -92,11 +93,11 @@ def workers_of(
     Raises:
         ValueError: If there is no such cluster, or no room in it.
     """
-    if section.backend == "local" or not learners + samplers:
+    if section.on_this_machine or not learners + samplers:
         return Workers()
     if importlib.util.find_spec("ray") is None:
-        raise ValueError('cluster.backend is ray, which is not installed; pip install "lockstep-rl[ray]"')
+        raise InputError('cluster.backend is ray, which is not installed; pip install "lockstep-rl[ray]"')
     from lockstep.runtime.ray import RayCluster
 
     with shown.phase("join the Ray cluster"):
-        return Workers(RayCluster(section.ray, learners, samplers, computation.device != "cpu"))
+        return Workers(RayCluster(section.ray, learners, samplers, computation.may_use_gpu))

@@ -17,6 +17,8 @@ from lockstep.algorithms.distill import (
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import ANY_ROW, Head, Rule, head
+from lockstep.errors import InputError
+from lockstep.experience.agreement import Agreement
 from lockstep.experience.engine import Engine
 from lockstep.experience.rewards import NoReward
 from lockstep.experience.rewards import build as build_reward
@@ -29,6 +31,7 @@ from lockstep.recipe import DistillRecipe
 from lockstep.runtime.job import (
     Job,
     Place,
+    agreement_of,
     engine_of,
     extent_of,
     held_out_answers,
@@ -55,7 +58,11 @@ def distill_job(recipe: DistillRecipe, place: Place) -> Job:
         for name, folder in teacher_folders(recipe, source).items()
     }
     engine = _engine(recipe, policy, place)
-    workers = DistillWorkers(policy, teachers, _sequences(recipe, rows, policy, engine, place), place.shown.phase)
+    agreement = None
+    if recipe.distill.on_policy and engine is not None:
+        agreement = agreement_of(policy, engine, recipe, place)
+    sequences = _sequences(recipe, rows, policy, engine, agreement, place)
+    workers = DistillWorkers(policy, teachers, sequences, place.shown.phase)
     rules = Rules(options, source.vocabulary, recipe.seed, _loss(recipe))
     return Job(
         step=lambda step, position: distill_step(step, position, workers, rules),
@@ -63,6 +70,8 @@ def distill_job(recipe: DistillRecipe, place: Place) -> Job:
         learners={"policy": policy},
         validate=_validation(recipe, engine, place),
         arithmetic=distill_arithmetic(recipe, rows),
+        agreement=agreement,
+        section="distill",
     )
 
 
@@ -74,7 +83,7 @@ def teacher_folders(recipe: DistillRecipe, source: Source) -> dict[str, str]:
             asked for more tokens than there are.
     """
     if (recipe.distill.top_k or 0) > source.vocabulary:
-        raise ValueError(
+        raise InputError(
             f"distill.top_k={recipe.distill.top_k}, but the student has {source.vocabulary} tokens; leave top_k out to "
             "compare all of them"
         )
@@ -82,7 +91,7 @@ def teacher_folders(recipe: DistillRecipe, source: Source) -> dict[str, str]:
     for folder in folders.values():
         rows = int(read_config(folder).get_text_config().vocab_size)
         if rows != source.vocabulary:
-            raise ValueError(
+            raise InputError(
                 f"the teacher in {folder} writes {rows} tokens, the student in {source.folder} {source.vocabulary}, so "
                 "their distributions cannot be compared; bring models with vocab_size alike"
             )
@@ -127,16 +136,22 @@ def _loss(recipe: DistillRecipe) -> Distillation:
 
 
 def _sequences(
-    recipe: DistillRecipe, rows: Prompts | Demonstrations, policy: Learner, engine: Engine | None, place: Place
+    recipe: DistillRecipe,
+    rows: Prompts | Demonstrations,
+    policy: Learner,
+    engine: Engine | None,
+    agreement: Agreement | None,
+    place: Place,
 ) -> Callable[[int, int], Sequences]:
     options, phase = recipe.distill, place.shown.phase
     if isinstance(rows, Demonstrations):
         return DataSequences(rows, options.num_prompts_per_step, recipe.seed, phase)
     assert recipe.sampling is not None, "the recipe says how the student answers"
     assert engine is not None, "so there is a sampler"
+    assert agreement is not None, "which is compared with the learner"
     experience = Experience(engine, rows, NoReward(), place.source.decode, recipe.seed)
     sampling = place.source.sampling(recipe.sampling)
-    return StudentSequences(policy, experience, sampling, options, recipe.run.num_logged_samples, phase)
+    return StudentSequences(policy, experience, sampling, options, recipe.run.num_logged_samples, phase, agreement)
 
 
 def _engine(recipe: DistillRecipe, policy: Learner, place: Place) -> Engine | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import assert_never
 
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstrations
@@ -16,16 +17,21 @@ from lockstep.experience.judge.build import meta_judge, score_judge
 from lockstep.experience.rewards import MathReward, build, rule_of
 from lockstep.recipe import (
     AskedSection,
-    Common,
     DistillRecipe,
+    DPORecipe,
+    GRPORecipe,
     ModelFolder,
     PairsRecipe,
     PolicyGradientRecipe,
+    PolicyRecipe,
     PPORecipe,
+    RewardModelRecipe,
     RewardSection,
     SamplingRecipe,
     SelfRewardingRecipe,
     SFTRecipe,
+    TrainingRecipe,
+    sampling_recipe,
 )
 from lockstep.runtime.distill import distill_arithmetic, distilled_rows, teacher_folders
 from lockstep.runtime.episodes import episodes_of
@@ -44,7 +50,7 @@ from lockstep.types import Prompt, Request, SamplingParams
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
 
 
-def check_rows(recipe: Common, files: DataFiles | None, source: Source | None, found: Findings) -> None:
+def check_rows(recipe: TrainingRecipe, files: DataFiles | None, source: Source | None, found: Findings) -> None:
     """Goes over the rows as a run does.
 
     Args:
@@ -53,9 +59,10 @@ def check_rows(recipe: Common, files: DataFiles | None, source: Source | None, f
         source: The first model; None where it is not known because of a problem.
         found: Is told.
     """
-    if isinstance(recipe, SamplingRecipe):
+    sampled = sampling_recipe(recipe)
+    if sampled is not None:
         with found.problem():
-            build(_judging(recipe))
+            build(_judging(sampled))
     if source is None or files is None:
         return
     with found.problem():
@@ -67,8 +74,12 @@ def check_rows(recipe: Common, files: DataFiles | None, source: Source | None, f
             _self_rewarding(recipe, files, source, found)
         case DistillRecipe():
             _distill(recipe, files, source, found)
-        case SFTRecipe() | PairsRecipe():
-            _supervised(recipe, files, source, found)
+        case SFTRecipe():
+            _supervised(recipe, recipe.sft.global_batch_size, "rows", files, source, found)
+        case PairsRecipe():
+            _supervised(recipe, recipe.pairs.global_batch_size, "pairs", files, source, found)
+        case _:
+            assert_never(recipe)
 
 
 def _judging(recipe: SamplingRecipe) -> RewardSection | None:
@@ -79,6 +90,8 @@ def _judging(recipe: SamplingRecipe) -> RewardSection | None:
             return recipe.verifier
         case DistillRecipe():
             return recipe.validation_reward
+        case _:
+            assert_never(recipe)
 
 
 def _distill(recipe: DistillRecipe, files: DataFiles, source: Source, found: Findings) -> None:
@@ -95,7 +108,7 @@ def _distill(recipe: DistillRecipe, files: DataFiles, source: Source, found: Fin
             found.say(f"teacher {name}", f"{folder} reads the student's tokens")
 
 
-def _policy_gradient(recipe: PolicyGradientRecipe, files: DataFiles, source: Source, found: Findings) -> None:
+def _policy_gradient(recipe: PolicyRecipe, files: DataFiles, source: Source, found: Findings) -> None:
     size = recipe.options.num_prompts_per_step
     train = _prompts(recipe, files.train, head(recipe.data.limit_train_batches, size), source, found)
     limit = head(recipe.data.limit_val_batches, size)
@@ -118,10 +131,19 @@ def _policy_gradient(recipe: PolicyGradientRecipe, files: DataFiles, source: Sou
             rewards = "its rewards are not asked" if judged else "its rewards count"
             found.say("environment", f"{recipe.environment.class_name} can be made; it was not played with; {rewards}")
         _rewarding(recipe.reward_model, source, found)
-        if isinstance(recipe, PPORecipe) and recipe.critic_model is not None:
-            found.say(
-                "critic", f"begins with {own_folder(recipe.critic_model, source)}, which reads the policy's tokens"
-            )
+        _critic(recipe, source, found)
+
+
+def _critic(recipe: PolicyRecipe, source: Source, found: Findings) -> None:
+    match recipe:
+        case PPORecipe():
+            if recipe.critic_model is not None:
+                folder = own_folder(recipe.critic_model, source)
+                found.say("critic", f"begins with {folder}, which reads the policy's tokens")
+        case GRPORecipe():
+            pass
+        case _:
+            assert_never(recipe)
 
 
 def _rewarding(section: ModelFolder | None, source: Source, found: Findings) -> None:
@@ -198,6 +220,8 @@ def _reward(section: RewardSection, first: Sequence[Prompt], rows: Prompts, foun
             math = [prompt for prompt in first if prompt.row[section.verifier or ""] == "math"]
             if math:
                 _answers(MathReward(section.marker), math, rows, found)
+        case _:
+            assert_never(section.type)
 
 
 def _answers(reward: MathReward, first: Sequence[Prompt], rows: Prompts, found: Findings) -> None:
@@ -209,11 +233,17 @@ def _answers(reward: MathReward, first: Sequence[Prompt], rows: Prompts, found: 
     found.say("reward", f"math; the right answers of the first {len(first)} rows can be read")
 
 
-def _supervised(recipe: SFTRecipe | PairsRecipe, files: DataFiles, source: Source, found: Findings) -> None:
+def _supervised(
+    recipe: SFTRecipe | DPORecipe | RewardModelRecipe,
+    size: int,
+    what: str,
+    files: DataFiles,
+    source: Source,
+    found: Findings,
+) -> None:
     """What learns from rows as they are: demonstrations, or pairs of answers."""
     with found.problem():
-        section, what = (recipe.sft, "rows") if isinstance(recipe, SFTRecipe) else (recipe.pairs, "pairs")
-        size, data = section.global_batch_size, recipe.data
+        data = recipe.data
         held_out = files.validation and _learned(recipe, files.validation, head(data.limit_val_batches, size), source)
         rows = _learned(recipe, files.demonstrations, head(data.limit_train_batches, size), source)
         extent = extent_of(recipe, len(rows), size)
@@ -223,17 +253,23 @@ def _supervised(recipe: SFTRecipe | PairsRecipe, files: DataFiles, source: Sourc
         found.say("run", _course(recipe, extent.steps, held_out is not None))
 
 
-def _learned(recipe: SFTRecipe | PairsRecipe, files: Files, limit: Head, source: Source) -> Demonstrations | Pairs:
-    if isinstance(recipe, SFTRecipe):
-        return open_demonstrations(files, recipe.data, source, recipe.sft.max_tokens, "sft.max_tokens", limit)
-    return open_pairs(files, recipe, source, limit)
+def _learned(
+    recipe: SFTRecipe | DPORecipe | RewardModelRecipe, files: Files, limit: Head, source: Source
+) -> Demonstrations | Pairs:
+    match recipe:
+        case SFTRecipe():
+            return open_demonstrations(files, recipe.data, source, recipe.sft.max_tokens, "sft.max_tokens", limit)
+        case DPORecipe() | RewardModelRecipe():
+            return open_pairs(files, recipe, source, limit)
+        case _:
+            assert_never(recipe)
 
 
 def _count(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
     return f"{len(rows):,} {what} ({rows.selection.account})"
 
 
-def _micro_batches(recipe: Common) -> str:
+def _micro_batches(recipe: TrainingRecipe) -> str:
     """The most that an optimizer step can need, when every sequence is as long as it may be."""
     learner, load = recipe.learner, Load.of(recipe)
     what = "longest sequences" if load.group == 1 else "longest pairs"
@@ -243,11 +279,9 @@ def _micro_batches(recipe: Common) -> str:
     )
 
 
-def _course(recipe: Common, steps: int, validates: bool) -> str:
+def _course(recipe: TrainingRecipe, steps: int, validates: bool) -> str:
     every, saves = recipe.run.validate_every, -(-steps // recipe.run.save_every)
     validations = len({0, steps, *(range(every, steps, every) if every else ())}) if validates else 0
-    epochs = recipe.run.max_epochs if recipe.run.max_steps >= 0 and not isinstance(recipe, SelfRewardingRecipe) else 1
-    unasked = f" (run.max_steps goes before run.max_epochs={epochs})" if epochs > 1 else ""
     kept = min(saves, recipe.run.keep)
     newest = f"checkpoints: {saves}, of which the newest are kept: {kept}"
-    return f"steps: {steps}{unasked}; validations: {validations}; {newest}"
+    return f"steps: {steps}; validations: {validations}; {newest}"

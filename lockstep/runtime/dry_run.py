@@ -11,25 +11,38 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import assert_never
 
 import torch
 from transformers import PreTrainedModel
 
 from lockstep.config import Loaded
 from lockstep.data.files import open_rows
+from lockstep.errors import InputError
 from lockstep.learners.rank import resolve_device
-from lockstep.models.folder import check_weights, read_config, skeleton
+from lockstep.models.folder import read_config, skeleton
 from lockstep.models.load import scratch_config
-from lockstep.recipe import Common, PolicyGradientRecipe, PPORecipe, SamplingRecipe
+from lockstep.models.weight_files import check_weights, require_finite
+from lockstep.recipe import (
+    Common,
+    SamplingRecipe,
+    TrainingRecipe,
+    has_critic,
+    is_one_step_ahead,
+    sampling_recipe,
+)
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.dry_rows import check_rows
 from lockstep.runtime.findings import Findings
 from lockstep.runtime.folder import FRAME, changed_options, require_writable, standing
+from lockstep.runtime.job import torch_sampling
 from lockstep.runtime.parallel import require_computable, require_gpus
 from lockstep.runtime.plan.estimate import Estimate, checkpoint_bytes, machine_bytes
 from lockstep.runtime.plan.page import layout
 from lockstep.runtime.plan.sizes import Sizes, readable
+from lockstep.runtime.remarks import remarks
 from lockstep.runtime.rows import DataFiles, data_files
+from lockstep.runtime.self_check import require_proof
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 from lockstep.runtime.trackers.run import views_of
 from lockstep.runtime.trackers.view import Facts
@@ -68,24 +81,35 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     recipe = loaded.training
     with found.problem():
         _device(recipe, found)
-    if isinstance(recipe, SamplingRecipe):
+    sampled = sampling_recipe(recipe)
+    if sampled is not None:
         with found.problem():
-            require_sampler(recipe.sampler, recipe.learner)
+            require_sampler(sampled.sampler, recipe.learner)
         with found.problem():
-            _examined(recipe, found)
+            _examined(sampled, found)
     with found.problem():
         _run_folder(loaded, allow_changes, found)
     with found.problem():
         views = views_of(recipe.trackers, Facts(loaded.run_folder, loaded.dump(), {}))
         found.say("logs", ", ".join(["metrics.jsonl", *views]))
     files = _files(recipe, made, found)
+    if files is not None:
+        found.notes += remarks(recipe, files)
     model = _model(loaded, allow_changes, files, made, found)
     check_rows(recipe, files, None if model is None else model.source, found)
     if model is not None:
         with found.problem():
             require_computable(read_config(model.source.folder), recipe.learner)
+        with found.problem():
+            _proven(recipe, model.source, found)
+        with found.problem():
             _room(loaded, Sizes.of(model.network, recipe.learner.lora), found)
     return model
+
+
+def _proven(recipe: TrainingRecipe, source: Source, found: Findings) -> None:
+    proof = require_proof(source.folder, recipe.learner, torch_sampling(recipe, source))
+    found.say("self-check", f"packed, alone and decoded as transformers computes it, to {proof.largest:.1e} nats")
 
 
 def _examined(recipe: SamplingRecipe, found: Findings) -> None:
@@ -96,7 +120,7 @@ def _examined(recipe: SamplingRecipe, found: Findings) -> None:
 
 
 def _device(recipe: Common, found: Findings) -> None:
-    learner, here = recipe.learner, recipe.cluster.backend == "local"
+    learner, here = recipe.learner, recipe.cluster.on_this_machine
     device, ranks, cores = resolve_device(learner.device), learner.parallel.ranks, len(os.sched_getaffinity(0))
     if here:
         require_gpus(learner)
@@ -104,7 +128,7 @@ def _device(recipe: Common, found: Findings) -> None:
         found.notes.append(
             f"learner.parallel asks for {ranks} ranks, but this process may use {cores} cores; they wait"
         )
-    if device.type == "cpu" and learner.dtype == "bf16":
+    if device.type == "cpu" and learner.is_bf16:
         found.notes.append(
             "learner.dtype is bf16, which few CPUs compute faster than fp32; learner.dtype=fp32 may be better"
         )
@@ -177,10 +201,11 @@ def _opened(recipe: Common, files: DataFiles | None, frame: Path, found: Finding
 
 def _of_folder(folder: Path, weights: bool = True) -> _Model:
     """A model by its configuration; its weights are compared with that where there are any."""
-    model: PreTrainedModel = skeleton(read_config(folder), str(folder))
+    source, model = open_source(folder), skeleton(read_config(folder), str(folder))
     if weights:
         check_weights(folder, model)
-    return _Model(open_source(folder), model)
+        require_finite(folder)
+    return _Model(source, model)
 
 
 def _room(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
@@ -190,11 +215,16 @@ def _room(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
         _disk(loaded, sizes, found)
 
 
-def _memory(recipe: Common, sizes: Sizes, found: Findings) -> None:
+def _memory(recipe: TrainingRecipe, sizes: Sizes, found: Findings) -> None:
     learner = recipe.learner
-    if learner.backend == "megatron":
-        found.notes.append("what Megatron's ranks hold is not planned yet; try a short run")
-        return
+    match learner.backend:
+        case "torch":
+            pass
+        case "megatron":
+            found.notes.append("what Megatron's ranks hold is not planned yet; try a short run")
+            return
+        case _:
+            assert_never(learner.backend)
     estimate = Estimate.of(recipe, sizes)
     ranks = learner.parallel.ranks
     times = f" in each of {ranks} processes" if ranks > 1 else ""
@@ -208,32 +238,33 @@ def _memory(recipe: Common, sizes: Sizes, found: Findings) -> None:
     if estimate.copies:
         found.say("memory", f"one step ahead: {readable(estimate.copies)} of copies of the weights")
     if resolve_device(learner.device).type == "cuda":
-        _fits(estimate.device, torch.cuda.get_device_properties(0).total_memory, "a GPU here", found)
+        _fits(estimate, estimate.device, torch.cuda.get_device_properties(0).total_memory, "a GPU here", found)
     else:
-        _fits(estimate.machine, machine_bytes(), "this machine", found)
+        _fits(estimate, estimate.machine, machine_bytes(), "this machine", found)
 
 
-def _fits(needed: float, there: int, where: str, found: Findings) -> None:
+def _fits(estimate: Estimate, needed: float, there: int, where: str, found: Findings) -> None:
     found.say("memory", f"together at most about {readable(needed)}; {where} has {readable(there)}")
     if needed > there:
-        raise ValueError(
+        generates = "" if estimate.sampler is None else " or sampler.max_batch_size"
+        raise InputError(
             f"the run needs about {readable(needed)} of memory, but {where} has {readable(there)}; take a smaller "
-            "model, or lower learner.micro_batch_tokens or sampler.max_batch_size"
+            f"model, or lower learner.micro_batch_tokens{generates}"
         )
 
 
 def _disk(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
     """Checkpoints that are kept, the one being written, and the final model."""
     recipe = loaded.training
-    models = [sizes.learned("logits")] + ([sizes.learned("value")] if isinstance(recipe, PPORecipe) else [])
+    models = [sizes.learned("logits")] + ([sizes.learned("value")] if has_critic(recipe) else [])
     one, best = checkpoint_bytes(*models), 0 if recipe.run.best is None else recipe.run.best.count
-    if isinstance(recipe, PolicyGradientRecipe) and recipe.options.one_step_ahead:
+    if is_one_step_ahead(recipe):
         one += 4 * sizes.policy
     needed = one * (recipe.run.keep + best + 1) + 4 * sizes.policy
     free = shutil.disk_usage(standing(loaded.run_folder)).free
     found.say("disk", f"at most {readable(needed)}: checkpoints of {readable(one)}; {readable(free)} are free")
     if needed > free:
-        raise ValueError(
+        raise InputError(
             f"the run needs up to {readable(needed)} of disk at {loaded.run_folder}, but {readable(free)} are free; "
             "make room, lower run.keep, or set run.folder to another disk"
         )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jinja2 import TemplateError
-
 from lockstep.data import messages
 from lockstep.data.prompts import is_chat
+from lockstep.errors import InputError
 from lockstep.experience.episodes import Episodes, Observed
 from lockstep.recipe import DataSection, EnvironmentSection
 from lockstep.runtime.source import Source
@@ -68,8 +67,8 @@ def observations(data: DataSection, stops: Sequence[int], source: Source, note: 
 
     try:
         tokens_of("Tried.", source.stop_token_ids[0])
-    except TemplateError as error:
-        raise ValueError(
+    except messages.ChatTemplateError as error:
+        raise InputError(
             f"the chat template in {source.folder} takes no message behind an answer ({error}), so no environment can "
             "answer; use a model whose template does"
         ) from None
@@ -82,7 +81,7 @@ def _token(text: str, source: Source) -> int:
         return tokens[0]
     known = source.tokenizer.get_vocab()
     if text not in known:
-        raise ValueError(
+        raise InputError(
             f"environment.stop has {text!r}, which is no single token of the model in {source.folder}; name one that is"
         )
     return known[text]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Loaded, usage
+from lockstep.errors import InputError
 from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import Grading, Sample, answered, grading, lengths
 from lockstep.experience.rewards import build as build_reward
@@ -50,7 +51,7 @@ def evaluate(loaded: Loaded) -> Path:
     """
     recipe = loaded.recipe
     if not isinstance(recipe, EvalRecipe):
-        raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
     source = open_source(recipe.model.path)
     settings = list(_settings(recipe, source))
     rows = {"validation": files_of(recipe.data.validation)}

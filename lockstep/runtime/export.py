@@ -7,18 +7,30 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import assert_never
 
 from torch import Tensor
 
 from lockstep.config import Loaded, load
+from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, written
 from lockstep.models.export import DType, assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
-from lockstep.models.heads import Head, in_folder
-from lockstep.recipe import LearnerSection, RewardModelRecipe
+from lockstep.models.heads import Head, in_folder, scores_tokens
+from lockstep.recipe import (
+    DistillRecipe,
+    DPORecipe,
+    GRPORecipe,
+    LearnerSection,
+    PPORecipe,
+    RewardModelRecipe,
+    SelfRewardingRecipe,
+    SFTRecipe,
+    TrainingRecipe,
+)
 from lockstep.report.card import card
 from lockstep.report.log import require_run
-from lockstep.runtime.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from lockstep.runtime.checkpoint import Checkpoint, Checkpoints, NoCheckpointError
 from lockstep.runtime.folder import FRAME
 from lockstep.runtime.identity import differences, model_files
 from lockstep.runtime.workers import LearnerSpec
@@ -39,34 +51,46 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
 
     Raises:
         ValueError: If `run` is no run, `out` is there already, or the run has no adapters.
-        CheckpointError: If there is no such checkpoint, or its adapters are of another first model than is there now.
+        NoCheckpointError: If there is no such checkpoint, or its adapters are of another first model than is there now.
     """
     require_run(run)
     if out.exists():
-        raise ValueError(f"{out} is there already; name a folder that is not")
+        raise InputError(f"{out} is there already; name a folder that is not")
     loaded = load(str(run / "recipe.yaml"))
     recipe, lora = loaded.training, loaded.training.learner.lora
     if adapter and lora is None:
-        raise ValueError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
+        raise InputError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
     found = _chosen(Checkpoints(run / "checkpoints", keep=1), which)
-    head: Head = "reward" if isinstance(recipe, RewardModelRecipe) else "logits"
+    head, learner = _trained(recipe)
+    is_classifier = not scores_tokens(head)
     network = skeleton(read_config(run / FRAME), str(run))
-    saved = found.folder / ("reward_model" if head == "reward" else "policy")
+    saved = found.folder / learner
     with Boxes(written(saved, "model")) as boxes:
         weights = {in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()}
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = None
     if lora is not None:
         base = _first_model(loaded, run)
-        beside = partial(save_adapter, weights, network, lora, base, dtype, head == "reward")
+        beside = partial(save_adapter, weights, network, lora, base, dtype, is_classifier)
         if adapter:
             beside(out)
             return found.step
         weights = _merged(loaded, base, found, saved, head, network.base_model_prefix)
     named = recipe.model.path or recipe.model.from_recipe or "a new model"
     text = card(run, loaded.recipe.algorithm, Path(named).name, found.step)
-    assemble(run / FRAME, weights, out, dtype, text, head == "reward", beside)
+    assemble(run / FRAME, weights, out, dtype, text, is_classifier, beside)
     return found.step
+
+
+def _trained(recipe: TrainingRecipe) -> tuple[Head, str]:
+    """The head of the model that a run is for, and the name of its learner."""
+    match recipe:
+        case RewardModelRecipe():
+            return "reward", "reward_model"
+        case PPORecipe() | GRPORecipe() | SelfRewardingRecipe() | DistillRecipe() | SFTRecipe() | DPORecipe():
+            return "logits", "policy"
+        case _:
+            assert_never(recipe)
 
 
 def _first_model(loaded: Loaded, run: Path) -> Path:
@@ -83,7 +107,7 @@ def _merged(loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: He
     then = {name: began[name] for name in began if name.startswith("model.")}
     changed = differences(then, model_files(require_folder(base)))
     if changed:
-        raise CheckpointError(
+        raise NoCheckpointError(
             f"{found.folder} has adapters of another model than is in {base} now:\n  " + "\n  ".join(changed) + "\nput "
             "it back as it was, or say --adapter to get the adapters alone"
         )
@@ -97,13 +121,13 @@ def _chosen(checkpoints: Checkpoints, which: str) -> Checkpoint:
     if which == "latest":
         newest = checkpoints.latest(print)
         if newest is None:
-            raise CheckpointError(f"{checkpoints.folder} holds no checkpoint yet")
+            raise NoCheckpointError(f"{checkpoints.folder} holds no checkpoint yet")
         return newest
     if which == "best":
         ranked = checkpoints.ranked()
         if not ranked:
-            raise CheckpointError(f"no checkpoint in {checkpoints.folder} has a score; set run.best in the recipe")
+            raise NoCheckpointError(f"no checkpoint in {checkpoints.folder} has a score; set run.best in the recipe")
         return checkpoints.at(ranked[-1][1])
     if not which.isdigit():
-        raise ValueError(f"checkpoint {which!r}: say latest, best, or the number of a step")
+        raise InputError(f"checkpoint {which!r}: say latest, best, or the number of a step")
     return checkpoints.at(int(which))

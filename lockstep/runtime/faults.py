@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
+from lockstep.errors import RunError
 from lockstep.learners.base import NotFiniteError
 from lockstep.runtime.loop import Step
 
@@ -18,7 +19,7 @@ def kept(step: Step, folder: Path) -> Step:
     """The same step; where a loss or gradient is not finite, its batch is written into `folder`.
 
     Raises:
-        FloatingPointError: From the step; names the folder.
+        RunError: From the step; names the folder.
     """
 
     def guarded(number: int, position: int) -> StepResult:
@@ -28,7 +29,7 @@ def kept(step: Step, folder: Path) -> Step:
             where = folder / f"step_{number + 1:06d}"
             sentence = f"step {number + 1}, {error.loss}: {error}"
             _write(where, error.batch, {"step": number + 1, "position": position, "error": sentence})
-            raise FloatingPointError(f"{sentence}; the batch that made it is in {where}") from error
+            raise RunError(f"{sentence}; the batch that made it is in {where}") from error
 
     return guarded
 

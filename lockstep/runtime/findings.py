@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from lockstep.errors import InputError, LockstepError
 from lockstep.report.terminal import summary_table
 
 
-class DryRunError(ValueError):
+class DryRunError(InputError):
     """What would stop a run before its first step; one sentence per line."""
 
 
@@ -32,7 +33,7 @@ class Findings:
         """What goes wrong inside is a problem, and what comes after it is still checked."""
         try:
             yield
-        except (ValueError, OSError, RuntimeError) as error:
+        except (LockstepError, OSError) as error:
             sentence = str(error)
             if sentence not in self.problems:
                 self.problems.append(sentence)

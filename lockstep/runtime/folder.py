@@ -1,21 +1,17 @@
-"""A run's folder: made, noted, locked."""
+"""A run's folder and its files."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import json
 import os
-import platform
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-import transformers
-
-import lockstep
 from lockstep.config import Loaded, describe, load
+from lockstep.errors import InputError, RunError
 from lockstep.runtime.identity import ChangedError, differences, recipe_identity
 
 FRAME = "initial"
@@ -64,34 +60,28 @@ def changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
     return changed
 
 
-def noted_folder(loaded: Loaded, folder: Path) -> Path:
-    """Makes a folder and notes the resolved recipe and the machine in it, where they are not noted yet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_once(folder / "recipe.yaml", describe(loaded))
-    versions = {
-        "recipe": loaded.name,
-        "lockstep": lockstep.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": platform.platform(),
-    }
-    environment, now = folder / "environment.json", json.dumps(versions, indent=2) + "\n"
-    write_once(environment, now)
-    if environment.read_text() != now:
-        print(f"note: {environment} is not the environment of now; continued steps may differ in their last bits")
-    return folder
-
-
 def require_writable(folder: Path) -> None:
-    """Raises ValueError if a run's folder cannot be made, or not written to."""
+    """Raises InputError if a run's folder cannot be made, not be written to, or is one of something else."""
+    _require_own(folder)
     place = standing(folder)
     if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise ValueError(
+        raise InputError(
             f"the run folder {folder} cannot be made, because {place} is not a folder that can be written to; set "
             "run.folder to another place"
         )
+
+
+_LOGS = (".log", ".txt", ".out", ".err")
+"""What may lie in a run's folder before the run: whatever starts it may write there what it prints."""
+
+
+def _require_own(folder: Path) -> None:
+    if not folder.is_dir() or (folder / "recipe.yaml").exists():
+        return
+    foreign = sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.suffix not in _LOGS)
+    if foreign:
+        what = "a model" if "config.json" in foreign else f"{foreign[0]}, and no run"
+        raise InputError(f"the folder {folder} holds {what}; choose a new or an empty one to write to")
 
 
 def standing(folder: Path) -> Path:
@@ -107,6 +97,11 @@ def _exists(path: Path) -> bool:
 
 
 LOCK = ".lock"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class FolderInUseError(InputError):
+    """Another process works in a run's folder."""
 
 
 @contextmanager
@@ -114,7 +109,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Keeps other processes out of a run's folder; the system lets go of it when this one ends, however it ends.
 
     Raises:
-        ValueError: If another process has it.
+        FolderInUseError: If another process has it.
     """
     with (folder / LOCK).open("w") as file:
         try:
@@ -123,7 +118,7 @@ def locked(folder: Path) -> Iterator[None]:
             if here.st_ino != os.fstat(file.fileno()).st_ino:
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):
-            raise ValueError(
+            raise FolderInUseError(
                 f"{folder} is in use by another process; wait for it, end it, or set run.folder to start another run"
             ) from None
         yield
@@ -139,10 +134,11 @@ def write_whole(path: Path, contents: Iterable[bytes]) -> None:
     """Writes a file aside; when it has its name, all its bytes are on the disk. One process at a time may do so.
 
     Raises:
-        ValueError: If it cannot be written, or the name is that of something that is no file, such as a device.
+        InputError: If it cannot be written, or the name is that of something that is no file, such as a device.
+        RunError: If there is no room for it.
     """
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is there and is no file, so it is not replaced; choose another name")
+        raise InputError(f"{path} is there and is no file, so it is not replaced; choose another name")
     aside = path.with_name(f".{path.name}-aside")
     try:
         with aside.open("wb") as file:
@@ -152,5 +148,6 @@ def write_whole(path: Path, contents: Iterable[bytes]) -> None:
         aside.rename(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
+        kind = RunError if error.errno in _NO_ROOM else InputError
         why = error.strerror or str(error)
-        raise ValueError(f"{path} cannot be written ({why}); make room, or choose another place") from error
+        raise kind(f"{path} cannot be written ({why}); make room, or choose another place") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +36,14 @@ class Footprint:
         return cls(folder, names, tuple(path for path in (folder, *folder.parents) if not path.exists()))
 
     @contextmanager
-    def restored_on_failure(self) -> Iterator[Callable[[], None]]:
-        """Takes back what was added if the block fails before it calls the function it is given.
+    def restored_on_failure(self) -> Iterator[Event]:
+        """Takes back what was added if the block fails before it sets the event that it is given.
 
         Only for whoever holds the run's lock.
         """
         started = Event()
         try:
-            yield started.set
+            yield started
         except BaseException:
             if not started.is_set():
                 self._restore()

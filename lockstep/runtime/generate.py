@@ -19,6 +19,7 @@ from pathlib import Path
 from lockstep.config import Loaded, usage
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
+from lockstep.errors import InputError
 from lockstep.experience.generation import account, line_of
 from lockstep.experience.rollout import requests_of
 from lockstep.recipe import GenerateRecipe
@@ -50,7 +51,7 @@ def generate(loaded: Loaded) -> Path:
     """
     recipe = loaded.recipe
     if not isinstance(recipe, GenerateRecipe):
-        raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
     source = open_source(recipe.model.path)
     longest = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
     source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest)

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, assert_never
 
+from lockstep.errors import InputError
+from lockstep.experience.agreement import Disagreement
 from lockstep.recipe import Run
 from lockstep.runtime.job import Job
 from lockstep.runtime.loop import Turn
@@ -18,11 +20,11 @@ from lockstep.runtime.saver import Saver
 from lockstep.runtime.trackers.run import RunTracker
 
 _TAKEN_OUT = {
-    "train/truncated": "{:.0%} were truncated (raise sampling.max_tokens, or set ppo.overlong_filtering=false)",
+    "train/truncated": "{:.0%} were truncated (raise sampling.max_tokens, or set {}.overlong_filtering=false)",
     "train/no_verdict": "{:.0f} had no verdict",
-    "agreement/sequences_masked": "{:.0f} were off the sampler (ppo.max_sequence_mismatch)",
+    "agreement/sequences_masked": "{:.0f} were off the sampler ({}.max_sequence_mismatch)",
 }
-"""Metrics that tell why responses left the training."""
+"""Metrics that tell why responses left the training; the second gap is for the algorithm's section of the recipe."""
 
 
 @dataclass(frozen=True)
@@ -66,27 +68,35 @@ class Hooks:
 
     @contextmanager
     def kept_if_lost(self, step: int, position: int) -> Iterator[None]:
-        """Saves the run as it is after `step`, where a sampler is lost inside of the block.
+        """Saves the run as it is after `step`, where inside of the block a sampler is lost, or disagrees.
 
         Whatever generates does so before it trains, so the learners are still as they were then.
 
         Raises:
             SamplerLost: As from the block; says that the run was saved.
+            Disagreement: Likewise; what was compared is logged.
         """
+        saved = f"the run was saved after step {step}, and the same command resumes it"
         try:
             yield
         except SamplerLost as error:
-            self.tracker.sync()
-            self.saver.begin(step, self.state(position))
-            self.saver.advance(wait=True)
-            raise SamplerLost(
-                f"{error}; the run was saved after step {step}, and the same command goes on from there"
-            ) from error
+            self._save_now(step, position)
+            raise SamplerLost(f"{error}; {saved}") from error
+        except Disagreement as error:
+            self.tracker.metrics(step + 1, error.metrics.floats())
+            self._save_now(step, position)
+            raise Disagreement(f"{error}; {saved}", error.metrics) from error
 
     def state(self, position: int) -> dict[str, Any]:
         """What a checkpoint holds besides the learners' states."""
-        watch = self.job.watch
-        return {"position": position, "identity": self.identity, "watch": None if watch is None else watch.dump()}
+        agreement = self.job.agreement
+        known = None if agreement is None else agreement.dump()
+        return {"position": position, "identity": self.identity, "agreement": known}
+
+    def _save_now(self, step: int, position: int) -> None:
+        self.tracker.sync()
+        self.saver.begin(step, self.state(position))
+        self.saver.advance(wait=True)
 
     def _log(self, turn: Turn) -> None:
         self.tracker.metrics(turn.step, turn.values)
@@ -95,7 +105,7 @@ class Hooks:
     def _warn(self, turn: Turn) -> None:
         if turn.values.get("train/trained_tokens") == 0:
             found = ((text, turn.values.get(metric)) for metric, text in _TAKEN_OUT.items())
-            why = "; ".join(text.format(count) for text, count in found if count)
+            why = "; ".join(text.format(count, self.job.section) for text, count in found if count)
             self.shown.note(f"step {turn.step} trained on nothing, every response was taken out: {why}")
 
     def _save(self, turn: Turn) -> None:
@@ -114,7 +124,15 @@ class Hooks:
         if best.metric not in turn.values:
             return self._unknown(best.metric, turn)
         value = turn.values[best.metric]
-        return None if math.isnan(value) else value if best.mode == "max" else -value
+        if math.isnan(value):
+            return None
+        match best.mode:
+            case "max":
+                return value
+            case "min":
+                return -value
+            case _:
+                assert_never(best.mode)
 
     def _unknown(self, metric: str, turn: Turn) -> None:
         """An error while it can be mended; at the end of a run only a note, for the last checkpoint is worth more."""
@@ -124,5 +142,5 @@ class Hooks:
         hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(turn.values)}"
         told = f"run.best.metric: this run logs no {metric} when it saves; {hint}"
         if not turn.finished:
-            raise ValueError(told)
+            raise InputError(told)
         self.shown.note(told)

@@ -12,6 +12,7 @@ from typing import Any
 
 import lockstep
 from lockstep.config import Loaded
+from lockstep.errors import InputError
 from lockstep.runtime.model_recipe import weights_of
 
 Identity = dict[str, Any]
@@ -21,7 +22,7 @@ _SMALL_BYTES = 1 << 24
 _PARTS, _PART_BYTES = 64, 1 << 16
 
 
-class ChangedError(ValueError):
+class ChangedError(InputError):
     """A run would go on with something else than it began with; one line for each thing."""
 
 

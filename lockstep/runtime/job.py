@@ -5,44 +5,57 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import assert_never
 
 from lockstep.data.selection import head
+from lockstep.errors import InputError
+from lockstep.experience.agreement import Agreement, Promise
 from lockstep.experience.engine import Engine
 from lockstep.experience.evaluation import answered, grading
 from lockstep.experience.refit import random_probe
 from lockstep.experience.reward_model import RewardModel
 from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
-from lockstep.experience.watch import Watch
+from lockstep.experience.watch import FLOOR, Watch
 from lockstep.learners.base import Learner
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.metrics import Metrics
 from lockstep.models.folder import require_classifier
 from lockstep.models.heads import LogitsHead
+from lockstep.objectives.sequential import DriftTest
 from lockstep.recipe import (
     Common,
     DistillRecipe,
     DPORecipe,
-    PairsRecipe,
-    PolicyGradientRecipe,
+    EnvironmentSection,
+    GRPORecipe,
+    PolicyRecipe,
+    PPORecipe,
     RepeatedSampling,
     RewardModelRecipe,
     RewardSection,
+    Sampling,
     SamplingRecipe,
     SelfRewardingRecipe,
     SFTRecipe,
+    TrainingRecipe,
+    policy_recipe,
+    sampling_recipe,
 )
 from lockstep.runtime.cluster import Workers
+from lockstep.runtime.doctor_reports import doctors_options
 from lockstep.runtime.loop import Extent, Hook, Step
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.replicas import nearest
 from lockstep.runtime.rows import DataFiles, open_prompts
 from lockstep.runtime.saver import Lasting
+from lockstep.runtime.self_check import require_proof
 from lockstep.runtime.source import Source, reward_folder
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.stateful import torch_sampler
+from lockstep.types import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,8 @@ class Job:
         learners: What a checkpoint holds, by name; the policy among them, and what else has a state as they do.
         validate: Scores the policy, as it is after so many steps, on held-out rows; None where there are none.
         arithmetic: How rows become optimizer steps, for people.
-        watch: Looks at each step; checkpoints hold what it knows. None where nothing samples, or nobody asks for it.
+        agreement: Compares both sides at each step; checkpoints hold what it knows. None where nothing samples.
+        section: The algorithm's own section of the recipe, for hints.
         hooks: More that look at each step, and know nothing afterwards.
     """
 
@@ -64,7 +78,8 @@ class Job:
     learners: Mapping[str, Lasting]
     validate: Callable[[int], Metrics] | None
     arithmetic: str
-    watch: Watch | None = None
+    agreement: Agreement | None = None
+    section: str = ""
     hooks: tuple[Hook, ...] = ()
 
 
@@ -79,29 +94,52 @@ class Place:
     workers: Workers
 
 
-def require_context(recipe: Common, source: Source) -> None:
+def require_context(recipe: TrainingRecipe, source: Source) -> None:
     """Raises ValueError if sequences that the recipe allows do not fit the model."""
     match recipe:
         case SFTRecipe():
             source.require_room("sft.max_tokens", recipe.sft.max_tokens)
-        case PairsRecipe():
-            if isinstance(recipe, RewardModelRecipe):
-                require_classifier(source.folder)
+        case DPORecipe():
             source.require_room(recipe.limit, recipe.pairs.max_tokens)
-        case PolicyGradientRecipe() | SelfRewardingRecipe() | DistillRecipe():
-            if isinstance(recipe, DistillRecipe) and recipe.distill.max_tokens is not None:
+        case RewardModelRecipe():
+            require_classifier(source.folder)
+            source.require_room(recipe.limit, recipe.pairs.max_tokens)
+        case PPORecipe() | GRPORecipe():
+            if recipe.environment is None:
+                _require_answers(recipe, source)
+            else:
+                _require_answer("environment", recipe.environment, recipe, source)
+        case SelfRewardingRecipe():
+            _require_answers(recipe, source)
+        case DistillRecipe():
+            if recipe.distill.max_tokens is not None:
                 source.require_room("distill.max_tokens", recipe.distill.max_tokens)
-            asked = (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling))
-            if isinstance(recipe, PolicyGradientRecipe) and recipe.environment is not None:
-                asked = (("environment", recipe.environment),)
-            for option, section in asked:
-                if section is not None:
-                    tokens = recipe.data.max_prompt_tokens + section.max_tokens
-                    source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
+            _require_answers(recipe, source)
+        case _:
+            assert_never(recipe)
 
 
-def learner_of(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
-    """In this process where there is one rank and no cluster, else in processes of its own."""
+def _require_answers(recipe: SamplingRecipe, source: Source) -> None:
+    for option, section in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
+        if section is not None:
+            _require_answer(option, section, recipe, source)
+
+
+def _require_answer(
+    option: str, section: Sampling | EnvironmentSection, recipe: SamplingRecipe, source: Source
+) -> None:
+    tokens = recipe.data.max_prompt_tokens + section.max_tokens
+    source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
+
+
+def learner_of(spec: LearnerSpec, recipe: TrainingRecipe, place: Place) -> Learner:
+    """In this process where there is one rank and no cluster, else in processes of its own.
+
+    Raises:
+        ModelError: If the model is not computed right.
+    """
+    with place.shown.phase("self-check"):
+        require_proof(spec.model, spec.section, torch_sampling(recipe, place.source))
     if place.workers.here and spec.section.in_process:
         return spec.build()
     with place.shown.phase("start learners"):
@@ -110,7 +148,22 @@ def learner_of(spec: LearnerSpec, recipe: Common, place: Place) -> Learner:
     return learner
 
 
-def reward_model_of(recipe: PolicyGradientRecipe | SelfRewardingRecipe, place: Place) -> RewardModel:
+def torch_sampling(recipe: TrainingRecipe, source: Source) -> SamplingParams | None:
+    """The distribution that a run's torch samplers draw from; None where it has none."""
+    sampled = sampling_recipe(recipe)
+    if sampled is None:
+        return None
+    section = sampled.sampling or sampled.validation_sampling
+    match sampled.sampler.backend:
+        case "torch":
+            return None if section is None else source.sampling(section)
+        case "vllm" | "openai":
+            return None
+        case _:
+            assert_never(recipe.sampler.backend)
+
+
+def reward_model_of(recipe: PolicyRecipe | SelfRewardingRecipe, place: Place) -> RewardModel:
     """The model in a recipe's `reward_model`, which does not learn."""
     assert recipe.reward_model is not None, "the recipe names one"
     folder = reward_folder(recipe.reward_model, place.source)
@@ -121,7 +174,13 @@ def reward_model_of(recipe: PolicyGradientRecipe | SelfRewardingRecipe, place: P
 def policy_and_reference(recipe: DPORecipe | SelfRewardingRecipe, place: Place) -> tuple[Learner, Learner]:
     """The same first model twice, one of them to be trained; in self-rewarding it takes the other's place later."""
     trained = LearnerSpec(place.source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
-    reference = trained.frozen if isinstance(recipe, DPORecipe) else replace(trained, optimizer=None)
+    match recipe:
+        case DPORecipe():
+            reference = trained.frozen
+        case SelfRewardingRecipe():
+            reference = replace(trained, optimizer=None)
+        case _:
+            assert_never(recipe)
     return learner_of(trained, recipe, place), learner_of(reference, recipe, place)
 
 
@@ -131,7 +190,7 @@ def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
         return Extent(recipe.run.max_steps, None, rows_per_step)
     limit = recipe.run.max_epochs * rows
     if limit < rows_per_step:
-        raise ValueError(
+        raise InputError(
             f"{limit} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs"
         )
     return Extent(limit // rows_per_step, limit, rows_per_step)
@@ -142,13 +201,27 @@ def sampler_of(policy: Learner, source: Source, recipe: SamplingRecipe, place: P
     section = recipe.sampler
     shares = place.workers.here and section.in_process and recipe.learner.lora is None
     if shares and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
-        return TorchSampler(policy.model.lm, section.max_batch_size, recipe.learner.dtype == "bf16")
+        return torch_sampler(policy.model.lm, section.max_batch_size, recipe.learner.is_bf16)
     return nearest(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)
 
 
 def engine_of(learner: Learner, sampler: Sampler, place: Place) -> Engine:
     """Samples by the weights of a learner, and attests them."""
     return Engine(sampler, learner, random_probe(place.source.vocabulary, place.source.context), place.shown.phase)
+
+
+def agreement_of(learner: Learner, engine: Engine, recipe: SamplingRecipe, place: Place) -> Agreement:
+    """Compares both sides as the recipe says."""
+    section = recipe.agreement
+    command = f"lockstep doctor quick {place.source.folder} {doctors_options(recipe)}"
+    promise = Promise(section.bound(recipe.learner.is_bf16), section.stops, command)
+    watch = None
+    if section.drift is not None:
+        test = DriftTest(section.drift.false_alarm_rate, section.drift.baseline_steps, section.drift.factor, FLOOR)
+        policy = policy_recipe(recipe)
+        cure = "" if policy is None else f"{policy.section}.correction weighs it"
+        watch = Watch(learner, engine, test, place.shown.note, cure)
+    return Agreement(learner, engine, promise, watch, place.shown.note)
 
 
 def held_out_answers(
@@ -175,9 +248,8 @@ def held_out_answers(
     held_out = head(recipe.data.limit_val_batches, size)
     prompts = open_prompts(files, recipe.data, place.source.tokenizer, rule_of(reward), held_out)
     rows = prompts.first(recipe.data.max_validation_samples)
-    environment = None
-    if isinstance(recipe, PolicyGradientRecipe) and recipe.reward_model is None:
-        environment = recipe.environment
+    policy = policy_recipe(recipe)
+    environment = None if policy is None or policy.reward_model is not None else policy.environment
     graded, sampling = grading(reward, environment), place.source.sampling(asked)
 
     def validate(version: int) -> Metrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import assert_never
 
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step, held_out_preference, with_reference
 from lockstep.algorithms.reward_model import RewardModelWorkers, held_out_pairs, reward_model_step
@@ -18,14 +19,14 @@ from lockstep.losses.preference import Preference
 from lockstep.losses.reward import BradleyTerry
 from lockstep.metrics import Metrics
 from lockstep.recipe import (
-    Common,
     DistillRecipe,
     DPORecipe,
-    PairsRecipe,
-    PolicyGradientRecipe,
+    GRPORecipe,
+    PPORecipe,
     RewardModelRecipe,
     SelfRewardingRecipe,
     SFTRecipe,
+    TrainingRecipe,
 )
 from lockstep.runtime.distill import distill_job
 from lockstep.runtime.job import Job, Place, extent_of, learner_of, policy_and_reference, require_context
@@ -36,7 +37,7 @@ from lockstep.runtime.source import Source
 from lockstep.runtime.workers import LearnerSpec
 
 
-def job_of(recipe: Common, place: Place) -> Job:
+def job_of(recipe: TrainingRecipe, place: Place) -> Job:
     """Builds the workers of a recipe's algorithm and its step."""
     match recipe:
         case SFTRecipe():
@@ -49,10 +50,10 @@ def job_of(recipe: Common, place: Place) -> Job:
             return self_rewarding_job(recipe, place)
         case DistillRecipe():
             return distill_job(recipe, place)
-        case PolicyGradientRecipe():
+        case PPORecipe() | GRPORecipe():
             return policy_gradient_job(recipe, place)
         case _:
-            raise TypeError(f"no algorithm runs a {type(recipe).__name__}")
+            assert_never(recipe)
 
 
 def _sft(recipe: SFTRecipe, place: Place) -> Job:
@@ -115,13 +116,13 @@ def _held_out_pairs(
     return lambda step: held_out_pairs(workers.reward_model, pairs, loss).prefixed("validation")
 
 
-def _pairs(recipe: PairsRecipe, place: Place) -> Pairs:
+def _pairs(recipe: DPORecipe | RewardModelRecipe, place: Place) -> Pairs:
     require_context(recipe, place.source)
     limit = head(recipe.data.limit_train_batches, recipe.pairs.global_batch_size)
     return open_pairs(place.files.train, recipe, place.source, limit)
 
 
-def _held_out(recipe: PairsRecipe, place: Place) -> Batch | None:
+def _held_out(recipe: DPORecipe | RewardModelRecipe, place: Place) -> Batch | None:
     """The pairs that are not trained on; None where there are none."""
     files, data = place.files.validation, recipe.data
     if files is None:

@@ -20,6 +20,7 @@ from lockstep.config import Loaded, usage
 from lockstep.data.files import open_rows
 from lockstep.data.ranked import Ranked, described, read_ranked
 from lockstep.data.rows import Skipped
+from lockstep.errors import InputError
 from lockstep.experience.judge.agreement import (
     Assessment,
     assessed,
@@ -58,7 +59,7 @@ def judge_eval(loaded: Loaded) -> Path:
     """
     recipe = loaded.recipe
     if not isinstance(recipe, JudgeEvalRecipe):
-        raise ValueError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
     files = files_of(recipe.data.ranked)
     results = results_of(loaded, recipe.judge.path, {"ranked": files}, "judge-evals", "another evaluation")
     with results.opened() as started:

@@ -10,6 +10,7 @@ import orjson
 from lockstep.data.files import Files
 from lockstep.data.prompts import Prompts, is_chat
 from lockstep.data.written import TextField, text_field
+from lockstep.errors import InputError
 from lockstep.experience.engine import Engine
 from lockstep.experience.judge.asking import Reader, SamplerAnswers
 from lockstep.experience.judge.templates import Template
@@ -107,7 +108,7 @@ def request_of(
     source.require_room("new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens", tokens)
     template = request_template(section)
     if len(prompts) < len(template.fields):
-        raise ValueError(
+        raise InputError(
             f"new_prompts.template shows {len(template.fields)} prompts, but the data has {len(prompts)}; bring more, "
             "or write a template that shows fewer"
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,12 @@ from transformers import PreTrainedConfig
 from lockstep.batch import Batch
 from lockstep.distributed.meeting import Host, Meeting
 from lockstep.distributed.ranks import Ranks
+from lockstep.errors import InputError
 from lockstep.learners.packing import deal
 from lockstep.learners.rank import RankLearner, resolve_device, restored
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics, merged
-from lockstep.models.folder import read_config, skeleton
+from lockstep.models.folder import carries_state, read_config, skeleton
 from lockstep.models.lora import require_peft, targets
 from lockstep.models.megatron import require_known, stages
 from lockstep.models.parallelize import require_divisible
@@ -66,23 +67,37 @@ class RankSpec:
 def require_computable(config: PreTrainedConfig, section: LearnerSection) -> None:
     """Raises ValueError if the backend cannot compute the model, or ranks cannot share it like that."""
     require_divisible(config, section.parallel.tp)
-    if section.backend == "megatron":
-        if importlib.util.find_spec("megatron") is None:
-            raise ValueError('learner.backend is megatron, which is not installed; pip install "lockstep-rl[megatron]"')
-        if section.dtype == "bf16" and resolve_device(section.device).type == "cpu":
-            raise ValueError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
-        require_known(config)
-        stages(int(config.num_hidden_layers), section.parallel.pp)
+    if section.parallel.cp > 1 and carries_state(config):
+        raise InputError(
+            f"learner.parallel.cp is {section.parallel.cp}, but layers of a {config.model_type} carry a state along "
+            "each sequence, which cp would cut; use dp"
+        )
+    match section.backend:
+        case "torch":
+            pass
+        case "megatron":
+            _require_megatron(config, section)
+        case _:
+            assert_never(section.backend)
     if section.lora is not None:
         require_peft()
         targets(skeleton(config, "learner.lora"), section.lora)
+
+
+def _require_megatron(config: PreTrainedConfig, section: LearnerSection) -> None:
+    if importlib.util.find_spec("megatron") is None:
+        raise InputError('learner.backend is megatron, which is not installed; pip install "lockstep-rl[megatron]"')
+    if section.is_bf16 and resolve_device(section.device).type == "cpu":
+        raise InputError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
+    require_known(config)
+    stages(int(config.num_hidden_layers), section.parallel.pp)
 
 
 def require_gpus(section: LearnerSection) -> None:
     """Raises ValueError if this machine has fewer GPUs than the learner has ranks that want one."""
     ranks, there = section.parallel.ranks, torch.cuda.device_count()
     if ranks > there and resolve_device(section.device).type == "cuda":
-        raise ValueError(f"learner.parallel asks for {ranks} ranks, but there are {there} GPUs")
+        raise InputError(f"learner.parallel asks for {ranks} ranks, but there are {there} GPUs")
 
 
 def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> MeshLearner:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import assert_never
 
 from lockstep.algorithms import grpo, ppo
-from lockstep.algorithms.policy_gradient import Drawn, Rules, Workers, draw
+from lockstep.algorithms.policy_gradient import Drawn, Rules, Workers, compared, drawn_and_read
 from lockstep.algorithms.step import StepResult
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
-from lockstep.experience.engine import Engine
+from lockstep.experience.agreement import Agreement
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
-from lockstep.experience.watch import FLOOR, Watch
 from lockstep.learners.base import Learner
-from lockstep.objectives.sequential import DriftTest
-from lockstep.recipe import DoctorSection, GRPORecipe, PolicyGradientRecipe, PPORecipe
+from lockstep.recipe import GRPORecipe, PolicyGradientRecipe, PolicyRecipe, PPORecipe
 from lockstep.runtime.ahead import Ahead
 from lockstep.runtime.episodes import episodes_of
 from lockstep.runtime.job import (
     Job,
     Place,
+    agreement_of,
     engine_of,
     extent_of,
     held_out_answers,
@@ -35,6 +34,7 @@ from lockstep.runtime.job import (
 from lockstep.runtime.loop import Step
 from lockstep.runtime.replicas import Replicas, processes
 from lockstep.runtime.rows import open_prompts
+from lockstep.runtime.saver import Lasting
 from lockstep.runtime.source import Source, own_folder
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 
@@ -58,20 +58,14 @@ class _Algorithm:
     version: Callable[[int], int] = int
 
 
-def policy_gradient_job(recipe: PolicyGradientRecipe, place: Place) -> Job:
+def policy_gradient_job(recipe: PolicyRecipe, place: Place) -> Job:
     """Builds the workers of PPO or GRPO, and their step."""
     files, source, options = place.files, place.source, recipe.options
     require_context(recipe, source)
-    shared: dict[str, Any] = {"model": source.folder, "section": recipe.learner, "seed": recipe.seed}
-    trained = LearnerSpec(head="logits", optimizer=recipe.policy, **shared)
+    trained = LearnerSpec(source.folder, "logits", recipe.learner, recipe.policy, recipe.seed)
     policy = learner_of(trained, recipe, place)
-    learners = {"policy": policy}
-    if isinstance(recipe, PPORecipe):
-        critic = LearnerSpec(head="value", optimizer=recipe.critic, **shared)
-        if recipe.critic_model is not None:
-            critic = replace(critic, model=own_folder(recipe.critic_model, source))
-        learners["critic"] = learner_of(critic, recipe, place)
-    reference = learner_of(trained.frozen, recipe, place) if options.kl.coef else None
+    critic = _critic(recipe, place)
+    reference = learner_of(trained.frozen, recipe, place) if options.has_reference else None
     size = options.num_prompts_per_step
     apart = _sampler_apart(source, recipe, place) if options.one_step_ahead else None
     experience = Experience(
@@ -88,8 +82,15 @@ def policy_gradient_job(recipe: PolicyGradientRecipe, place: Place) -> Job:
         recipe.seed,
         episodes_of(recipe.environment, recipe.data, source, place.shown.note),
     )
-    watch = _watch(policy, experience.engine, recipe.doctor, place)
-    algorithm = _algorithm(recipe, learners, reference, experience, watch, place)
+    agreement = agreement_of(policy, experience.engine, recipe, place)
+    workers = Workers(
+        policy=policy,
+        reference=reference,
+        experience=experience,
+        phase=place.shown.phase,
+        agreement=agreement if apart is None else None,
+    )
+    algorithm = _algorithm(recipe, workers, critic, place)
     judged = experience
     if recipe.validation_reward is not None:
         judged = replace(experience, reward=build_reward(recipe.validation_reward))
@@ -99,27 +100,41 @@ def policy_gradient_job(recipe: PolicyGradientRecipe, place: Place) -> Job:
     job = Job(
         step=algorithm.step,
         extent=extent_of(recipe, len(rows), size),
-        learners=learners,
+        learners={"policy": policy} | ({} if critic is None else {"critic": critic}) | _coefficient(algorithm.rules),
         validate=None if held_out is None else lambda step: held_out(algorithm.version(step)),
         arithmetic=batch_arithmetic(recipe, rows),
-        watch=watch,
+        agreement=agreement,
+        section=recipe.section,
     )
-    return job if apart is None else _one_step_ahead(job, algorithm, apart, place)
+    return job if apart is None else _one_step_ahead(job, algorithm, agreement, apart, place)
 
 
-def _algorithm(
-    recipe: PolicyGradientRecipe,
-    learners: dict[str, Learner],
-    reference: Learner | None,
-    experience: Experience,
-    watch: Watch | None,
-    place: Place,
-) -> _Algorithm:
-    shared: dict[str, Any] = {"reference": reference, "experience": experience, "watch": watch, **learners}
-    shared["phase"] = place.shown.phase
+def _critic(recipe: PolicyRecipe, place: Place) -> Learner | None:
+    """V beside π, where the algorithm has one."""
     match recipe:
         case PPORecipe():
-            ours, options = ppo.PPOWorkers(**shared), ppo.rules(recipe, place.source.stop_token_ids)
+            source, section = place.source, recipe.critic_model
+            folder = source.folder if section is None else own_folder(section, source)
+            return learner_of(LearnerSpec(folder, "value", recipe.learner, recipe.critic, recipe.seed), recipe, place)
+        case GRPORecipe():
+            return None
+        case _:
+            assert_never(recipe)
+
+
+def _algorithm(recipe: PolicyRecipe, workers: Workers, critic: Learner | None, place: Place) -> _Algorithm:
+    match recipe:
+        case PPORecipe():
+            assert critic is not None, "PPO learns a critic"
+            ours = ppo.PPOWorkers(
+                policy=workers.policy,
+                reference=workers.reference,
+                experience=workers.experience,
+                phase=workers.phase,
+                agreement=workers.agreement,
+                critic=critic,
+            )
+            options = ppo.rules(recipe, place.source.stop_token_ids)
             return _Algorithm(
                 ours,
                 options,
@@ -128,7 +143,7 @@ def _algorithm(
                 version=lambda step: ppo.policy_version(step, recipe.ppo),
             )
         case GRPORecipe():
-            workers, rules = Workers(**shared), grpo.rules(recipe, place.source.stop_token_ids)
+            rules = grpo.rules(recipe, place.source.stop_token_ids)
             return _Algorithm(
                 workers,
                 rules,
@@ -136,32 +151,33 @@ def _algorithm(
                 learn=lambda step, drawn: grpo.learn(step, drawn, workers, rules),
             )
         case _:
-            raise TypeError(f"no algorithm runs a {type(recipe).__name__}")
+            assert_never(recipe)
 
 
-def _sampler_apart(source: Source, recipe: PolicyGradientRecipe, place: Place) -> Replicas:
+def _coefficient(rules: Rules) -> dict[str, Lasting]:
+    """What a checkpoint holds besides learners: the coefficient of the divergence, where it follows a target."""
+    return {} if rules.kl is None or rules.kl.adaptive is None else {"kl": rules.kl}
+
+
+def _sampler_apart(source: Source, recipe: PolicyRecipe, place: Place) -> Replicas:
     """A sampler in processes of its own, also where one could live in this process: it works while this one does."""
     return processes(SamplerSpec(source.folder, recipe.sampler, recipe.learner), place.shown, place.workers)
 
 
-def _one_step_ahead(job: Job, algorithm: _Algorithm, sampler: Replicas, place: Place) -> Job:
+def _one_step_ahead(job: Job, algorithm: _Algorithm, agreement: Agreement, sampler: Replicas, place: Place) -> Job:
     ahead = Ahead(
         algorithm.workers.experience.engine,
-        draw=lambda position, refitted: draw(position, refitted, algorithm.workers, algorithm.rules),
+        draw=lambda position, refitted: drawn_and_read(
+            position, refitted, algorithm.workers, algorithm.rules, agreement
+        ),
         learn=algorithm.learn,
+        compare=lambda step, snapshot, drawn: compared(step, snapshot, drawn, agreement),
         version=algorithm.version,
         extent=job.extent,
         shown=place.shown,
         abandon=sampler.abandon,
     )
     return replace(job, step=ahead, learners={**job.learners, "ahead": ahead})
-
-
-def _watch(policy: Learner, engine: Engine, section: DoctorSection, place: Place) -> Watch | None:
-    if not section.watch:
-        return None
-    test = DriftTest(section.false_alarm_rate, section.baseline_steps, section.factor, FLOOR)
-    return Watch(policy, engine, test, place.shown.note)
 
 
 def batch_arithmetic(recipe: PolicyGradientRecipe, rows: Prompts) -> str:

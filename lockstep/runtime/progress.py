@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 HEADLINES = (
-    "train/reward", "train/loss", "train/acc", "policy/loss", "critic/loss", "agreement/token_mult_prob_error",
+    "train/reward", "train/shaped_reward", "train/kl", "train/loss", "train/acc",
+    "policy/loss", "critic/loss", "agreement/token_mult_prob_error",
     "pass@1", "reward",
 )  # fmt: skip
 """The metrics that are shown, where a step has them; all are in metrics.jsonl."""
@@ -104,10 +105,16 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Names and times what happens inside. A phase within a phase stops the clock of the outer one."""
+        """Names and times what happens inside. A phase within a phase stops the clock of the outer one.
+
+        An error learns in which phase it was raised.
+        """
         outer = self._switch(name)
         try:
             yield
+        except Exception as error:
+            error.add_note(f"phase: {name}, after {self._unit} {self._step}")
+            raise
         finally:
             self._switch(outer)
 

@@ -11,7 +11,7 @@ import os
 import queue
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -20,15 +20,25 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine t
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # so named; a Ray of one machine is then on loopback
 
 import ray
-import torch
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util import get_node_ip_address
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from lockstep.errors import first_line
+from lockstep.errors import InputError, first_line
 from lockstep.recipe import RaySection
-from lockstep.runtime.transport import CLOSED, GRACE_S, Build, Factory, Message, Role, decode, encode, serve
+from lockstep.runtime.transport import (
+    CLOSED,
+    GRACE_S,
+    Build,
+    Factory,
+    Message,
+    Role,
+    decode,
+    encode,
+    serve,
+    take_threads,
+)
 
 Frame = list[Any]
 """The parts of a message, each an array of bytes; Ray moves those without copying them on a machine."""
@@ -54,8 +64,13 @@ class RayCluster:
     """
 
     def __init__(self, section: RaySection, learners: int, samplers: int, gpus: bool) -> None:
-        self._learners, self._separate = learners, section.placement == "separate"
-        count = learners + samplers if self._separate else max(learners, samplers)
+        match section.placement:
+            case "separate":
+                count, self._first_sampler = learners + samplers, learners
+            case "colocated":
+                count, self._first_sampler = max(learners, samplers), 0
+            case _:
+                assert_never(section.placement)
         self._end = contextlib.ExitStack()
         self._end.enter_context(joined(section.address, round(count * section.cpus_per_worker)))
         self._gpu = float(gpus and ray.cluster_resources().get("GPU", 0) > 0)
@@ -76,7 +91,13 @@ class RayCluster:
 
     def actor(self, factory: Factory, role: Role, number: int, threads: int) -> RayWorker:
         """Starts a worker in its place: that of the n-th learner, or of the n-th sampler."""
-        first = self._learners if self._separate and role == "sampler" else 0
+        match role:
+            case "learner":
+                first = 0
+            case "sampler":
+                first = self._first_sampler
+            case _:
+                assert_never(role)
         place = (first + number) % self._places.bundle_count
         strategy = PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=place)
         asked = {"num_cpus": self._cpus * _SHARE, "num_gpus": self._gpu * _SHARE, "scheduling_strategy": strategy}
@@ -95,7 +116,7 @@ class RayCluster:
         remove_placement_group(places)
         there = ray.cluster_resources()
         has = ", ".join(f"{there.get(kind, 0):g} {kind}s" for kind in bundle)
-        raise ValueError(
+        raise InputError(
             f"the Ray cluster has no room for {count} workers with {self._cpus:g} CPUs each (it has {has}) and none "
             f"came free in cluster.ray.timeout_s={timeout_s:g}; lower sampler.replicas or learner.parallel, set "
             "cluster.ray.placement=colocated, or add nodes"
@@ -171,7 +192,7 @@ class _Worker:
         sys.path += [path for path in paths if path not in sys.path]
         with contextlib.suppress(FileNotFoundError):
             os.chdir(folder)
-        torch.set_num_threads(threads)
+        take_threads(threads)
         with contextlib.suppress(EOFError):
             serve(self)
         self._given.put(None)
@@ -221,8 +242,8 @@ def joined(address: str | None, cpus: int) -> Iterator[None]:
     except Exception as error:  # Ray raises all kinds
         ray.shutdown()
         if address is None:
-            raise ValueError(f"no Ray could be started here: {first_line(error)}") from error
-        raise ValueError(
+            raise InputError(f"no Ray could be started here: {first_line(error)}") from error
+        raise InputError(
             f"cluster.ray.address={address} cannot be joined: {first_line(error)}; `ray start --head` starts a cluster "
             "and says its address"
         ) from error

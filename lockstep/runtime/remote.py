@@ -10,15 +10,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
-from torch import Tensor
 
-from lockstep.batch import Batch
-from lockstep.losses.base import Loss
-from lockstep.metrics import Metrics
+from lockstep.errors import BrokenPromiseError, InputError, RunError
 from lockstep.runtime.child import ChildProcess
 from lockstep.runtime.transport import Call, Factory, Failure, Item, Message, Result, Transport
 
@@ -36,19 +32,27 @@ class RemoteError(RuntimeError):
     """A verb raised in its worker; the text ends with the worker's traceback. The worker can be asked again."""
 
 
-class RemoteValueError(RemoteError, ValueError):
+class RemoteInputError(RemoteError, InputError):
     """A worker refused what it was given: the text is its sentence alone, the worker's traceback is a note."""
 
 
-class RemoteNotFinite(RemoteError, FloatingPointError):
-    """A worker met a number that is not finite: the text is its sentence alone, as of `RemoteValueError`."""
+class RemoteRunError(RemoteError, RunError):
+    """A worker cannot continue: the text is its sentence alone, as of `RemoteInputError`."""
 
 
-class RemoteTimeout(RuntimeError):
+class RemoteBrokenPromiseError(RemoteError, BrokenPromiseError):
+    """A worker is not in lockstep: the text is its sentence alone, as of `RemoteInputError`."""
+
+
+class RemoteNotFiniteError(RemoteError, FloatingPointError):
+    """A worker met a number that is not finite: the text is its sentence alone, as of `RemoteInputError`."""
+
+
+class RemoteTimeout(RunError):
     """A worker took longer than its deadline and was given up."""
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(RunError):
     """A worker's process is gone."""
 
 
@@ -166,7 +170,7 @@ class Remote:
         """Runs a method of the worker's object.
 
         Raises:
-            RemoteValueError: If it raised a ValueError.
+            RemoteInputError: If it raised an InputError; likewise for the other errors that users are told.
             RemoteError: If it raised anything else.
             RemoteTimeout: If it took too long; the worker is then ended.
             WorkerDied: If the worker is gone.
@@ -214,40 +218,6 @@ def spawned(factory: Factory, name: str, timeout_s: float, threads: int | None =
     return Remote(partial(ChildProcess, factory, name, threads or share), name, timeout_s)
 
 
-class RemoteLearner:
-    """Implements `learners.base.Learner` by a learner in another process."""
-
-    def __init__(self, remote: Remote) -> None:
-        self.remote = remote
-
-    def logprobs(self, batch: Batch) -> Tensor:
-        return self.remote.call("logprobs", batch)
-
-    def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
-        return self.remote.call("topk", batch, k)
-
-    def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.remote.call("values", batch)
-
-    def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
-        return self.remote.call("forward_backward", batch, loss)
-
-    def optim_step(self) -> Metrics:
-        return self.remote.call("optim_step")
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self.remote.stream("weights")
-
-    def save(self, folder: Path) -> None:
-        self.remote.call("save", folder)
-
-    def saved(self, wait: bool) -> bool:
-        return self.remote.call("saved", wait)
-
-    def load(self, folder: Path) -> None:
-        self.remote.call("load", folder)
-
-
 def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
     """Waits for calls on several workers.
 
@@ -281,9 +251,18 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
 
 
 def _error(name: str, verb: str, failure: Failure) -> RemoteError:
-    sentence = RemoteValueError if failure.users else RemoteNotFinite
-    if failure.users or failure.kind == FloatingPointError.__name__:
-        error = sentence(failure.message)
-        error.add_note(f"raised in {verb} of worker {name}:\n{failure.trace}")
-        return error
-    return RemoteError(f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}")
+    match failure.family:
+        case "crash":
+            return RemoteError(f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}")
+        case "input":
+            error = RemoteInputError(failure.message)
+        case "run":
+            error = RemoteRunError(failure.message)
+        case "broken promise":
+            error = RemoteBrokenPromiseError(failure.message)
+        case "not finite":
+            error = RemoteNotFiniteError(failure.message)
+        case _:
+            assert_never(failure.family)
+    error.add_note(f"raised in {verb} of worker {name}:\n{failure.trace}")
+    return error

@@ -6,12 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.distributed.meeting import Host
+from lockstep.errors import InputError, RunError
+from lockstep.recipe import SamplerSection
 from lockstep.runtime.cluster import HERE, Workers
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.remote import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
@@ -26,7 +28,7 @@ Block = tuple[int, Sequence[Request]]
 """Requests that go to one sampler together, and the block's number."""
 
 
-class SamplerLost(RuntimeError):
+class SamplerLost(RunError):
     """A sampler died, or hung, more often than is allowed."""
 
 
@@ -94,16 +96,12 @@ class Replicas:
 
     Attributes:
         dtype: As of `Sampler`.
-        remotes: The workers. Torch has one thread in each, since more would make bits depend on their number.
+        remotes: The workers.
         restarts: How often one of them was started again.
     """
 
     def __init__(self, spec: SamplerSpec, note: Callable[[str], object], workers: Workers = HERE) -> None:
-        if spec.section.transfer == "shared_memory" and not workers.one_machine:
-            raise ValueError(
-                "sampler.transfer=shared_memory is within one machine, and workers are on others; use "
-                "sampler.transfer=process_group"
-            )
+        _require_way(spec.section, workers)
         self._address = workers.address
         self.dtype, self._section, self._note = spec.dtype, spec.section, note
         self._context = spec.context
@@ -120,7 +118,7 @@ class Replicas:
                 role="sampler",
                 number=number,
                 of=spec.section.replicas,
-                threads=1,
+                threads=spec.threads,
             )
             for number in range(spec.section.replicas)
         ]
@@ -231,8 +229,16 @@ class Replicas:
 
     def _carrier_to(self, remotes: Sequence[Remote]) -> Carrier:
         """The way to some workers. Shared memory is open to any; a process group has members."""
-        if self._section.transfer == "shared_memory":
-            return self._shared_memory
+        match self._section.transfer:
+            case "shared_memory":
+                return self._shared_memory
+            case "process_group":
+                return self._group_with(remotes)
+            case _:
+                assert_never(self._section.transfer)
+
+    def _group_with(self, remotes: Sequence[Remote]) -> GroupBroadcast:
+        """A process group with some workers; that with all of them is kept."""
         if self._group is not None and len(remotes) == len(self.remotes):
             return self._group
         host = Host(self._address, len(remotes) + 1, self._section.timeout_s)
@@ -305,6 +311,21 @@ class Replicas:
             raise SamplerLost(f"worker {remote.name} was started again, and does not hold the weights that it was sent")
 
 
+def _require_way(section: SamplerSection, workers: Workers) -> None:
+    """Raises InputError where weights cannot reach workers as the recipe says."""
+    match section.transfer:
+        case "shared_memory":
+            if not workers.one_machine:
+                raise InputError(
+                    "sampler.transfer=shared_memory is within one machine, and workers are on others; use "
+                    "sampler.transfer=process_group"
+                )
+        case "process_group":
+            pass
+        case _:
+            assert_never(section.transfer)
+
+
 def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
     """Does a sender's part of a collective; where that fails, the fate of the receivers is the better story."""
     try:
@@ -317,6 +338,7 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
 def nearest(spec: SamplerSpec, shown: Progress, workers: Workers) -> Sampler:
     """A sampler in this process where that is possible, else in processes of its own."""
     if workers.here and spec.section.in_process:
+        spec.require_proof()
         return spec.torch()
     return processes(spec, shown, workers)
 
@@ -324,6 +346,7 @@ def nearest(spec: SamplerSpec, shown: Progress, workers: Workers) -> Sampler:
 def processes(spec: SamplerSpec, shown: Progress, workers: Workers) -> Replicas:
     """Starts the samplers of a run, all at once, and waits until they are ready; they end with it."""
     require_sampler(spec.section, spec.learner)
+    spec.require_proof()
     started = Replicas(spec, shown.note, workers)
     workers.callback(started.close)
     with shown.phase("start samplers"):

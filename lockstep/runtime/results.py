@@ -11,9 +11,9 @@ from pathlib import Path
 
 from lockstep.config import Loaded
 from lockstep.data.files import Files, open_rows
-from lockstep.runtime.folder import locked, noted_folder, require_writable, write_once
-from lockstep.runtime.footprint import Footprint
+from lockstep.runtime.folder import require_writable, write_once
 from lockstep.runtime.identity import ChangedError, Identity, differences, digest, inputs
+from lockstep.runtime.opened import opened
 
 _INPUTS = "inputs.json"
 
@@ -42,10 +42,7 @@ class Results:
             ValueError: If the folder cannot be made, or another process has it.
         """
         require_writable(self.folder)
-        before = Footprint.before(self.folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder), before.restored_on_failure() as started:
-            noted_folder(self.loaded, self.folder)
+        with opened(self.loaded, self.folder) as started:
             write_once(self.folder / _INPUTS, json.dumps(self.inputs, indent=1) + "\n")
             yield started
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lockstep.errors import InputError
 from lockstep.experience.evaluation import Sample
 from lockstep.runtime.track import append
 from lockstep.types import SamplingParams
@@ -87,6 +88,6 @@ class SampleLog:
             del row["setting"]
             return Sample(**row)
         except (ValueError, KeyError, TypeError):
-            raise ValueError(
+            raise InputError(
                 f"{self._path}:{number + 1} is no sample, but {line[:60]!r}; remove the file to begin again"
             ) from None

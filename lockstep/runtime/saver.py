@@ -10,7 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from lockstep.learners.base import NotSavedError
 from lockstep.runtime.checkpoint import Checkpoints
+from lockstep.runtime.remote import RemoteRunError
 
 
 class Lasting(Protocol):
@@ -95,7 +97,7 @@ class Saver:
     def _written(self, begun: Begun, wait: bool) -> bool:
         try:
             return all(learner.saved(wait) for learner in self._learners.values())
-        except ValueError as error:  # NotSavedError, also from another process
+        except (NotSavedError, RemoteRunError) as error:  # the latter from another process
             self.begun = None
             raise self._checkpoints.failure(begun.step, error) from error
 

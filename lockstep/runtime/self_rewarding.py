@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import assert_never
+
+from torch import Tensor
 
 from lockstep.algorithms.self_rewarding.meta import MetaJudging
 from lockstep.algorithms.self_rewarding.scoring import ByJudge, Scoring, Verifiers, by_reward_model
@@ -12,6 +15,7 @@ from lockstep.algorithms.self_rewarding.verdicts import leak_test
 from lockstep.algorithms.sft import SFTWorkers, sft_step
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import Head, head
+from lockstep.errors import InputError
 from lockstep.experience.engine import Engine
 from lockstep.experience.judge.build import meta_judge, score_judge, score_parser
 from lockstep.experience.judge.judge import Judge
@@ -20,12 +24,13 @@ from lockstep.experience.rewards import rule_of
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
-from lockstep.objectives.battles import consistent_wins, position_weighted_wins
-from lockstep.recipe import SelfRewardingRecipe
+from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
+from lockstep.recipe import MetaJudgeSection, SelfRewardingRecipe
 from lockstep.runtime.collapse import Collapse
 from lockstep.runtime.job import (
     Job,
     Place,
+    agreement_of,
     engine_of,
     held_out_answers,
     policy_and_reference,
@@ -51,7 +56,7 @@ def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
     wanted = rule_of(recipe.verifier, judge=True)
     prompts = open_prompts(files.train, recipe.asked, source.tokenizer, wanted, limit)
     engines = _engines(policy, reference, recipe, place)
-    actor = engines[0] if options.acting_policy == "current" else engines[1]
+    actor = _actor(recipe, *engines)
     own = Policy(actor, source)
     judge = _judge(recipe, own, place)
     reward = build_reward(recipe.verifier) if recipe.reward_model is None else reward_model_of(recipe, place)
@@ -60,7 +65,11 @@ def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
     written = new_prompts(recipe, prompts, rules.rows, engines[1], source, place.folder)
     imitate = _imitation(recipe, policy, place, limit)
     score = _scoring(recipe, judge)
-    workers = SelfRewardingWorkers(policy, reference, experience, score, meta, place.shown.phase, written, imitate)
+    acting = policy if actor is engines[0] else reference
+    agreement = agreement_of(acting, actor, recipe, place)
+    workers = SelfRewardingWorkers(
+        policy, reference, experience, score, meta, place.shown.phase, written, imitate, agreement
+    )
     return Job(
         step=lambda step, position: self_rewarding_step(step, position, workers, rules),
         extent=self_rewarding_extent(recipe, rules),
@@ -78,6 +87,8 @@ def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
             ),
         ),
         arithmetic=self_rewarding_arithmetic(recipe, prompts, rules),
+        agreement=agreement,
+        section="self_rewarding",
         hooks=(Collapse(options, place.shown.note),),
     )
 
@@ -102,11 +113,22 @@ def _meta_judging(recipe: SelfRewardingRecipe, policy: Policy, place: Place) -> 
     asked = answering(section, recipe.learner, policy, place.shown, place.workers, "meta_judge")
     return MetaJudging(
         meta_judge(section, asked, recipe.seed),
-        consistent_wins if section.battles == "order_consistency" else position_weighted_wins,
+        _wins(section),
         score_parser(recipe.judge).without_score,
         options.meta_max_relative_pcnt,
         section.max_judgement_tokens,
     )
+
+
+def _wins(section: MetaJudgeSection) -> Callable[[Battles, int], Tensor]:
+    """How two verdicts on a pair of judgements count."""
+    match section.battles:
+        case "order_consistency":
+            return consistent_wins
+        case "position":
+            return position_weighted_wins
+        case _:
+            assert_never(section.battles)
 
 
 def _imitation(recipe: SelfRewardingRecipe, policy: Learner, place: Place, limit: Head) -> Step | None:
@@ -122,9 +144,7 @@ def _imitation(recipe: SelfRewardingRecipe, policy: Learner, place: Place, limit
 def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> Rules:
     """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
     options = recipe.self_rewarding
-    rows = len(prompts) // options.max_iterations if options.prompt_source == "split" else len(prompts)
-    if recipe.new_prompts is not None and recipe.new_prompts.count is not None:
-        rows = recipe.new_prompts.count
+    rows = _iteration_rows(recipe, len(prompts))
     rules = Rules(
         options,
         source.sampling(recipe.sampling),
@@ -134,11 +154,25 @@ def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: 
         leak_test(options.leak_pattern, None if recipe.judge is None else score_parser(recipe.judge)),
     )
     if not rules.steps_per_iteration:
-        raise ValueError(
+        raise InputError(
             f"an iteration has {rows * recipe.run.max_epochs} prompts, fewer than the {options.global_batch_size} of "
             "one step; lower self_rewarding.global_batch_size or raise run.max_epochs"
         )
     return rules
+
+
+def _iteration_rows(recipe: SelfRewardingRecipe, prompts: int) -> int:
+    """Prompts of an iteration."""
+    match recipe.self_rewarding.prompt_source:
+        case "same":
+            return prompts
+        case "split":
+            return prompts // recipe.self_rewarding.max_iterations
+        case "new":
+            count = None if recipe.new_prompts is None else recipe.new_prompts.count
+            return prompts if count is None else count
+        case _:
+            assert_never(recipe.self_rewarding.prompt_source)
 
 
 def self_rewarding_extent(recipe: SelfRewardingRecipe, rules: Rules) -> Extent:
@@ -167,6 +201,17 @@ def _engines(policy: Learner, reference: Learner, recipe: SelfRewardingRecipe, p
     shares = isinstance(own, TorchSampler) and recipe.learner.lora is None
     other = sampler_of(reference, place.source, recipe, place) if shares else own
     return engine_of(policy, own, place), engine_of(reference, other, place)
+
+
+def _actor(recipe: SelfRewardingRecipe, policy: Engine, reference: Engine) -> Engine:
+    """Who answers."""
+    match recipe.self_rewarding.acting_policy:
+        case "current":
+            return policy
+        case "reference":
+            return reference
+        case _:
+            assert_never(recipe.self_rewarding.acting_policy)
 
 
 def _together(*measures: Callable[[int], Metrics] | None) -> Callable[[int], Metrics] | None:

@@ -77,6 +77,7 @@ class Session:
 
     def _restored(self, checkpoints: Checkpoints) -> Start:
         """Brings the learners to the newest checkpoint."""
+        checkpoints.clear()
         newest = checkpoints.latest(self.shown.note)
         if newest is None:
             return Start()
@@ -91,8 +92,8 @@ class Session:
             self.shown.note(f"goes on although {line}")
         for name, learner in self.job.learners.items():
             learner.load(newest.folder / name)
-        watched = newest.state.get("watch")  # None where it was off
-        if self.job.watch is not None and watched is not None:
-            self.job.watch.restore(watched)
+        compared = newest.state["agreement"]  # None where nothing samples
+        if self.job.agreement is not None and compared is not None:
+            self.job.agreement.restore(compared)
         self.shown.note(f"continues after step {newest.step}, the newest whole checkpoint")
         return Start(newest.step, int(newest.state["position"]))

@@ -11,10 +11,12 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTo
 from lockstep.data.files import Files, open_rows
 from lockstep.data.prompts import token_ids
 from lockstep.data.selection import texts
+from lockstep.errors import InputError
 from lockstep.models.export import save_model
-from lockstep.models.folder import read_config, require_rewards
+from lockstep.models.folder import context_of, read_config
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
+from lockstep.models.weight_files import require_rewards
 from lockstep.recipe import Common, ModelFolder, Sampling
 from lockstep.runtime.model_recipe import weights_of
 from lockstep.types import SamplingParams
@@ -47,7 +49,7 @@ class Source:
     def require_room(self, option: str, tokens: int) -> None:
         """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the model."""
         if tokens > self.context:
-            raise ValueError(
+            raise InputError(
                 f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} reads at most "
                 f"{self.context}; lower one of the options"
             )
@@ -72,20 +74,17 @@ def scratch_tokenizer(recipe: Common, files: Files) -> PreTrainedTokenizerFast:
 
 def open_source(folder: Path | str) -> Source:
     """Reads the tokenizer of a model folder and what ends its responses."""
-    config, tokenizer = read_config(folder).get_text_config(), load_tokenizer(folder)
+    whole, tokenizer = read_config(folder), load_tokenizer(folder)
+    config = whole.get_text_config()
     listed = [tokenizer.eos_token_id]
     if (Path(folder) / "generation_config.json").is_file():
         own = GenerationConfig.from_pretrained(folder).eos_token_id
         listed += own if isinstance(own, list) else [own]
     stops = sorted({stop for stop in listed if isinstance(stop, int)})
     if not stops:
-        raise ValueError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
+        raise InputError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
     _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
-    try:
-        context = int(config.max_position_embeddings)
-    except AttributeError:
-        raise ValueError(f"{folder}/config.json says no max_position_embeddings; add the longest sequence") from None
-    return Source(str(folder), tokenizer, tuple(stops), context, int(config.vocab_size))
+    return Source(str(folder), tokenizer, tuple(stops), context_of(whole), int(config.vocab_size))
 
 
 def own_folder(section: ModelFolder, source: Source) -> str:
@@ -96,7 +95,7 @@ def own_folder(section: ModelFolder, source: Source) -> str:
     """
     folder = weights_of(section.path)
     if load_tokenizer(folder).get_vocab() != source.tokenizer.get_vocab():
-        raise ValueError(
+        raise InputError(
             f"the model in {folder} reads other tokens than the policy in {source.folder}; train it from a model with "
             "the same tokenizer"
         )
@@ -119,7 +118,7 @@ def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, 
     made = {token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id}
     largest = max(made | set(stops))
     if largest >= rows:
-        raise ValueError(
+        raise InputError(
             f"the tokenizer in {folder} makes token {largest}, but the model has embeddings for {rows} tokens; bring "
             "the tokenizer that belongs to the model"
         )

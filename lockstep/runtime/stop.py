@@ -1,4 +1,4 @@
-"""When a run should end before its end: somebody asks (Ctrl-C, SIGTERM), or its time is nearly over."""
+"""When a run should end before its end: somebody asks (Ctrl-C, SIGTERM, SIGHUP), or its time is nearly over."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED, TERMINATED, OUT_OF_TIME = 128 + signal.SIGINT, 128 + signal.SIGTERM, 75
-"""Exit codes: as shells count signals, and EX_TEMPFAIL of sysexits.h, "try again later"."""
+from lockstep import exit_codes
 
-
-_AT_ONCE = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-"""For a process that was started to ignore one of them, as a shell's jobs in the background ignore Ctrl-C."""
+_ASKING = {
+    signal.SIGINT: ("Ctrl-C", exit_codes.INTERRUPTED),
+    signal.SIGTERM: ("SIGTERM", exit_codes.TERMINATED),
+    signal.SIGHUP: ("SIGHUP", exit_codes.HUNG_UP),
+}
+"""Signals that ask for a stop: what the user calls them, and what the process then exits with."""
 
 
 class Stopped(Exception):
@@ -59,28 +61,37 @@ class Stop:
         now = self._clock()
         self._longest_s, self._since = max(self._longest_s, now - self._since), now
         if self._asked is None and self._deadline_s is not None and now + self._longest_s > self._deadline_s:
-            return "run.max_time_s would be over before the next step is done", OUT_OF_TIME
+            return "run.max_time_s would be over before the next step is done", exit_codes.OUT_OF_TIME
         return self._asked
+
+
+def hear_interrupts() -> None:
+    """Lets SIGINT interrupt this process also where its parent ignored it, as a script does for `command &`."""
+    if _in_main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def heeding_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
-    """While the block lasts, the first Ctrl-C or SIGTERM asks for a stop; the second ends at once, as it always does.
+    """While the block lasts, the first Ctrl-C, SIGTERM or SIGHUP asks for a stop; the second ends at once, as always.
+
+    What the process was started to ignore it ignores: under `nohup` that is SIGHUP.
 
     Args:
         stop: Is asked.
         note: Tells the user what happens.
     """
-    if threading.current_thread() is not threading.main_thread():  # Python gives signals to the main thread alone
+    if not _in_main_thread():
         yield
         return
-    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in _ASKING}
+    usual = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
     def asked(number: int, frame: FrameType | None) -> None:
-        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-        stop.ask(f"{name} was received", 128 + number)
+        name, code = _ASKING[signal.Signals(number)]
+        stop.ask(f"{name} was received", code)
         for other, handler in usual.items():
-            signal.signal(other, _AT_ONCE[other] if handler == signal.SIG_IGN else handler)
+            signal.signal(other, handler)
         text = f"{name}: finishing this step, then saving; once more ends at once, back to the newest checkpoint"
         # By a thread: what the signal interrupted may itself be printing.
         threading.Thread(target=note, args=(text,)).start()
@@ -92,3 +103,8 @@ def heeding_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
+
+
+def _in_main_thread() -> bool:
+    """Python gives signals to the main thread alone."""
+    return threading.current_thread() is threading.main_thread()

@@ -6,13 +6,13 @@ can have made again from them.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from lockstep.errors import RunError
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
 from lockstep.runtime.checkpoint import sync
 
@@ -96,12 +96,10 @@ def append(path: Path, lines: bytes) -> None:
     """One write, which the operating system has when it returns: a kill of the process afterwards loses nothing.
 
     Raises:
-        OSError: If the disk is full; nothing of the lines is then there.
+        RunError: If the disk is full; nothing of the lines is then there.
     """
     with path.open("ab", buffering=0) as file:
         written = file.write(lines)
         if written != len(lines):
             file.truncate(file.tell() - written)
-            raise OSError(
-                errno.ENOSPC, f"{path} cannot be written to its end; make room; the same command then goes on"
-            )
+            raise RunError(f"{path} cannot be written to its end; make room; the same command then resumes the run")

@@ -5,22 +5,24 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from lockstep.config import Loaded
+from lockstep.errors import NothingTrainedError
 from lockstep.models.export import copy_frame
-from lockstep.recipe import Common, SamplingRecipe
-from lockstep.report.summary import summary
+from lockstep.recipe import TrainingRecipe, sampling_recipe
+from lockstep.report.summary import has_trained, summary
 from lockstep.runtime.cluster import Workers, workers_of
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.export import export
-from lockstep.runtime.folder import FRAME, adopt, changed_options, locked, noted_folder, require_writable
-from lockstep.runtime.footprint import Footprint
+from lockstep.runtime.folder import FRAME, FolderInUseError, adopt, changed_options, locked, require_writable
 from lockstep.runtime.identity import identity
 from lockstep.runtime.job import Place
 from lockstep.runtime.jobs import job_of
+from lockstep.runtime.opened import opened
 from lockstep.runtime.progress import Progress, progress
+from lockstep.runtime.remarks import remarks
 from lockstep.runtime.remote import RemoteTimeout, WorkerDied
 from lockstep.runtime.rows import DataFiles, data_files
 from lockstep.runtime.session import Session
@@ -29,6 +31,7 @@ from lockstep.runtime.stop import Stop, Stopped
 from lockstep.runtime.track import Logs
 from lockstep.runtime.trackers.run import tracked, views_of
 from lockstep.runtime.trackers.view import Facts
+from lockstep.runtime.waiting import patience
 from lockstep.runtime.workers import require_sampler
 
 
@@ -46,30 +49,32 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     Raises:
         Stopped: If the run was asked to end before its end. It was saved.
         ChangedError: If something is not what it was, and that is not allowed.
+        NothingTrainedError: If the recipe that is trained first has come to its end and changed no weight.
     """
     recipe = loaded.training
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
-    if isinstance(recipe, SamplingRecipe):
-        require_sampler(recipe.sampler, recipe.learner)  # before a recipe that is trained first
+    sampled = sampling_recipe(recipe)
+    if sampled is not None:
+        require_sampler(sampled.sampler, recipe.learner)  # before a recipe that is trained first
     require_writable(folder)
-    before, changed = Footprint.before(folder), changed_options(loaded, allow_changes)
+    changed = changed_options(loaded, allow_changes)
     if (folder / "final").exists() and not changed:
         _track_finished(loaded, folder)
         print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
         return folder
-    health = examination(recipe) if isinstance(recipe, SamplingRecipe) else None
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder), before.restored_on_failure() as started, ExitStack() as open_:
-        noted_folder(loaded, folder)
+    health = None if sampled is None else examination(sampled)
+    with opened(loaded, folder) as started, ExitStack() as open_:
+        if (folder / "final").exists() and not changed:  # another process has just finished it
+            return folder
         views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
         shown = open_.enter_context(progress(f"{loaded.name} → {folder}"))
-        if health is not None:
-            shown.note(health.sentence)
+        for remark in [*(() if health is None else (health.sentence,)), *remarks(recipe, files)]:
+            shown.note(remark)
         tracker = open_.enter_context(tracked(Logs(folder), views, shown.note))
 
         def ready(workers: Workers) -> Callable[[], None]:
@@ -90,7 +95,16 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     return folder
 
 
-def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: Common, shown: Progress) -> None:
+def require_trained(folder: Path) -> None:
+    """Raises NothingTrainedError if a finished run has changed no weight in any step."""
+    if not has_trained(folder):
+        raise NothingTrainedError(
+            f"{folder} is finished, and no step of it trained on anything: {folder / 'final'} is the model that it "
+            "began with, since every response was taken out or all rewards were equal; read samples.jsonl"
+        )
+
+
+def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: TrainingRecipe, shown: Progress) -> None:
     """Where a learner is lost, goes on with new workers from the newest checkpoint, as the same command would.
 
     Args:
@@ -101,7 +115,8 @@ def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: Co
     Raises:
         WorkerDied: If a learner is lost too often, or before the run has begun.
     """
-    samplers = recipe.sampler.engines if isinstance(recipe, SamplingRecipe) else 0
+    sampled = sampling_recipe(recipe)
+    samplers = 0 if sampled is None else sampled.sampler.engines
     most = recipe.cluster.max_restarts
     for restart in range(1, most + 2):
         with workers_of(recipe.cluster, recipe.learner, shown, recipe.learner.parallel.ranks, samplers) as workers:
@@ -133,13 +148,18 @@ def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool,
 
 
 def _warm_started(name: str, first: Loaded, allow_changes: bool, deadline_s: float | None) -> Path:
-    """The model of the recipe that is trained first."""
+    """The model of the recipe that is trained first; where another process is training it, waits for that."""
     final = first.run_folder / "final"
     if not changed_options(first, allow_changes) and final.exists():
+        require_trained(first.run_folder)
         print(f"{name} begins with {final}, trained before", file=sys.stderr)
         return final
     print(f"1 of 2: {first.name}, with whose model {name} begins", file=sys.stderr)
-    train(first, allow_changes, deadline_s)
+    for _ in patience(name, first.run_folder, deadline_s):
+        with suppress(FolderInUseError):  # where its process ends early, this one continues
+            train(first, allow_changes, deadline_s)
+            break
+    require_trained(first.run_folder)
     print(f"2 of 2: {name}", file=sys.stderr)
     return final
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import io
+import os
 import pickle
 import socket
 import struct
@@ -19,6 +20,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from lockstep.errors import BrokenPromiseError, InputError, LockstepError
 
 Role = Literal["learner", "sampler"]
 """What a worker is."""
@@ -68,18 +71,36 @@ class Failure:
         kind: Name of the exception's type.
         message: Its text.
         trace: The worker's traceback.
-        users: Whether it is a ValueError: a sentence for the user about what was given.
+        family: What kind of error the caller gets.
     """
 
     kind: str
     message: str
     trace: str
-    users: bool
+    family: Family
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
         trace = "".join(traceback.format_exception(error))
-        return cls(type(error).__name__, str(error), trace, isinstance(error, ValueError))
+        return cls(type(error).__name__, str(error), trace, _family(error))
+
+
+Family = Literal["crash", "input", "run", "broken promise", "not finite"]
+"""Of an error: a crash, or one of those that the user is told in a sentence."""
+
+
+def _family(error: Exception) -> Family:
+    match error:
+        case InputError():
+            return "input"
+        case BrokenPromiseError():
+            return "broken promise"
+        case LockstepError():
+            return "run"
+        case FloatingPointError():
+            return "not finite"
+        case _:
+            return "crash"
 
 
 Message = Build | Call | Item | Result | Failure
@@ -228,6 +249,12 @@ class Line(Protocol):
     def send(self, message: Message) -> None:
         """Hands a message over."""
         ...
+
+
+def take_threads(count: int) -> None:
+    """Gives this worker so many threads, and by its environment as many to what it starts."""
+    torch.set_num_threads(count)
+    os.environ["OMP_NUM_THREADS"] = str(count)
 
 
 def serve(line: Line) -> None:

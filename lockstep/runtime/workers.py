@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 import torch
 from torch import nn
 
 from lockstep.distributed.ranks import ALONE, Ranks
+from lockstep.errors import InputError
 from lockstep.learners.rank import RankLearner, resolve_device
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.learners.torch.start import Head, started
-from lockstep.models.folder import read_config
+from lockstep.models.folder import context_of, read_config
+from lockstep.models.heads import PLAIN
 from lockstep.models.load import load_causal_lm
 from lockstep.recipe import Computation, LearnerSection, Optimizer, SamplerSection
+from lockstep.runtime.self_check import require_proof
 from lockstep.samplers.base import Served
 from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.samplers.vllm.sampler import VLLMSampler
 
 
@@ -37,15 +43,36 @@ class LearnerSpec:
         return replace(self, optimizer=None, section=self.section.model_copy(update={"lora": None}))
 
     def build(self, ranks: Ranks = ALONE) -> RankLearner:
-        if self.section.backend == "megatron":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Megatron tells of everything that it could use and does not find
-                from lockstep.learners.megatron.start import started as stage_started
+        """Builds it with the training backend that the section names.
 
-                return stage_started(self.model, self.head, self.seed, self.section, self.optimizer, ranks)
+        Raises:
+            InputError: There is no such backend.
+        """
+        build = _TRAINING_BACKENDS.get(self.section.backend)
+        if build is None:
+            raise _unknown("learner.backend", self.section.backend, _TRAINING_BACKENDS)
+        return build(self, ranks)
+
+    def torch(self, ranks: Ranks = ALONE) -> TorchLearner:
+        """A torch learner."""
         device = resolve_device(self.section.device)
         model = started(self.model, self.head, self.seed, self.section, ranks, device)
         return TorchLearner(model, self.section, self.optimizer, ranks)
+
+    def megatron(self, ranks: Ranks) -> RankLearner:
+        """A Megatron learner."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Megatron tells of everything that it could use and does not find
+            from lockstep.learners.megatron.start import started as stage_started
+
+            return stage_started(self.model, self.head, self.seed, self.section, self.optimizer, ranks)
+
+
+_TRAINING_BACKENDS: Mapping[str, Callable[[LearnerSpec, Ranks], RankLearner]] = {
+    "torch": LearnerSpec.torch,
+    "megatron": LearnerSpec.megatron,
+}
+"""What builds a learner, by `learner.backend`."""
 
 
 @dataclass(frozen=True)
@@ -58,43 +85,117 @@ class SamplerSpec:
     raw_logprobs: bool = False
 
     def build(self) -> Served:
-        if self.section.backend == "vllm":
-            return VLLMSampler(self.model, self.section, self.learner, self.raw_logprobs)
-        return self.torch()
+        """Builds it with the inference backend that the section names.
+
+        Raises:
+            InputError: There is none that can be sent weights by that name.
+        """
+        return self._backend.build(self)
+
+    def vllm(self) -> VLLMSampler:
+        """A vLLM sampler, which wants a process of its own."""
+        return VLLMSampler(self.model, self.section, self.learner, self.raw_logprobs)
 
     def torch(self) -> TorchSampler:
         """A torch sampler, which can be used in this process, too."""
         lm = load_causal_lm(self.model)
         nn.Module.to(lm, resolve_device(self.learner.device))  # in place; its own `to` is typed for wrappers
-        return TorchSampler(lm, self.section.max_batch_size, self.learner.dtype == "bf16", self.raw_logprobs)
+        return torch_sampler(lm, self.section.max_batch_size, self.learner.is_bf16, self.raw_logprobs)
+
+    def require_proof(self) -> None:
+        """Raises ModelError if the backend decodes by Lockstep's own cache, and not as `transformers` computes."""
+        if self._backend.ours:
+            require_proof(self.model, self.learner, PLAIN)
 
     @property
     def context(self) -> int:
         """The longest sequence that the model reads."""
-        return int(read_config(self.model).get_text_config().max_position_embeddings)
+        return context_of(read_config(self.model))
 
     @property
     def dtype(self) -> torch.dtype:
         """The type in which the sampler holds weights."""
-        return torch.bfloat16 if (self.section.backend, self.learner.dtype) == ("vllm", "bf16") else torch.float32
+        return self._backend.dtype(self.learner)
+
+    @property
+    def threads(self) -> int | None:
+        """Of a worker on a CPU; None: its share of the run's."""
+        return self._backend.threads
+
+    @property
+    def _backend(self) -> _InferenceBackend:
+        backend = _INFERENCE_BACKENDS.get(self.section.backend)
+        if backend is None:
+            raise _unknown("sampler.backend", self.section.backend, _INFERENCE_BACKENDS)
+        return backend
+
+
+@dataclass(frozen=True)
+class _InferenceBackend:
+    """An engine that is sent weights.
+
+    Attributes:
+        build: Builds its sampler.
+        dtype: The type in which it holds weights, by how the learner computes.
+        ours: Whether it decodes by Lockstep's own cache, so that a model is proven before it is opened.
+        threads: Of a worker on a CPU; None: its share of the run's.
+    """
+
+    build: Callable[[SamplerSpec], Served]
+    dtype: Callable[[Computation], torch.dtype]
+    ours: bool
+    threads: int | None
+
+
+_INFERENCE_BACKENDS: Mapping[str, _InferenceBackend] = {
+    # More than one thread would make bits depend on how many samplers share the machine.
+    "torch": _InferenceBackend(SamplerSpec.torch, lambda learner: torch.float32, ours=True, threads=1),
+    "vllm": _InferenceBackend(
+        SamplerSpec.vllm,
+        lambda learner: torch.bfloat16 if learner.is_bf16 else torch.float32,
+        ours=False,
+        threads=None,
+    ),
+}
+"""By `sampler.backend`; a server, which takes no weights, is none of them."""
+
+
+def _unknown(option: str, name: str, known: Mapping[str, object]) -> InputError:
+    return InputError(f"{option} is {name}, but there is no such backend here; there are: {', '.join(known)}")
 
 
 def require_sampler(section: SamplerSection, computation: Computation) -> None:
-    """Raises ValueError if a section asks for what is not there on this machine."""
+    """Raises InputError if a section asks for what is not there on this machine."""
     cuda = resolve_device(computation.device).type == "cuda"
-    if section.backend == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise ValueError(
-            "sampler.backend is vllm, which is not installed; docs/guides/generation.md says how, or use "
-            "sampler.backend=torch"
-        )
-    if section.backend == "vllm" and cuda != torch.cuda.is_available():
-        raise ValueError("vLLM takes the GPU where there is one; leave learner.device at auto, or use sampler=torch")
+    match section.backend:
+        case "vllm":
+            _require_vllm(cuda)
+        case "torch" | "openai":
+            pass
+        case _:
+            assert_never(section.backend)
     if section.vllm.sleep and not cuda:
-        raise ValueError("sampler.vllm.sleep frees memory of a GPU, and torch sees none here; leave it out")
+        raise InputError("sampler.vllm.sleep frees memory of a GPU, and torch sees none here; leave it out")
     if cuda and section.replicas > 1:
-        raise ValueError(
+        raise InputError(
             f"sampler.replicas is {section.replicas}, but samplers cannot be spread over GPUs yet; use "
             "sampler.replicas=1, or learner.device=cpu"
         )
-    if cuda and section.transfer == "process_group":
-        raise ValueError("sampler.transfer=process_group is by gloo, for CPUs; leave it at shared_memory")
+    match section.transfer:
+        case "shared_memory":
+            pass
+        case "process_group":
+            if cuda:
+                raise InputError("sampler.transfer=process_group is by gloo, for CPUs; leave it at shared_memory")
+        case _:
+            assert_never(section.transfer)
+
+
+def _require_vllm(cuda: bool) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        raise InputError(
+            "sampler.backend is vllm, which is not installed; docs/guides/generation.md says how, or use "
+            "sampler.backend=torch"
+        )
+    if cuda != torch.cuda.is_available():
+        raise InputError("vLLM takes the GPU where there is one; leave learner.device at auto, or use sampler=torch")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep.batch import Batch, concat
 from lockstep.distributed.meeting import Meeting
+from lockstep.errors import InputError
 from lockstep.samplers.transfer import Bucket
 from lockstep.types import Request, SamplingParams
 
@@ -133,7 +134,7 @@ def require_room(requests: Sequence[Request], context: int) -> None:
     """Raises ValueError for a prompt that has nothing to go on from, or leaves no room for a response."""
     for index, request in enumerate(requests):
         if not 0 < len(request.tokens) < context:
-            raise ValueError(
+            raise InputError(
                 f"request {index} has {len(request.tokens)} prompt tokens; a prompt needs at least 1 and, in this "
                 f"model's context of {context}, at most {context - 1}"
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pydantic import AliasChoices, BaseModel, Field
 
+from lockstep.errors import InputError
 from lockstep.types import SamplingParams
 
 _PLAIN = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -42,7 +43,7 @@ class Dialect:
             stops = {"stop_token_ids": list(sampling.stop_token_ids)}
             return said | _PLAIN | stops | self.ids | {"top_k": sampling.top_k or self.every_token}
         if sampling.top_k:
-            raise ValueError(f"{self.name} is not known to understand top_k; leave it at 0")
+            raise InputError(f"{self.name} is not known to understand top_k; leave it at 0")
         return said
 
     def require_exact(self, sampling: SamplingParams) -> None:
@@ -52,9 +53,9 @@ class Dialect:
         were started, and do not say which. Where the two differ, none are known to be exact.
         """
         if not self.logprobs:
-            raise ValueError(f"{self.name} gives no log-probabilities of what it completes; do without them")
+            raise InputError(f"{self.name} gives no log-probabilities of what it completes; do without them")
         if not sampling.unshaped:
-            raise ValueError(
+            raise InputError(
                 f"{self.name} does not say of which distribution its log-probabilities are; they are exact with "
                 "temperature 0 or 1, top_k 0 and top_p 1 only: draw so, or do without them"
             )

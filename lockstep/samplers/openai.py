@@ -17,6 +17,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from lockstep import recipe
+from lockstep.errors import InputError, RunError
 from lockstep.samplers.dialects import DIALECTS, Answer, Dialect, Ends, Model, Models
 from lockstep.types import Reply, Request, SamplingParams
 
@@ -24,7 +25,7 @@ try:
     import openai
     from anyio.from_thread import BlockingPortal, start_blocking_portal
 except ModuleNotFoundError as missing:
-    raise ValueError(
+    raise InputError(
         f"a client for servers needs the package {missing.name}, which is not installed: "
         "pip install 'lockstep-rl[openai]'"
     ) from missing
@@ -41,7 +42,7 @@ _SEED_BITS = 2**63 - 1
 _Shape = TypeVar("_Shape", bound=BaseModel)
 
 
-class ServerError(RuntimeError):
+class ServerError(RunError):
     """A server that is not there, refuses, or says what it should not; one sentence."""
 
 

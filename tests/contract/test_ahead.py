@@ -15,10 +15,11 @@ from tabular import TabularLearner, TabularSampler
 from test_algorithms_need_protocols_only import recipe, workers
 from torch import Tensor
 
-from lockstep.algorithms.policy_gradient import draw
+from lockstep.algorithms.policy_gradient import compared, drawn_and_read
 from lockstep.algorithms.ppo import PPOWorkers, learn, policy_version, rules
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
+from lockstep.experience.agreement import Agreement, Disagreement, Promise
 from lockstep.experience.engine import Engine
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
@@ -38,6 +39,7 @@ class Bench:
         sampler: Draws.
         place: All workers.
         shown: Times them.
+        agreement: Compares both sides.
         abandoned: How often the sampler was ended at once.
         position: Of the next step.
     """
@@ -45,15 +47,17 @@ class Bench:
     sampler: TabularSampler
     place: PPOWorkers
     shown: Progress
+    agreement: Agreement
     abandoned: list[None] = field(default_factory=list)
     position: int = 0
 
-    def ahead(self, steps: int, **ppo: Any) -> Ahead:
-        rule = rules(recipe(correction={"kind": "token_tis"}, **ppo), ())
+    def ahead(self, steps: int, sampling: dict[str, Any] | None = None, **ppo: Any) -> Ahead:
+        rule = rules(recipe(sampling, correction={"kind": "token_tis"}, **ppo), ())
         return Ahead(
             self.place.experience.engine,
-            lambda position, refitted: draw(position, refitted, self.place, rule),
+            lambda position, refitted: drawn_and_read(position, refitted, self.place, rule, self.agreement),
             lambda step, drawn: learn(step, drawn, self.place, rule),
+            lambda step, snapshot, drawn: compared(step, snapshot, drawn, self.agreement),
             lambda step: policy_version(step, rule.options),
             Extent(steps, None, 64),
             self.shown,
@@ -85,8 +89,10 @@ def bench(sampler: TabularSampler | None = None, policy: TabularLearner | None =
     used, learner = sampler or TabularSampler(), policy or TabularLearner(3.0)
     place = workers(used)
     experience = replace(place.experience, engine=Engine(used, learner))
+    agreement = Agreement(learner, experience.engine, Promise(1.001, True, "lockstep doctor quick"), None, print)
     with progress("test", stream=io.StringIO()) as shown:
-        return Bench(used, replace(place, policy=learner, experience=experience), shown)
+        place = replace(place, policy=learner, experience=experience, agreement=None)
+        return Bench(used, place, shown, agreement)
 
 
 def test_it_learns_from_weights_of_one_step_before() -> None:
@@ -95,9 +101,64 @@ def test_it_learns_from_weights_of_one_step_before() -> None:
     assert [row["agreement/weights_age"] for row in rows] == [0.0] + [1.0] * 29
     assert [row["refit/version"] for row in rows] == [0.0, *map(float, range(29))]
     assert rows[0]["agreement/max_abs_logprob_diff"] == 0.0
-    assert all(row["agreement/sampler_kl_k3"] > 0.0 for row in rows[1:])
+    assert all(row["staleness/sampler_kl_k3"] > 0.0 for row in rows[1:])
+    assert all(row["staleness/token_mult_prob_error"] > 1.01 for row in rows[1:6]), "the policy moves fast"
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in rows), "which is no disagreement"
     assert rows[0]["train/reward"] == pytest.approx(0.25, abs=0.08)
     assert rows[-1]["train/reward"] > 0.8
+
+
+class Hotter(TabularSampler):
+    """From some weights on decodes at another temperature than it reads and attests."""
+
+    def __init__(self, since: int) -> None:
+        super().__init__()
+        self._since = since
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        exact = self.logits
+        if (self.version or 0) >= self._since:
+            self.logits = exact / 1.05
+        batch = super().generate(requests, sampling)
+        self.logits = exact
+        return batch
+
+
+class Biased(TabularSampler):
+    """From some weights on computes with others than it attests, whether it draws or reads."""
+
+    def load_weights(self, stream: Any, version: int) -> Any:
+        attestation = super().load_weights(stream, version)
+        if version >= 3:
+            self.logits = self.logits + torch.linspace(0.0, 0.05, 4)
+        return attestation
+
+
+@pytest.mark.parametrize("sampler", [Hotter(since=3), Biased()])
+def test_an_engine_that_is_wrong_stops_it_before_that_is_trained_on(sampler: TabularSampler, tmp_path: Path) -> None:
+    here = bench(sampler)
+    ahead = here.ahead(30)
+    rows = list[dict[str, float]]()
+    told = r"mean e\^\|Δ\| is 1\.0\d+ over \d+ tokens of this step, and the bound is 1.001"
+    with pytest.raises(Disagreement, match=told):
+        rows.extend(here.step(ahead, step).metrics.floats() for step in range(9))
+    assert 3 <= len(rows) <= 4, "before what the weights 3 drew is trained on"
+    assert all(row["agreement/breach"] == 0.0 for row in rows)
+    before = dict(here.place.policy.weights())["logits"].clone()
+    here.save(ahead, tmp_path)
+    again = bench()
+    resumed = again.ahead(30)
+    again.load(resumed, tmp_path)
+    again.position = here.position
+    assert torch.equal(dict(again.place.policy.weights())["logits"], before)
+    assert again.step(resumed, len(rows)).metrics.floats()["agreement/breach"] == 0.0
+
+
+def test_what_is_drawn_otherwise_is_compared_by_reading() -> None:
+    here = bench(Biased())
+    ahead = here.ahead(30, sampling={"max_tokens": 4, "temperature": 0.7})
+    with pytest.raises(Disagreement):
+        here.run(ahead, range(6))
 
 
 def test_while_the_policy_rests_nothing_is_old() -> None:

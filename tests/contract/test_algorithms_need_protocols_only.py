@@ -11,6 +11,7 @@ import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
 
 from lockstep.algorithms.ppo import PPORules, PPOWorkers, ppo_step, rules
+from lockstep.experience.agreement import Agreement, Promise
 from lockstep.experience.engine import Engine
 from lockstep.experience.refit import RefitError
 from lockstep.experience.rollout import Experience
@@ -25,14 +26,14 @@ def share_of_ones(prompts: Sequence[Prompt], responses: Sequence[str], answers: 
     return [response.count("1") / len(response) for response in responses]
 
 
-def recipe(**ppo: Any) -> PPORecipe:
+def recipe(sampling: dict[str, Any] | None = None, **ppo: Any) -> PPORecipe:
     return PPORecipe.model_validate(
         {
             "algorithm": "ppo",
             "model": {"path": "none"},
             "data": {"train": "none", "max_prompt_tokens": 1},
             "reward": {"type": "math"},
-            "sampling": {"max_tokens": 4},
+            "sampling": sampling or {"max_tokens": 4},
             "validation_sampling": {"max_tokens": 4},
             "ppo": {"num_prompts_per_step": 64, "global_batch_size": 32, **ppo},
             "policy": {"lr": 1.0},
@@ -47,7 +48,12 @@ def workers(sampler: TabularSampler) -> PPOWorkers:
     engine, prompts = Engine(sampler, policy), cast(Any, OnePrompt())
     experience = Experience(engine, prompts, share_of_ones, lambda ids: "".join(map(str, ids)), seed=0)
     return PPOWorkers(
-        policy=policy, critic=TabularLearner(0.3), reference=TabularLearner(0.0), experience=experience, phase=untimed
+        policy=policy,
+        critic=TabularLearner(0.3),
+        reference=TabularLearner(0.0),
+        experience=experience,
+        phase=untimed,
+        agreement=Agreement(policy, engine, Promise(1.001, True, "lockstep doctor quick"), None, print),
     )
 
 

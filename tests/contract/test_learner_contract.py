@@ -29,14 +29,15 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, TopKLogitsWarper, TopPLogitsWarper
 
 from lockstep.batch import Batch, concat
+from lockstep.errors import RunError
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.runtime.parallel import launch
-from lockstep.runtime.remote import RemoteLearner, spawned
 from lockstep.runtime.workers import LearnerSpec
 from lockstep.types import SamplingParams
 
-IMPLEMENTATIONS = ["in process", "spawned", pytest.param("two ranks", marks=pytest.mark.needs("gloo"))]
+RANKS = {"one rank": 1, "two ranks": 2}
+IMPLEMENTATIONS = ["in process", *(pytest.param(kind, marks=pytest.mark.needs("gloo")) for kind in RANKS)]
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
 
 
@@ -51,15 +52,11 @@ class Pair:
 
 
 def start(kind: str, spec: LearnerSpec, stack: ExitStack) -> Learner:
-    if kind == "two ranks":
-        ranks = launch(over(spec, dp=2), timeout_s=400.0)
-        stack.callback(ranks.close)
-        return ranks
-    if kind == "spawned":
-        remote = spawned(spec, f"{spec.head} learner", timeout_s=400.0)
-        stack.callback(remote.close)
-        return RemoteLearner(remote)
-    return spec.build()
+    if kind == "in process":
+        return spec.build()
+    ranks = launch(over(spec, dp=RANKS[kind]), timeout_s=400.0)
+    stack.callback(ranks.close)
+    return ranks
 
 
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)
@@ -295,7 +292,7 @@ def test_a_saved_learner_goes_on_bit_for_bit(pair: Pair, tmp_path: Path) -> None
 def test_a_folder_that_cannot_be_written_is_told_when_asked(pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file where the folder should be")
     pair.policy.save(tmp_path / "taken")
-    with pytest.raises(ValueError, match="taken"):
+    with pytest.raises(RunError, match="taken"):
         pair.policy.saved(wait=True)
     assert pair.policy.saved(wait=True), "told once"
 

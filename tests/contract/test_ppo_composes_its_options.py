@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
 from test_algorithms_need_protocols_only import recipe, share_of_ones
 
+from lockstep.algorithms.kl_coefficient import KLCoefficient
 from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules, with_advantages
 from lockstep.batch import Batch
 from lockstep.experience.engine import Engine
@@ -20,7 +22,7 @@ from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.metrics import Metrics
-from lockstep.recipe import PPO
+from lockstep.recipe import PPO, AdaptiveKL
 from lockstep.types import Request, SamplingParams, untimed
 
 
@@ -112,26 +114,57 @@ def test_bound_on_the_value(clip: float | None) -> None:
     assert critic.losses == [ClippedValue(clip)] * 2
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl_in_the_reward_is_not_in_the_loss(estimator: str) -> None:
-    kl = {"coef": 0.5, "placement": "reward", "estimator": estimator, "clamp_logratio": 0.7, "clamp": 0.6}
-    policy, _, _ = steps(1, reference=tilted(), kl=kl)
-    delta = (policy.batches[0]["old_logprob"] - policy.batches[0]["ref_logprob"]).clamp(-0.7, 0.7)
-    estimate = {"k1": delta, "k2": delta**2 / 2, "k3": (-delta).exp() - 1 + delta}[estimator].clamp(-0.6, 0.6)
+def test_kl_in_the_reward_is_not_in_the_loss() -> None:
+    policy, _, _ = steps(1, reference=tilted(), kl={"coef": 0.5, "placement": "reward"})
     batch = policy.batches[0]
+    delta = batch["old_logprob"] - batch["ref_logprob"]
     scores = torch.where(batch.position == 4, batch["shaped_score"][batch.row], 0.0)
-    torch.testing.assert_close(batch["reward"], scores - 0.5 * estimate * batch.mask)
-    assert estimate[batch.mask].abs().max() > 0.1
-    assert all(isinstance(loss, ClippedSurrogate) and loss.kl is None and loss.kl_coef == 0 for loss in policy.losses)
+    torch.testing.assert_close(batch["reward"], scores - 0.5 * delta * batch.mask)
+    assert delta[batch.mask].abs().max() > 0.1
+    assert all(isinstance(loss, ClippedSurrogate) and loss.kl_coef == 0 for loss in policy.losses)
 
 
 def test_kl_in_the_loss_is_not_in_the_reward() -> None:
-    policy, _, _ = steps(1, reference=tilted(), kl={"coef": 0.5, "placement": "loss", "estimator": "k2"})
+    policy, _, _ = steps(1, reference=tilted(), kl={"coef": 0.5, "placement": "loss"})
     batch, loss = policy.batches[0], policy.losses[0]
     assert isinstance(loss, ClippedSurrogate)
-    assert loss.kl is not None
-    assert (loss.kl_coef, loss.kl.estimator, loss.kl.clamp_logratio, loss.kl.clamp) == (0.5, "k2", 20.0, 10.0)
+    assert loss.kl_coef == 0.5
     assert torch.equal(batch["reward"][batch.position < 4], torch.zeros(int((batch.position < 4).sum())))
+
+
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_what_is_maximized_has_the_kl_wherever_it_stands(placement: str) -> None:
+    policy, critic = Witness(3.0), Witness(0.3)
+    experience = Experience(Engine(TabularSampler(), policy), cast(Any, OnePrompt()), share_of_ones, str, seed=0)
+    workers = PPOWorkers(policy=policy, critic=critic, reference=tilted(), experience=experience, phase=untimed)
+    options = recipe(kl={"coef": 0.5, "placement": placement}, global_batch_size=64)
+    found = ppo_step(0, 0, workers, rules(options, ())).metrics.floats()
+    assert found["train/kl"] != 0
+    assert found["train/shaped_reward"] == pytest.approx(found["train/reward"] - 0.5 * 4 * found["train/kl"], rel=1e-5)
+
+
+def test_the_coefficient_follows_its_target_and_a_checkpoint_holds_it(tmp_path: Path) -> None:
+    kl = {"coef": 0.5, "placement": "loss", "adaptive": {"target": 100.0}}
+    policy, _, _ = steps(3, reference=tilted(), kl=kl)
+    used = [cast(ClippedSurrogate, loss).kl_coef for loss in policy.losses]
+    assert used == pytest.approx([0.5, 0.5, 0.49, 0.49, 0.4802, 0.4802]), "the divergence is far below its target"
+    coefficient = KLCoefficient(0.1, AdaptiveKL(target=2.0, gain=1.0))
+    coefficient.follow(2.2)
+    assert coefficient.value == pytest.approx(0.11)
+    coefficient.follow(50.0)
+    assert coefficient.value == pytest.approx(0.11 * 1.2)
+    coefficient.save(tmp_path / "kl")
+    restored = KLCoefficient(0.1, coefficient.adaptive)
+    restored.load(tmp_path / "absent")
+    assert restored.value == 0.1
+    restored.load(tmp_path / "kl")
+    assert restored.value == coefficient.value, "to the bit"
+
+
+def test_the_coefficient_waits_until_the_policy_learns() -> None:
+    kl = {"coef": 0.5, "placement": "loss", "adaptive": {"target": 100.0}}
+    policy, _, _ = steps(3, reference=tilted(), kl=kl, critic_warmup_steps=2)
+    assert [cast(ClippedSurrogate, loss).kl_coef for loss in policy.losses] == [0.5, 0.5]
 
 
 def test_the_reference_is_not_the_policy() -> None:
@@ -226,7 +259,7 @@ def credit(**ppo: Any) -> Batch:
 
 
 def test_each_lambda_goes_where_it_belongs() -> None:
-    batch = credit(gae_lambda=0.5, gae_lambda_policy=0.0, gae_lambda_value=1.0)
+    batch = credit(gae_lambda_policy=0.0, gae_lambda_value=1.0)
     assert batch["return"].tolist() == pytest.approx([0, 1, 1, 0, 1, 1, 1])
     assert batch["advantage"].tolist() == pytest.approx([0, 0.1 - 0.3, 1 - 0.1, 0, 0.6 - 0.2, 0.4 - 0.6, 1 - 0.4])
 

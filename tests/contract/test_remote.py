@@ -20,8 +20,8 @@ from lockstep.runtime.progress import progress
 from lockstep.runtime.remote import (
     Remote,
     RemoteError,
+    RemoteInputError,
     RemoteTimeout,
-    RemoteValueError,
     WorkerDied,
     outcomes,
     spawned,
@@ -126,7 +126,7 @@ def test_a_worker_does_one_thing_at_a_time(shared: Remote) -> None:
 def test_a_refusal_reads_as_it_was_written(shared: Remote) -> None:
     with pytest.raises(ValueError, match=r"policy\.lr is -1") as caught:
         shared.call("refuse")
-    assert isinstance(caught.value, RemoteValueError)
+    assert isinstance(caught.value, RemoteInputError)
     assert str(caught.value) == "policy.lr is -1, but must be positive"
     assert "raised in refuse of worker abacus" in caught.value.__notes__[0]
     assert shared.call("echo", 1) == 1

@@ -18,7 +18,7 @@ from tiny_models import SECTION, requests, responses
 from lockstep.experience.refit import refit
 from lockstep.models.load import load_causal_lm
 from lockstep.recipe import SamplerSection
-from lockstep.runtime.remote import RemoteLearner, WorkerDied, spawned
+from lockstep.runtime.remote import WorkerDied, spawned
 from lockstep.runtime.replicas import Replicas, SamplerLost
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Piece
@@ -169,7 +169,7 @@ def test_a_learner_that_dies_during_a_refit_is_no_samplers_death(
         """Its process is killed while its weights are on their way."""
 
         def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-            for number, pair in enumerate(RemoteLearner(remote).weights()):
+            for number, pair in enumerate(remote.stream("weights")):
                 if number == 3:
                     remote.close(at_once=True)
                 yield pair

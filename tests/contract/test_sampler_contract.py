@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from lockstep import keyed
+from lockstep.errors import RunError
 from lockstep.learners.base import train
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.heads import LogitsHead
@@ -265,6 +266,23 @@ def test_bf16_samples_as_a_bf16_learner_scores(models: Callable[..., Path]) -> N
     batch = TorchSampler(lm, 64, bf16=True).generate(requests(), PLAIN)
     mismatch = (batch["sampler_logprob"] - learner.logprobs(batch))[batch.mask].abs()
     assert mismatch.mean() < 0.05
+
+
+@pytest.mark.parametrize("sampling", SHAPED.values(), ids=SHAPED)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_name_model_step_and_row(
+    models: Callable[..., Path], sampling: SamplingParams, value: float
+) -> None:
+    """Row 1 alone reads token 9, whose embedding is broken; so what follows it is not finite."""
+    lm = load_causal_lm(models("llama"))
+    sampler, asked = TorchSampler(lm, max_batch_size=8), [Request((3, 4), 0), Request((3, 9), 1), Request((5,), 2)]
+    sampler.load_weights([], version=7)
+    with torch.no_grad():
+        lm.get_input_embeddings().weight[9] = value
+    with pytest.raises(
+        RunError, match=r"step 7, gives logits that are not finite for token 1 of the response to row 1 of 3"
+    ):
+        sampler.generate(asked, sampling)
 
 
 def test_a_real_model_tells_a_story(assets: Path) -> None:

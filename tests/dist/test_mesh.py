@@ -20,7 +20,6 @@ from lockstep.losses.distill import Distillation
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
-from lockstep.objectives.divergence import KLEstimate
 from lockstep.recipe import LearnerSection, Parallel
 from lockstep.runtime.parallel import MeshLearner, launch
 from lockstep.runtime.workers import LearnerSpec
@@ -29,7 +28,7 @@ from lockstep.types import SamplingParams
 
 pytestmark = pytest.mark.needs("gloo")
 STEPS, MANY = 3, 20
-SURROGATE = ClippedSurrogate(0.2, 0.2, kl_coef=0.05, kl=KLEstimate("k3"), entropy_coef=0.01)
+SURROGATE = ClippedSurrogate(0.2, 0.2, kl_coef=0.05, entropy_coef=0.01)
 LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
     "dp2": ({"dp": 2}, "qwen3"),
     "tp2": ({"tp": 2}, "qwen2 tied"),

@@ -333,7 +333,7 @@ def test_a_missing_package_is_one_sentence() -> None:
     code = "import sys; sys.modules['openai'] = None\nimport lockstep.samplers.openai"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (
-        "ValueError: a client for servers needs the package openai, which is not installed: "
+        "lockstep.errors.InputError: a client for servers needs the package openai, which is not installed: "
         "pip install 'lockstep-rl[openai]'"
     )
 

@@ -10,15 +10,22 @@ from pathlib import Path
 
 from workspace import (
     Spoil,
+    adapters_only,
     add_row,
     change,
+    in_eight_bits,
     pickled,
     remove,
     small_embedding,
     truncated,
+    with_a_layer_too_many,
+    with_infinity,
+    with_nan,
     without_tensor,
     write,
 )
+
+from lockstep import exit_codes
 
 
 @dataclass(frozen=True)
@@ -30,12 +37,14 @@ class BadInput:
         spoil: Makes it wrong, where the command alone does not.
         early: Whether it shows before the first step, so that nothing is left behind.
         dry: Whether `--dry-run` says the same.
+        code: What the command exits with.
     """
 
     command: str
     spoil: Spoil | None = None
     early: bool = True
     dry: bool = True
+    code: int = exit_codes.INPUT
 
     @property
     def late(self) -> BadInput:
@@ -43,14 +52,14 @@ class BadInput:
         return replace(self, early=False, dry=False)
 
     @property
+    def lost(self) -> BadInput:
+        """The same, for what ends a run that was in order."""
+        return replace(self.late, code=exit_codes.CRASH)
+
+    @property
     def only_when_drawn(self) -> BadInput:
         """The same, for a row that a run meets when it comes to it, and a dry run before."""
         return replace(self, early=False)
-
-    @property
-    def only_when_opened(self) -> BadInput:
-        """The same, for what a dry run cannot see."""
-        return replace(self, dry=False)
 
 
 def said(overrides: str) -> BadInput:
@@ -126,9 +135,10 @@ RECIPES = {
     "recipe: a typo in a file": BadInput("train bad.yaml", write("bad.yaml", TINY + "ppo: {clpi: 0.1}\n")),
     "override: a typo": said("ppo.clop=0.1"),
     "override: no section": said("lr=0.1"),
+    "override: an option that moved": said("doctor.watch=false"),
     "override: dashes": said("--ppo.clip=0.1"),
     "override: a space": said("ppo.clip 0.1"),
-    "override: no space in a mapping": said("ppo.kl={coef:1}"),
+    "override: no space in a mapping": said("policy.schedule={decay:linear}"),
     "override: no value": said("seed="),
     "override: a bare #": said("reward.marker=##"),
     "config: no such option": BadInput("config tiny.yaml ppo.clpi"),
@@ -141,16 +151,20 @@ RECIPES = {
     "range: below": said("ppo.clip=-1"),
     "range: above": said("ppo.gamma=2"),
     "range: not finite": said("policy.lr=.inf"),
-    "choice: unknown": said("ppo.kl.estimator=k4"),
+    "choice: unknown": said("policy.schedule.decay=step"),
     "choice: backend that is not there": said("sampler=sglang"),
     "rule: batch not divisible": said("ppo.global_batch_size=5"),
     "rule: dynamic sampling of one": said("ppo.dynamic_sampling={} ppo.num_generations=1"),
-    "rule: one step ahead without a correction": said("ppo.one_step_ahead=true doctor.watch=false"),
-    "rule: one step ahead with a watch": said("ppo.one_step_ahead=true ppo.correction.kind=token_tis"),
+    "rule: one step ahead without a correction": said("ppo.one_step_ahead=true"),
     "rule: one step ahead with a sampler that sleeps": said(
-        "ppo.one_step_ahead=true ppo.correction.kind=token_tis doctor.watch=false sampler=vllm sampler.vllm.sleep=true"
+        "ppo.one_step_ahead=true ppo.correction.kind=token_tis sampler=vllm sampler.vllm.sleep=true"
     ),
     "rule: two that reward": said("reward_model.path=models/judge"),
+    "rule: a learned reward that nothing holds": said("reward=null reward_model.path=models/judge"),
+    "rule: k3 in the reward": said("ppo.kl.coef=0.05 ppo.kl.placement=reward ppo.kl.estimator=k3"),
+    "rule: k1 in the loss": said("ppo.kl.coef=0.05 ppo.kl.estimator=k1"),
+    "rule: a bound on the divergence": said("ppo.kl.coef=0.05 ppo.kl.clamp=10"),
+    "rule: a deviation of rewards without a baseline": BadInput("train grpo_arithmetic grpo.baseline=none"),
     "rule: two models": said("model.path=model model.from_recipe=sft_arithmetic"),
     "rule: no data": said("data.arithmetic=null"),
     "rule: system prompt without chat": said("data.system_prompt=Hi"),
@@ -172,9 +186,10 @@ RECIPES = {
     "rule: one score of two": BadInput("train dpo.yaml data.chosen_score=score"),
     "rule: a completion of pairs": BadInput("train dpo.yaml data.completion=X"),
     "rule: best between validations": said("run.best.metric=validation/accuracy run.validate_every=0"),
+    "path: a variable that is not set": said("'run.folder=$NOWHERE/run'"),
+    "path: no such user": own(overrides="model.path=~nobody.here/model"),
+    "path: empty": said("'run.folder=\"\"'"),
 }
-
-JUDGED_BY_MATH = """validation_reward.type=math validation_reward.marker='"####"'"""
 
 MODELS = {
     "model: no such folder": own(overrides="model.path=absent"),
@@ -185,17 +200,29 @@ MODELS = {
     "model: unknown architecture": own(change("model/config.json", model_type="abacus")),
     "model: an encoder": own(change("model/config.json", model_type="bert", architectures=["BertForMaskedLM"])),
     "model: impossible shape": own(change("model/config.json", num_key_value_heads=3)),
+    "model: code of its own": own(
+        change("model/config.json", model_type="abacus", auto_map={"AutoConfig": "abacus.Abacus"})
+    ),
+    "model: quantized": own(change("model/config.json", quantization_config={"quant_method": "bitsandbytes"})),
+    "model: too many layers": own(change("model/config.json", num_hidden_layers=10_000_000)),
+    "model: adapters alone": own(adapters_only),
     "model: no context": own(
         change(
             "model/config.json", model_type="mamba", architectures=["MambaForCausalLM"], max_position_embeddings=None
         )
     ),
-    "model: no reward model": own(overrides=f"reward=null reward_model.path=model {JUDGED_BY_MATH}"),
+    "model: no reward model": own(overrides="reward=null reward_model.path=model ppo.kl.coef=0"),
     "tokenizer: none": own(remove("model/tokenizer.json")),
     "tokenizer: torn": own(write("model/tokenizer.json", '{"version"')),
     "tokenizer: of another model": own(small_embedding),
     "tokenizer: no chat template": own(overrides="data.chat=true"),
     "tokenizer: no chat template for messages": own(overrides="data.messages=talk"),
+    "tokenizer: a chat template that is no Jinja": own(
+        write("model/chat_template.jinja", "{% for m in messages %}\n{{ m.content }\n{% endfor %}"), "data.chat=true"
+    ),
+    "tokenizer: a chat template that reaches out": own(
+        write("model/chat_template.jinja", "{{ messages.__class__.__mro__ }}"), "data.chat=true"
+    ),
     "tokenizer: no stop token": own(
         lambda folder: [
             change("model/tokenizer_config.json", eos_token=None)(folder),
@@ -212,11 +239,19 @@ MODELS = {
         )
     ),
     "weights: of another shape": own(change("model/config.json", intermediate_size=48)),
-    "weights: a tensor missing": own(without_tensor).only_when_opened,
+    "weights: a tensor missing": own(without_tensor),
+    "weights: a tensor too many": own(with_a_layer_too_many),
+    "weights: NaN": own(with_nan),
+    "weights: infinite": own(with_infinity),
+    "weights: of eight bits": own(in_eight_bits),
+    "weights: an index that is none": own(
+        write("model/model.safetensors.index.json", '{"weight_map": ["model.safetensors"]}')
+    ),
     "context: prompt and response": said("sampling.max_tokens=100"),
     "context: rows of sft": BadInput("train sft.yaml sft.max_tokens=200"),
     "new model: unknown type": said("model.scratch.config.model_type=lama"),
     "new model: unknown field": said("model.scratch.config.hidden_sise=3"),
+    "new model: too many layers": said("model.scratch.config.num_hidden_layers=10000000"),
     "new model: wrong type": said("model.scratch.config.hidden_size=big"),
 }
 
@@ -245,6 +280,7 @@ DATA = {
         "data.messages=talk",
     ),
     "data: a template that is none": own(overrides="data.prompt='\"{question\"'"),
+    "data: a template with doubled braces": own(overrides="data.prompt='\"{{ question }}\"'"),
     "data: a long prompt": own(overrides="data.max_prompt_tokens=20"),
     "data: only long prompts": own(overrides="data.max_prompt_tokens=3 data.overlong_prompts=skip"),
     "data: a long row of sft": BadInput("train sft.yaml sft.max_tokens=30"),
@@ -330,18 +366,29 @@ JUDGED = {
 
 RUNS = {
     "run: folder cannot be made": said("run.folder=rewards.py/run"),
+    "run: a folder of a model": own(overrides="run=model"),
+    "run: a folder of something else": own(
+        lambda folder: [(folder / "notes").mkdir(), write("notes/diary.md", "Dear")(folder)], "run.folder=notes"
+    ),
     "run: no GPU": said("learner.device=cuda"),
     "run: too little disk": BadInput("train tiny.yaml run.keep=1000000000000 --dry-run"),
     "run: too little memory": BadInput("train tiny.yaml sampler.max_batch_size=1000000000000 --dry-run"),
+    "run: too little memory to learn": BadInput(
+        "train sft.yaml learner.micro_batch_tokens=1000000000000 sft.global_batch_size=1000000000 "
+        "run.max_epochs=999999999 --dry-run"
+    ),
     "run: all rewards equal": reward("rewards.py:constant", "ppo.dynamic_sampling.max_batches=2").late,
-    "run: numbers break": said("critic.lr=1e30 run.max_steps=3").late,
+    "run: nothing was trained": replace(
+        said("ppo.overlong_filtering=true sampling.max_tokens=1 run.max_steps=2").late, code=exit_codes.INCONCLUSIVE
+    ),
+    "run: numbers break": said("critic.lr=1e30 run.max_steps=3").lost,
     "run: heads that cannot be divided": said("learner.parallel.tp=3"),
     "run: tensor parallelism compiled": said("learner.compile=true learner.parallel.tp=2"),
     "run: adapters of nothing": said("learner.lora.target_modules=[q_porj]"),
     "run: adapters and tensor parallelism": said("learner.lora.rank=8 learner.parallel.tp=2"),
     "run: adapters on Megatron": said("learner.lora.rank=8 learner.backend=megatron"),
     "run: offload without ranks": said("learner.cpu_offload=true"),
-    "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").late,
+    "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").lost,
     "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1 run.max_steps=2").late,
     "generate: a recipe of another command": BadInput("generate model rows.jsonl --recipe own.yaml"),
     "generate: a run that is not finished": BadInput("generate run rows.jsonl", a_run),

@@ -14,12 +14,14 @@ from bad_inputs import CATALOGUE
 from safetensors.torch import load_file
 from workspace import furnish
 
+from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.runtime.folder import locked
 
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
 ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \| (?P<advice>.+) \|")
 SENTENCES = {row["name"]: row["sentence"] for row in map(ROW.fullmatch, PAGE.read_text().splitlines()) if row}
+BREAKING = "train tiny.yaml critic.lr=1e30 run.max_steps=3"
 NOTES = {name for name in SENTENCES if name.startswith("note: ")}
 
 
@@ -46,9 +48,9 @@ def left(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
 
 
-def refusal(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+def refusal(command: str, capsys: pytest.CaptureFixture[str], code: int = exit_codes.INPUT) -> str:
     """What is said of a command that must fail: the last line, and the only one that says so."""
-    assert main(shlex.split(command)) == 2
+    assert main(shlex.split(command)) == code
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("lockstep: ")] == lines[-1:]
     assert not any("Traceback" in line for line in lines)
@@ -68,7 +70,7 @@ def test_bad_input_gets_its_sentence_and_leaves_nothing(
     if bad.spoil is not None:
         bad.spoil(here)
     before = left(here)
-    sentence = refusal(bad.command, capsys)
+    sentence = refusal(bad.command, capsys, bad.code)
     assert is_said(name, sentence), sentence
     if bad.early:
         assert left(here) == before
@@ -120,9 +122,11 @@ def test_a_dry_run_of_what_is_in_order_reports_and_leaves_nothing(
     assert main(["train", recipe]) == 0
 
 
-def test_a_dry_run_says_what_max_steps_hides(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "tiny.yaml", "--dry-run", "run.max_epochs=9"]) == 0
-    assert "steps: 1 (run.max_steps goes before run.max_epochs=9);" in capsys.readouterr().out
+def test_epochs_that_are_asked_for_take_back_the_steps_of_the_recipe(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "tiny.yaml", "--dry-run", "run.max_epochs=2"]) == 0
+    assert "steps: 16;" in capsys.readouterr().out
 
 
 def test_a_dry_run_goes_on_to_the_recipe_that_is_trained_first(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +138,7 @@ def test_a_dry_run_goes_on_to_the_recipe_that_is_trained_first(here: Path, capsy
 
 
 def test_the_batch_that_broke_the_numbers_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refusal("train tiny.yaml critic.lr=1e30 run.max_steps=3", capsys)
+    refusal(BREAKING, capsys, exit_codes.CRASH)
     [folder] = Path("run/faults").iterdir()
     said, batch = json.loads((folder / "fault.json").read_text()), load_file(folder / "batch.safetensors")
     assert said["step"] == 1
@@ -146,7 +150,7 @@ def test_the_batch_that_broke_the_numbers_is_kept(here: Path, capsys: pytest.Cap
 
 @pytest.mark.needs("gloo")
 def test_numbers_that_break_on_two_ranks_get_the_same_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = refusal("train tiny.yaml critic.lr=1e30 run.max_steps=3 learner.parallel.dp=2", capsys)
+    sentence = refusal(f"{BREAKING} learner.parallel.dp=2", capsys, exit_codes.CRASH)
     assert is_said("run: numbers break", sentence)
 
 
@@ -158,8 +162,26 @@ def test_equal_rewards_are_noted(here: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_step_that_trained_on_nothing_is_noted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "tiny.yaml", "ppo.overlong_filtering=true", "sampling.max_tokens=1"]) == 0
+    command = ["train", "tiny.yaml", "ppo.overlong_filtering=true", "sampling.max_tokens=1"]
+    assert main(command) == exit_codes.INCONCLUSIVE
     assert any(is_said("note: nothing to train on", line) for line in capsys.readouterr().err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("note: validation that is trained on", "train own.yaml data.validation=copy.jsonl"),
+        ("note: a large learning rate", "train own.yaml policy.lr=5"),
+    ],
+)
+def test_what_is_probably_not_meant_is_noted(
+    name: str, command: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy("rows.jsonl", "copy.jsonl")
+    assert main([*shlex.split(command), "--dry-run"]) == 0
+    assert any(is_said(name, line.removeprefix("note: ").strip()) for line in capsys.readouterr().out.splitlines())
+    main(shlex.split(command))
+    assert any(is_said(name, line) for line in capsys.readouterr().err.splitlines())
 
 
 def test_a_failed_start_takes_back_what_it_made_and_nothing_else(

@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 from tiny_recipe import RECIPE as PPO
 
 from lockstep.config import RecipeError, load
+from lockstep.report.compared import compared
 from lockstep.report.log import read_metrics
+from lockstep.report.summary import summary
 from lockstep.runtime.dry_run import dry_run
 from lockstep.runtime.stop import Stopped
 from lockstep.runtime.train import train
@@ -79,6 +81,7 @@ def test_a_student_becomes_its_teacher(learn: Run, kind: str, tokens: tuple[str,
     assert divergence[-1] < 0.35 * divergence[0]
     assert of(rows, "policy/same_first_choice")[-1] > of(rows, "policy/same_first_choice")[0]
     assert max(of(rows, "agreement/max_abs_logprob_diff")) < 1e-4
+    assert compared(rows).word == "AGREE"
     assert 0.0 <= of(rows, "validation/reward")[-1] <= 1.0
     shown = json.loads(Path("run/samples.jsonl").read_text().splitlines()[0])
     assert {"prompt", "response", "token"} <= shown.keys()
@@ -88,6 +91,7 @@ def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
     rows = learn("run.max_steps=15", "distill.kl_type=forward", *OFF_POLICY)
     assert of(rows)[-1] < 0.35 * of(rows)[0]
     assert not of(rows, "agreement/max_abs_logprob_diff")
+    assert "NOT MEASURED: no sampled token was scored by both sides" in summary(Path("run"))
 
 
 def test_each_row_has_the_teacher_that_it_names(learn: Run, in_tmp: Path) -> None:

@@ -109,13 +109,14 @@ def test_a_fault_is_counted_and_named_and_the_run_goes_on(run: Run, capsys: pyte
 
 
 def test_another_reward_may_judge_the_whole_episode(run: Run) -> None:
-    rows = steps(run("grpo", "reward={type: python, function: 'rewards.py:constant', marker: null}", "run.max_steps=1"))
+    constant = "reward={type: python, function: 'rewards.py:constant', marker: null}"
+    rows = steps(run("grpo", constant, "environment.pass_score=null", "run.max_steps=1"))
     assert rows[0]["train/reward"] == 1.0
     assert rows[0]["train/turns"] > 1
 
 
 def test_an_episode_can_be_drawn_one_step_ahead_and_the_same_run_gives_the_same(run: Run) -> None:
-    ahead = ["grpo.one_step_ahead=true", "grpo.correction={kind: token_tis}", "doctor.watch=false", "run.max_steps=3"]
+    ahead = ["grpo.one_step_ahead=true", "grpo.correction={kind: token_tis}", "run.max_steps=3"]
     [first, second] = (run("grpo", f"run.folder={name}", *ahead) for name in ("one", "other"))
     assert first == second
 
@@ -141,7 +142,10 @@ def test_an_interrupt_does_not_wait_for_what_hangs(run: Run, in_tmp: Path, proce
 
 
 def test_a_calculator_takes_over_at_the_equals_sign(run: Run) -> None:
-    calculator = "environment={class_name: 'lockstep.experience.calculator:Calculator', stop: ['='], max_tokens: 30}"
+    calculator = (
+        "environment={class_name: 'lockstep.experience.calculator:Calculator', stop: ['='], max_tokens: 30, "
+        "pass_score: null}"
+    )
     reward = "reward={type: math, marker: '####'}"
     rows = run("grpo", calculator, reward, "run.max_steps=2", "sampling.max_tokens=8")
     assert "validation/accuracy" in rows[0]

@@ -12,6 +12,7 @@ import yaml
 from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.config import RecipeError, load
+from lockstep.report.compared import compared
 from lockstep.report.log import read_metrics
 from lockstep.runtime.train import train
 
@@ -51,13 +52,21 @@ def test_every_relative_raises_its_reward(run: Run, relative: str) -> None:
     assert rows[-1]["train/reward"] > rows[0]["train/reward"] + 0.05
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
     assert all(row["policy/grad_norm"] > 0 for row in rows)
+    assert compared(rows).word == "AGREE"
+
+
+def test_hints_name_options_of_this_recipe(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("grpo.overlong_filtering=true", "sampling.max_tokens=1", "run.max_steps=1")
+    told = capsys.readouterr().err
+    assert "(raise sampling.max_tokens, or set grpo.overlong_filtering=false)" in told
+    assert "ppo." not in told
 
 
 @pytest.mark.parametrize(
     ("option", "changes"),
     [
         ("baseline=leave_one_out", "train/advantage_squared"),
-        ("baseline=none", "train/advantage"),
+        ("baseline=none grpo.scale_rewards=none", "train/advantage"),
         ("scale_rewards=batch", "train/advantage_squared"),
         ("scale_rewards=none", "train/advantage_squared"),
         ("loss_mean=responses", "policy/loss"),
@@ -71,7 +80,7 @@ def test_option_changes_what_it_should(run: Run, option: str, changes: str) -> N
     fast = ("policy.lr=0.05", "grpo.clip=0.01", "reward.function=rewards.py:uneven")
     with Path("rewards.py").open("a") as file:
         file.write("\n\ndef uneven(prompt, response, answer, row):\n    return len(set(response)) / 10\n")
-    plain, changed = (steps(run(f"run.folder=of_{len(more)}", *fast, *more)) for more in ((), (f"grpo.{option}",)))
+    plain, changed = (steps(run(f"run.folder=of_{len(more)}", *fast, *more)) for more in ((), f"grpo.{option}".split()))
     assert plain[-1][changes] != pytest.approx(changed[-1][changes], rel=1e-6)
 
 
@@ -84,7 +93,7 @@ def test_responses_without_a_verdict_leave_baseline_and_loss(run: Run) -> None:
 
 
 def test_a_run_one_step_ahead_learns_from_older_responses(run: Run) -> None:
-    ahead = ("grpo.one_step_ahead=true", "grpo.correction={kind: token_tis}", "doctor.watch=false", "run.max_steps=4")
+    ahead = ("grpo.one_step_ahead=true", "grpo.correction={kind: token_tis}", "run.max_steps=4")
     assert [row["agreement/weights_age"] for row in steps(run(*ahead))] == [0.0, 1.0, 1.0, 1.0]
 
 

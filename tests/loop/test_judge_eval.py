@@ -18,6 +18,7 @@ import pytest
 
 from lockstep.cli import main
 from lockstep.config import RecipeError
+from lockstep.experience.judge.judge import JudgeError
 from lockstep.runtime.judge_eval import judge_eval
 from lockstep.runtime.judge_eval_recipe import judge_eval_recipe
 from lockstep.runtime.parts import Parts
@@ -222,7 +223,7 @@ def test_a_question_that_nobody_answers_is_counted_and_a_dead_server_is_an_error
 
 def test_too_many_without_a_verdict_stop_where_the_recipe_says_so(served: Callable[..., Path]) -> None:
     with pytest.raises(
-        RuntimeError, match=r"3 of 21 judgements have no verdict \(3 not_a_number\), more than judge\.max"
+        JudgeError, match=r"3 of 21 judgements have no verdict \(3 not_a_number\), more than judge\.max"
     ):
         served("out", "judge.max_no_verdict_rate=0.1")
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from killing import command, contents, killed_and_continued, started, steps_logg
 from safetensors.torch import load_file
 from tiny_recipe import RECIPE
 
+from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.config import load
 from lockstep.report.log import read_metrics
@@ -68,7 +69,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
     assert run("run.folder=stopped", "run.max_steps=4", "run.save_every=2") == whole
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     run: Run, in_tmp: Path, number: signal.Signals, code: int
 ) -> None:
@@ -76,7 +77,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     with started("run", *overrides) as process:
         wait_for(lambda: steps_logged("run") >= 2, process)
         process.send_signal(number)
-        assert process.wait(60) == code
+        assert process.wait(300) == code
         assert process.stderr is not None
         told = process.stderr.read()
     last = steps_logged("run")
@@ -116,8 +117,23 @@ def test_two_interrupts_end_at_once(shell: tuple[str, ...], run: Run, in_tmp: Pa
         process.send_signal(signal.SIGINT)
         next(line for line in shown if "finishing this step" in line)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(300) == 130
         assert "the same command goes on" in "".join(shown)
+
+
+def test_an_interrupt_while_a_run_starts_in_the_background_ends_it(run: Run, in_tmp: Path) -> None:
+    with started("run", "run.max_steps=1000", shell=IN_THE_BACKGROUND) as process:
+        wait_for(Path("run/.lock").exists, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(300) == exit_codes.INTERRUPTED
+
+
+def test_a_run_under_nohup_survives_its_terminal(run: Run, in_tmp: Path) -> None:
+    with started("run", "run.max_steps=20", shell=("nohup",)) as process:
+        wait_for(lambda: steps_logged("run") >= 2, process)
+        os.killpg(process.pid, signal.SIGHUP)
+        assert process.wait(300) == exit_codes.OK
+    assert steps_logged("run") == 20
 
 
 def test_a_run_stops_before_its_time_is_over(run: Run, in_tmp: Path) -> None:
@@ -127,6 +143,25 @@ def test_a_run_stops_before_its_time_is_over(run: Run, in_tmp: Path) -> None:
     assert stopped.value.code == 75
     assert [path.name for path in Path("short/checkpoints").iterdir()] == ["step_000001"]
     assert run("run.folder=short", "run.max_steps=8", "run.save_every=100") == whole
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_run_keeps_its_threads_when_it_is_resumed(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run("run.folder=whole", "run.max_steps=4")
+    with pytest.raises(Stopped):
+        run("run.folder=short", "run.max_steps=4", "run.max_time_s=0.01")
+    torch.set_num_threads(1)
+    assert run("run.folder=short", "run.max_steps=4") == whole
+    assert "short keeps the 2 threads that it was begun with; it would have 1 now" in capsys.readouterr().out
+    assert json.loads(Path("short/environment.json").read_text())["threads"] == 2
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.needs("gloo")
@@ -182,6 +217,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     told = capsys.readouterr().err
     assert "step_000003 is not used: critic/optimizer.safetensors was truncated or altered" in told
     assert "continues after step 2" in told
+
+
+def test_what_kills_have_left_aside_goes_with_the_next_start(run: Run, in_tmp: Path) -> None:
+    run()
+    shutil.rmtree("run/final")
+    for name in ("checkpoints/.aside_old_step_000001/policy", "checkpoints/.aside_step_000003", ".final-aside"):
+        Path("run", name).mkdir(parents=True)
+    run()  # has nothing to save any more
+    assert not [path for path in Path("run").rglob(".*") if path.name != ".lock"]
 
 
 def test_damaged_checkpoints_only_do_not_begin_anew(run: Run, in_tmp: Path) -> None:
@@ -288,7 +332,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tm
     biggest = max(path.stat().st_size for path in Path("run/checkpoints").rglob("*.safetensors"))
     limited = f"ulimit -f {biggest // 1024 - 8}; exec " + " ".join(command("run", "run.max_steps=4"))
     failed = subprocess.run(["bash", "-c", limited], capture_output=True, text=True)
-    assert failed.returncode == 2, failed.stderr
+    assert failed.returncode == exit_codes.CRASH, failed.stderr
     assert "cannot save the checkpoint of step 2" in failed.stderr
     assert "the newest before it is step_000001" in failed.stderr
     assert "Traceback" not in failed.stderr
@@ -339,7 +383,7 @@ def test_signals_to_the_whole_group_end_the_run_in_order(run: Run, in_tmp: Path)
         with started(folder, "run.max_steps=100", "run.save_every=100") as process:
             wait_for(lambda folder=folder: steps_logged(folder) >= 2, process)
             os.killpg(process.pid, number)
-            assert process.wait(60) == 128 + number
+            assert process.wait(300) == 128 + number
         assert [path.name for path in Path(folder, "checkpoints").iterdir()] == [f"step_{steps_logged(folder):06d}"]
 
 

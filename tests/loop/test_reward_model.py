@@ -103,6 +103,7 @@ def test_ppo_is_rewarded_by_it_and_its_critic_begins_with_it(
         **PPO,
         "model": {"path": "run/initial"},
         "reward_model": {"path": "run"},
+        "ppo": {**PPO["ppo"], "kl": {"coef": 0.05}},
         "critic_model": {"path": "run"},
         "validation_reward": PPO["reward"],
         "run": {"max_steps": 1, "folder": "ppo", "num_logged_samples": 16},

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.config import load
 from lockstep.report.log import read_metrics
@@ -99,7 +100,7 @@ def test_check_reads_the_acceptance_bounds(run: Run, capsys: pytest.CaptureFixtu
     run("acceptance=[{metric: train/reward, step: 2, min: 0.0}]")
     assert main(["check", "run"]) == 0
     run("run.folder=failed", "acceptance=[{metric: train/reward, step: 2, min: 2.0}, {metric: x, step: 9}]")
-    assert main(["check", "failed"]) == 1
+    assert main(["check", "failed"]) == exit_codes.BROKEN
     assert "not reached" in capsys.readouterr().out
 
 
@@ -141,7 +142,7 @@ def test_a_continued_run_says_where_it_goes_on(run: Run, capsys: pytest.CaptureF
 
 
 def test_a_step_that_trained_on_nothing_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run("ppo.overlong_filtering=true", "sampling.max_tokens=1")
+    assert main(["train", "tiny.yaml", "ppo.overlong_filtering=true", "sampling.max_tokens=1"]) == 3
     shown = capsys.readouterr().err
     assert "step 1 trained on nothing, every response was taken out: 100% were truncated" in shown
     assert "nan" not in shown

@@ -1,4 +1,5 @@
-"""The doctor in training: faults that no attestation sees raise an alarm with the right name, and health raises none.
+"""Agreement in training: an engine that is off stops the run; faults that no attestation sees raise an alarm with the
+right name, and health raises none.
 
 The faults are in samplers that run: what is wrong is which weights they compute with, not which numbers they report.
 """
@@ -7,29 +8,38 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from killing import assert_same, final
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lockstep.cli import main
 from lockstep.experience.watch import FLOOR
 from lockstep.models.attention import Cached
 from lockstep.report.log import read_metrics
 from lockstep.runtime import job
+from lockstep.samplers.base import Piece
 from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
 
 Run = Callable[..., list[dict[str, Any]]]
 
 SOUND = 10
 """Refits before a fault begins."""
 STEPS = 30
-WATCHED = ("doctor.baseline_steps=6", f"run.max_steps={STEPS}", "run.save_every=100", "policy.lr=3e-3")
+WATCHED = (
+    "agreement.drift.baseline_steps=6", "agreement.on_breach=warn", f"run.max_steps={STEPS}", "run.save_every=100",
+    "policy.lr=3e-3",
+)  # fmt: skip
 
 
 class Separate(TorchSampler):
@@ -110,7 +120,7 @@ class Coarse(Buffered):
 
 @pytest.fixture
 def sampled_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchSampler]], None]:
-    return lambda sampler: monkeypatch.setattr(job, "TorchSampler", sampler)
+    return lambda sampler: monkeypatch.setattr(job, "torch_sampler", sampler)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +148,87 @@ def test_a_fault_that_attestation_cannot_see_is_named(
     assert all(row["watch/alarm"] for row in rows if row["step"] >= first["step"])
 
 
+class Off(TorchSampler):
+    """Says of each token that it was less likely by a hundredth than it was."""
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        for places, batch in super().pieces(requests, sampling):
+            shifted_N = batch["sampler_logprob"] - math.log(1.01) * batch.mask
+            yield places, batch.with_columns({"sampler_logprob": shifted_N})
+
+
+class Dumb(Off):
+    """Has no number for one token."""
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        for places, batch in TorchSampler.pieces(self, requests, sampling):
+            column_N = batch["sampler_logprob"].clone()
+            column_N[batch.mask.nonzero()[0]] = math.nan
+            yield places, batch.with_columns({"sampler_logprob": column_N})
+
+
+@pytest.mark.usefixtures("run")
+def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
+    sampled_by: Callable[[type[TorchSampler]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampled_by(Off)
+    assert main(["train", "tiny.yaml"]) == 4
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"step 1: sampler and learner disagree, mean e\^\|Δ\| is 1.01 over \d+ tokens", told)
+    assert "the bound is 1.001 (agreement.max_mult_prob_error)" in told
+    assert "`lockstep doctor quick run/initial backends=[hf,torch] learner.dtype=fp32`" in told
+    assert told.endswith("the run was saved after step 0, and the same command resumes it")
+    (row,) = (row for row in read_metrics(Path("run")) if "agreement/breach" in row)
+    assert (row["step"], row["agreement/breach"]) == (1, 1.0)
+    assert not any("train/reward" in row for row in read_metrics(Path("run"))), "it was not trained on"
+    assert main(["report", "run"]) == 0
+    sampled_by(TorchSampler)
+    assert main(["train", "tiny.yaml"]) == 0
+    assert "AGREE: " in capsys.readouterr().out
+    assert main(["train", "tiny.yaml", "run.folder=sound"]) == 0
+    assert_same(final("run"), final("sound"))
+    assert read_metrics(Path("run")) == read_metrics(Path("sound"))
+
+
+@pytest.mark.usefixtures("run")
+def test_a_run_that_warns_goes_on_and_still_fails(
+    sampled_by: Callable[[type[TorchSampler]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampled_by(Off)
+    command = ["train", "tiny.yaml", "agreement.on_breach=warn"]
+    assert main(command) == 4
+    shown = capsys.readouterr()
+    assert shown.err.count("sampler and learner disagree") == 1
+    assert "DISAGREE: " in shown.out
+    assert "bound 1.001, broken in 2 steps" in shown.out
+    assert "DISAGREE: " in Path("run/final/README.md").read_text()
+    assert main(command) == 4, "a finished run says so again"
+    assert main(["train", "tiny.yaml", "agreement.max_mult_prob_error=1.02", "run.folder=loose"]) == 0
+
+
+@pytest.mark.usefixtures("run")
+def test_a_token_without_a_number_is_a_breach(
+    sampled_by: Callable[[type[TorchSampler]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampled_by(Dumb)
+    assert main(["train", "tiny.yaml", "agreement.max_mult_prob_error=100"]) == 4
+    assert re.search(r"\d+ of them without a finite log-probability on both sides", capsys.readouterr().err)
+
+
+def test_a_run_that_stopped_over_a_breach_goes_on_where_only_warned(
+    run: Run, sampled_by: Callable[[type[TorchSampler]], None]
+) -> None:
+    """How a breach is dealt with is no other run."""
+    sampled_by(Off)
+    assert main(["train", "tiny.yaml", "run.folder=null"]) == 4
+    (folder,) = Path("runs").iterdir()
+    run("run.folder=null", "agreement.on_breach=warn")
+    assert (folder / "final").exists()
+
+
 def test_factor_and_rate_are_those_of_the_recipe(run: Run, sampled_by: Callable[[type[TorchSampler]], None]) -> None:
     sampled_by(StaleDecoding)
-    rows = run(*WATCHED, "doctor.factor=3", "doctor.false_alarm_rate=1e-6")
+    rows = run(*WATCHED, "agreement.drift.factor=3", "agreement.drift.false_alarm_rate=1e-6")
     first = next(row for row in rows if row.get("watch/alarm"))
     assert first["watch/bound"] == pytest.approx(1 + 3 * FLOOR)
     assert first["watch/e_value"] >= 1e6
@@ -171,14 +259,14 @@ def test_an_engine_that_rounds_its_weights_is_usual_here(
 
 
 def test_switched_off_it_is_gone_and_trains_the_same(run: Run) -> None:
-    on, off = run("run.folder=on", "doctor.baseline_steps=1"), run("run.folder=off", "doctor.watch=false")
+    on, off = run("run.folder=on", "agreement.drift.baseline_steps=1"), run("run.folder=off", "agreement.drift=null")
     assert any("watch/alarm" in row for row in on)
     assert [{name: row[name] for name in row if not name.startswith("watch/")} for row in on] == off
 
 
 def test_a_run_that_stopped_goes_on_with_what_was_known(run: Run) -> None:
     """Stopped once before the baseline is whole, and once after it."""
-    watched = ("doctor.baseline_steps=3", "run.max_steps=6", "run.keep=9")
+    watched = ("agreement.drift.baseline_steps=3", "run.max_steps=6", "run.keep=9")
     run(*watched, "run.folder=whole")
     for after in (2, 4):
         shutil.copytree("whole", f"after_{after}", ignore=shutil.ignore_patterns("final"))
@@ -188,7 +276,7 @@ def test_a_run_that_stopped_goes_on_with_what_was_known(run: Run) -> None:
         run(*watched, f"run.folder=after_{after}")
         assert read_metrics(Path(f"after_{after}")) == read_metrics(Path("whole"))
         last = [Path(folder, "checkpoints/step_000006/manifest.json") for folder in ("whole", f"after_{after}")]
-        whole, again = (json.loads(path.read_text())["state"]["watch"] for path in last)
+        whole, again = (json.loads(path.read_text())["state"]["agreement"]["watch"] for path in last)
         assert again == whole
         assert len(whole["kept"]["tokens"]) == 16
         assert whole["drift"]["seen"] == 6

@@ -160,15 +160,38 @@ def pickled(folder: Path) -> None:
     (folder / "model/model.safetensors").unlink()
 
 
+def adapters_only(folder: Path) -> None:
+    (folder / "model/config.json").unlink()
+    (folder / "model/adapter_config.json").write_text("{}")
+
+
 def truncated(folder: Path) -> None:
     file = folder / "model/model.safetensors"
     file.write_bytes(file.read_bytes()[:5000])
 
 
-def without_tensor(folder: Path) -> None:
-    weights = load_file(folder / "model/model.safetensors")
-    weights.pop("model.norm.weight")
-    save_file(weights, folder / "model/model.safetensors", metadata={"format": "pt"})
+def weights(alter: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
+    """Alters the tensors of the model."""
+
+    def spoil(folder: Path) -> None:
+        tensors = load_file(folder / "model/model.safetensors")
+        alter(tensors)
+        save_file(tensors, folder / "model/model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+without_tensor = weights(lambda tensors: tensors.pop("model.norm.weight"))
+with_nan = weights(lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"][3].fill_(float("nan")))
+with_infinity = weights(lambda tensors: tensors["model.norm.weight"][3].fill_(float("-inf")))
+with_a_layer_too_many = weights(
+    lambda tensors: tensors.update(
+        {name.replace("layers.0", "layers.1"): tensor.clone() for name, tensor in tensors.items() if "layers.0" in name}
+    )
+)
+in_eight_bits = weights(
+    lambda tensors: tensors.update({"model.norm.weight": tensors["model.norm.weight"].to(torch.float8_e4m3fn)})
+)
 
 
 def small_embedding(folder: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep.learners import saving
+from lockstep.learners.base import NotSavedError
 from lockstep.learners.boxes import Written
 from lockstep.learners.saving import StateWriter
 from lockstep.runtime.checkpoint import Checkpoint, CheckpointError, Checkpoints
@@ -286,7 +287,7 @@ def test_whatever_the_writing_thread_meets_is_told(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(saving, "save_file", fails)
     writer = StateWriter()
     writer.begin(tmp_path, {"model.safetensors": Written({"w": torch.ones(2)})}, {})
-    with pytest.raises(ValueError, match="no memory to write with"):
+    with pytest.raises(NotSavedError, match="no memory to write with"):
         writer.done(wait=True)
 
 

@@ -168,7 +168,8 @@ def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
     [
         ("ppo.clpi=0.1", "override ppo.clpi=0.1: there is no option ppo.clpi; did you mean ppo.clip?"),
         ("clip=0.1", "override clip=0.1: there is no option clip; did you mean ppo.clip?"),
-        ("ppo.kl.ceof=0.1", "override ppo.kl.ceof=0.1: there is no option ppo.kl.ceof; did you mean ppo.kl.coef?"),
+        ("ppo.kl={coef: 0.1, placment: loss}", "override ppo.kl={coef: 0.1, placment: loss}: there is no option "
+         "ppo.kl.placment; did you mean ppo.kl.placement?"),
         ("lr=0.1", "override lr=0.1: there is no option lr; did you mean policy.lr or critic.lr?"),
         ("ppo.clip=-1", "override ppo.clip=-1: ppo.clip is -1, but should be greater than 0"),
         ("ppo.gamma=1.5", "override ppo.gamma=1.5: ppo.gamma is 1.5, but should be less than or equal to 1"),
@@ -177,8 +178,8 @@ def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
         ("seed='3'", "override seed='3': seed is \"3\", but should be a whole number"),
         ("data.chat=1", "override data.chat=1: data.chat is 1, but should be true or false"),
         ("policy.lr=.nan", "override policy.lr=.nan: policy.lr is NaN, but should be a finite number"),
-        ("ppo.kl.estimator=k4", "override ppo.kl.estimator=k4: ppo.kl.estimator is \"k4\", "
-         "but should be 'k1', 'k2' or 'k3'"),
+        ("policy.schedule.decay=step", "override policy.schedule.decay=step: policy.schedule.decay is \"step\", "
+         "but should be 'constant', 'linear' or 'cosine'"),
         ("critic.betas=[0.9]", "override critic.betas=[0.9]: critic.betas.1 is missing"),
         ("data.train=3", "override data.train=3: data.train is 3, but should be the name of a file or a list of names"),
         ("data.train=[a, 3]", "override data.train=[a, 3]: data.train is a list, but "
@@ -329,7 +330,7 @@ def test_every_option_says_what_it_is() -> None:
         ("critic.betas", "critic.betas = [0.9, 0.99] (small)\n    list of 2, each number at least 0 and at most 1"),
         ("data.chat", "data.chat = false (default)\n    true or false; default false"),
         ("ppo.overlong_penalty.buffer", "ppo.overlong_penalty.buffer\n    whole number above 0; required"),
-        ("ppo.kl", "ppo.kl.estimator"),
+        ("ppo.kl", "ppo.kl.adaptive.target"),
     ],
 )
 def test_an_option_is_explained(recipe: str, key: str, text: str) -> None:

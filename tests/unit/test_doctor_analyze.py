@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep import exit_codes
 from lockstep.data.rows import DataError
 from lockstep.doctor.analyze import analyze
 from lockstep.doctor.causes import CAUSES
@@ -205,9 +206,12 @@ def test_what_is_read_is_what_was_done(
     code, found = report(write(tmp_path / "dump.jsonl", train, infer, prompt_length=0))
     assert causes(found) == expected
     assert set(causes(found)) <= set(CAUSES)
-    assert (code == 0) == (found["verdict"] == "PASS")
+    assert (
+        code
+        == {"PASS": exit_codes.OK, "FAIL": exit_codes.BROKEN, "INCONCLUSIVE": exit_codes.INCONCLUSIVE}[found["verdict"]]
+    )
     if fault in (anything, raw_temperature, shifted):
-        assert code == (1 if expected else 2)
+        assert code == exit_codes.BROKEN
 
 
 def test_a_side_is_named_where_its_numbers_show_it(tmp_path: Path) -> None:
@@ -298,7 +302,7 @@ def test_minus_infinity_is_a_probability_and_is_counted(tmp_path: Path) -> None:
     content[0]["old_log_probs"][1] = -math.inf
     code, found = report(written(tmp_path / "d.jsonl", content))
     assert found["figures"]["support_violations_train"] == 1
-    assert (code, found["verdict"]) == (2, "FAIL")
+    assert (code, found["verdict"]) == (exit_codes.BROKEN, "FAIL")
 
 
 def test_parquet_says_the_same(tmp_path: Path) -> None:
@@ -363,7 +367,7 @@ def test_a_dump_that_cannot_be_meant_gets_one_sentence(
 def test_the_report_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world = World.draw(0)
     path = write(tmp_path / "dump.jsonl", *shifted(world), prompt_length=0)
-    assert analyze(path, Columns(), None) == 1
+    assert analyze(path, Columns(), None) == exit_codes.BROKEN
     said = capsys.readouterr().out
     assert said.startswith("# dump.jsonl: FAIL\n\n3,840 tokens of 24 sequences; Δ is `train_logprobs` − `infer_log")
     assert "**shifted**: training's log-probability of each token is inference's of the token -1 from it" in said

@@ -42,16 +42,30 @@ def plain(baseline: Baseline, scale: ScaleRewards) -> list[float]:
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_it_is_what_the_loop_says(baseline: Baseline, scale: ScaleRewards) -> None:
     scores = torch.tensor(SCORES)
-    found = group_advantage(scores, scores.isfinite(), GROUP, baseline=baseline, scale=scale)
+    found, _ = group_advantage(scores, scores.isfinite(), GROUP, baseline=baseline, scale=scale)
     assert found.tolist() == pytest.approx(plain(baseline, scale), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_the_slope_is_one_over_the_deviation_where_responses_are_compared(scale: ScaleRewards) -> None:
+    scores = torch.tensor(SCORES)
+    _, slope = group_advantage(scores, scores.isfinite(), GROUP, baseline="mean", scale=scale)
+    judged = [score for score in SCORES if score == score]
+    spread = {
+        "group": statistics.stdev([1.0, 0.0, 0.5]) + 1e-4,
+        "batch": statistics.stdev(judged) + 1e-4,
+        "none": 1.0,
+    }
+    assert slope[:3].tolist() == pytest.approx([1 / spread[scale]] * 3, rel=1e-5)
+    assert slope[3:8].tolist() == [0.0] * 5, "one of them is alone in its group, the others were not judged"
 
 
 @pytest.mark.parametrize("missing", [0.0, -7.0, float("inf"), NAN])
 def test_a_score_that_is_none_touches_nobody(missing: float) -> None:
     options: Any = {"baseline": "mean", "scale": "batch"}
     scores, judged = torch.tensor([1.0, missing, 3.0, 2.0, 5.0, 8.0]), torch.tensor([1, 0, 1, 1, 1, 1]).bool()
-    found = group_advantage(scores, judged, 3, **options)
-    alone = group_advantage(scores.nan_to_num(9.0, 9.0), judged, 3, **options)
+    found, _ = group_advantage(scores, judged, 3, **options)
+    alone, _ = group_advantage(scores.nan_to_num(9.0, 9.0), judged, 3, **options)
     assert torch.equal(found, alone)
     assert found[1] == 0.0
 
@@ -59,5 +73,5 @@ def test_a_score_that_is_none_touches_nobody(missing: float) -> None:
 def test_where_no_one_was_judged_there_is_nothing_to_learn() -> None:
     scores = torch.full((4,), NAN)
     for scale in ("group", "batch", "none"):
-        found = group_advantage(scores, scores.isfinite(), 2, baseline="mean", scale=scale)
-        assert found.tolist() == [0.0] * 4
+        found, slope = group_advantage(scores, scores.isfinite(), 2, baseline="mean", scale=scale)
+        assert found.tolist() == slope.tolist() == [0.0] * 4

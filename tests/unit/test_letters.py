@@ -76,4 +76,4 @@ def test_demonstrations_without_comparisons_are_what_they_were(tmp_path: Path) -
 
 def test_shares_leave_room() -> None:
     with pytest.raises(ValidationError, match="together they are above 1"):
-        Letters(train_prompts=1, validation_prompts=1, judge_share=0.6, compare_share=0.5)
+        Letters(train_prompts=1, validation_prompts=1, demonstrations=1, judge_share=0.6, compare_share=0.5)

@@ -10,9 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPE
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from lockstep.models.folder import read_config, skeleton
 from lockstep.models.load import ModelError, build_causal_lm, load_backbone, load_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
+from lockstep.models.weight_files import check_weights
 
 FIELDS = {key: value for key, value in SHAPE.items() if key not in ("vocab_size", "eos_token_id")}
 
@@ -139,3 +142,58 @@ def test_a_field_that_cannot_be_is_named(fields: dict[str, object], sentence: st
 def test_an_unknown_type_from_scratch_names_the_option() -> None:
     with pytest.raises(ModelError, match=r"model\.scratch\.config: .*abacus"):
         build_causal_lm({"model_type": "abacus"}, words_tokenizer(["a b"]), 0)
+
+
+def alter(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"model_type": "qwen3_moe", **EXPERTS}, {"model_type": "mixtral", "num_local_experts": 4}, {"model_type": "gpt2"}],
+    ids=lambda fields: fields["model_type"],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_names_that_transformers_changes_are_known(fields: dict[str, object], tied: bool, tmp_path: Path) -> None:
+    """Experts are joined when they are read, and cut when they are saved; a tied head is not saved."""
+    config = AutoConfig.for_model(**{**SHAPE, **fields, "tie_word_embeddings": tied})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    check_weights(tmp_path, skeleton(read_config(tmp_path), "here"))
+    experts = [name for name in load_file(tmp_path / "model.safetensors") if ".experts.3." in name]
+    if experts:
+        alter(tmp_path, lambda tensors: tensors.update({experts[0].replace("layers.0", "layers.7"): torch.zeros(2)}))
+        with pytest.raises(ModelError, match=r"no place for: .*layers\.7"):
+            check_weights(tmp_path, skeleton(read_config(tmp_path), "here"))
+
+
+def test_buffers_of_old_checkpoints_are_passed_over(broken: Path) -> None:
+    alter(broken, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}))
+    load_causal_lm(broken)
+
+
+@pytest.mark.parametrize("load", [load_causal_lm, load_backbone])
+def test_layers_that_the_configuration_does_not_know_are_refused(broken: Path, load: Callable[[Path], object]) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with pytest.raises(ModelError, match=r"no place for: model\.layers\.1\.input_layernorm\.weight, .* and 6 more"):
+        load(broken)
+
+
+def test_a_unit_that_rewards_is_of_a_backbone_alone(broken: Path) -> None:
+    alter(broken, lambda tensors: tensors.update({"score.weight": torch.zeros(1, 32)}))
+    load_backbone(broken)
+    with pytest.raises(ModelError, match=r"no place for: score\.weight"):
+        load_causal_lm(broken)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("load", [load_causal_lm, load_backbone])
+def test_a_weight_that_is_not_finite_is_named(broken: Path, load: Callable[[Path], object], value: float) -> None:
+    alter(broken, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][3, 5].fill_(value))
+    with pytest.raises(ModelError, match=r"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight holds "):
+        load(broken)

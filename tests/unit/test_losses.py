@@ -13,7 +13,6 @@ from lockstep.batch import Batch
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
-from lockstep.objectives.divergence import KLEstimate
 
 NAN = float("nan")
 LENGTHS = torch.tensor([3, 2])
@@ -24,7 +23,7 @@ WEIGHT = [NAN, 1.0, 0.5, NAN, 2.0]
 REF = [NAN, -1.0, -2.0, NAN, -0.5]
 
 SURROGATE = ClippedSurrogate(0.2, 0.3, dual_clip=3.0)
-WITH_KL = ClippedSurrogate(0.2, 0.3, dual_clip=3.0, kl_coef=0.1, kl=KLEstimate("k3"))
+WITH_KL = ClippedSurrogate(0.2, 0.3, dual_clip=3.0, kl_coef=0.1)
 RELATIVES = {
     "mean of responses": replace(WITH_KL, mean="responses"),
     "constant": replace(WITH_KL, mean="constant", max_tokens=4),
@@ -77,8 +76,7 @@ def term(ratio: float, advantage: float, weight: float, old: float, ref: float, 
         surrogate = min(surrogate, -advantage * 3.0)
     if cispo:
         surrogate = -min(ratio, 1.3) * advantage * (old + math.log(ratio))
-    gap = ref - (old + math.log(ratio))
-    return weight * surrogate + 0.1 * (math.exp(gap) - 1 - gap)
+    return weight * surrogate + 0.1 * weight * pull(ratio, old, ref)
 
 
 @pytest.mark.parametrize("name", RELATIVES)
@@ -90,7 +88,9 @@ def test_relatives_differ_in_ratio_and_mean(rollouts: Batch, logprob: torch.Tens
     of_tokens = [(1.5, 2.0, 1.0, -1.0, -1.0), (0.9, 1.0, 0.5, -1.0, -2.0), (5.0, -1.0, 2.0, -2.0, -0.5)]
     terms = [
         term(ratio, advantage, weight, old, ref, loss.cispo)
-        + 0.1 * (kl(own, old, ref) - kl(ratio, old, ref))  # the divergence is that of the tokens themselves
+        + 0.1
+        * weight
+        * (pull(own, old, ref) - pull(ratio, old, ref))  # the divergence is that of the tokens themselves
         for ratio, (own, advantage, weight, old, ref) in zip(ratios, of_tokens, strict=True)
     ]
     shares = {"tokens": [1.0] * 3, "responses": [0.5, 0.5, 1.0], "constant": [0.25] * 3}[loss.mean]
@@ -101,9 +101,9 @@ def test_relatives_differ_in_ratio_and_mean(rollouts: Batch, logprob: torch.Tens
     assert metrics["loss"].value() == pytest.approx(expected / (3 if loss.mean == "tokens" else 2), rel=1e-5)
 
 
-def kl(ratio: float, old: float, ref: float) -> float:
-    gap = ref - (old + math.log(ratio))
-    return math.exp(gap) - 1 - gap
+def pull(ratio: float, old: float, ref: float) -> float:
+    """ρ·Δ²/2."""
+    return ratio * 0.5 * (old + math.log(ratio) - ref) ** 2
 
 
 def test_cispo_gives_every_token_a_gradient_and_none_through_its_weight(rollouts: Batch, logprob: torch.Tensor) -> None:
@@ -134,18 +134,18 @@ def test_an_entropy_without_weight_has_no_gradient_to_compute(rollouts: Batch, l
 
 
 def test_kl_in_the_loss_adds_beta_times_the_estimate(rollouts: Batch, logprob: torch.Tensor) -> None:
-    plain, _ = SURROGATE(Outputs(logprob=logprob), rollouts)
+    nothing_gained = rollouts.with_columns({"advantage": torch.zeros(5)})
+    alone, _ = WITH_KL(Outputs(logprob=logprob), nothing_gained)
     total, metrics = WITH_KL(Outputs(logprob=logprob), rollouts)
     deltas = [float(logprob[t].detach()) - REF[t] for t in (1, 2, 4)]
-    kl = sum(math.exp(-d) - 1 + d for d in deltas)
-    assert (total - plain).item() == pytest.approx(0.1 * kl, rel=1e-5)
+    terms = [w * r * 0.5 * d**2 for w, r, d in zip((1.0, 0.5, 2.0), (1.5, 0.9, 5.0), deltas, strict=True)]
+    assert alone.item() == pytest.approx(0.1 * sum(terms), rel=1e-5)
+    kl = sum(r * (math.exp(-d) - 1 + d) for r, d in zip((1.5, 0.9, 5.0), deltas, strict=True))
     assert metrics["kl"].value() == pytest.approx(kl / 3, rel=1e-5)
     assert metrics["loss"].value() == pytest.approx(total.item() / 3, rel=1e-5)
     total.backward()
     assert logprob.grad is not None
-    assert logprob.grad[1].item() == pytest.approx(
-        0.1 * (1 - math.exp(-deltas[0])), rel=1e-5
-    )  # its surrogate is clipped
+    assert logprob.grad[1].item() == pytest.approx(0.1 * 1.5 * deltas[0], rel=1e-5)  # its surrogate is clipped
 
 
 def test_the_reference_is_not_asked_for_without_a_kl(logprob: torch.Tensor) -> None:
@@ -153,12 +153,6 @@ def test_the_reference_is_not_asked_for_without_a_kl(logprob: torch.Tensor) -> N
     assert "kl" not in SURROGATE(Outputs(logprob=logprob), without)[1]
     with pytest.raises(KeyError, match="ref_logprob"):
         WITH_KL(Outputs(logprob=logprob), without)
-
-
-@pytest.mark.parametrize(("coef", "kl"), [(0.1, None), (0.0, KLEstimate("k1"))])
-def test_a_kl_and_its_coefficient_go_together(coef: float, kl: KLEstimate | None) -> None:
-    with pytest.raises(ValueError, match="go together"):
-        ClippedSurrogate(0.2, 0.2, kl_coef=coef, kl=kl)
 
 
 def test_value_loss_by_hand() -> None:

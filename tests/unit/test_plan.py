@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -237,7 +238,7 @@ def test_memory_without_one_is_refused(memory: str) -> None:
 
 
 def planned(models: Models, gpus: int, memory: str, *overrides: str) -> str:
-    return plan(load("sft_chat", overrides), gpus, memory, str(models("llama")))
+    return plan(load("sft_chat", overrides), gpus, memory, str(models("llama"))).text
 
 
 def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
@@ -247,7 +248,10 @@ def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
     assert "activation_checkpointing=" not in roomy
     tight = planned(models, 2, "6MB")
     assert "learner.activation_checkpointing=true" in tight
-    assert "are needed" in planned(models, 2, "0.001MB")
+    nowhere = plan(load("sft_chat"), 2, "0.001MB", str(models("llama")))
+    assert "are needed" in nowhere.text
+    assert not nowhere.fits
+    assert plan(load("sft_chat"), 2, "6MB", str(models("llama"))).fits
     own = planned(models, 2, "1GB", "learner.parallel.dp=2")
     assert "It fits" in own
 
@@ -255,7 +259,7 @@ def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
 def test_a_sampler_that_fits_nowhere_is_what_is_named(models: Models) -> None:
     fields = ["data.train=rows.jsonl", "data.validation=rows.jsonl", "data.max_prompt_tokens=16"]
     fields += ["sampling.max_tokens=16", "validation_sampling.max_tokens=16"]
-    said = plan(load("ppo_gsm8k", fields), 2, "0.05MB", str(models("llama")))
+    said = plan(load("ppo_gsm8k", fields), 2, "0.05MB", str(models("llama"))).text
     assert "the sampler's weights alone are" in said
     assert "sampler=vllm" in said
 
@@ -293,4 +297,14 @@ def test_the_guide_shows_what_is_said(tmp_path: Path, command: tuple[str, ...], 
     recipe, gpus, memory, config, overrides = command
     fields = dict(re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", GUIDE, re.DOTALL))[config]
     (tmp_path / config).write_text(fields)
-    assert plan(load(recipe, overrides.split()), int(gpus), memory, str(tmp_path / config)) == page
+    assert plan(load(recipe, overrides.split()), int(gpus), memory, str(tmp_path / config)).text == page
+
+
+@pytest.mark.parametrize("gpus", [1, 2], ids=["as it is", "with a layout"])
+def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, gpus: int) -> None:
+    said = ["sft.global_batch_size=16", "run.folder=a run", 'data.prompt="Q: {question}"']
+    page = plan(load("sft_chat", said), gpus, "1GB", str(models("llama"))).text
+    command = next(line[line.index("lockstep train") :] for line in page.splitlines() if "lockstep train" in line)
+    _, _, recipe, *overrides = shlex.split(command)
+    assert overrides[: len(said)] == said
+    assert load(recipe, overrides[: len(said)]).recipe == load("sft_chat", said).recipe

@@ -107,6 +107,16 @@ def test_a_large_vocabulary_of_any_shape_is_inverted_as_float64_would() -> None:
     assert torch.equal(token, torch.cat([expected, torch.tensor([0, 2_499])]))
 
 
+@pytest.mark.parametrize("columns", [7, 5000])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_logits_draw_a_token_that_there_is_and_say_so(columns: int, value: float) -> None:
+    logits = torch.zeros(3, columns)
+    logits[1, 4] = value
+    token, logprob = draw(logits, torch.full((3,), 0.5, dtype=torch.float64), SamplingParams(max_tokens=1))
+    assert (token < columns).all()
+    assert logprob.isfinite().tolist() == [True, False, True]
+
+
 def test_extreme_numbers_draw_possible_tokens() -> None:
     edge = torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)
     token, logprob = draw(LOGITS[:2], edge, SamplingParams(1, top_k=3))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.runtime.stop import OUT_OF_TIME, Stop
+from lockstep import exit_codes
+from lockstep.runtime.stop import Stop
 
 
 def steps(deadline_s: float, lengths: list[float], start_up_s: float = 0.0) -> int:
@@ -15,7 +16,7 @@ def steps(deadline_s: float, lengths: list[float], start_up_s: float = 0.0) -> i
         now[0] += length
         why = stop.stepped()
         if why is not None:
-            assert why[1] == OUT_OF_TIME
+            assert why[1] == exit_codes.OUT_OF_TIME
             return done
     return len(lengths)
 

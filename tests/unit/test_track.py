@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.errors import RunError
 from lockstep.report.log import encode, lines, read_metrics
 from lockstep.runtime.track import Logs, append
 
@@ -117,7 +118,7 @@ def test_a_line_that_does_not_fit_is_an_error_and_leaves_none_of_itself(tmp_path
     append(path, b"whole\n")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(OSError, match="make room"):
+        with pytest.raises(RunError, match="make room"):
             append(path, b"x" * 2000 + b"\n")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

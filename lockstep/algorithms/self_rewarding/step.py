@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 import torch
 
@@ -19,6 +20,7 @@ from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_met
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
+from lockstep.experience.agreement import Agreement
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import build as preference_loss
@@ -45,6 +47,7 @@ class SelfRewardingWorkers:
     phase: Phase
     new_prompts: Callable[[int, int], tuple[Prompts, Metrics]] | None = None
     imitate: Callable[[int, int], StepResult] | None = None
+    agreement: Agreement | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,13 @@ class Rules:
 
     def acting_version(self, step: int) -> int:
         """Of the weights that act in a step: after how many steps the policy had them."""
-        return self.beginning(step) if self.options.acting_policy == "reference" else step
+        match self.options.acting_policy:
+            case "reference":
+                return self.beginning(step)
+            case "current":
+                return step
+            case _:
+                assert_never(self.options.acting_policy)
 
 
 def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
@@ -117,13 +126,21 @@ def _rewarded(step: int, position: int, workers: SelfRewardingWorkers, rules: Ru
         answers = ranked(rollouts, found, options.length_control_of(iteration), options.num_responses_to_gen)
         room = options.room_for_judge_pairs(iteration, answers.usable)
         judgements, metrics = _judged_judgements(answers, workers, room, step)
-    metrics += told + refitted + found.metrics()
+    metrics += told + refitted + found.metrics() + _compared(step, rollouts.batch, workers, rules)
     metrics += answer_metrics(answers.rollouts, found, rules.leaks).prefixed("train")
     metrics += pair_metrics(answers.pairs).prefixed("train")
     metrics += _learned(_batch(answers, judgements), workers, rules, iteration)
     samples = answers.sample_rows(rules.num_logged_samples)
     samples += [judge_pair_row(pair, experience.decode) for pair in judgements[: rules.num_logged_samples]]
     return StepResult(metrics, position + options.global_batch_size, rollouts.batch.tokens.numel(), samples)
+
+
+def _compared(step: int, batch: Batch, workers: SelfRewardingWorkers, rules: Rules) -> Metrics:
+    """How whoever acts scores some of its answers, as a learner and as a sampler."""
+    if workers.agreement is None:
+        return Metrics()
+    with workers.phase("watch"):
+        return workers.agreement.scored(step + 1, rules.acting_version(step), batch)
 
 
 def _asking(step: int, workers: SelfRewardingWorkers, rules: Rules) -> tuple[Experience, Metrics]:

@@ -9,6 +9,7 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.mesh import MeshBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Backend
+from lockstep.errors import InputError
 from lockstep.recipe import DoctorRecipe, LearnerSection
 from lockstep.recipe.doctor import ranks_of
 from lockstep.runtime.cluster import Workers, workers_of
@@ -41,7 +42,7 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
 
         return VLLMBackend(folder, recipe.sampler, recipe.learner, note=note, workers=workers, tp=parallel.tp)
     if recipe.learner.device == "cuda":
-        raise ValueError(f"the doctor's {name} computes on the CPU; leave learner.device at auto")
+        raise InputError(f"the doctor's {name} computes on the CPU; leave learner.device at auto")
     if _over_ranks(name):
         trainer = "megatron" if name.startswith("megatron") else "torch"
         section = LearnerSection(**recipe.learner.model_dump(), backend=trainer, parallel=parallel)

@@ -24,6 +24,7 @@ from lockstep.distributed.sampling import draw
 from lockstep.doctor.backends.in_process import CAPABILITIES, InProcess
 from lockstep.doctor.backends.variants import evaluating, in_fp32, observed
 from lockstep.doctor.base import USUAL, Capability, Conditions, Layout, Network, Scores
+from lockstep.errors import InputError
 from lockstep.models.heads import PLAIN
 from lockstep.types import Request, SamplingParams
 
@@ -66,7 +67,7 @@ class HFBackend(InProcess):
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
         if sampling.stop_token_ids:
-            raise ValueError("the doctor draws responses of full length; leave stop_token_ids out")
+            raise InputError("the doctor draws responses of full length; leave stop_token_ids out")
         asked = self._usual.but(conditions)
         model, size = self.model(asked), asked.batch_size or 1
         rows: list[tuple[Request, Tensor, Tensor]] = []

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 
 from lockstep.doctor.backends.variants import Alteration, Variants, flat, tensors
 from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Layout
+from lockstep.errors import InputError
+from lockstep.models.folder import context_of
 from lockstep.models.weights import fingerprint
 
 _CONDITIONS: tuple[Capability, ...] = ("dtype", "batch_size", "layout", "parts", "config", "evaluation")
@@ -52,10 +54,10 @@ class InProcess(ABC):
     ) -> None:
         if dtype not in self.types:
             known = " or ".join(self.types)
-            raise ValueError(f"the {self.name} learner computes in {known}; choose one of these, or the backend hf")
+            raise InputError(f"the {self.name} learner computes in {known}; choose one of these, or the backend hf")
         self._variants = Variants(folder, self.held, alter, config)
         self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout=self.layout)
-        self.context = int(self._variants.config().get_text_config().max_position_embeddings)
+        self.context = context_of(self._variants.config())
 
     @abstractmethod
     def attention(self, conditions: Conditions) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.doctor.backends.variants import flat
 from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
-from lockstep.models.folder import read_config
+from lockstep.models.folder import context_of, read_config
 from lockstep.recipe import LearnerSection
 from lockstep.runtime.cluster import Workers
 from lockstep.runtime.parallel import launch
@@ -38,7 +38,7 @@ class MeshBackend:
 
     def __init__(self, name: str, folder: str, section: LearnerSection, workers: Workers) -> None:
         self.name, self._section, self._config = name, section, read_config(folder)
-        self.context = int(self._config.get_text_config().max_position_embeddings)
+        self.context = context_of(self._config)
         self._learner = launch(LearnerSpec(folder, "logits", section, None, 0), _TIMEOUT_S, workers)
 
     def config(self) -> Mapping[str, Any]:

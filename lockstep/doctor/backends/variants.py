@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from lockstep.doctor.base import POSITIONS, ROTARY, Conditions, DType, Part
 from lockstep.errors import first_line
-from lockstep.models.folder import CONFIG_ERRORS, ModelError, check_weights, read_config, skeleton
+from lockstep.models.folder import CONFIG_ERRORS, ModelError, read_config, skeleton
+from lockstep.models.weight_files import check_weights
 
 TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PART_OF: Mapping[Part, Callable[[str], bool]] = {

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from lockstep.batch import Batch, concat
 from lockstep.doctor.backends.variants import TORCH_TYPES, flat_fields, tensors
 from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
-from lockstep.models.folder import read_config
+from lockstep.errors import InputError
+from lockstep.models.folder import context_of, read_config
 from lockstep.models.load import load_causal_lm
 from lockstep.models.weights import fingerprint
 from lockstep.recipe import Computation, SamplerSection
@@ -82,7 +83,7 @@ class VLLMBackend:
         tp: int = 1,
     ) -> None:
         if section.replicas > 1:
-            raise ValueError(f"the doctor asks one engine, not {section.replicas}; leave sampler.replicas at 1")
+            raise InputError(f"the doctor asks one engine, not {section.replicas}; leave sampler.replicas at 1")
         # Where vLLM is one backend among several, the section need not say so.
         self._section = section.model_copy(update={"backend": "vllm"})
         require_sampler(self._section, computation)
@@ -95,7 +96,7 @@ class VLLMBackend:
         self._loads = 0
         self.engine = self._started(USUAL)
         self._other: tuple[Conditions, Replicas] | None = None
-        self.context = int(read_config(folder).get_text_config().max_position_embeddings)
+        self.context = context_of(read_config(folder))
 
     def config(self) -> Mapping[str, Any]:
         return flat_fields(_worker(self.engine).call("config"))
@@ -107,7 +108,7 @@ class VLLMBackend:
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
         """Never reads the prefix cache: vLLM does not where it is asked for log-probabilities of a prompt."""
         if batch.sampling is not None and not batch.sampling.unshaped:
-            raise ValueError("vLLM rescores at temperature 1 and over all tokens only; leave batch.sampling out")
+            raise InputError("vLLM rescores at temperature 1 and over all tokens only; leave batch.sampling out")
         engine = self._engine(conditions)
         parts = batch.split(conditions.batch_size or len(batch))
         column = torch.cat([engine.logprobs(part) for part in parts])

@@ -14,6 +14,7 @@ from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Backend, DType, Side
 from lockstep.doctor.selftest.ground import Ground
+from lockstep.errors import InputError
 from lockstep.types import Request, SamplingParams
 
 Kind = Literal["hf", "torch"]
@@ -70,7 +71,7 @@ class Setup:
         for name in (item.name for item in fields(self)):
             said = {value for value in (getattr(self, name), getattr(other, name)) if value is not None}
             if len(said) > 1:
-                raise ValueError(f"{name} cannot be {' and '.join(map(str, said))} at once; choose other faults")
+                raise InputError(f"{name} cannot be {' and '.join(map(str, said))} at once; choose other faults")
             values[name] = said.pop() if said else None
         return Setup(**values)
 

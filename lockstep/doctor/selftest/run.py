@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from lockstep import exit_codes
 from lockstep.doctor.examine import examine
 from lockstep.doctor.selftest.controls import healthy_runs
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, build
@@ -83,7 +84,7 @@ def selftest(model: str | None, which: Which, out: Path | None = None, sweep: bo
         seed: Of models and prompts.
 
     Returns:
-        0 where no cause was named wrongly and no healthy case raised an alarm, else 1.
+        The exit code: OK where no cause was named wrongly and no healthy case raised an alarm, else BROKEN.
     """
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,8 @@ def selftest(model: str | None, which: Which, out: Path | None = None, sweep: bo
         name = f"{which}-sweep" if sweep else which
         (out / f"{name}.md").write_text(text + "\n", encoding="utf-8")
         (out / f"{name}.json").write_text(json.dumps([_as_json(one) for one in rows], indent=1), encoding="utf-8")
-    return int(any(one.outcome in ("wrong", "false alarm") for one in rows))
+    wrong = any(one.outcome in ("wrong", "false alarm") for one in rows)
+    return exit_codes.BROKEN if wrong else exit_codes.OK
 
 
 _Grounds = tuple[Path, str | None]

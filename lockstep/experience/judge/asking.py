@@ -12,6 +12,7 @@ from lockstep.batch import Batch
 from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.prompts import token_ids
+from lockstep.errors import InputError
 from lockstep.experience.judge.templates import control_tokens, escaping
 from lockstep.types import Request, SamplingParams
 
@@ -84,10 +85,12 @@ class Reader:
 
     def __post_init__(self) -> None:
         if self.chat and self.tokenizer.chat_template is None:
-            raise ValueError(
+            raise InputError(
                 f"{self.section}.chat is on, but the tokenizer of who is asked has no chat template; set "
                 f"{self.section}.chat=false, or ask a model that has one"
             )
+        if self.chat:
+            messages.require_template(self.tokenizer)
         object.__setattr__(self, "escaped", escaping(control_tokens(self.tokenizer)))
 
     def tokens(self, conversations: Sequence[Conversation]) -> list[list[int]]:
@@ -104,7 +107,13 @@ class Reader:
 
     def _text(self, conversation: Conversation) -> str:
         if self.chat:
-            return messages.opened(conversation, self.tokenizer)
+            try:
+                return messages.opened(conversation, self.tokenizer)
+            except messages.ChatTemplateError as error:
+                raise InputError(
+                    f"{self.section}: the chat template of the judge's tokenizer refuses the question ({error}); set "
+                    f"{self.section}.chat=false, or ask a model with another template"
+                ) from error
         return "\n\n".join(str(message["content"]) for message in conversation)
 
 

@@ -61,8 +61,8 @@ def rules_of(section: AskedSection, draws: int) -> Rules:
     return Rules(
         draws,
         section.system_prompt,
-        section.overlong_judge_prompts == "truncate_response",
-        section.unfinished_judgements == "read",
+        section.truncates_responses,
+        section.reads_unfinished,
         section.max_no_verdict_rate,
     )
 

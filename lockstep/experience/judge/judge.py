@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from lockstep import keyed
+from lockstep.errors import InputError
 from lockstep.experience.judge.asking import Answer, Answering, Conversation
 from lockstep.experience.judge.templates import Template, as_text
 from lockstep.experience.judge.verdicts import CAUSES, UNANSWERED, Cause, Parser, V, Verdict
@@ -28,7 +29,7 @@ _LEAST_KEPT = 0.5
 _SHOWN = 80
 
 
-class JudgeError(RuntimeError):
+class JudgeError(InputError):
     """Too few judgements have a verdict to go on."""
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.data.messages import Message
 from lockstep.data.templates import fields, render
+from lockstep.errors import InputError
 
 SCORE_FIELDS = ("prompt", "response")
 PAIR_FIELDS = ("prompt", "response_a", "response_b")
@@ -134,7 +135,7 @@ class Template:
         wrong = [f"lacks {_listed(missing)}"] if missing else []
         wrong += [f"has {_listed(unknown)}, which nothing fills"] if unknown else []
         if wrong:
-            raise ValueError(f"{self.option} {' and '.join(wrong)}; its fields must be {_listed(self.fields)}")
+            raise InputError(f"{self.option} {' and '.join(wrong)}; its fields must be {_listed(self.fields)}")
 
     def filled(self, texts: Mapping[str, str]) -> str:
         """The question about a case."""

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar, get_args
 
+from lockstep.errors import InputError
+
 Cause = Literal[
     "no_match",
     "not_a_number",
@@ -57,7 +59,7 @@ class Verdict(Generic[V]):
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.cause is None):
-            raise ValueError(f"a verdict has a value or a cause, but this one has {self.value!r} and {self.cause!r}")
+            raise InputError(f"a verdict has a value or a cause, but this one has {self.value!r} and {self.cause!r}")
 
 
 class Parser(Protocol[V]):
@@ -144,7 +146,7 @@ def _announcement(word: str) -> re.Pattern[str]:
     try:
         re.compile(word)
     except re.error as error:
-        raise ValueError(f"{word!r} is no regular expression ({error}); escape what is meant as it stands") from error
+        raise InputError(f"{word!r} is no regular expression ({error}); escape what is meant as it stands") from error
     return re.compile(
         rf"(?<![^\W_])(?:{word})(?![^\W_]){_AROUND}(?:\([^()\n]{{0,40}}\))?{_AROUND}[:：=]", re.IGNORECASE
     )

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lockstep.errors import InputError
 from lockstep.experience.child import Child, ChildDied, ChildError, ChildHangs
 from lockstep.experience.sandbox import warden
 from lockstep.experience.sandbox.jail import Limits
@@ -18,7 +19,7 @@ _VERSION = ".".join(map(str, sys.version_info[:2]))
 _INTERPRETER = os.path.realpath(f"{sys.base_exec_prefix}/bin/python{_VERSION}")
 
 
-class SandboxError(ValueError):
+class SandboxError(InputError):
     """Programs cannot be run apart from everything else; the message says why."""
 
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lockstep.batch import Batch
 from lockstep.distributed.ranks import Ranks
 from lockstep.distributed.shard import Shard
+from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
 from lockstep.models.heads import (
@@ -24,6 +25,7 @@ from lockstep.models.heads import (
     Products,
     first_value_weights,
     policy_outputs,
+    scores_tokens,
     value_outputs,
     value_unit,
 )
@@ -65,10 +67,11 @@ class Stage(nn.Module):
     def __init__(self, network: PreTrainedModel, head: Head, seed: int, ranks: Ranks) -> None:
         super().__init__()
         config = network.config
-        self._head, self._ranks = head, ranks
+        self._head: Head = head
+        self._ranks = ranks
         self.config = _megatron_config(config, ranks)
         here, last = ranks.index("pp"), ranks.size("pp") - 1
-        self.tied = head == "logits" and bool(config.tie_word_embeddings)
+        self.tied = scores_tokens(head) and bool(config.tie_word_embeddings)
         self.vocabulary = int(config.vocab_size)
         rows = -(-self.vocabulary // ranks.size("tp"))
         self.gpt = GPTModel(
@@ -78,7 +81,7 @@ class Stage(nn.Module):
             max_sequence_length=int(config.max_position_embeddings),
             pre_process=here == 0,
             post_process=here == last,
-            share_embeddings_and_output_weights=last == 0 and (self.tied or head != "logits"),
+            share_embeddings_and_output_weights=last == 0 and (self.tied or not scores_tokens(head)),
             position_embedding_type="none",
             pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
         )
@@ -87,7 +90,7 @@ class Stage(nn.Module):
         self.first_row = min(rows * ranks.index("tp"), self.vocabulary)
         self.own_rows = min(rows, self.vocabulary - self.first_row)
         self.rotary_emb = _rotary(network)
-        if head != "logits" and here == last:
+        if not scores_tokens(head) and here == last:
             del self.gpt.output_layer
             self.value = value_unit(self.config.hidden_size, head)
             with torch.no_grad():
@@ -107,7 +110,7 @@ class Stage(nn.Module):
         states = self.gpt.decoder(hidden_states=states, attention_mask=cut.layout, rotary_pos_emb=rotary)
         if not self.gpt.post_process:
             return states
-        if self._head != "logits":
+        if not scores_tokens(self._head):
             return value_outputs(batch, cut, states[:, 0], self.value)
         weight, shard = self.head_weight[: self.own_rows], Shard(self.first_row, self._ranks.group("tp"))
         return policy_outputs(
@@ -175,5 +178,5 @@ def _rotary(network: PreTrainedModel) -> nn.Module:
     """Frequencies of rotary positions, as `transformers` computes them."""
     made: Any = type(network.base_model.get_submodule("rotary_emb"))(network.config)
     if made.attention_scaling != 1.0:
-        raise ValueError("the model scales its rotary positions in a way that learner.backend=megatron does not know")
+        raise InputError("the model scales its rotary positions in a way that learner.backend=megatron does not know")
     return made

@@ -15,9 +15,10 @@ from lockstep.learners.megatron.model import Stage, join_groups
 from lockstep.learners.megatron.on_cpu import compute_on_cpu
 from lockstep.learners.megatron.pieces import pieces_of
 from lockstep.learners.rank import resolve_device
-from lockstep.models.folder import check_weights, read_config, skeleton, weight_files
-from lockstep.models.heads import Head, in_folder
+from lockstep.models.folder import read_config, skeleton
+from lockstep.models.heads import Head, in_folder, scores_tokens
 from lockstep.models.parallelize import checkpoint_layers
+from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
 from lockstep.recipe import LearnerSection, Optimizer
 
 
@@ -35,8 +36,11 @@ def started(
         ranks: Those that hold the model together.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron's overlapping sums rely on, and ask for
-    device, network = resolve_device(section.device), skeleton(read_config(folder, headless=head != "logits"), folder)
-    check_weights(folder, network)
+    device, network = (
+        resolve_device(section.device),
+        skeleton(read_config(folder, headless=not scores_tokens(head)), folder),
+    )
+    check_weights(folder, network, headless=not scores_tokens(head))
     if device.type == "cpu":
         compute_on_cpu()
     join_groups(ranks)
@@ -44,10 +48,11 @@ def started(
     if section.activation_checkpointing:
         checkpoint_layers(stage.gpt.decoder.layers)
     backbone = network.base_model_prefix
-    base = f"lm.{backbone}." if head == "logits" else "backbone."
+    base = f"lm.{backbone}." if scores_tokens(head) else "backbone."
     pieces = list(pieces_of(stage, network.config, base, ranks))
     with Boxes(weight_files(Path(folder))) as saved, torch.no_grad():
         for piece in pieces:
             if not piece.name.startswith("value.") or in_folder(backbone, piece.name) in saved:
                 saved.fill(piece.local, piece, partial(in_folder, backbone))
+                require_finite_tensor(folder, piece.name, piece.local)
     return MegatronLearner(stage, pieces, base, section, optimizer, ranks)

@@ -51,6 +51,12 @@ class TorchLearner(RankLearner):
         for name, buffer in self.model.named_buffers():
             yield canonical(name), buffer
 
+    def _constants(self) -> dict[str, Tensor]:
+        if self._section.lora is not None:  # a checkpoint of adapters holds nothing else
+            return {}
+        kept = self.model.state_dict().keys()
+        return {canonical(name): buffer for name, buffer in self.model.named_buffers() if name in kept}
+
     def _learned(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
         parts: list[Metrics] = []
         for rows, micro in micros:

@@ -14,10 +14,11 @@ from lockstep.distributed.ranks import Ranks
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.models import lora
-from lockstep.models.folder import check_weights, read_config, skeleton, weight_files
-from lockstep.models.heads import Head, LogitsHead, ValueHead, in_folder
+from lockstep.models.folder import read_config, skeleton
+from lockstep.models.heads import Head, LogitsHead, ValueHead, in_folder, scores_tokens
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.parallelize import FAMILIES, checkpoint_layers, compile_layers, layers, parallelize
+from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
 from lockstep.recipe import LearnerSection
 
 
@@ -36,10 +37,10 @@ def started(
         ranks: Those that hold the model together.
         device: Where it computes.
     """
-    config = read_config(folder, headless=head != "logits")
+    config = read_config(folder, headless=not scores_tokens(head))
     if ranks.mesh is None or config.model_type not in FAMILIES:
-        network = load_causal_lm(folder) if head == "logits" else load_backbone(folder)
-        model = LogitsHead(network, ranks) if head == "logits" else ValueHead(network, seed, ranks, head)
+        network = load_causal_lm(folder) if scores_tokens(head) else load_backbone(folder)
+        model = LogitsHead(network, ranks) if scores_tokens(head) else ValueHead(network, seed, ranks, head)
         if isinstance(model, ValueHead):
             _taught(model, network, folder)
         if section.lora is not None:
@@ -49,11 +50,13 @@ def started(
         _divided(model, network, section, ranks)
         return model
     whole = skeleton(config, folder)
-    check_weights(folder, whole)
-    network = whole if head == "logits" else whole.base_model
+    check_weights(folder, whole, headless=not scores_tokens(head))
+    network = whole if scores_tokens(head) else whole.base_model
     assert isinstance(network, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
     with torch.device("meta"):
-        model = LogitsHead(network, ranks, products=True) if head == "logits" else ValueHead(network, seed, ranks, head)
+        model = (
+            LogitsHead(network, ranks, products=True) if scores_tokens(head) else ValueHead(network, seed, ranks, head)
+        )
         if section.lora is not None:
             lora.adapt(network, section.lora)
     _divided(model, network, section, ranks)
@@ -96,3 +99,4 @@ def _fill(model: LogitsHead | ValueHead, network: PreTrainedModel, folder: str, 
                 piece.local.copy_(made[name][place])
             else:
                 saved.fill(piece.local, piece, partial(in_folder, network.base_model_prefix))
+                require_finite_tensor(folder, name, piece.local)

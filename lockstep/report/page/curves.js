@@ -2,7 +2,7 @@
 /* Curves over steps: cards of charts that are drawn when they come into sight, all zoomed together. */
 
 const HEADLINES = [
-  "validation/accuracy", "validation/reward", "validation/loss", "validation/acc", "train/reward",
+  "validation/accuracy", "validation/reward", "validation/loss", "validation/acc", "train/reward", "train/shaped_reward", "train/kl",
   "train/response_length", "train/loss", "train/acc", "policy/loss", "policy/entropy", "policy/grad_norm", "critic/loss", "critic/explained_variance", "agreement/token_mult_prob_error",
 ];
 const GROUPS = ["train", "validation", "policy", "critic", "agreement", "refit"];
@@ -130,6 +130,8 @@ const AGREEMENT = {
   sampler_kl_k1: ["KL(sampler ‖ learner) by k1, nats per token", 0],
   sampler_kl_k3: ["KL(sampler ‖ learner) by k3, nats per token", 0],
   sequence_ess: ["effective share of sequences under importance weights", 1],
+  bound: ["what the mean of e^|Δ| may be", 1],
+  breach: ["1 where the bound is broken", 0],
   weights_age: ["versions that the sampler's weights lag behind", 0],
   weight: ["mean importance weight of a token", 1],
   sequences_masked: ["sequences left out because the two disagreed", 0],
@@ -142,6 +144,7 @@ function agreementView() {
   const worst = present.flatMap((name) => state.runs.map((run) => worstRow(run, name)).filter(Boolean));
   return [
     element("p.lead", {}, "Δ is the learner's log-probability of a sampled token less the sampler's. Both should be the same policy."),
+    ...state.runs.filter((run) => run.agreement).map((run) => element("p.lead.verdict", {}, state.runs.length > 1 ? `${run.name}: ${run.agreement}` : run.agreement)),
     plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "ideal", "farthest from it", "at step", "last"], worst),
     element("div.cards", {}, ...present.map((name) => metricCard(`agreement/${name}`, `${AGREEMENT[name][0]}; ideal ${AGREEMENT[name][1]}`))),
   ];

@@ -6,15 +6,17 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import assert_never
 
 from transformers import PreTrainedConfig
 
 from lockstep.config import Loaded
+from lockstep.errors import InputError
 from lockstep.models.folder import ModelError, read_config, skeleton
 from lockstep.models.load import scratch_config
 from lockstep.models.parallelize import require_divisible
 from lockstep.runtime.plan.layouts import Search
-from lockstep.runtime.plan.page import page
+from lockstep.runtime.plan.page import Plan, page
 from lockstep.runtime.plan.sizes import Sizes
 from lockstep.runtime.rows import data_files
 from lockstep.runtime.source import scratch_tokenizer
@@ -23,7 +25,7 @@ _MEMORY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> str:
+def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> Plan:
     """Plans a recipe.
 
     Args:
@@ -32,23 +34,27 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> s
         memory: Of each, such as 80GB or 80GiB.
         config: A model's config.json, or its folder, in place of the recipe's model.
 
-    Returns:
-        A report.
-
     Raises:
         ValueError: If the recipe cannot be planned, or not for so many GPUs.
     """
     room = bytes_of(memory)
     if gpus < 1:
-        raise ValueError(f"--gpus is {gpus}; a plan needs at least 1")
-    if loaded.training.learner.backend != "torch":
-        raise ValueError("a plan is of learner.backend=torch; how Megatron's ranks share memory is not known here yet")
+        raise InputError(f"--gpus is {gpus}; a plan needs at least 1")
+    match loaded.training.learner.backend:
+        case "torch":
+            pass
+        case "megatron":
+            raise InputError(
+                "a plan is of learner.backend=torch; how Megatron's ranks share memory is not known here yet"
+            )
+        case _:
+            assert_never(loaded.training.learner.backend)
     recipe, model = loaded.training, _config_of_run(loaded) if config is None else _config_of(Path(config))
     own = recipe.learner.parallel
     if own.ranks == gpus:
         require_divisible(model, own.tp)
     sizes = Sizes.of(skeleton(model, config or str(recipe.model.path)), recipe.learner.lora)
-    return page(Search(recipe, sizes, model, room), loaded.name, gpus)
+    return page(Search(recipe, sizes, model, room), loaded, gpus)
 
 
 def bytes_of(memory: str) -> int:
@@ -59,7 +65,7 @@ def bytes_of(memory: str) -> int:
     """
     match = _MEMORY.fullmatch(memory.strip())
     if match is None or match["unit"] not in _UNITS or not float(match["number"]):
-        raise ValueError(f"--memory is {memory!r}; say how much a GPU has, such as 80GB (80·10⁹ bytes) or 80GiB")
+        raise InputError(f"--memory is {memory!r}; say how much a GPU has, such as 80GB (80·10⁹ bytes) or 80GiB")
     return int(float(match["number"]) * _UNITS[match["unit"]])
 
 

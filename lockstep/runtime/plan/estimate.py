@@ -6,19 +6,23 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import assert_never
 
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import Head
 from lockstep.recipe import (
-    Common,
     DistillRecipe,
     DPORecipe,
+    GRPORecipe,
     LearnerSection,
-    PolicyGradientRecipe,
     PPORecipe,
     RewardModelRecipe,
-    SamplingRecipe,
     SelfRewardingRecipe,
+    SFTRecipe,
+    TrainingRecipe,
+    has_critic,
+    is_one_step_ahead,
+    sampling_recipe,
 )
 from lockstep.runtime.model_recipe import weights_of
 from lockstep.runtime.plan.memory import FP32, Generation, Rank
@@ -50,25 +54,16 @@ class Estimate:
 
     @classmethod
     def of(
-        cls, recipe: Common, sizes: Sizes, learner: LearnerSection | None = None, sequences: int | None = None
+        cls, recipe: TrainingRecipe, sizes: Sizes, learner: LearnerSection | None = None, sequences: int | None = None
     ) -> Estimate:
         """Of a recipe, as it says or with another learner, or so many sequences generated side by side."""
         learner, load = learner or recipe.learner, Load.of(recipe)
-        if isinstance(recipe, RewardModelRecipe):
-            return cls(learner, load, {"reward_model": Rank(sizes, learner, load, "reward")}, None)
-        ranks = {"policy": Rank(sizes, learner, load)}
-        if isinstance(recipe, PPORecipe):
-            ranks["critic"] = Rank(sizes, learner, load, "value")
-        if _has_reference(recipe):
-            moves = isinstance(recipe, SelfRewardingRecipe)
-            ranks["reference"] = Rank(sizes if moves else replace(sizes, adapters=0), learner, load, trained=False)
-        for name, head, path in _asked(recipe):
-            ranks[name] = Rank(_sizes(path), learner, load, head, trained=False)
-        if not isinstance(recipe, SamplingRecipe):
+        ranks, sampled = _ranks(recipe, sizes, learner, load), sampling_recipe(recipe)
+        if sampled is None:
             return cls(learner, load, ranks, None)
-        sequences = sequences or recipe.sampler.max_batch_size
-        ahead = isinstance(recipe, PolicyGradientRecipe) and recipe.options.one_step_ahead
-        sampler = Generation.of(sizes, learner, recipe.sampler, load, sequences, shares=not ahead)
+        sequences = sequences or sampled.sampler.max_batch_size
+        ahead = is_one_step_ahead(recipe)
+        sampler = Generation.of(sizes, learner, sampled.sampler, load, sequences, shares=not ahead)
         return cls(learner, load, ranks, sampler, sequences, 2 * FP32 * sizes.policy if ahead else 0)
 
     @property
@@ -105,19 +100,51 @@ class Estimate:
         return sum(flow.size for _, flow in self.flows)
 
 
-def _has_reference(recipe: Common) -> bool:
-    if isinstance(recipe, PolicyGradientRecipe):
-        return recipe.options.kl.coef > 0
-    return isinstance(recipe, DPORecipe | SelfRewardingRecipe)
+def _ranks(recipe: TrainingRecipe, sizes: Sizes, learner: LearnerSection, load: Load) -> dict[str, Rank]:
+    """One rank of each learner, by name."""
+    match recipe:
+        case RewardModelRecipe():
+            return {"reward_model": Rank(sizes, learner, load, "reward")}
+        case PPORecipe() | GRPORecipe() | SelfRewardingRecipe() | DistillRecipe() | SFTRecipe() | DPORecipe():
+            ranks = {"policy": Rank(sizes, learner, load)}
+        case _:
+            assert_never(recipe)
+    if has_critic(recipe):
+        ranks["critic"] = Rank(sizes, learner, load, "value")
+    reference = _reference(recipe, sizes)
+    if reference is not None:
+        ranks["reference"] = Rank(reference, learner, load, trained=False)
+    for name, head, path in _asked(recipe):
+        ranks[name] = Rank(_sizes(path), learner, load, head, trained=False)
+    return ranks
 
 
-def _asked(recipe: Common) -> list[tuple[str, Head, str]]:
+def _reference(recipe: TrainingRecipe, sizes: Sizes) -> Sizes | None:
+    """Of the reference; that of self-rewarding moves, and has the adapters that the policy has."""
+    match recipe:
+        case PPORecipe() | GRPORecipe():
+            return replace(sizes, adapters=0) if recipe.options.has_reference else None
+        case DPORecipe():
+            return replace(sizes, adapters=0)
+        case SelfRewardingRecipe():
+            return sizes
+        case SFTRecipe() | RewardModelRecipe() | DistillRecipe():
+            return None
+        case _:
+            assert_never(recipe)
+
+
+def _asked(recipe: TrainingRecipe) -> list[tuple[str, Head, str]]:
     """Other models that are asked and do not learn: who, what for, and where each is."""
-    if isinstance(recipe, DistillRecipe):
-        return [(f"teacher {name}", "logits", section.path) for name, section in recipe.teachers.items()]
-    if isinstance(recipe, PolicyGradientRecipe | SelfRewardingRecipe) and recipe.reward_model is not None:
-        return [("reward_model", "reward", recipe.reward_model.path)]
-    return []
+    match recipe:
+        case DistillRecipe():
+            return [(f"teacher {name}", "logits", section.path) for name, section in recipe.teachers.items()]
+        case PPORecipe() | GRPORecipe() | SelfRewardingRecipe():
+            return [] if recipe.reward_model is None else [("reward_model", "reward", recipe.reward_model.path)]
+        case SFTRecipe() | DPORecipe() | RewardModelRecipe():
+            return []
+        case _:
+            assert_never(recipe)
 
 
 @cache

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
 from transformers import PreTrainedConfig
 
+from lockstep.errors import InputError
 from lockstep.models.parallelize import require_divisible
-from lockstep.recipe import Common, LearnerSection, Parallel, SamplingRecipe
+from lockstep.recipe import LearnerSection, Parallel, TrainingRecipe, sampling_recipe
 from lockstep.runtime.plan.estimate import Estimate
 from lockstep.runtime.plan.sizes import Load, Sizes
 
@@ -52,7 +54,7 @@ class Search:
         memory: Bytes of a GPU.
     """
 
-    recipe: Common
+    recipe: TrainingRecipe
     sizes: Sizes
     config: PreTrainedConfig
     memory: int
@@ -62,7 +64,7 @@ class Search:
         fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump()} | dict(changes.learner)
         try:
             learner = LearnerSection.model_validate(fields)
-        except ValueError:
+        except ValidationError:
             return None
         return Estimate.of(self.recipe, self.sizes, learner, changes.max_batch_size)
 
@@ -114,20 +116,21 @@ class Search:
 
     def _batches(self) -> list[int | None]:
         """How many sequences are generated side by side: as the recipe says, and by halves fewer."""
-        if not isinstance(self.recipe, SamplingRecipe):
+        sampled = sampling_recipe(self.recipe)
+        if sampled is None:
             return [None]
-        own = self.recipe.sampler.max_batch_size
+        own = sampled.sampler.max_batch_size
         return [own >> halved for halved in range(own.bit_length()) if own >> halved >= min(own, _FEWEST_SEQUENCES)]
 
     def _divides(self, tp: int) -> bool:
         try:
             require_divisible(self.config, tp)
-        except ValueError:
+        except InputError:
             return False
         return True
 
 
-def overrides(recipe: Common, estimate: Estimate) -> list[str]:
+def overrides(recipe: TrainingRecipe, estimate: Estimate) -> list[str]:
     """What to say besides the recipe for a learner like that."""
     own, wanted = recipe.learner.model_dump(), estimate.learner.model_dump()
     parallel = [
@@ -135,7 +138,8 @@ def overrides(recipe: Common, estimate: Estimate) -> list[str]:
     ]
     names = ("activation_checkpointing", "cpu_offload", "micro_batch_tokens")
     changed = [f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]]
-    if isinstance(recipe, SamplingRecipe) and estimate.sequences != recipe.sampler.max_batch_size:
+    sampled = sampling_recipe(recipe)
+    if sampled is not None and estimate.sequences != sampled.sampler.max_batch_size:
         changed.append(f"sampler.max_batch_size={estimate.sequences}")
     return parallel + changed
 

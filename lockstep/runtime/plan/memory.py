@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import assert_never
 
 from lockstep.models.attention import width_of
-from lockstep.models.heads import Head
+from lockstep.models.heads import Head, scores_tokens
 from lockstep.recipe import LearnerSection, SamplerSection
 from lockstep.runtime.plan.sizes import Load, Sizes
 
@@ -121,7 +122,7 @@ class Rank:
         meanwhile = standing | {"gradients": gradients if several else all_but_one}
         last = {"activations": self.activations, "head": self._head(), "bf16 copies of weights": self._casts()}
         first = {"activations": self._inputs() + self.activation(), "bf16 copies of weights": self._copies(1)}
-        table = self._vocabulary if self.head == "logits" and not self.sizes.adapters else 0
+        table = self._vocabulary if scores_tokens(self.head) and not self.sizes.adapters else 0
         # One process adds it at once; it is whole until the end where ranks sum it, or where the embedding adds to it.
         waits = table if self.shares > 1 or not self.sizes.head or not several else 0
         return [
@@ -158,7 +159,7 @@ class Rank:
     @property
     def type(self) -> int:
         """Bytes of a number that products compute with."""
-        return BF16 if self.learner.dtype == "bf16" else FP32
+        return BF16 if self.learner.is_bf16 else FP32
 
     @property
     def own(self) -> int:
@@ -228,7 +229,7 @@ class Rank:
         """Bytes of last states, their norm, and what scores them keeps."""
         tokens, hidden = self.own, self.sizes.hidden
         norm, states = self._of_norm * self._between * hidden * FP32, tokens * hidden * FP32
-        if self.head != "logits":
+        if not scores_tokens(self.head):
             return norm + states
         whole = 0 if self.load.full_support else tokens * self._vocabulary // FP32 // hidden * self.type
         return norm + states + tokens * hidden * self.type + whole
@@ -275,9 +276,17 @@ class Generation:
         shares: bool = True,
     ) -> Generation:
         """Of a sampler that `shares` the learner's weights where both are of torch, in one process."""
-        a = BF16 if learner.dtype == "bf16" else FP32
+        a = BF16 if learner.is_bf16 else FP32
         alone = sampler.in_process and learner.in_process and learner.lora is None
-        weights = 0 if shares and alone else sizes.policy * (a if sampler.backend == "vllm" else FP32)
+        match sampler.backend:
+            case "torch":
+                weights = 0 if shares and alone else sizes.policy * FP32
+            case "vllm":
+                weights = sizes.policy * a
+            case "openai":
+                weights = 0
+            case _:
+                assert_never(sampler.backend)
         cache = sizes.cache * a * sequences * load.generated
         if sampler.vllm.kv_cache_gib is not None:
             cache = int(sampler.vllm.kv_cache_gib * 2**30)

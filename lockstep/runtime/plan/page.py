@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import dataclass
+
+from lockstep.config import Loaded
+from lockstep.errors import InputError
 from lockstep.recipe import Parallel
 from lockstep.report.terminal import summary_table
 from lockstep.runtime.plan.estimate import Estimate
@@ -11,25 +16,44 @@ from lockstep.runtime.plan.sizes import readable
 _SHOWN = 12
 
 
-def page(search: Search, name: str, gpus: int) -> str:
+@dataclass(frozen=True)
+class Plan:
+    """A plan for people.
+
+    Attributes:
+        text: The page.
+        fits: Whether some layout does, with changes of the recipe or without.
+    """
+
+    text: str
+    fits: bool
+
+
+def page(search: Search, loaded: Loaded, gpus: int) -> Plan:
     """What a recipe takes on so many GPUs: memory by rank, traffic by collective, layouts, and which is proposed."""
     own = search.recipe.learner.parallel
     found, standing = search.proposed(gpus), search.estimate(own) if own.ranks == gpus else None
     shown = standing or found or _roomiest(search, gpus)
-    blocks = [_model(search, name, gpus), _memory(shown)]
+    blocks = [_model(search, loaded.name, gpus), _memory(shown)]
     blocks += [_traffic(shown), _layouts(search, gpus)] if gpus > 1 else []
-    return "\n\n".join([*blocks, _verdict(search, name, gpus, standing, found)])
+    text = "\n\n".join([*blocks, _verdict(search, _command(loaded), gpus, standing, found)])
+    return Plan(text, found is not None or (standing is not None and search.fits(standing)))
 
 
 def _roomiest(search: Search, gpus: int) -> Estimate:
     """What needs least of a GPU, where nothing fits."""
     found = [search.estimate(parallel) for parallel in search.layouts(gpus)]
     if not any(found):
-        raise ValueError(
+        raise InputError(
             f"no layout of {gpus} GPUs gives every rank something to do: data-parallel ranks share the rows of an "
             "optimizer step, tensor-parallel ranks the heads; take fewer GPUs, or a larger batch"
         )
     return min((one for one in found if one is not None), key=lambda one: one.device)
+
+
+def _command(loaded: Loaded) -> str:
+    """What starts the run that was planned, for a shell."""
+    return f"lockstep train {shlex.join(loaded.arguments)}"
 
 
 def _model(search: Search, name: str, gpus: int) -> str:
@@ -117,10 +141,10 @@ def _layouts(search: Search, gpus: int) -> str:
     return summary_table(lines)
 
 
-def _verdict(search: Search, name: str, gpus: int, own: Estimate | None, found: Estimate | None) -> str:
+def _verdict(search: Search, command: str, gpus: int, own: Estimate | None, found: Estimate | None) -> str:
     memory = readable(search.memory)
     if own is not None and search.fits(own):
-        return f"It fits: {readable(own.device)} of {memory}. lockstep train {name}"
+        return f"It fits: {readable(own.device)} of {memory}. {command}"
     asked = layout(search.recipe.learner.parallel)
     if own is not None:
         begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
@@ -128,7 +152,7 @@ def _verdict(search: Search, name: str, gpus: int, own: Estimate | None, found: 
         begin = f"The recipe says {asked}, which is not {counted(gpus, 'GPU')}."
     if found is not None:
         changed = " ".join(overrides(search.recipe, found))
-        return f"{begin} This fits, {readable(found.device)} of {memory}:\nlockstep train {name} {changed}"
+        return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command} {changed}"
     return f"{begin} {_too_few(search, gpus)}"
 
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from lockstep.models.heads import Head
+from lockstep.models.heads import Head, scores_tokens
 from lockstep.models.lora import adapted_maps
 from lockstep.models.parallelize import layers
 from lockstep.recipe import (
-    Common,
     DistillRecipe,
     DPORecipe,
     LearnerSection,
     LoRA,
-    PairsRecipe,
     PolicyGradientRecipe,
+    RewardModelRecipe,
     SelfRewardingRecipe,
     SFTRecipe,
+    TrainingRecipe,
 )
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
@@ -109,8 +109,8 @@ class Sizes:
     def learned(self, head: Head) -> int:
         """Those that learn: all, or adapters and a unit."""
         if not self.adapters:
-            return self.policy if head == "logits" else self.critic
-        return self.adapters + (0 if head == "logits" else self.hidden + 1)
+            return self.policy if scores_tokens(head) else self.critic
+        return self.adapters + (0 if scores_tokens(head) else self.hidden + 1)
 
     @property
     def cache(self) -> int:
@@ -126,10 +126,10 @@ class Sizes:
         """Parameters of a layer that one of so many tensor-parallel ranks uses."""
         return -(-self.products // tp) + self.norms + self.adapters // self.layers
 
-    def root_of(self, tp: int, head: str) -> int:
+    def root_of(self, tp: int, head: Head) -> int:
         """The same of what lies outside of the layers; `head` is the learner's."""
-        cut = self.table + (self.head if head == "logits" else 0)
-        return -(-cut // tp) + self.rest + (0 if head == "logits" else self.hidden + 1)
+        cut = self.table + (self.head if scores_tokens(head) else 0)
+        return -(-cut // tp) + self.rest + (0 if scores_tokens(head) else self.hidden + 1)
 
 
 def _matrix(module: nn.Module | None) -> int:
@@ -164,18 +164,16 @@ class Load:
     full_support: bool = True
 
     @classmethod
-    def of(cls, recipe: Common) -> Load:
-        """Of a recipe's step.
-
-        Raises:
-            TypeError: For a recipe that is not one of those that train.
-        """
+    def of(cls, recipe: TrainingRecipe) -> Load:
+        """Of a recipe's step."""
         match recipe:
             case SFTRecipe():
                 return cls(recipe.sft.max_tokens, 1, recipe.sft.global_batch_size)
-            case PairsRecipe():
+            case DPORecipe():
                 rows = recipe.pairs.global_batch_size
-                return cls(recipe.pairs.max_tokens, 2, rows, scored=rows if isinstance(recipe, DPORecipe) else 0)
+                return cls(recipe.pairs.max_tokens, 2, rows, scored=rows)
+            case RewardModelRecipe():
+                return cls(recipe.pairs.max_tokens, 2, recipe.pairs.global_batch_size)
             case PolicyGradientRecipe():
                 options, longest = recipe.options, recipe.data.max_prompt_tokens + recipe.max_answer_tokens
                 return cls(
@@ -200,7 +198,8 @@ class Load:
                 judged = [section.max_prompt_tokens + section.sampling.max_tokens for section in asked]
                 longest = max(answer, judged[0]) if recipe.meta_judge is not None else answer
                 return cls(longest, 2, rows, scored=rows, generated=max([answer, *judged]))
-        raise TypeError(f"no plan is made for a {type(recipe).__name__}")
+            case _:
+                assert_never(recipe)
 
     @property
     def shortest(self) -> int:

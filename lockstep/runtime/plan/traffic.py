@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lockstep.models.heads import scores_tokens
 from lockstep.runtime.plan.memory import FP32, Rank
 
 
@@ -73,7 +74,7 @@ def _states(rank: Rank) -> Iterator[Flow]:
     tp = rank.learner.parallel.tp
     yield Flow("all-gather of states", "tp", _ring(gathered * states, tp))
     yield Flow("reduce-scatter of states", "tp", _ring(scattered * states, tp))
-    if rank.head == "logits":
+    if scores_tokens(rank.head):
         yield Flow("all-reduce of the head's states", "tp", 2 * _ring(learning * rank.type * states, tp))
 
 

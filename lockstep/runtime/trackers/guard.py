@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.errors import InputError
 from lockstep.runtime.track import Outcome
 from lockstep.runtime.trackers.view import View
 
@@ -37,7 +38,7 @@ class Guarded:
         except Exception as error:
             sentence = f"trackers.{self._name} cannot be opened: {_told(error)}"
             if step < 0:
-                raise ValueError(f"{sentence}; mend that, or take it out of the recipe") from error
+                raise InputError(f"{sentence}; mend that, or take it out of the recipe") from error
             self._again_at = math.inf
             self._note(f"{sentence}; the run goes on without it, and its own files have everything")
             return

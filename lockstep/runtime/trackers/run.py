@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from lockstep.errors import InputError
 from lockstep.recipe import Trackers
 from lockstep.runtime.stop import Stopped
 from lockstep.runtime.track import Logs, Outcome, Tracker
@@ -78,7 +79,7 @@ def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
         try:
             view = make(recipe, facts)
         except ModuleNotFoundError as missing:
-            raise ValueError(
+            raise InputError(
                 f"trackers.{name} needs the package {missing.name}, which is not installed: "
                 f"pip install 'lockstep-rl[{name}]'"
             ) from missing

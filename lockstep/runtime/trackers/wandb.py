@@ -16,6 +16,7 @@ from typing import Any, Literal
 import wandb
 from wandb.errors import UsageError
 
+from lockstep.errors import InputError
 from lockstep.recipe import WandB
 from lockstep.runtime.track import Outcome
 from lockstep.runtime.trackers.view import Facts, replay, table
@@ -38,16 +39,16 @@ class WandBView:
     def __init__(self, section: WandB, facts: Facts) -> None:
         self._section, self._facts = section, facts
         self._folder = facts.folder / "wandb"
-        if section.mode == "online" and not _known():
-            raise ValueError("trackers.wandb.mode is online, but W&B does not know who you are; run `wandb login`")
+        if section.is_online and not _known():
+            raise InputError("trackers.wandb.mode is online, but W&B does not know who you are; run `wandb login`")
 
     @property
     def where(self) -> str:
-        return str(self._run.url) if self._section.mode == "online" else f"wandb sync {self._run.settings.sync_dir}"
+        return str(self._run.url) if self._section.is_online else f"wandb sync {self._run.settings.sync_dir}"
 
     def rewind(self, step: int) -> None:
         resume: Literal["allow"] | None = "allow"
-        if self._section.mode == "offline":
+        if not self._section.is_online:
             self._clear()
             resume = None
         self._run = wandb.init(

@@ -15,7 +15,9 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.meeting import Meeting
 from lockstep.distributed.sampling import draw, token_scores
+from lockstep.errors import RunError
 from lockstep.models.attention import Cached
+from lockstep.models.folder import context_of
 from lockstep.models.heads import PLAIN, LogitsHead
 from lockstep.models.weights import fingerprint
 from lockstep.samplers.base import Attestation, Piece, gathered, require_room
@@ -24,6 +26,14 @@ from lockstep.types import Request, SamplingParams
 
 _COMPACT_BELOW = 0.8
 """Finished rows are dropped once fewer than this share still runs: a copy of the cache costs about a step."""
+
+
+class _NotFinite(Exception):
+    """Logits of a token of a row's response are NaN or infinite."""
+
+    def __init__(self, row: int, token: int) -> None:
+        super().__init__(row, token)
+        self.row, self.token = row, token
 
 
 class TorchSampler:
@@ -42,7 +52,7 @@ class TorchSampler:
         self, lm: PreTrainedModel, max_batch_size: int, bf16: bool = False, raw_logprobs: bool = False
     ) -> None:
         self._lm, self._max_batch_size, self._bf16, self._raw_logprobs = lm, max_batch_size, bf16, raw_logprobs
-        self._context = int(lm.config.get_text_config().max_position_embeddings)
+        self._context = context_of(lm.config)
         self.version: int | None = None
         self._group: dist.ProcessGroup | None = None
 
@@ -56,7 +66,10 @@ class TorchSampler:
         size = self._max_batch_size
         for start in range(0, len(order), size):
             places = order[start : start + size]
-            yield places, self._generate([requests[i] for i in places], sampling)
+            try:
+                yield places, self._generate([requests[i] for i in places], sampling)
+            except _NotFinite as broken:
+                raise self._not_finite(requests, places[broken.row], broken.token) from None
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
@@ -106,11 +119,11 @@ class TorchSampler:
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         prompts = _prompts(requests).to(self._lm.device)
         room_B = (self._context - prompts.lengths).clamp(max=sampling.max_tokens).to(self._lm.device)
+        # Autocast keeps its bf16 copies of the weights until it is left; in `inference_mode` it would keep none.
         with torch.autocast(self._lm.device.type, torch.bfloat16, enabled=self._bf16):
             tokens_BK, logprob_BK, length_B, stopped_B = self._decode(prompts, requests, sampling, room_B)
         return self._assembled(prompts.to("cpu"), tokens_BK, logprob_BK, length_B, stopped_B, sampling)
 
-    @torch.inference_mode()
     def _decode(
         self, prompts: Batch, requests: Sequence[Request], sampling: SamplingParams, room_B: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -131,10 +144,13 @@ class TorchSampler:
             if self._raw_logprobs:
                 logprob, _ = token_scores(logits, token, PLAIN)
             tokens_BK[alive, k], logprob_BK[alive, k] = token, logprob
+            broken = running & ~logprob.isfinite()
             length_B[alive] += running
             stopped_B[alive] |= running & torch.isin(token, stops)
             running = running & ~stopped_B[alive] & (room_B[alive] > k + 1)
-            left = int(running.sum())
+            left, num_broken = torch.stack([running.sum(), broken.sum()]).tolist()  # one wait for the device
+            if num_broken:
+                raise _NotFinite(int(alive[broken][0]), k)
             if left == 0:
                 break
             if left < _COMPACT_BELOW * alive.numel():
@@ -144,6 +160,15 @@ class TorchSampler:
             cache.next_token()
             logits = self._logits(token[:, None], cache.filled[:, None], cache, 1)[:, 0]
         return tokens_BK, logprob_BK, length_B, stopped_B
+
+    def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> RunError:
+        weights = "as it was opened" if self.version is None else f"with the weights of step {self.version}"
+        folder, prompt = self._lm.config.name_or_path or "memory", len(requests[row].tokens)
+        return RunError(
+            f"the model in {folder}, {weights}, gives logits that are not finite for token {token + 1} of the response "
+            f"to row {row} of {len(requests)}, a prompt of {prompt} tokens; lower the learning rate, or look at the "
+            "model's weights"
+        )
 
     def _cache(self, prompts: Batch, capacity: int) -> Cached:
         """Where keys and values are kept."""

@@ -6,13 +6,15 @@ import multiprocessing
 import os
 from multiprocessing import resource_tracker
 
+from lockstep.process_defaults import stay_offline
 
-def prepare(threads: int) -> None:
+
+def prepare() -> None:
     """Sets what Lockstep needs, and, where the user has not said otherwise, that vLLM stays quiet and at home.
 
-    Args:
-        threads: Of the worker, on a CPU.
+    On a CPU vLLM takes as many threads as OMP_NUM_THREADS says, which a worker finds set to its share.
     """
+    stay_offline()
     # Ctrl-C in a terminal is for who owns the engine, and would end tensor-parallel workers in their work.
     if os.getpgrp() != os.getpid():
         os.setsid()
@@ -21,10 +23,8 @@ def prepare(threads: int) -> None:
     resource_tracker._resource_tracker._fd = None  # pyright: ignore[reportAttributeAccessIssue]
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # another process would import all of this once more
     for name, value in {
-        "OMP_NUM_THREADS": str(threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each engine binds to the same cores
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TORCH_LOGS": "-torch._library",

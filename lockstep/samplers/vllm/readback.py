@@ -1,4 +1,4 @@
-"""What vLLM's model computes with, under the names of the Hugging Face checkpoint.
+"""What vLLM's model computes with, under the names that a learner has for its tensors.
 
 vLLM lays matrices that are used together into one, and on a CPU packs them in a form of its kernels and frees the rest.
 Such a matrix is read through its kernel: a product with a column of the identity gives that column, exactly.
@@ -7,89 +7,145 @@ Such a matrix is read through its kernel: a product with a column of the identit
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
-from lockstep.models.weights import fingerprint, sampled_columns
+from lockstep.errors import InputError
+from lockstep.models.weights import column_fingerprint, fingerprint, sampled_columns
+from lockstep.samplers.vllm.experts import in_loaded_order, kernel_of
+from lockstep.samplers.vllm.landings import Landing, Landings, sent_tensors
 
 _COLUMNS_AT_ONCE = 512
+_INSTEAD = "so weights that were sent to it could not be proven to have arrived; use sampler=torch"
 
 
 @dataclass(frozen=True)
 class Readable:
-    """A tensor of the checkpoint as it lies in a layer of vLLM.
+    """A tensor of the learner's as it lies in layers of vLLM.
 
     Attributes:
-        name: In the checkpoint.
-        layer: That computes with it.
-        parameter: Of the layer.
-        rows: Which of the parameter's rows are this tensor.
+        name: The learner's.
+        shape: The learner's.
+        dtype: In which weights are sent.
+        landings: All places that hold a part of it.
     """
 
     name: str
-    layer: nn.Module
-    parameter: nn.Parameter
-    rows: slice
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    landings: tuple[Landing, ...]
 
     @property
     def packed(self) -> bool:
-        """Whether a kernel has the matrix in a form of its own."""
-        matrix = isinstance(self.layer, LinearBase | ParallelLMHead) and self.name.endswith(".weight")
-        return matrix and current_platform.is_cpu()
+        """Whether a kernel has some of it in a form of its own."""
+        return any(packed(landing) for landing in self.landings)
 
     def fingerprint(self) -> int:
         """Of the tensor; only where it is not packed."""
-        return fingerprint(self.parameter[self.rows])
+        return fingerprint(self.tensor())
 
     def column_fingerprint(self) -> int:
-        """Of the columns that the layer's kernel computes with; see `models.weights.column_fingerprint`."""
-        return fingerprint(self._columns(sampled_columns(self._width)))
+        """Of the columns that kernels compute with; see `models.weights.column_fingerprint`."""
+        if not all(self._straight(landing) for landing in self.landings):
+            return column_fingerprint(self.tensor())
+        columns = sampled_columns(self.shape[1])
+        whole = torch.empty(self.shape[0], len(columns), dtype=self.dtype)
+        for landing in self.landings:
+            rows, start = landing.source.size[0], landing.source.offset // self.shape[1]
+            first = landing.target.offset // landing.shape[1]
+            whole[start : start + rows] = _columns(landing, columns)[first : first + rows]
+        return fingerprint(whole)
 
     def tensor(self) -> Tensor:
-        """All of it, as the layer computes with it."""
-        if not self.packed:
-            return self.parameter.detach()[self.rows]
-        starts = range(0, self._width, _COLUMNS_AT_ONCE)
-        return torch.cat([self._columns(range(self._width)[start : start + _COLUMNS_AT_ONCE]) for start in starts], 1)
+        """All of it, as it is computed with."""
+        whole = torch.empty(self.shape, dtype=self.dtype, device=_parameter(self.landings[0]).device)
+        for landing in self.landings:
+            landing.source.on(whole).copy_(landing.target.on(_plain(landing)))
+        return whole
 
-    @property
-    def _width(self) -> int:
-        layer: Any = self.layer
-        return layer.embedding_dim if isinstance(layer, ParallelLMHead) else layer.input_size_per_partition
-
-    def _columns(self, columns: Sequence[int]) -> Tensor:
-        """Columns that the layer's kernel computes with; 0 and −0 are the same there."""
-        layer: Any = self.layer
-        units = torch.zeros(len(columns), self._width, dtype=self.parameter.dtype)
-        units.scatter_(1, torch.tensor(columns)[:, None], 1.0)
-        return layer.quant_method.apply(layer, units).T[self.rows] + 0.0
+    def _straight(self, landing: Landing) -> bool:
+        """Whether rows of the tensor are rows of a packed parameter."""
+        rows = landing.source.stride == (self.shape[-1], 1) and landing.target.stride == (landing.shape[-1], 1)
+        return rows and packed(landing) and landing.shape[-1] == self.shape[-1] == landing.source.size[-1]
 
 
-def readable(model: nn.Module) -> Iterator[Readable]:
-    """The tensors of the checkpoint that can be found in a model of vLLM's, on one rank."""
-    together: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    for path, layer in model.named_modules():
-        own = list(layer.named_parameters(recurse=False))
-        for part, rows in _parts(path, layer, together) if own else ():
-            for name, parameter in own:
-                yield Readable(f"{part}.{name}", layer, parameter, rows)
+def readable(model: nn.Module, landings: Landings, network: PreTrainedModel, dtype: torch.dtype) -> list[Readable]:
+    """The tensors that a learner sends, and its head where that is another's second name, as vLLM's model has them.
+
+    Raises:
+        InputError: If one of them cannot be read back.
+    """
+    found = [
+        Readable(name, tuple(tensor.shape), dtype, _proven(name, tensor, landings, network))
+        for name, tensor in sent_tensors(network).items()
+    ]
+    return [*found, *_tied_head(model, network, {one.name: one for one in found})]
 
 
-def _parts(path: str, layer: Any, together: dict[str, list[str]]) -> Iterator[tuple[str, slice]]:
-    """The checkpoint's layers that one of vLLM's stands for, and their rows in it."""
-    above, _, name = path.rpartition(".")
-    if isinstance(layer, VocabParallelEmbedding):
-        yield path, slice(0, layer.org_vocab_size)
-    elif name in together:
-        start = 0
-        for part, size in zip(together[name], layer.output_sizes, strict=True):
-            yield f"{above}.{part}", slice(start, start + size)
-            start += size
-    else:
-        yield path, slice(None)
+def tied_names(network: PreTrainedModel) -> dict[str, str]:
+    """A head that is not sent, since it is the embedding, and whose second name that is."""
+    names = {id(module): name for name, module in network.named_modules()}
+    head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
+    if head is None or head.weight is not embedding.weight:
+        return {}
+    return {f"{names[id(head)]}.weight": f"{names[id(embedding)]}.weight"}
+
+
+def packed(landing: Landing) -> bool:
+    """Whether a kernel for CPUs has the matrix in a form of its own."""
+    matrix = isinstance(landing.layer, LinearBase | ParallelLMHead) and landing.parameter == "weight"
+    return matrix and len(landing.shape) == 2 and current_platform.is_cpu()
+
+
+def _proven(name: str, tensor: Tensor, landings: Landings, network: PreTrainedModel) -> tuple[Landing, ...]:
+    places = landings.of[name]
+    if sum(torch.Size(place.source.size).numel() for place in places) != tensor.numel():
+        kind = type(network.get_submodule(name.rpartition(".")[0])).__name__
+        raise InputError(f"vLLM does not hold {name} of {kind} as it is sent, {_INSTEAD}")
+    for place in places:
+        kind = type(place.layer).__name__
+        if (place.layer, place.parameter) in landings.changed:
+            raise InputError(f"vLLM's {kind} computes with something else than {name} itself, {_INSTEAD}")
+        ordered = kernel_of(place.layer, place.parameter) is not None
+        if not packed(place) and not ordered and tuple(_parameter(place).shape) != place.shape:
+            raise InputError(f"vLLM's {kind} keeps {name} in a form that cannot be read, {_INSTEAD}")
+    return places
+
+
+def _tied_head(model: nn.Module, network: PreTrainedModel, sent: dict[str, Readable]) -> Iterator[Readable]:
+    heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
+    for name, other in tied_names(network).items():
+        for head in heads:
+            places = tuple(replace(place, layer=head) for place in sent[other].landings)
+            yield replace(sent[other], name=name, landings=places)
+
+
+def _parameter(landing: Landing) -> Tensor:
+    own = dict(landing.layer.named_parameters(recurse=False)) | dict(landing.layer.named_buffers(recurse=False))
+    return own[landing.parameter].detach()
+
+
+def _plain(landing: Landing) -> Tensor:
+    """The whole parameter as it was before it was packed."""
+    if (kernel := kernel_of(landing.layer, landing.parameter)) is not None:
+        return in_loaded_order(kernel, landing.parameter, _parameter(landing), landing.shape)
+    if not packed(landing):
+        return _parameter(landing).contiguous()
+    width = landing.shape[1]
+    starts = range(0, width, _COLUMNS_AT_ONCE)
+    return torch.cat([_columns(landing, range(width)[start : start + _COLUMNS_AT_ONCE]) for start in starts], 1)
+
+
+def _columns(landing: Landing, columns: Sequence[int]) -> Tensor:
+    """Columns that the layer's kernel computes with; 0 and −0 are the same there."""
+    layer: Any = landing.layer
+    units = torch.zeros(len(columns), landing.shape[1], dtype=_parameter(landing).dtype)
+    units.scatter_(1, torch.tensor(columns)[:, None], 1.0)
+    return layer.quant_method.apply(layer, units).T.contiguous() + 0.0

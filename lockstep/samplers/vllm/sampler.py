@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.distributed.meeting import Meeting
-from lockstep.errors import first_line
-from lockstep.models.folder import read_config
+from lockstep.errors import InputError, first_line
+from lockstep.models.folder import context_of, read_config
 from lockstep.recipe import Computation, SamplerSection
 from lockstep.samplers.base import Attestation, Piece
 from lockstep.samplers.transfer import Bucket
@@ -60,18 +60,18 @@ class VLLMSampler:
         raw_logprobs: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        prepare(threads=max(1, (os.cpu_count() or 1) // section.replicas))
+        prepare()
         try:
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
         except (ImportError, RuntimeError) as error:
-            raise ValueError(
+            raise InputError(
                 f"vLLM is installed and cannot be imported ({first_line(error)}); docs/guides/generation.md says which "
                 "packages stand in its way"
             ) from error
 
         self._sleeps = section.vllm.sleep
-        self._context = int(read_config(model).get_text_config().max_position_embeddings)
+        self._context = context_of(read_config(model))
         self._version = 0
         self._requests = 0
         self._cached: dict[int, int] = {}
@@ -80,8 +80,9 @@ class VLLMSampler:
         chosen |= {"logprobs_mode": "raw_logprobs" if raw_logprobs else "processed_logprobs", **(options or {})}
         try:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**chosen))
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"vLLM does not start with the model in {model}: {first_line(error)}") from error
+        except (ValueError, RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise InputError(f"vLLM does not start with the model in {model} ({why}); use sampler=torch") from error
         executor: Any = self._engine.model_executor
         executor.register_failure_callback(_end_without_worker)
         self._lost: Callable[[], bool] = lambda: executor.world_size > 1 and executor.is_failed
@@ -199,7 +200,7 @@ class VLLMSampler:
     def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
         """How to draw one response, in vLLM's words. Nothing but the listed tokens ends it before its time."""
         if 0 < sampling.temperature < _COLDEST:
-            raise ValueError(f"vLLM knows no temperature between 0 and {_COLDEST}; use 0, or a higher one")
+            raise InputError(f"vLLM knows no temperature between 0 and {_COLDEST}; use 0, or a higher one")
         return {
             "max_tokens": min(sampling.max_tokens, self._context - len(request.tokens)),
             "temperature": sampling.temperature,
@@ -279,7 +280,7 @@ def _options(section: SamplerSection, computation: Computation, context: int) ->
     """vLLM's options, by its words."""
     options: dict[str, Any] = {
         "skip_tokenizer_init": True,
-        "dtype": "bfloat16" if computation.dtype == "bf16" else "float32",
+        "dtype": "bfloat16" if computation.is_bf16 else "float32",
         "max_num_seqs": section.max_batch_size,
         "enable_prefix_caching": True,
         "enable_sleep_mode": section.vllm.sleep,

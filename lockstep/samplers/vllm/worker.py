@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import PreTrainedModel
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
 from lockstep.distributed.meeting import Meeting
+from lockstep.models.folder import read_config, skeleton
 from lockstep.models.weights import fingerprint
 from lockstep.samplers.transfer import Bucket, joined, opened
+from lockstep.samplers.vllm.experts import SetAside
+from lockstep.samplers.vllm.landings import as_in_files, survey
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
-from lockstep.samplers.vllm.readback import readable
+from lockstep.samplers.vllm.readback import Readable, readable, tied_names
 
 if current_platform.is_cpu():
     torch.cpu._init_amx()  # the kernels for bf16 use tiles that a process must ask for first, and do not ask
@@ -46,28 +51,28 @@ class WeightReceiver:
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             if bucket.number == 0:
                 self._begin_refit()
-            self._model.load_weights(self._loadable(bucket))
+            self._model.load_weights(as_in_files(self._network, dict(self._loadable(bucket))).items())
 
     def attest_weights(self) -> str:
         """Ends the refit. Returns the fields of an `Attestation` that only this process knows, as JSON."""
         model, config = self._model, self.vllm_config.model_config
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             finalize_layerwise_reload(model, config)
+            self._experts.restore()
             if current_platform.is_cpu():
                 self._repack_heads()
         self.model_runner.reset_encoder_cache()
         self.model_runner.reset_mm_cache()
-        found = list(readable(model))
-        packed = [tensor for tensor in found if tensor.packed]
+        found = self._readable
+        columns = {tensor.name: tensor.column_fingerprint() for tensor in found if tensor.packed}
         held = self._received | {tensor.name: tensor.fingerprint() for tensor in found if not tensor.packed}
-        tied = {}
-        if config.hf_text_config.tie_word_embeddings:
-            tied = {"lm_head.weight": "model.embed_tokens.weight"}
-            held.setdefault("lm_head.weight", self._received.get(tied["lm_head.weight"], 0))
+        tied = tied_names(self._network)
+        for name, other in tied.items():
+            held.setdefault(name, self._received.get(other, 0))
         return json.dumps(
             {
                 "fingerprints": held,
-                "columns": {tensor.name: tensor.column_fingerprint() for tensor in packed},
+                "columns": columns,
                 "received": sorted(self._received.keys() - {tensor.name for tensor in found}),
                 "tied": tied,
             }
@@ -75,12 +80,12 @@ class WeightReceiver:
 
     def tensor_names(self) -> str:
         """Of the tensors that `show_tensor` knows, as JSON."""
-        return json.dumps([tensor.name for tensor in readable(self._model)])
+        return json.dumps([tensor.name for tensor in self._readable])
 
     @torch.no_grad()
     def show_tensor(self, name: str) -> bytes:
         """A tensor as it is computed with, as safetensors."""
-        (found,) = [tensor for tensor in readable(self._model) if tensor.name == name]
+        (found,) = [tensor for tensor in self._readable if tensor.name == name]
         with set_current_vllm_config(self.vllm_config):
             return safetensors.torch.save({name: found.tensor().contiguous().cpu()})
 
@@ -112,7 +117,8 @@ class WeightReceiver:
         """Gets ready for a whole set of weights; what is left of a refit that broke off is put aside."""
         finalize_layerwise_reload(self._model, self.vllm_config.model_config)
         self._received: dict[str, int] = {}
-        self._names = {tensor.name for tensor in readable(self._model)}
+        self._names = {tensor.name for tensor in self._readable}
+        self._experts = SetAside(self._model)
         initialize_layerwise_reload(self._model)
 
     def _loadable(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
@@ -121,6 +127,19 @@ class WeightReceiver:
             self._received[name] = fingerprint(tensor)
             if name in self._names:
                 yield name, tensor.to(self.device, copy=True)
+
+    @cached_property
+    def _network(self) -> PreTrainedModel:
+        """The model in `transformers`, without memory."""
+        folder = self.vllm_config.model_config.model
+        return skeleton(read_config(folder), folder)
+
+    @cached_property
+    def _readable(self) -> list[Readable]:
+        config = self.vllm_config.model_config
+        with set_current_vllm_config(self.vllm_config), torch.device(self.device):
+            landings = survey(self._model, config, self._network)
+        return readable(self._model, landings, self._network, config.dtype)
 
     def _repack_heads(self) -> None:
         """A head that is tied to the embedding gets no weights of its own, and would keep its packed old ones."""

@@ -1,0 +1,210 @@
+"""Which families of models are computed right: a small random model of each, by learner, torch sampler and vLLM.
+
+    python -m benchmarks.families --save            # all, into docs/models.md
+    python -m benchmarks.families llama qwen3       # some
+
+Beside each stands the largest |Δ log π| of a token to plain `transformers` (its own attention, each sequence alone,
+fp32), or that the model is refused, and why. Nothing else may stand there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from lockstep.doctor.family_vllm import vllm_with_refit
+from lockstep.errors import LockstepError
+from lockstep.models.load import load_causal_lm
+from lockstep.runtime.self_check import prove
+from lockstep.types import SamplingParams
+
+PAGE = Path(__file__).parents[1] / "docs/models.md"
+RIGHT = 1e-3
+"""Nats; what is further off is wrong, and none may be."""
+
+_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_USUAL = {
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 64, "initializer_range": 0.1, **_TOKENS,
+}  # fmt: skip
+_EVERY_HEAD = {**_USUAL, "num_key_value_heads": 2}
+_EXPERTS = {
+    **_USUAL, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+_WINDOW = {**_USUAL, "sliding_window": 4}
+_LATENT = {
+    **_EVERY_HEAD, "head_dim": 16, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32,
+}  # fmt: skip
+_DELTA = {
+    **_EXPERTS, "linear_num_value_heads": 2, "linear_num_key_heads": 1, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+_GPT2 = {"vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.1}
+_MAMBA = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64, **_TOKENS}
+_BESIDE_MAMBA = {**_USUAL, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _USUAL,
+    "qwen2": _USUAL,
+    "qwen3": _USUAL,
+    "mistral": _WINDOW,
+    "ministral3": _USUAL,
+    "gemma": _USUAL,
+    "gemma2": {**_WINDOW, "query_pre_attn_scalar": 32},
+    "gemma3_text": {**_WINDOW, "query_pre_attn_scalar": 32},
+    "phi": _EVERY_HEAD,
+    "phi3": {**_USUAL, "original_max_position_embeddings": 64},
+    "olmo": _USUAL,
+    "olmo2": _USUAL,
+    "olmo3": _WINDOW,
+    "granite": _USUAL,
+    "glm": _USUAL,
+    "glm4": _USUAL,
+    "cohere": _USUAL,
+    "cohere2": _WINDOW,
+    "smollm3": _USUAL,
+    "exaone4": _WINDOW,
+    "ernie4_5": _USUAL,
+    "seed_oss": _USUAL,
+    "arcee": _USUAL,
+    "apertus": _USUAL,
+    "hunyuan_v1_dense": _USUAL,
+    "starcoder2": _USUAL,
+    "gpt2": {**_GPT2, **_TOKENS},
+    "gpt_bigcode": {**_GPT2, **_TOKENS},
+    "gpt_neox": _EVERY_HEAD,
+    "opt": {**_EVERY_HEAD, "ffn_dim": 96, "word_embed_proj_dim": 64},
+    "persimmon": _EVERY_HEAD,
+    "stablelm": _EVERY_HEAD,
+    "nemotron": _USUAL,
+    "falcon": {"num_attention_heads": 2, "num_kv_heads": 2, **_MAMBA},
+    "bloom": {
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "n_layer": 2,
+        "n_head": 2,
+        "max_position_embeddings": 64,
+        **_TOKENS,
+    },
+    "mixtral": {**_EXPERTS, "sliding_window": None},
+    "qwen2_moe": _EXPERTS,
+    "qwen3_moe": _EXPERTS,
+    "olmoe": _EXPERTS,
+    "granitemoe": _EXPERTS,
+    "phimoe": _EXPERTS,
+    "minimax_m2": _EXPERTS,
+    "gpt_oss": {**_EXPERTS, **_WINDOW},
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "mamba": {**_MAMBA, "state_size": 16},
+    "falcon_mamba": {**_MAMBA, "state_size": 16},
+    "mamba2": {**_MAMBA, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1, "expand": 2},
+    "qwen3_next": _DELTA,
+    "qwen3_5_text": _DELTA,
+    "lfm2": {**_USUAL, "layer_types": ["conv", "full_attention"]},
+    "bamba": {**_BESIDE_MAMBA, "attn_layer_indices": [1]},
+    "granitemoehybrid": {**_EXPERTS, **_BESIDE_MAMBA, "layer_types": ["mamba", "attention"]},
+    "jamba": {**_EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16},
+    "recurrent_gemma": {**_USUAL, "num_hidden_layers": 3, "lru_width": 64},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one backend makes of one family: how far off it is, in nats; or why it is refused."""
+
+    gap: float | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.gap is None:
+            return "refused"
+        return f"{self.gap:.0e}" if self.gap <= RIGHT else f"**wrong: {self.gap:.0e}**"
+
+
+def measure(family: str, folder: Path) -> list[Cell]:
+    """Learner packed, torch sampler, vLLM with refit.
+
+    Args:
+        family: A key of `FAMILIES`.
+        folder: Where its model is written.
+    """
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **FAMILIES[family])
+    model = AutoModelForCausalLM.from_config(config)
+    for vector in (parameter for parameter in model.parameters() if parameter.ndim == 1):
+        vector.data += 0.1 * torch.randn(vector.shape)
+    model.save_pretrained(folder)
+    cpu, sampling = torch.device("cpu"), SamplingParams(max_tokens=8)
+    return [
+        _cell(lambda: _learner(folder, config)),
+        _cell(lambda: prove(config, cpu, False, sampling).decoded),
+        _vllm(folder),
+    ]
+
+
+def _learner(folder: Path, config: PreTrainedConfig) -> float:
+    load_causal_lm(folder)
+    proof = prove(config, torch.device("cpu"), False, None)
+    return max(proof.packed, proof.alone)
+
+
+def _cell(gap: Callable[[], float]) -> Cell:
+    try:
+        return Cell(gap())
+    except LockstepError as error:
+        return Cell(None, str(error))
+
+
+def _vllm(folder: Path) -> Cell:
+    outcome = vllm_with_refit(folder)
+    if outcome.verdict == "refused":
+        return Cell(None, outcome.sentence)
+    return Cell(outcome.gap if outcome.verdict == "right" else max(outcome.gap, 1.0), outcome.sentence)
+
+
+def table(rows: dict[str, list[Cell]]) -> str:
+    """The table and, below, why what is refused is refused."""
+    lines = ["| `model_type` | learner, packed | torch sampler | vLLM, refitted |", "|---|---|---|---|"]
+    lines += [f"| `{family}` | {' | '.join(map(str, cells))} |" for family, cells in rows.items()]
+    lines += ["", "Why, in the program's words:", ""]
+    lines += [f"- {family}: {reason}" for family, reasons in _reasons(rows) for reason in reasons]
+    return "\n".join(lines) + "\n"
+
+
+def _reasons(rows: dict[str, list[Cell]]) -> Iterable[tuple[str, list[str]]]:
+    for family, cells in rows.items():
+        yield f"`{family}`", list(dict.fromkeys(cell.reason for cell in cells if cell.reason))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", default=list(FAMILIES), help="default: all")
+    parser.add_argument("--save", action="store_true", help=f"write the table into {PAGE.name}")
+    options = parser.parse_args()
+    rows: dict[str, list[Cell]] = {}
+    with tempfile.TemporaryDirectory(prefix="lockstep-families-") as folder:
+        for family in options.families:
+            rows[family] = measure(family, Path(folder) / family)
+            print(f"{family:<20}", *(f"{cell!s:<10}" for cell in rows[family]), flush=True)
+    if options.save:
+        head = PAGE.read_text().split("\n| `model_type`")[0]
+        PAGE.write_text(f"{head}\n{table(rows)}")
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    return int(any(cell.gap is not None and cell.gap > RIGHT for cells in rows.values() for cell in cells))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The weight of the divergence from the reference policy: fixed, or following a target (Ziegler et al. 2019, §2.2)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.recipe import KL, AdaptiveKL
+
+_FILE, _MAX_ERROR = "kl.json", 0.2  # beyond this error, relative to the target, the coefficient moves no faster
+
+
+@dataclass
+class KLCoefficient:
+    """β, which a checkpoint holds where it follows a target.
+
+    Attributes:
+        value: β of the step at hand.
+        adaptive: The target; None: β is fixed.
+    """
+
+    value: float
+    adaptive: AdaptiveKL | None
+
+    @classmethod
+    def of(cls, section: KL) -> KLCoefficient:
+        """As the recipe has it before the first step."""
+        return cls(section.coef, section.adaptive)
+
+    def follow(self, kl: float) -> None:
+        """Sets β of the next step.
+
+        Args:
+            kl: KL(π ‖ π_ref) per token of this step's responses, nats.
+        """
+        if self.adaptive is not None:
+            error = max(-_MAX_ERROR, min(_MAX_ERROR, kl / self.adaptive.target - 1.0))
+            self.value *= 1.0 + self.adaptive.gain * error
+
+    def save(self, folder: Path) -> None:
+        """As `Learner.save`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _FILE).write_text(json.dumps({"coef": self.value}))  # the shortest digits that read back as the same
+
+    def saved(self, wait: bool) -> bool:
+        return True
+
+    def load(self, folder: Path) -> None:
+        """As `Learner.load`. A run whose coefficient was fixed until now has none; it begins with the recipe's."""
+        if folder.exists():
+            self.value = float(json.loads((folder / _FILE).read_text())["coef"])

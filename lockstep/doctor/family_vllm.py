@@ -1,0 +1,130 @@
+"""Whether vLLM, refitted, computes a small model as plain `transformers` does: one line of the table of families.
+
+`python -m lockstep.doctor.family_vllm FOLDER` does it in this process and prints the outcome as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.errors import LockstepError
+from lockstep.experience.refit import random_probe, refit
+from lockstep.models.folder import read_config
+from lockstep.recipe import VLLM, LearnerSection, SamplerSection
+from lockstep.runtime.replicas import Replicas
+from lockstep.runtime.workers import SamplerSpec
+from lockstep.types import Request, SamplingParams
+
+LARGEST_GAP = 1e-3
+"""Nats, of any token, fp32."""
+
+_PROMPTS = (5, 1, 17, 3, 9)
+_RESPONSE = 12
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a model.
+
+    Attributes:
+        verdict: "right", "refused" before anything was drawn, or "wrong".
+        gap: Largest |Δ log π| of drawn tokens against plain `transformers`, nats; 0 where nothing was drawn.
+        sentence: Why it was refused; empty if it was not.
+    """
+
+    verdict: Literal["right", "refused", "wrong"]
+    gap: float
+    sentence: str
+
+
+def vllm_with_refit(folder: Path) -> Outcome:
+    """Starts vLLM with a model, sends it other weights, proves that they arrived, and draws with them.
+
+    Runs in a process of its own, which ends with it.
+
+    Args:
+        folder: A Hugging Face folder of a small model.
+    """
+    command = [sys.executable, "-m", "lockstep.doctor.family_vllm", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip() or "no word").splitlines()[-1]
+        return Outcome("wrong", 0.0, f"ended with exit code {done.returncode}: {last}")
+    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Plain:
+    """Plain `transformers` as a source of weights, all of them other than in the folder."""
+
+    network: PreTrainedModel
+
+    @classmethod
+    def other_than(cls, folder: Path) -> _Plain:
+        network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        draws = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter += (
+                    0.1 * parameter.std().nan_to_num(1.0).clamp(min=0.1) * torch.randn(parameter.shape, generator=draws)
+                )
+        return cls(network)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.network.named_parameters()
+        yield from self.network.named_buffers()
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Sequence by sequence, of all tokens but the first."""
+        columns: list[Tensor] = []
+        for tokens in batch.sequences():
+            table = self.network(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
+            own = table[:-1].gather(1, tokens[1:, None])[:, 0]
+            columns += [torch.zeros(1), own]
+        return torch.cat(columns) * batch.mask
+
+
+def measured(folder: Path) -> Outcome:
+    """As `vllm_with_refit`, by an engine that this process starts."""
+    config = read_config(folder).get_text_config()
+    section = SamplerSection(backend="vllm", max_batch_size=8, vllm=VLLM(kv_cache_gib=0.05))
+    sampler = None
+    try:
+        sampler = Replicas(SamplerSpec(str(folder), section, LearnerSection(device="cpu")), print)
+        source = _Plain.other_than(folder)
+        refit(source, sampler, 1, random_probe(config.vocab_size, config.max_position_embeddings))
+    except LockstepError as error:
+        return Outcome("refused", 0.0, str(error))
+    else:
+        gap = _gap(source, sampler, config.vocab_size)
+        return Outcome("right" if gap <= LARGEST_GAP else "wrong", gap, "")
+    finally:
+        if sampler is not None:
+            sampler.close()
+
+
+def _gap(source: _Plain, sampler: Replicas, vocabulary: int) -> float:
+    draws = (keyed.uniforms(torch.arange(len(_PROMPTS)), torch.arange(max(_PROMPTS))) * vocabulary).long()
+    requests = [
+        Request(tuple(row[:length].tolist()), keyed.key("family", number))
+        for number, (row, length) in enumerate(zip(draws, _PROMPTS, strict=True))
+    ]
+    batch = sampler.generate(requests, SamplingParams(max_tokens=_RESPONSE))
+    return float((source.logprobs(batch) - batch["sampler_logprob"])[batch.mask].abs().max())
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measured(Path(sys.argv[1])))))

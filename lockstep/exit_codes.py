@@ -1,0 +1,17 @@
+"""What every command exits with, the doctor's too. docs/errors.md has the table for users."""
+
+OK = 0
+CRASH = 1
+"""An error inside the program, or a worker, engine or disk that was lost on the way."""
+INPUT = 2
+"""What the user gave cannot be used."""
+INCONCLUSIVE = 3
+"""Too little was measured to tell, or nothing was trained on."""
+BROKEN = 4
+"""A promise or a bound was broken: sampler and learner disagree, or `lockstep check` fails."""
+OUT_OF_TIME = 75
+"""`run.max_time_s` ended the run; the same command resumes it. EX_TEMPFAIL of sysexits.h, "try again later"."""
+HUNG_UP = 129
+INTERRUPTED = 130
+TERMINATED = 143
+"""As shells count signals: SIGHUP, Ctrl-C and SIGTERM."""

@@ -1,0 +1,169 @@
+"""A model in small: every kind of layer that a configuration asks for, once, with random weights.
+
+Widths that only cost time are cut (vocabulary, hidden units of MLPs, experts), and windows, so that short sequences
+already reach beyond them. Hidden size, heads, rotary positions and the kinds of layers stay.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from lockstep import keyed
+from lockstep.models import attention
+from lockstep.models.folder import ModelError, skeleton
+from lockstep.models.parallelize import layers
+
+_VOCABULARY = 512
+_HIDDEN_UNITS = 256
+_HIDDEN = 512
+_EXPERTS = 8
+_WINDOW = 4
+_GAIN = 1.1
+"""Standard deviation of weights times √hidden size: so wide that a wrong neighbor or position changes every number."""
+
+_HIDDEN_UNIT_FIELDS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim")
+_EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
+_HEAD_FIELDS = (
+    "num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads",
+    "mamba_num_heads", "num_heads",
+)  # fmt: skip
+_WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
+_TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+Fields = dict[str, Any]
+"""Of a configuration, as config.json holds them."""
+
+
+def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """Makes a small random model with every kind of layer, fp32 on the CPU, with Lockstep's attention.
+
+    Args:
+        config: Of the model that it stands for.
+        seed: Of the weights.
+
+    Raises:
+        ModelError: If `transformers` cannot build or run the model.
+    """
+    full, error = skeleton(config, config.name_or_path or config.model_type), None
+    for small in _smaller(config, full):
+        try:
+            model = small()
+            if set(_kinds(skeleton(model, config.model_type))) == set(_kinds(full)):
+                return _runnable(model, seed)
+        except ModelError as wrong:
+            error = wrong
+        except (ValueError, TypeError, KeyError) as wrong:  # fields that do not go together
+            error = ModelError(f"{config.model_type}: {wrong}")
+    raise error or ModelError(f"{config.model_type}: no smaller model has its kinds of layers")
+
+
+def _smaller(config: PreTrainedConfig, full: PreTrainedModel) -> Iterator[Callable[[], PreTrainedConfig]]:
+    """What makes smaller configurations, the smallest first; not each of them can be made."""
+    text, kinds = config.get_text_config(), _kinds(full)
+    own, fields = text.attribute_map, text.to_dict()  # what this configuration calls a usual name
+    common = _common({**fields, **{name: fields[called] for name, called in own.items() if called in fields}})
+    firsts = sorted({kind: place for place, kind in reversed(list(enumerate(kinds)))}.values())
+    choices = dict.fromkeys((tuple(firsts), tuple(range(firsts[-1] + 1)), tuple(range(len(kinds)))))
+    for widths, places in itertools.product((_thin(_narrow(common)), _narrow(common), common), choices):
+        cut = _own_names(_with_layers(widths, places, len(kinds)), own)
+        yield partial(type(text).from_dict, cut)
+
+
+def _own_names(fields: Fields, own: Mapping[str, str]) -> Fields:
+    """Usual names as a configuration itself calls them."""
+    called = {own[name]: value for name, value in fields.items() if name in own}
+    return {**{name: value for name, value in fields.items() if name not in own}, **called}
+
+
+def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """The model, after plain `transformers` has computed a few tokens with it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(keyed.key("miniature", seed) & (2**63 - 1))
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32)
+        for parameter in (parameter for parameter in model.parameters() if parameter.ndim == 1):
+            parameter.data += 0.1 * torch.randn_like(parameter)  # biases and norms begin with 0 and 1, and hide faults
+    model.eval()
+    try:
+        plain_logits(model, torch.arange(3))
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError) as error:
+        raise ModelError(f"{config.model_type}: transformers cannot compute it here ({error})") from error
+    return model
+
+
+@torch.no_grad()
+def plain_logits(model: PreTrainedModel, tokens_T: torch.Tensor) -> torch.Tensor:
+    """Logits [T, V] of one sequence as `transformers` computes them alone: its own attention, no packing, no cache."""
+    model.set_attn_implementation("eager")
+    try:
+        return model(input_ids=tokens_T[None].to(model.device), use_cache=False).logits[0]
+    finally:
+        model.set_attn_implementation(attention.NAME)
+
+
+def _kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
+    """What sort each layer is: its modules, and what is switched on in them; sizes do not count."""
+    return [
+        tuple((name, type(module).__name__, *_switches(module)) for name, module in layer.named_modules())
+        for layer in layers(model)
+    ]
+
+
+def _switches(module: nn.Module) -> Iterator[tuple[str, object]]:
+    for name, value in sorted(vars(module).items()):
+        if not name.startswith("_") and (value is None or isinstance(value, bool | str)):
+            yield name, value
+
+
+def _common(fields: Fields) -> Fields:
+    """Windows that short sequences leave."""
+    cut = dict(fields)
+    for name in _WINDOW_FIELDS:
+        if fields.get(name) is not None:
+            cut[name] = min(fields[name], _WINDOW)
+    return cut
+
+
+def _narrow(fields: Fields) -> Fields:
+    """Narrower where width only costs time."""
+    cut = dict(fields)
+    cut["vocab_size"] = min(fields["vocab_size"], _VOCABULARY)
+    for name in _HIDDEN_UNIT_FIELDS:
+        if isinstance(fields.get(name), int):
+            cut[name] = min(fields[name], _HIDDEN_UNITS)
+    chosen, groups = fields.get("num_experts_per_tok") or 1, fields.get("n_group") or 1
+    for name in _EXPERT_FIELDS:
+        if isinstance(fields.get(name), int):
+            cut[name] = min(fields[name], max(_EXPERTS, 2 * chosen, 4 * groups))
+    for name in _TOKEN_FIELDS:
+        ids = fields.get(name)
+        if ids is not None and max(ids if isinstance(ids, list) else [ids]) >= cut["vocab_size"]:
+            cut[name] = None
+    return cut
+
+
+def _thin(fields: Fields) -> Fields:
+    """Fewer heads of the same size, and states that are so much shorter."""
+    counts = {name: fields[name] for name in _HEAD_FIELDS if isinstance(fields.get(name), int)}
+    heads = [counts[name] for name in ("num_attention_heads", "num_key_value_heads") if counts.get(name)]
+    factor = 1
+    while fields["hidden_size"] >= 2 * _HIDDEN * factor and all(n % (2 * factor) == 0 for n in heads):
+        factor *= 2
+    cut = {name: n // factor if n % factor == 0 else n for name, n in counts.items()}
+    return {**fields, **cut, "hidden_size": fields["hidden_size"] // factor}
+
+
+def _with_layers(fields: Fields, places: Sequence[int], count: int) -> Fields:
+    """Only these of `count` layers; lists with an entry for each layer are cut alike."""
+    cut = {
+        name: [value[place] for place in places] if isinstance(value, list) and len(value) == count else value
+        for name, value in fields.items()
+    }
+    return {**cut, "num_hidden_layers": len(places), "initializer_range": _GAIN / math.sqrt(fields["hidden_size"])}

@@ -1,0 +1,221 @@
+"""The safetensors files of a model folder: their headers compared with the model that the configuration asks for, and
+their numbers looked at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.utils.loading_report import LoadStateDictInfo
+
+from lockstep.errors import first_line
+from lockstep.models.folder import ModelError, read_json
+
+_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+_UNIT = "score.weight"
+_TYPES = ("F64", "F32", "BF16", "F16")
+_NAMED = 3
+"""So many tensors are named in a message."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What a header says of a tensor.
+
+    Attributes:
+        file: That holds it.
+        shape: As it is written.
+        type: By safetensors' name, such as BF16.
+    """
+
+    file: Path
+    shape: list[int]
+    type: str
+
+
+@dataclass
+class _Report:
+    """What `transformers` takes names out of that an architecture may lack, or may bring and not use."""
+
+    missing_keys: set[str]
+    unexpected_keys: set[str]
+
+
+def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel, headless: bool = False) -> None:
+    """Compares the headers of a folder's weights with the model that its configuration asks for.
+
+    Args:
+        folder: Of the model.
+        model: What the configuration asks for; it may be without memory.
+        headless: Only the backbone is wanted: a language model's head may be missing, a reward model's be there.
+
+    Raises:
+        ModelError: If weights are missing, unknown to the model, pickled, damaged, quantized, or of another shape.
+    """
+    path = Path(folder)
+    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    stored = {name: there for file in weight_files(path) for name, there in _headers(file).items()}
+    named = _Names(model, wanted)
+    unknown, found = set[str](), set[str]()
+    for name, there in stored.items():
+        targets = named.targets(name)
+        known = [target for target in targets if target in wanted]
+        found.update(known)
+        if not known:
+            unknown.update(targets)
+        elif there.type not in _TYPES and there.type.startswith(("F", "I", "U")):
+            raise ModelError(
+                f"{there.file}: {name} is of type {there.type}; weights must be fp32, bf16 or fp16, so take the model "
+                "as it was before it was quantized"
+            )
+        elif targets == [name] and wanted[name] != there.shape:
+            raise ModelError(
+                f"{there.file}: {name} has shape {there.shape}, but config.json asks for {wanted[name]}; weights and "
+                "configuration are of two models"
+            )
+    _require_all(path, model, wanted.keys() - found, unknown, headless)
+
+
+def _require_all(path: Path, model: PreTrainedModel, missing: set[str], unknown: set[str], headless: bool) -> None:
+    tied = model.all_tied_weights_keys
+    missing = {name for name in missing if tied.get(name, name) in missing}  # a twin that is there is enough
+    report = _Report(missing, unknown)
+    model._adjust_missing_and_unexpected_keys(cast(LoadStateDictInfo, report))  # what it may lack, or not use
+    missing, unknown = report.missing_keys, report.unexpected_keys
+    if headless:
+        missing = {name for name in missing if name.startswith(f"{model.base_model_prefix}.")}
+        unknown = unknown - {_UNIT}
+    if missing:
+        raise ModelError(
+            f"the model in {path} has no weights for {_named(missing)}; download it again, or name a causal model"
+        )
+    if unknown:
+        raise ModelError(
+            f"the files of {path} hold weights that config.json has no place for: {_named(unknown)}; they would be "
+            "left out without a word, so bring the config.json that belongs to them"
+        )
+
+
+def require_finite(folder: str | os.PathLike[str]) -> None:
+    """Reads all weights of a folder once, file by file; as fast as memory or the disk.
+
+    Raises:
+        ModelError: If one of them is NaN or infinite.
+    """
+    for file in weight_files(Path(folder)):
+        for name, tensor in _tensors(file):
+            require_finite_tensor(file, name, tensor)
+
+
+def require_finite_tensor(source: object, name: str, tensor: Tensor) -> None:
+    """Raises ModelError if a number of a tensor is NaN or infinite; its message begins with `source`."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    low, high = (float(end) for end in tensor.aminmax())  # both are NaN where one number is
+    if not math.isfinite(low) or not math.isfinite(high):
+        what = "NaN" if math.isnan(low) else "infinite numbers"
+        raise ModelError(
+            f"{source}: {name} holds {what}; the training that wrote it broke, or the file did: take an earlier "
+            "checkpoint, or copy or download it again"
+        )
+
+
+def require_rewards(folder: Path) -> None:
+    """Raises ModelError where a folder's weights have no unit of one label, as reward models have."""
+    units = [headers[_UNIT].shape for file in weight_files(folder) if _UNIT in (headers := _headers(file))]
+    labels = units[0][0] if units else 0
+    if labels != 1:
+        why = f"has {labels} labels" if labels else f"has no {_UNIT}"
+        raise ModelError(
+            f"{folder} holds no reward model: it {why}; `lockstep train` makes one with algorithm: reward_model"
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; raises ModelError where one is missing."""
+    if (folder / _INDEX).is_file():
+        names = read_json(folder, _INDEX, "").get("weight_map")
+        if not isinstance(names, dict):
+            raise ModelError(f"{folder / _INDEX} has no weight_map from tensors to files; copy or download it again")
+        files = sorted({folder / str(name) for name in names.values()})
+    else:
+        files = [folder / _WHOLE]
+    missing = [file for file in files if not file.is_file()]
+    if not missing and files:
+        return files
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise ModelError(
+            f"{folder} has its weights as pickles only, which may run code when they are opened; save the model again "
+            "with transformers, which writes safetensors"
+        )
+    names = ", ".join(file.name for file in missing) or "those its index should name"
+    raise ModelError(f"{folder} has no weights: {names} missing; copy or download the folder again")
+
+
+class _Names:
+    """How `transformers` calls the tensors of files: it renames those of older checkpoints, and joins or cuts some.
+
+    Args:
+        model: That is to hold them.
+        wanted: Its own tensors, by name.
+    """
+
+    def __init__(self, model: PreTrainedModel, wanted: Mapping[str, object]) -> None:
+        rules = get_model_conversion_mapping(model)
+        self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        self._prefix, self._wanted = model.base_model_prefix, dict(wanted)
+
+    def targets(self, name: str) -> list[str]:
+        """The tensors of the model that one of a file goes into, whether they are there or not."""
+        renamed, source = self._renamed(name, self._renamings, self._converters)
+        if renamed not in self._wanted and name in self._wanted:
+            renamed, source = self._renamed(name, [], [])
+        if source is None:
+            return [renamed]
+        first, *others = next(rule for rule in self._converters if source in rule.source_patterns).target_patterns
+        return [renamed, *(renamed.replace(first, other) for other in others)]
+
+    def _renamed(
+        self, name: str, renamings: list[WeightRenaming], converters: list[WeightConverter]
+    ) -> tuple[str, str | None]:
+        return rename_source_key(name, renamings, converters, self._prefix, self._wanted)
+
+
+def _named(names: set[str]) -> str:
+    """Some names, and how many more there are."""
+    some = sorted(names)
+    more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
+    return ", ".join(some[:_NAMED]) + more
+
+
+def _headers(file: Path) -> dict[str, _Stored]:
+    try:
+        with safe_open(file, "pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {name: _Stored(file, list(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise _damaged(file, error) from error
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                yield name, opened.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: BaseException) -> ModelError:
+    return ModelError(f"{file} is damaged ({first_line(error)}); copy or download it again")

@@ -1,0 +1,99 @@
+"""How far sampler and learner are apart on average, and how sure that is: sums over responses, which add up.
+
+Let e = e^min(|Δ|, 3) − 1 of a token that the sampler drew, n_b the tokens of response b and E_b the sum of their e.
+The mean error is m = Σ E_b / Σ n_b. Tokens of one response share prompt and prefix, so responses are what is counted as
+independent: the standard error of m is that of a ratio of sums (Cochran 1977, 'Sampling Techniques', §6),
+
+    s² = B/(B − 1) · Σ_b (E_b − m·n_b)² / (Σ n_b)²
+
+and a bound counts as broken where m − 3·s lies above it. Without the cap a single token that is off by 8 nats, as
+bf16 has once in a while, would add 0.3 to the mean of 10,000; with it at most 0.002. Outliers pull m and s up
+together, so few of them in few responses break nothing; an error of every token has hardly any s, and breaks the bound
+at once. One response alone has no s and decides nothing; a step that decides nothing counts in the sum over the run. A
+log-probability that is not finite is no matter of chance, and breaks every bound: each side gives every token that the
+sampler drew a finite one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.objectives.masks import sequence_sum, trainable
+
+CAP = 3.0
+"""Nats; a token that is off by more counts as this."""
+_STANDARD_ERRORS = 3.0
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums over responses.
+
+    Attributes:
+        responses: B, those with a token to compare.
+        tokens: Σ n.
+        error: Σ E.
+        tokens_squared: Σ n².
+        error_squared: Σ E².
+        product: Σ E·n.
+        unknown: Tokens whose Δ is not finite; they count in `tokens`, and as the cap in the errors.
+    """
+
+    responses: int = 0
+    tokens: float = 0.0
+    error: float = 0.0
+    tokens_squared: float = 0.0
+    error_squared: float = 0.0
+    product: float = 0.0
+    unknown: int = 0
+
+    @classmethod
+    def of(cls, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tally:
+        """Of log-probabilities of the same tokens by both sides, nats [N]."""
+        delta_N = trainable(learner_logprob_N.double() - sampler_logprob_N.double(), mask_N)
+        finite_N = delta_N.isfinite()
+        size_N = delta_N.abs().masked_fill(~finite_N, CAP).clamp(max=CAP)
+        tokens_B = sequence_sum(torch.ones_like(size_N), mask_N, lengths).double()
+        error_B = sequence_sum(size_N.expm1(), mask_N, lengths).double()
+        return cls(
+            responses=int((tokens_B > 0).sum()),
+            tokens=float(tokens_B.sum()),
+            error=float(error_B.sum()),
+            tokens_squared=float(tokens_B.square().sum()),
+            error_squared=float(error_B.square().sum()),
+            product=float((error_B * tokens_B).sum()),
+            unknown=int((~finite_N).sum()),
+        )
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.responses + other.responses,
+            self.tokens + other.tokens,
+            self.error + other.error,
+            self.tokens_squared + other.tokens_squared,
+            self.error_squared + other.error_squared,
+            self.product + other.product,
+            self.unknown + other.unknown,
+        )
+
+    @property
+    def mean(self) -> float:
+        """1 + m, the mean of e^min(|Δ|, 3); 1 where there are no tokens."""
+        return 1.0 + self.error / self.tokens if self.tokens else 1.0
+
+    @property
+    def standard_error(self) -> float:
+        """s; infinite where there are fewer than two responses."""
+        if self.responses < 2:
+            return math.inf
+        m = self.error / self.tokens
+        squares = self.error_squared - 2.0 * m * self.product + m * m * self.tokens_squared
+        return math.sqrt(max(squares, 0.0) * self.responses / (self.responses - 1)) / self.tokens
+
+    def breaks(self, bound: float) -> bool:
+        """Whether the mean of e^|Δ| is above `bound` beyond doubt."""
+        return self.unknown > 0 or self.mean - _STANDARD_ERRORS * self.standard_error > bound

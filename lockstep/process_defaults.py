@@ -1,0 +1,42 @@
+"""What a process of Lockstep's finds in its environment before torch is imported; what the user has set stays.
+
+Children inherit it. Bits depend on the number of threads, so a run notes its own and keeps it (`runtime.machine`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+MOST_THREADS = 8
+"""More only wait for each other in models that are trained on a CPU; `OMP_NUM_THREADS` takes more."""
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def limit_threads() -> None:
+    """Sets how many threads torch and numpy take, and that those that wait soon leave their core to others.
+
+    Threads that spin for long while they wait starve a busy machine.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(usual_threads()))
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def stay_offline() -> None:
+    """Keeps libraries from asking the Hugging Face Hub about models that are folders."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def usual_threads() -> int:
+    """One for each core that this process may use, `MOST_THREADS` at most."""
+    return max(1, min(len(os.sched_getaffinity(0)), _quota(), MOST_THREADS))
+
+
+def _quota() -> int:
+    """Cores that a container was given, as the whole ones of its share of time."""
+    try:
+        share, period = _QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return MOST_THREADS
+    return MOST_THREADS if share == "max" else int(share) // int(period)

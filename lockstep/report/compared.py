@@ -1,0 +1,84 @@
+"""Whether training and sampling agreed in a run: one word, and what it rests on, for everything that shows a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lockstep import exit_codes, yaml12
+from lockstep.report.log import read_metrics
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What all steps of a run came to.
+
+    Attributes:
+        tokens: That both sides scored.
+        largest: |Δ| of a token, nats; NaN where a log-probability was none.
+        highest: Mean of e^|Δ| of a step; NaN likewise.
+        bound: On that mean.
+        breaches: Steps in which the bound was broken.
+    """
+
+    tokens: int
+    largest: float
+    highest: float
+    bound: float
+    breaches: int
+
+    @property
+    def word(self) -> Literal["AGREE", "DISAGREE", "NOT MEASURED"]:
+        if not self.tokens:
+            return "NOT MEASURED"
+        return "DISAGREE" if self.breaches else "AGREE"
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that ends such a run exits with."""
+        match self.word:
+            case "AGREE" | "NOT MEASURED":
+                return exit_codes.OK
+            case "DISAGREE":
+                return exit_codes.BROKEN
+
+    @property
+    def sentence(self) -> str:
+        """The word and the figures."""
+        if not self.tokens:
+            return "NOT MEASURED: no sampled token was scored by both sides"
+        steps = ""
+        if self.breaches:
+            steps = f", broken in {self.breaches} step{'s' * (self.breaches > 1)}"
+        elif self.highest > self.bound:
+            steps = ", exceeded within three standard errors"
+        return (
+            f"{self.word}: {self.tokens:,} tokens compared, largest |Δ log-prob| {self.largest:.1e}, mean e^|Δ| at "
+            f"most {self.highest:.6f}, bound {self.bound:g}{steps}"
+        )
+
+
+def compared_in(folder: Path) -> Compared | None:
+    """Reads a run's metrics; None where nothing is sampled, so that nothing could disagree."""
+    recipe = yaml12.parse((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    return compared(read_metrics(folder)) if "agreement" in recipe else None
+
+
+def compared(rows: Sequence[dict[str, float]]) -> Compared:
+    """Of lines of metrics."""
+    measured = [row for row in rows if row.get("agreement/tokens")]
+    return Compared(
+        tokens=int(sum(row["agreement/tokens"] for row in measured)),
+        largest=_most([row["agreement/max_abs_logprob_diff"] for row in measured]),
+        highest=_most([row["agreement/token_mult_prob_error"] for row in measured]),
+        bound=measured[-1]["agreement/bound"] if measured else math.nan,
+        breaches=sum(row["agreement/breach"] > 0 for row in measured),
+    )
+
+
+def _most(values: Sequence[float]) -> float:
+    """The largest; NaN is larger than any."""
+    return math.nan if any(map(math.isnan, values)) else max(values, default=math.nan)

@@ -1,0 +1,89 @@
+"""The torch sampler of models whose layers carry a state: it decodes with the model's own cache.
+
+Prompts of one length are generated side by side, so that no padding enters a state.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from lockstep.batch import Batch
+from lockstep.errors import InputError
+from lockstep.models.attention import Cached, SideBySide
+from lockstep.models.folder import carries_state
+from lockstep.samplers.base import Piece, require_room
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
+
+_KEYWORDS = ("past_key_values", "cache_params")
+"""What models of `transformers` call their cache."""
+
+
+class OwnCache(SideBySide, Cached):
+    """Keys, values and states of rows of one length, in the model's own cache; see `Cached` for what the rest means."""
+
+    def __init__(self, lm: PreTrainedModel, prompts: Batch) -> None:
+        known = inspect.signature(lm.forward).parameters
+        keyword = next((name for name in _KEYWORDS if name in known), None)
+        if keyword is None:
+            raise InputError(
+                f"{type(lm).__name__} carries a state and takes no cache that Lockstep knows, so it cannot be sampled "
+                "from here; use sampler.backend=vllm, if that runs it"
+            )
+        self.own = DynamicCache(config=lm.config)
+        self.keywords = {keyword: self.own}
+        self.filled = prompts.lengths.to(prompts.tokens.device)
+        self._filling = True
+
+    def next_token(self) -> None:
+        if not self._filling:
+            self.filled = self.filled + 1
+        self._filling = False
+
+    def keep(self, rows: Tensor) -> None:
+        self.own.reorder_cache(rows)  # pyright: ignore[reportArgumentType] -- any int64 tensor is one
+        self.filled = self.filled[rows]
+
+
+class StatefulTorchSampler(TorchSampler):
+    """A `TorchSampler` for models whose layers carry a state."""
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        require_room(requests, self._context)
+        alike = defaultdict[int, list[int]](list)
+        for place, request in enumerate(requests):
+            alike[len(request.tokens)].append(place)
+        size = self._max_batch_size
+        for _, places in sorted(alike.items()):
+            for start in range(0, len(places), size):
+                some = places[start : start + size]
+                yield some, self._generate([requests[i] for i in some], sampling)
+
+    def _cache(self, prompts: Batch, capacity: int) -> Cached:
+        return OwnCache(self._lm, prompts)
+
+    def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
+        assert isinstance(cache, OwnCache), "made by this sampler"
+        rows = cache.filled.numel()
+        logits_B1V = self._lm(
+            input_ids=tokens.view(rows, -1),
+            position_ids=position.reshape(rows, -1),
+            use_cache=True,
+            layout=cache,
+            logits_to_keep=1,
+            **cache.keywords,
+        ).logits
+        return logits_B1V if isinstance(keep, int) else logits_B1V.transpose(0, 1)
+
+
+def torch_sampler(
+    lm: PreTrainedModel, max_batch_size: int, bf16: bool = False, raw_logprobs: bool = False
+) -> TorchSampler:
+    """The torch sampler for a model; the arguments are those of `TorchSampler`."""
+    kind = StatefulTorchSampler if carries_state(lm.config) else TorchSampler
+    return kind(lm, max_batch_size, bf16, raw_logprobs)

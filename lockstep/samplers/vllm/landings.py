@@ -1,0 +1,159 @@
+"""Where vLLM puts each tensor of a checkpoint, found by watching its own loaders at work on tensors without memory.
+
+vLLM renames tensors, lays several into one, cuts and turns them; each model's `load_weights` does as it likes. All of
+that ends in copies from a stretch of a tensor that was given to a stretch of a layer's parameter, and those are noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from vllm.model_executor.model_loader.reload import layerwise
+
+from lockstep.errors import InputError, first_line
+
+_ALIASED = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A strided view of a tensor's memory, in elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Stretch:
+        return cls(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+    def on(self, tensor: Tensor) -> Tensor:
+        """The same stretch of another tensor, which is contiguous."""
+        return tensor.as_strided(self.size, self.stride, self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class Landing:
+    """A copy from a tensor of the checkpoint to a parameter of vLLM's.
+
+    Attributes:
+        layer: Whose parameter it is.
+        parameter: Its name in the layer.
+        shape: Of the parameter as it is loaded, before a kernel brings it into a form of its own.
+        source: Of the tensor.
+        target: Of the parameter.
+    """
+
+    layer: nn.Module
+    parameter: str
+    shape: tuple[int, ...]
+    source: Stretch
+    target: Stretch
+
+
+@dataclass(frozen=True)
+class Landings:
+    """What a survey found.
+
+    Attributes:
+        of: By name of the tensor.
+        changed: Parameters that are something else than copies of what was given, as layer and name.
+    """
+
+    of: Mapping[str, tuple[Landing, ...]]
+    changed: frozenset[tuple[nn.Module, str]]
+
+
+def sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
+    """What a learner sends of a model: parameters, each once, and those buffers that belong to a checkpoint."""
+    kept = network.state_dict().keys()
+    return dict(network.named_parameters()) | {name: b for name, b in network.named_buffers() if name in kept}
+
+
+def as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under the names, and cut as, files of the model have them: `transformers` puts experts together."""
+    return revert_weight_conversion(network, dict(tensors))
+
+
+def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
+    """Has vLLM's model load tensors without memory, and leaves it as it was.
+
+    Args:
+        model: vLLM's.
+        model_config: vLLM's.
+        network: The same model in `transformers`, on the meta device.
+
+    Raises:
+        InputError: If vLLM's loader gives up.
+    """
+    given = {
+        name: torch.empty(tensor.shape, dtype=model_config.dtype, device="meta")
+        for name, tensor in sent_tensors(network).items()
+    }
+    layerwise.initialize_layerwise_reload(model)
+    try:
+        places = _plainly_loaded(model)
+        with torch.no_grad(), _Copies() as seen:
+            model.load_weights(as_in_files(network, given).items())
+    except (LookupError, ValueError, TypeError, RuntimeError, AssertionError, AttributeError) as error:
+        what = f"vLLM's {type(model).__name__} does not take new weights ({type(error).__name__}: {first_line(error)})"
+        raise InputError(f"{what}; use sampler=torch") from error
+    finally:
+        layerwise.finalize_layerwise_reload(model, model_config)
+    return _sorted_out(seen.copies, {_memory(tensor): name for name, tensor in given.items()}, places)
+
+
+class _Copies(TorchDispatchMode):
+    """Notes copies and makes none; what would be a tensor of its own, in other order or type, stays a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self.copies.append((args[0], args[1]))
+            return args[0]
+        return args[0] if func in _ALIASED else func(*args, **(kwargs or {}))
+
+
+def _plainly_loaded(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:
+    """Parameters and buffers by their memory; loaders work at once, where a reload would have them wait."""
+    places: dict[int, tuple[nn.Module, str, Tensor]] = {}
+    for layer in model.modules():
+        for name, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
+            places.setdefault(_memory(tensor), (layer, name, tensor))
+            tensor.weight_loader = layerwise._get_original_loader(tensor)  # pyright: ignore
+    return places
+
+
+def _sorted_out(
+    copies: Iterable[tuple[Tensor, Tensor]],
+    names: Mapping[int, str],
+    places: Mapping[int, tuple[nn.Module, str, Tensor]],
+) -> Landings:
+    found: dict[str, list[Landing]] = {name: [] for name in names.values()}
+    changed: set[tuple[nn.Module, str]] = set()
+    for target, source in copies:
+        if _memory(target) not in places:
+            continue
+        layer, parameter, whole = places[_memory(target)]
+        name = names.get(_memory(source))
+        if name is None:
+            changed.add((layer, parameter))
+        else:
+            source, target = torch.broadcast_tensors(source, target)
+            landing = Landing(layer, parameter, tuple(whole.shape), Stretch.of(source), Stretch.of(target))
+            found[name].append(landing)
+    return Landings({name: tuple(landings) for name, landings in found.items()}, frozenset(changed))
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,82 @@
+"""Options that do nothing beside others are refused: every row of the table in docs/errors.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.config import RecipeError, describe, load
+
+PAGE = (Path(__file__).parents[2] / "docs/errors.md").read_text()
+TABLE = PAGE[PAGE.index("## Options that do nothing") : PAGE.index("## Options that do not go together")]
+ROWS = re.findall(r"^\| (\w[\w, ]*) \| `(.+?)` \| (.+) \|$", TABLE, re.MULTILINE)
+
+MADE = {"arithmetic": {"train_questions": 8, "validation_questions": 8}, "max_prompt_tokens": 64}
+TRAINED: dict[str, Any] = {"model": {"path": "model"}, "data": MADE, "run": {}}
+RL = {
+    **TRAINED,
+    "reward": {"type": "math"},
+    "sampling": {"max_tokens": 8},
+    "validation_sampling": {"max_tokens": 8},
+    "policy": {"lr": 1.0},
+}
+LETTERS = {"letters": {"train_prompts": 8, "validation_prompts": 8}, "max_prompt_tokens": 64}
+RECIPES: dict[str, dict[str, Any]] = {
+    "ppo": {**RL, "critic": {"lr": 1.0}, "ppo": {"num_prompts_per_step": 256, "global_batch_size": 128}},
+    "grpo": {**RL, "grpo": {"num_prompts_per_step": 32, "num_generations": 8, "global_batch_size": 128}},
+    "sft": {**TRAINED, "optimizer": {"lr": 1.0}, "sft": {"global_batch_size": 8, "max_tokens": 64}},
+    "dpo": {**TRAINED, "optimizer": {"lr": 1.0}, "dpo": {"global_batch_size": 8, "max_tokens": 64}},
+    "reward_model": {**TRAINED, "optimizer": {"lr": 1.0}, "reward_model": {"global_batch_size": 8, "max_tokens": 64}},
+    "distill": {
+        **TRAINED,
+        "optimizer": {"lr": 1.0},
+        "sampling": {"max_tokens": 8},
+        "teachers": {"one": {"path": "teacher"}},
+        "distill": {"num_prompts_per_step": 8, "global_batch_size": 8},
+    },
+    "self_rewarding": {
+        **TRAINED,
+        "data": LETTERS,
+        "optimizer": {"lr": 1.0},
+        "sampling": {"max_tokens": 8},
+        "reward_model": {"path": "judge"},
+        "self_rewarding": {"global_batch_size": 8},
+    },
+}
+
+
+def overrides(algorithm: str, options: Sequence[str]) -> list[str]:
+    """Options of the table as overrides: their keys are below the algorithm's own, but for those of other sections."""
+    whole = ("run.", "data.", "environment", "validation_reward", "reward=")
+    return [option if option.startswith(whole) else f"{algorithm}.{option}" for option in options]
+
+
+CASES = [
+    (algorithm, option, tuple(re.findall(r"`(.+?)`", beside)))
+    for algorithms, option, beside in ROWS
+    for algorithm in algorithms.split(", ")
+]
+
+
+@pytest.mark.parametrize(("algorithm", "option", "beside"), CASES)
+def test_what_does_nothing_is_refused(algorithm: str, option: str, beside: tuple[str, ...], in_tmp: Path) -> None:
+    Path("plain.yaml").write_text(yaml.safe_dump({"algorithm": algorithm, **RECIPES[algorithm]}))
+    others, [idle] = overrides(algorithm, beside), overrides(algorithm, [option])
+    name = idle.partition("=")[0]
+    resolved = load("plain.yaml", others)
+    Path("resolved.yaml").write_text(describe(resolved))
+    assert load("resolved.yaml").dump() == resolved.dump(), "all values, defaults included, may be said"
+    with pytest.raises(RecipeError, match=r"do(es)? nothing") as refused:
+        load("plain.yaml", [*others, idle])
+    assert len(str(refused.value).splitlines()) == 1
+    assert name.rsplit(".", 1)[-1] in str(refused.value)
+
+
+def test_the_table_has_rows_for_every_algorithm_that_trains() -> None:
+    assert {algorithm for algorithm, _, _ in CASES} == set(RECIPES)
+    assert len(CASES) > 40

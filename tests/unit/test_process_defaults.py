@@ -1,0 +1,51 @@
+"""What every process of Lockstep's finds in its environment, and that the user's word stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep import process_defaults
+
+NAMES = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "HF_HUB_OFFLINE")
+
+
+def heard(program: str, *before: str, **said: str) -> str:
+    """What a process prints that starts without our variables, but for what is said."""
+    env = {name: value for name, value in os.environ.items() if name not in NAMES}
+    command = [*before, sys.executable, "-c", program]
+    return subprocess.run(command, env={**env, **said}, capture_output=True, text=True, check=True).stdout.strip()
+
+
+THREADS = "import sys, lockstep; assert 'torch' not in sys.modules; import torch; print(torch.get_num_threads())"
+
+
+def test_threads_are_set_before_torch_is_imported_by_what_the_process_may_use() -> None:
+    assert int(heard(THREADS)) == process_defaults.usual_threads()
+    first = str(min(os.sched_getaffinity(0)))
+    assert heard(THREADS, "taskset", "-c", first) == "1"
+
+
+def test_what_the_user_has_set_wins() -> None:
+    assert heard(THREADS, OMP_NUM_THREADS="1") == "1"
+    offline = "import os; from lockstep.cli import main; main(['config']); print(os.environ['HF_HUB_OFFLINE'])"
+    assert heard(offline).splitlines()[-1] == "1"
+    assert heard(offline, HF_HUB_OFFLINE="0").splitlines()[-1] == "0"
+
+
+def test_importing_the_library_does_not_take_a_script_offline() -> None:
+    assert heard("import os, lockstep; print(os.environ.get('HF_HUB_OFFLINE'))") == "None"
+
+
+@pytest.mark.parametrize(("quota", "threads"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)])
+def test_a_machine_of_many_cores_is_shared_as_a_container_says(
+    quota: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(process_defaults, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert process_defaults.usual_threads() == threads

@@ -1,0 +1,185 @@
+"""A model is proven before it is opened: packed = alone = decoded = plain `transformers`, or it is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+
+from lockstep.batch import Batch
+from lockstep.models import cut, heads
+from lockstep.models.attention import Packed, SideBySide
+from lockstep.models.folder import ModelError, context_of
+from lockstep.models.heads import PLAIN
+from lockstep.models.miniature import miniature
+from lockstep.recipe import Computation
+from lockstep.runtime import self_check
+from lockstep.runtime.self_check import prove, require_proof
+from lockstep.types import SamplingParams
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "vocab_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+DELTA = {
+    "head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+LFM2 = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}
+MAMBA2 = {"model_type": "mamba2", "state_size": 8, "num_heads": 4, "head_dim": 16, "expand": 2, "n_groups": 2}
+QWEN35 = {"model_type": "qwen3_5_text", **DELTA, "layer_types": ["linear_attention", "full_attention"]}
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+    "v_head_dim": 8, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+}  # fmt: skip
+
+
+def config(**fields: Any) -> PreTrainedConfig:
+    return AutoConfig.for_model(**{**SHAPE, **fields})
+
+
+def proof(fields: dict[str, Any], sampling: SamplingParams | None = PLAIN, bf16: bool = False) -> self_check.Proof:
+    sampling = None if sampling is None else SamplingParams(8, sampling.temperature, sampling.top_k, sampling.top_p)
+    return prove(config(**fields), torch.device("cpu"), bf16, sampling)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "llama"},
+        {"model_type": "mistral", "sliding_window": 16},
+        {"model_type": "gpt2"},
+        LFM2,
+        MAMBA2,
+        QWEN35,
+        DEEPSEEK,
+    ],
+    ids=lambda fields: fields["model_type"],
+)
+def test_models_that_are_right_are_proven(fields: dict[str, Any]) -> None:
+    assert proof(fields).largest < 1e-4
+
+
+def test_the_proof_is_of_the_distribution_and_the_type_that_are_asked_for() -> None:
+    shaped = proof({"model_type": "llama"}, SamplingParams(8, temperature=0.7, top_k=20, top_p=0.9), bf16=True)
+    assert shaped.decoded < 1e-3
+    assert 1.0 < shaped.bf16_ratio < 1.05
+
+
+@pytest.mark.parametrize(("fields", "mixer"), [(MAMBA2, "Mamba2Mixer"), (LFM2, "Lfm2ShortConv"), (QWEN35, "Qwen3_5")])
+def test_a_state_that_leaks_over_the_border_of_packed_sequences_is_caught_and_its_layer_named(
+    fields: dict[str, Any], mixer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What every such model did while states were packed like attention."""
+    monkeypatch.setattr(heads, "carries_state", lambda _: False)
+    monkeypatch.setattr(self_check, "carries_state", lambda _: False)
+    with pytest.raises(ModelError, match=f"beside others: {mixer}.* mixes them"):
+        proof(fields, sampling=None)
+
+
+def test_a_neighbor_that_is_seen_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def merged(batch: Batch) -> Packed:
+        first, second = int(batch.lengths[0]), int(batch.lengths[1:].sum())
+        lengths = batch.lengths if second == 0 else torch.tensor([first, second])
+        return original(Batch(batch.tokens, lengths))
+
+    original = Packed.of
+    monkeypatch.setattr(cut.Packed, "of", merged)
+    with pytest.raises(ModelError, match="beside others: LlamaAttention mixes them"):
+        proof({"model_type": "llama"}, sampling=None)
+
+
+def test_a_window_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(self: Packed, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, _: object) -> Tensor:
+        return original(self, layer, query, key, value, scaling, None)
+
+    original = Packed.attend
+    monkeypatch.setattr(Packed, "attend", blind)
+    with pytest.raises(ModelError, match="MistralAttention gives other numbers with Lockstep's attention"):
+        proof({"model_type": "mistral", "sliding_window": 16}, sampling=None)
+
+
+def test_a_model_that_is_decoded_wrong_is_refused_only_where_it_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shifted(self: SideBySide, *arguments: Any) -> Tensor:
+        out = original(self, *arguments)
+        return out * 0.5 if arguments[1].shape[2] == 1 else out
+
+    original = SideBySide.attend
+    monkeypatch.setattr(SideBySide, "attend", shifted)
+    with pytest.raises(ModelError, match=r"token by token, Qwen3_5DecoderLayer gives .* use sampler\.backend=vllm"):
+        proof(QWEN35)
+    assert proof(QWEN35, sampling=None).largest < 1e-4
+
+
+def test_what_keeps_a_state_of_its_own_is_refused_by_name() -> None:
+    griffin = {"model_type": "recurrent_gemma", "num_hidden_layers": 3, "lru_width": 32}
+    with pytest.raises(ModelError, match="RecurrentGemmaRecurrentBlock mixes them"):
+        proof(griffin)
+
+
+def test_what_lockstep_cannot_run_at_all_is_refused_in_words() -> None:
+    with pytest.raises(ModelError, match="BloomAttention mixes them"):
+        proof({"model_type": "bloom"}, sampling=None)
+    with pytest.raises(ModelError, match="a minimax cannot be computed by Lockstep"):
+        proof({"model_type": "minimax"})
+
+
+def test_a_miniature_keeps_one_layer_of_each_kind_and_the_sizes_of_heads() -> None:
+    small = miniature(
+        config(
+            model_type="gemma3_text", hidden_size=2560, intermediate_size=10240, num_hidden_layers=34,
+            vocab_size=262_208, num_attention_heads=8, num_key_value_heads=4, head_dim=256, sliding_window=1024,
+        )
+    )  # fmt: skip
+    assert small.config.layer_types == ["sliding_attention", "full_attention"]
+    assert (small.config.head_dim, small.config.sliding_window) == (256, 4)
+    assert sum(parameter.numel() for parameter in small.parameters()) < 10_000_000
+    sparse = miniature(config(**DEEPSEEK, num_hidden_layers=20))
+    assert sparse.config.num_hidden_layers == 2  # one dense, one with experts
+
+
+def test_biases_and_norms_of_a_miniature_are_not_what_they_begin_with() -> None:
+    named = dict(miniature(config(model_type="qwen2")).named_parameters())
+    assert all(tensor.std() > 0.01 for name, tensor in named.items() if name.endswith(("bias", "norm.weight")))
+
+
+def test_a_proof_is_kept_for_its_configuration(models: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    computation, folder = Computation(device="cpu"), models("llama")
+    first = require_proof(folder, computation, PLAIN)
+
+    def unwanted(*arguments: object) -> None:
+        raise AssertionError("it is in the cache")
+
+    monkeypatch.setattr(self_check, "prove", unwanted)
+    assert require_proof(folder, computation, PLAIN) == first
+    with pytest.raises(AssertionError):
+        require_proof(folder, computation, SamplingParams(1, temperature=0.5))
+    with pytest.raises(AssertionError):
+        require_proof(models("qwen2"), computation, PLAIN)
+
+
+def test_longrope_is_read_up_to_the_length_at_which_positions_depend_on_the_batch() -> None:
+    rope = {
+        "rope_type": "longrope", "rope_theta": 1e4,
+        "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+    }  # fmt: skip
+    assert context_of(config(model_type="phi3", rope_parameters=rope, original_max_position_embeddings=16)) == 16
+    assert context_of(config(model_type="phi3")) == 64
+    assert context_of(config(model_type="gpt2")) == 64

@@ -1,0 +1,86 @@
+"""When a bound on the mean of e^|Δ| counts as broken: by an error of every token at once, by few outliers never."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.objectives.tally import CAP, Tally
+
+FP32, BF16 = 1.001, 1.05
+
+
+def tally(delta_N: Tensor, lengths: list[int]) -> Tally:
+    everything = torch.ones_like(delta_N, dtype=torch.bool)
+    return Tally.of(delta_N, torch.zeros_like(delta_N), everything, torch.tensor(lengths))
+
+
+def test_mean_and_standard_error_are_those_of_a_ratio_of_sums() -> None:
+    torch.manual_seed(0)
+    lengths = [3, 1, 7, 4, 9]
+    delta = torch.randn(sum(lengths), dtype=torch.float64)
+    parts = torch.split(delta.abs().clamp(max=CAP).expm1(), lengths)
+    m = sum(float(part.sum()) for part in parts) / sum(lengths)
+    squares = sum(float(part.sum() - m * len(part)) ** 2 for part in parts)
+    found = tally(delta, lengths)
+    assert found.mean == pytest.approx(1 + m, rel=1e-6)
+    assert found.standard_error == pytest.approx(math.sqrt(squares * 5 / 4) / sum(lengths), rel=1e-5)
+
+
+def test_sums_over_steps_are_the_sum_over_all() -> None:
+    torch.manual_seed(0)
+    delta = torch.randn(24)
+    whole = tally(delta, [4] * 6)
+    parts = tally(delta[:8], [4] * 2) + tally(delta[8:], [4] * 4)
+    assert (parts.responses, parts.tokens) == (whole.responses, whole.tokens) == (6, 24)
+    assert parts.mean == pytest.approx(whole.mean)
+    assert parts.standard_error == pytest.approx(whole.standard_error)
+
+
+@pytest.mark.parametrize(("ratio", "broken"), [(1.01, True), (1.0011, True), (1.0009, False), (1.0, False)])
+def test_every_token_off_by_a_ratio_breaks_the_bound_of_fp32(ratio: float, broken: bool) -> None:
+    assert tally(torch.full((40,), math.log(ratio)), [10] * 4).breaks(FP32) is broken
+
+
+def test_one_outlier_among_few_tokens_breaks_nothing() -> None:
+    delta = torch.full((800,), 0.01)
+    delta[100] = 8.0
+    found = tally(delta, [50] * 16)
+    assert delta.exp().mean() > 4, "e^8 alone would"
+    assert found.mean < 1.04
+    delta[:2] = 3.0
+    assert tally(delta, [50] * 16).mean > BF16
+    assert not tally(delta, [50] * 16).breaks(BF16)
+
+
+def test_outliers_in_every_response_break_it() -> None:
+    delta = torch.zeros(800)
+    delta[::50] = 3.0
+    assert tally(delta, [50] * 16).breaks(BF16)
+
+
+def test_what_decides_nothing_in_a_step_does_over_the_run() -> None:
+    steps = [tally(torch.full((10,), 0.1 + 0.01 * step), [10]) for step in range(3)]
+    assert not any(step.breaks(BF16) for step in steps), "one response alone has no standard error"
+    assert (steps[0] + steps[1] + steps[2]).breaks(BF16)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_breaks_any_bound(value: float) -> None:
+    delta = torch.zeros(10_000)
+    delta[7] = value
+    found = tally(delta, [10_000])
+    assert found.unknown == 1
+    assert found.breaks(1e9)
+
+
+def test_only_masked_tokens_count() -> None:
+    mask = torch.tensor([False, True, True, False])
+    found = Tally.of(torch.tensor([math.nan, 0.0, 0.0, 9.0]), torch.zeros(4), mask, torch.tensor([3, 1]))
+    assert (found.responses, found.tokens, found.unknown, found.mean) == (1, 2, 0, 1.0)
+    nothing = Tally.of(torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.bool), torch.tensor([2]))
+    assert nothing == Tally()
+    assert not nothing.breaks(FP32)
