@@ -74,14 +74,14 @@ __all__ = [
 
 
 @torch.no_grad()
-def _compute_distributed_log_softmax(vocab_parallel_logits: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _compute_distributed_log_softmax(vocab_parallel_logits: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """This rank's columns of the log-softmax, in the type of the logits; no gradient."""
     rows = vocab_parallel_logits.flatten(0, -2)
     return log_softmax(rows, group).view(vocab_parallel_logits.shape)
 
 
 @torch.no_grad()
-def _compute_distributed_softmax(vocab_parallel_logits: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _compute_distributed_softmax(vocab_parallel_logits: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """This rank's columns of the softmax, in the type of the logits; no gradient."""
     rows = vocab_parallel_logits.flatten(0, -2)
     return log_softmax(rows, group, exponential=True).view(vocab_parallel_logits.shape)
@@ -151,7 +151,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     unpacked_seqlen: int,
     vocab_start_index: int,
     vocab_end_index: int,
-    group: dist.ProcessGroup,
+    group: dist.ProcessGroup | None,
     inference_only: bool = False,
     cp_group: dist.ProcessGroup | None = None,
     chunk_size: int | None = None,
@@ -204,7 +204,7 @@ def dtensor_from_parallel_logits_to_logprobs(
     target: DTensor | Tensor,
     vocab_start_index: int,
     vocab_end_index: int,
-    tp_group: dist.ProcessGroup,
+    tp_group: dist.ProcessGroup | None,
     inference_only: bool = False,
     seq_index: Tensor | None = None,
     chunk_size: int | None = None,
@@ -307,7 +307,7 @@ def _get_tokens_on_this_cp_rank(input_ids: Tensor, cp_rank: int, cp_size: int, s
     return input_ids if cp_size == 1 else input_ids.index_select(seq_dim, positions)
 
 
-def allgather_cp_sharded_tensor(tensor: Tensor, cp_group: dist.ProcessGroup, seq_dim: int = 1) -> Tensor:
+def allgather_cp_sharded_tensor(tensor: Tensor, cp_group: dist.ProcessGroup | None, seq_dim: int = 1) -> Tensor:
     """The whole sequence from every rank's zig-zag share; see `AllGatherCPTensor` for its gradient."""
     return AllGatherCPTensor.apply(tensor, cp_group, seq_dim)
 
@@ -315,7 +315,7 @@ def allgather_cp_sharded_tensor(tensor: Tensor, cp_group: dist.ProcessGroup, seq
 def distributed_vocab_topk(
     vocab_parallel_logits: Tensor,
     k: int,
-    tp_group: dist.ProcessGroup,
+    tp_group: dist.ProcessGroup | None,
     *,
     vocab_start_index: int,
     vocab_end_index: int,
@@ -426,7 +426,7 @@ def from_parallel_hidden_states_to_logprobs(
     target: Tensor,
     vocab_start_index: int,
     vocab_end_index: int,
-    tp_group: dist.ProcessGroup,
+    tp_group: dist.ProcessGroup | None,
     inference_only: bool = False,
     cp_group: dist.ProcessGroup | None = None,
     chunk_size: int | None = None,

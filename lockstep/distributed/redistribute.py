@@ -9,7 +9,7 @@ from torch import Tensor
 from lockstep.distributed.reduce import ranks
 
 
-def all_to_all_vp2sq(vocab_parallel_logits: Tensor, tp_group: dist.ProcessGroup) -> Tensor:
+def all_to_all_vp2sq(vocab_parallel_logits: Tensor, tp_group: dist.ProcessGroup | None) -> Tensor:
     """From this rank's columns of all rows [BS, V/TP] to all columns of this rank's rows [BS/TP, V]; no gradient.
 
     Raises:
@@ -20,7 +20,7 @@ def all_to_all_vp2sq(vocab_parallel_logits: Tensor, tp_group: dist.ProcessGroup)
     return by_rank.transpose(0, 1).flatten(1)
 
 
-def all_to_all_sq2vp(seq_parallel_logits: Tensor, tp_group: dist.ProcessGroup) -> Tensor:
+def all_to_all_sq2vp(seq_parallel_logits: Tensor, tp_group: dist.ProcessGroup | None) -> Tensor:
     """The inverse of `all_to_all_vp2sq`: from [BS/TP, V] to [BS, V/TP]; no gradient.
 
     Raises:

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors.torch import save_file
@@ -21,11 +20,10 @@ from transformers import (
 
 from lockstep.errors import InputError
 from lockstep.models.lora import config_of, in_adapter_file
-from lockstep.recipe import LoRA
+from lockstep.recipe import DType, LoRA
 
 _FRAME = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 _OF_WEIGHTS = ".index.json"
-DType = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

@@ -20,6 +20,7 @@ from pydantic import (
 from lockstep.recipe.section import Probability, Section
 
 Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["fp32", "bf16"]
 SamplerBackend = Literal["torch", "vllm", "openai"]
 
 
@@ -86,9 +87,7 @@ class Computation(Section):
     """Where numbers are computed, and in which precision; a sampler computes where and as the learner does."""
 
     device: Device = Field(default="auto", description="auto: cuda where there is one")
-    dtype: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="of the computation; weights and moments are always fp32"
-    )
+    dtype: DType = Field(default="fp32", description="of the computation; weights and moments are always fp32")
 
     @property
     def may_use_gpu(self) -> bool:

@@ -14,12 +14,13 @@ from torch import Tensor
 from lockstep.config import Loaded, load
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, written
-from lockstep.models.export import DType, assemble, save_adapter
+from lockstep.models.export import assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
 from lockstep.models.heads import Head, in_folder, scores_tokens
 from lockstep.recipe import (
     DistillRecipe,
     DPORecipe,
+    DType,
     GRPORecipe,
     LearnerSection,
     PPORecipe,
