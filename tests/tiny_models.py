@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, TopKLogitsWarper, TopPLogitsWarper
 
 from lockstep import keyed
 from lockstep.batch import Batch
@@ -137,6 +137,16 @@ def plain_model(folder: Path, kind: Any = AutoModelForCausalLM) -> Any:
 def plain_logits(model: Any, sequence: Tensor) -> Tensor:
     """Logits [T, V] of one sequence alone: no packing, no padding, no cache."""
     return model(input_ids=sequence[None], use_cache=False).logits[0]
+
+
+def plain_filtered(logits_TV: Tensor, sampling: SamplingParams) -> Tensor:
+    """Logits at the temperature, minus infinity where the filters of `transformers` take a token away."""
+    scores, unread = logits_TV / sampling.temperature, torch.LongTensor()
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(unread, scores)  # pyright: ignore[reportArgumentType] (any tensor will do)
+    if sampling.top_p < 1.0:
+        scores = TopPLogitsWarper(sampling.top_p)(unread, scores)  # pyright: ignore[reportArgumentType] (any tensor will do)
+    return scores
 
 
 def plain_logprobs(model: Any, batch: Batch) -> Tensor:

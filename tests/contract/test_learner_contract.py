@@ -19,6 +19,7 @@ from tiny_models import (
     SquaredError,
     WeightedLogprob,
     over,
+    plain_filtered,
     plain_logits,
     plain_logprobs,
     plain_model,
@@ -26,7 +27,7 @@ from tiny_models import (
     ragged,
 )
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, TopKLogitsWarper, TopPLogitsWarper
+from transformers import AutoModelForCausalLM
 
 from lockstep.batch import Batch, concat
 from lockstep.errors import RunError
@@ -164,8 +165,7 @@ def test_scores_under_the_distribution_that_was_sampled_from(pair: Pair) -> None
     batch = ragged(LENGTHS, sampling=sampling)
     model, expected = plain_model(pair.model), []
     for sequence in batch.sequences():
-        logits = TopKLogitsWarper(40)(sequence, plain_logits(model, sequence) / 0.7)
-        table = TopPLogitsWarper(0.95)(sequence, logits).log_softmax(-1)
+        table = plain_filtered(plain_logits(model, sequence), sampling).log_softmax(-1)
         expected.append(torch.cat([torch.zeros(1), table[:-1].gather(1, sequence[1:, None])[:, 0]]))
     scored = torch.cat(expected)
     inside = batch.mask & torch.isfinite(scored)

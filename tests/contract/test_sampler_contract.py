@@ -16,6 +16,7 @@ from tiny_models import (
     OPTIMIZER,
     SECTION,
     WeightedLogprob,
+    plain_filtered,
     plain_logits,
     plain_model,
     ragged,
@@ -23,7 +24,6 @@ from tiny_models import (
     responses,
 )
 from torch import Tensor
-from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from lockstep import keyed
 from lockstep.errors import RunError
@@ -205,12 +205,8 @@ def test_frequencies_are_those_of_the_distribution(subject: Subject, sampling: S
 def plain_distribution(model: Any, prompt: Tensor, sampling: SamplingParams) -> Tensor:
     """Next-token probabilities by the filters of `transformers`, float64 [V]."""
     with torch.no_grad():
-        logits = plain_logits(model, prompt)[-1:] / sampling.temperature
-    if sampling.top_k:
-        logits = TopKLogitsWarper(sampling.top_k)(prompt[None], logits)
-    if sampling.top_p < 1.0:
-        logits = TopPLogitsWarper(sampling.top_p)(prompt[None], logits)
-    return logits.softmax(-1)[0]
+        logits = plain_logits(model, prompt)[-1:]
+    return plain_filtered(logits, sampling).softmax(-1)[0]
 
 
 @pytest.mark.parametrize("size", [1, 4, 64])

@@ -11,13 +11,15 @@ import torch
 from safetensors.torch import load_file
 from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, plain_logprobs, plain_model, ragged
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.models.folder import read_config, skeleton
+from lockstep.models.heads import Head
 from lockstep.models.lora import targets
 from lockstep.models.parallelize import compile_layers
-from lockstep.recipe import LearnerSection, LoRA
+from lockstep.recipe import DType, LearnerSection, LoRA
 from lockstep.runtime.workers import LearnerSpec
 
 Models = Callable[..., Path]
@@ -26,14 +28,14 @@ FAST = OPTIMIZER.model_copy(update={"lr": 2e-2, "eps": 1e-8, "weight_decay": 0.0
 
 
 def section(
-    rank: int = 3, alpha: int = 12, target_modules: tuple[str, ...] | None = None, **more: bool
+    rank: int = 3, alpha: int = 12, target_modules: tuple[str, ...] | None = None, **more: bool | DType
 ) -> LearnerSection:
     return SECTION.model_copy(update={"lora": LoRA(rank=rank, alpha=alpha, target_modules=target_modules), **more})
 
 
-def taught(folder: Path, head: str = "logits", own: LearnerSection | None = None, steps: int = 3) -> RankLearner:
+def taught(folder: Path, head: Head = "logits", own: LearnerSection | None = None, steps: int = 3) -> RankLearner:
     """A learner after some steps, when no adapter is zero any more."""
-    learner = LearnerSpec(str(folder), head, own or section(), FAST, seed=3).build()  # pyright: ignore[reportArgumentType]
+    learner = LearnerSpec(str(folder), head, own or section(), FAST, seed=3).build()
     for seed in range(steps):
         train(learner, ragged(LENGTHS, seed), WeightedLogprob() if head == "logits" else SquaredError())
     return learner
@@ -77,7 +79,7 @@ def test_a_merged_weight_is_w_and_the_scaled_product_and_leaves_the_learner_as_i
 
 
 @pytest.mark.parametrize("head", ["logits", "value", "reward"])
-def test_adapters_and_a_unit_learn_and_nothing_else_does(models: Models, head: str, tmp_path: Path) -> None:
+def test_adapters_and_a_unit_learn_and_nothing_else_does(models: Models, head: Head, tmp_path: Path) -> None:
     folder = models("llama")
     first, learner = taught(folder, head, steps=0), taught(folder, head)
     before, after = held(first), held(learner)
@@ -144,7 +146,9 @@ def test_recomputed_layers_learn_the_same(models: Models) -> None:
 def test_compiled_layers_learn_the_same(models: Models) -> None:
     plain, batch = taught(models("qwen2")), ragged(LENGTHS, 5)
     compiled = taught(models("qwen2"), steps=0)
-    compile_layers(compiled.model.get_submodule("lm"), backend="aot_eager")  # pyright: ignore[reportArgumentType]
+    lm = compiled.model.get_submodule("lm")
+    assert isinstance(lm, PreTrainedModel)
+    compile_layers(lm, backend="aot_eager")
     for seed in range(3):
         train(compiled, ragged(LENGTHS, seed), WeightedLogprob())
     torch.testing.assert_close(compiled.logprobs(batch), plain.logprobs(batch), atol=1e-5, rtol=0.0)

@@ -39,7 +39,7 @@ def test_packed_attention_is_that_of_each_sequence_alone(window: int | None) -> 
     query, key, value = projections(batch, 0)
     out = Packed.of(batch).attend(0, query, key, value, 0.3, window)[0]
     pieces = [x[0].split(batch.lengths.tolist(), dim=1) for x in (query, key, value)]
-    expected = torch.cat([alone(*piece, window) for piece in zip(*pieces, strict=True)])
+    expected = torch.cat([alone(q, k, v, window) for q, k, v in zip(*pieces, strict=True)])
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=0.0)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     gradients = torch.autograd.grad((out * weights).sum(), [query, key, value])

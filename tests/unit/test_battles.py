@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from lockstep.objectives.battles import Winner, bradley_terry, consistent_wins, position_weighted_wins
 
 
-def wins(*rows: list[float]) -> Tensor:
+def wins(*rows: Sequence[float]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 

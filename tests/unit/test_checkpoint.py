@@ -22,7 +22,7 @@ from lockstep.learners.base import NotSavedError
 from lockstep.learners.boxes import Written
 from lockstep.learners.saving import StateWriter
 from lockstep.runtime.checkpoint import Checkpoint, CheckpointError, Checkpoints
-from lockstep.runtime.saver import Saver
+from lockstep.runtime.saver import Lasting, Saver
 
 Write = Callable[[Path], None]
 
@@ -152,7 +152,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @dataclass
-class Filling:
+class Filling(Lasting):
     """A learner, as far as saving goes."""
 
     weights: torch.Tensor
@@ -163,6 +163,9 @@ class Filling:
 
     def saved(self, wait: bool) -> bool:
         return self.writer.done(wait)
+
+    def load(self, folder: Path) -> None:
+        self.weights = load_file(folder / "model.safetensors")["w"]
 
 
 def begun_and_ended(saver: Saver, step: int) -> None:
@@ -252,7 +255,7 @@ def test_what_cannot_be_sealed_is_told(checkpoints: Checkpoints) -> None:
 
 
 @dataclass
-class Failing:
+class Failing(Lasting):
     """A learner that cannot begin to save."""
 
     def save(self, folder: Path) -> None:
@@ -260,6 +263,9 @@ class Failing:
 
     def saved(self, wait: bool) -> bool:
         return True
+
+    def load(self, folder: Path) -> None:
+        raise AssertionError("nothing was saved")
 
 
 def test_a_checkpoint_that_not_all_have_begun_never_gets_a_name(checkpoints: Checkpoints) -> None:

@@ -52,6 +52,7 @@ def test_a_recipe_has_what_is_named(group: str) -> None:
 def test_a_value_is_one_that_the_option_takes(name: str) -> None:
     keys, _, value = name.partition("=")
     for field in OPTIONS[keys]:
+        assert field.annotation is not None
         assert TypeAdapter(field.annotation).validate_python(value) == value
 
 

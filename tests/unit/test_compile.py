@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from lockstep.learners.base import train
-from lockstep.learners.torch.learner import TorchLearner
+from lockstep.learners.rank import RankLearner
 from lockstep.models.parallelize import compile_layers
 from lockstep.runtime.workers import LearnerSpec
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
 LENGTHS = [(7, 1, 19, 4, 33), (2, 12, 9), (40, 3)]
 
 
-def network(learner: TorchLearner) -> PreTrainedModel:
+def network(learner: RankLearner) -> PreTrainedModel:
     lm = learner.model.get_submodule("lm")
     assert isinstance(lm, PreTrainedModel)
     return lm

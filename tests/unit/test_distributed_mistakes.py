@@ -33,7 +33,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: vocab_logprobs(LOGITS, TOKEN, Scoring(shard=Shard(8))),
         "a start but no group",
     ),
-    "a group by name": (lambda: Shard(0, "tp"), "process group that this rank belongs to, not 'tp'"),  # type: ignore[arg-type]
+    "a group by name": (lambda: Shard(0, "tp"), "process group that this rank belongs to, not 'tp'"),  # pyright: ignore[reportArgumentType]
     "no temperature": (lambda: Scoring(temperature=0.0), "temperature is 0.0, but must be a positive number"),
     "a floor without temperature": (lambda: support_floor(LOGITS, temperature=0.0), "temperature is 0.0, but must"),
     "blocks of nothing": (lambda: Scoring(most_rows=0), "at least one row, but most_rows is 0"),
@@ -65,7 +65,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
             IDS,
             0,
             5,
-            None,  # type: ignore[arg-type]
+            None,
         ),
         r"\[positions, sequences, H\], with 2 sequences .* not \[2, 3, 8\]",
     ),
@@ -78,7 +78,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
             IDS.t().contiguous(),
             0,
             9,
-            None,  # type: ignore[arg-type]
+            None,
         ),
         "0 to 9, does not fit the 5 rows of its head",
     ),

@@ -14,6 +14,7 @@ from lockstep.distributed.model_utils import get_distillation_topk_logprobs_from
 from lockstep.losses.base import Outputs
 from lockstep.losses.distill import Distillation
 from lockstep.objectives.distill import LOG_OUTSIDE, forward_kl, jensen_shannon, reverse_kl
+from lockstep.recipe.distill import Divergence
 
 PLACES, VOCABULARY, NAMED = 5, 9, 4
 KINDS = ("forward", "reverse", "mixed", "jsd")
@@ -23,7 +24,8 @@ KINDS = ("forward", "reverse", "mixed", "jsd")
 def logits() -> tuple[Tensor, Tensor]:
     """Of student and teacher, float64 [M, V]."""
     draw = torch.Generator().manual_seed(3)
-    return tuple(2 * torch.randn(PLACES, VOCABULARY, generator=draw, dtype=torch.float64) for _ in range(2))
+    student, teacher = (2 * torch.randn(PLACES, VOCABULARY, generator=draw, dtype=torch.float64) for _ in range(2))
+    return student, teacher
 
 
 def brute(kind: str, student_V: Tensor, teacher_V: Tensor, weight: float) -> Tensor:
@@ -45,25 +47,25 @@ def brute(kind: str, student_V: Tensor, teacher_V: Tensor, weight: float) -> Ten
     return total
 
 
-def scored(kind: str, logits_MV: Tensor, teacher_MV: Tensor, k: int | None, outside: bool) -> Tensor:
+def scored(kind: Divergence, logits_MV: Tensor, teacher_MV: Tensor, k: int | None, outside: bool) -> Tensor:
     """What the loss makes of the teacher's k likeliest tokens; None: of all, without a list of them."""
     own_MV, all_MV = logits_MV.log_softmax(-1), teacher_MV.log_softmax(-1)
     columns = {"mask": torch.ones(len(own_MV)).bool(), "teacher_logprob": all_MV}
     batch = Batch(torch.zeros(len(own_MV), dtype=torch.int64), torch.tensor([len(own_MV)]), columns)
     if k is None:
-        return Distillation(kind, 0.3, outside)(Outputs(top_logprob=own_MV), batch)[0]  # pyright: ignore[reportArgumentType]
+        return Distillation(kind, 0.3, outside)(Outputs(top_logprob=own_MV), batch)[0]
     teacher_MK, token_MK = all_MV.topk(k)
     batch = batch.with_columns({"top_token": token_MK, "teacher_logprob": teacher_MK})
     entropy_M = -(own_MV.exp() * own_MV).sum(-1)
     outputs = Outputs(logprob=own_MV[:, 0], entropy=entropy_M, top_logprob=own_MV.gather(1, token_MK))
-    return Distillation(kind, 0.3, outside)(outputs, batch)[0]  # pyright: ignore[reportArgumentType]
+    return Distillation(kind, 0.3, outside)(outputs, batch)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [None, VOCABULARY, NAMED])
 @pytest.mark.parametrize("outside", [False, True])
 def test_the_loss_and_its_gradient_are_those_of_the_whole_vocabulary(
-    logits: tuple[Tensor, Tensor], kind: str, k: int | None, outside: bool
+    logits: tuple[Tensor, Tensor], kind: Divergence, k: int | None, outside: bool
 ) -> None:
     student, teacher = logits[0].requires_grad_(), logits[1].log_softmax(-1)
     total = scored(kind, student, logits[1], k, outside)
@@ -83,8 +85,9 @@ def test_the_loss_and_its_gradient_are_those_of_the_whole_vocabulary(
 @pytest.mark.parametrize("outside", [False, True])
 def test_the_columns_are_those_of_the_library(logits: tuple[Tensor, Tensor], outside: bool) -> None:
     student_MV, (teacher_MK, token_MK) = logits[0].float(), logits[1].float().topk(NAMED)
-    columns = (one[None] for one in (student_MV, teacher_MK, token_MK))
-    student, teacher, entropy = get_distillation_topk_logprobs_from_logits(*columns, outside, calculate_entropy=True)
+    student, teacher, entropy = get_distillation_topk_logprobs_from_logits(
+        student_MV[None], teacher_MK[None], token_MK[None], outside, calculate_entropy=True
+    )
     assert entropy is not None
     expected = reverse_kl(student[0], teacher[0], -entropy[0] if outside else None).sum()
     ours = scored("reverse", student_MV[:-1], logits[1][:-1].float(), NAMED, outside)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import pytest
 import torch
@@ -20,6 +20,14 @@ from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.dump import Columns, read_dump
 
 SEQUENCES, TOKENS, VOCABULARY, PROMPT = 24, 160, 150, 12
+
+
+class Sampling(TypedDict, total=False):
+    """As in `scores`."""
+
+    temperature: float
+    top_p: float
+    padding: int
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class World:
     tokens: Tensor
 
     @classmethod
-    def draw(cls, seed: int = 0, **sampling: float) -> World:
+    def draw(cls, seed: int = 0, **sampling: Unpack[Sampling]) -> World:
         """From logits of every entropy, as text has them; `sampling` as in `scores`."""
         torch.manual_seed(seed)
         sharp = torch.empty(SEQUENCES, TOKENS, 1, dtype=torch.float64).uniform_(0.5, 6.0)
@@ -44,7 +52,7 @@ class World:
         tokens = torch.multinomial(probability.flatten(0, 1), 1).view(SEQUENCES, TOKENS)
         return cls(logits, tokens)
 
-    def of(self, logits: Tensor, **sampling: float) -> Tensor:
+    def of(self, logits: Tensor, **sampling: Unpack[Sampling]) -> Tensor:
         """Log-probabilities of the drawn tokens, [B, T]."""
         return scores(logits, **sampling).gather(2, self.tokens[..., None])[..., 0]
 
@@ -200,7 +208,7 @@ FAULTS: tuple[tuple[Callable[[World], Sides], list[str], dict[str, float]], ...]
 
 @pytest.mark.parametrize(("fault", "expected", "sampling"), FAULTS)
 def test_what_is_read_is_what_was_done(
-    fault: Callable[[World], Sides], expected: list[str], sampling: dict[str, float], tmp_path: Path
+    fault: Callable[[World], Sides], expected: list[str], sampling: Sampling, tmp_path: Path
 ) -> None:
     train, infer = fault(World.draw(**sampling))
     code, found = report(write(tmp_path / "dump.jsonl", train, infer, prompt_length=0))

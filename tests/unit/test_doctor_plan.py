@@ -22,8 +22,8 @@ PROMPTS = [Prompt(f"p:{i}", "", (i, i + 1), {}) for i in (3, 5, 3, 7)]
 SMALL = Grid(lengths=(50, 10), data=("real",), methods=(Method(), Method(temperature=0.0)), batch_sizes=(1, 4))
 
 
-def recipe(folder: Path, grid: Grid = SMALL, **data: object) -> DoctorRecipe:
-    section = DoctorData(max_prompt_tokens=12, overlong_prompts="truncate", **data)  # pyright: ignore[reportArgumentType]
+def recipe(folder: Path, grid: Grid = SMALL, prompts: str | None = None, prompt: str = "{question}") -> DoctorRecipe:
+    section = DoctorData(max_prompt_tokens=12, overlong_prompts="truncate", prompts=prompts, prompt=prompt)
     return DoctorRecipe(algorithm="doctor", model=ModelFolder(path=str(folder)), data=section, grid=grid)
 
 

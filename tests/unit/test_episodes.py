@@ -249,6 +249,7 @@ def test_a_conversation_goes_on_as_its_template_writes_it(talker: Source) -> Non
         DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9),
         talker.tokenizer.eos_token_id,
     )
+    assert isinstance(eos, int)
     [stop] = talker.token_ids("\n")[-1:]
     observed = observations(data, (stop,), talker, pytest.fail)
     talk = [("user", "Who?"), ("assistant", "Tim."), ("user", "No, Lily.")]

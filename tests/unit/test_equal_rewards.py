@@ -28,7 +28,7 @@ def test_a_stretch_is_noted_once(steps: list[tuple[float, ...]], said: list[str]
     notes: list[str] = []
     hook = EqualRewards(notes.append)
     for step, extremes in enumerate(steps, 1):
-        values = dict(zip(("train/reward_min", "train/reward_max"), extremes, strict=False))
+        values: dict[str, float] = dict(zip(("train/reward_min", "train/reward_max"), extremes, strict=False))
         hook(Turn(step, StepResult(Metrics(), 0, 0), False, False, values))
     assert len(notes) == len(said)
     assert all(note.startswith(start) for note, start in zip(notes, said, strict=True))

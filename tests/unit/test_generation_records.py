@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from lockstep.types import Prompt, Reply
 STOP = 9
 
 
-def letters(tokens: list[int]) -> str:
+def letters(tokens: Sequence[int]) -> str:
     """Shows every token, also one that stops."""
     return "".join("abcdefghij"[token] for token in tokens)
 

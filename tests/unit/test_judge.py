@@ -271,7 +271,8 @@ def test_a_model_without_chat_template_is_asked_plainly() -> None:
 def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
     tokenizer, stop = byte_tokenizer(), TOKENIZER.eos_token_id
     around = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", stop)])
-    tokenizer.backend_tokenizer.post_processor = around  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(tokenizer.backend_tokenizer, Tokenizer)
+    tokenizer.backend_tokenizer.post_processor = around
     firsts = [Reader(tokenizer, chat, 99).tokens([ASKED])[0][0] for chat in (True, False)]
     assert firsts == [tokenizer.convert_tokens_to_ids("<|im_start|>"), stop]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.experience.judge.verdicts import CAUSES, ScoreParser, Verdict, WinnerParser
+from lockstep.experience.judge.verdicts import CAUSES, Cause, ScoreParser, Verdict, WinnerParser
 
 SCORES = ScoreParser(0, 5, "score|points", decimals=True)
 WINNERS = WinnerParser("winner")
@@ -166,9 +166,9 @@ def test_the_reasons_are_what_is_left_without_the_score(reply: str, reasons: str
 
 
 @pytest.mark.parametrize(("value", "cause"), [(None, None), (1.0, "no_match")])
-def test_a_verdict_is_one_or_the_other(value: float | None, cause: str | None) -> None:
+def test_a_verdict_is_one_or_the_other(value: float | None, cause: Cause | None) -> None:
     with pytest.raises(ValueError, match="a verdict has a value or a cause"):
-        Verdict(value, cause)  # pyright: ignore[reportArgumentType]
+        Verdict(value, cause)
 
 
 @given(st.text(), st.integers(0, 50), st.sampled_from(["", "**", "`", "<", "[", '"', "\n"]))

@@ -122,9 +122,12 @@ MORE_AT_THE_END = {"get_next_token_logprobs_from_logits": (("chunk_size", None),
 
 def parameters(name: str) -> dict[str, list[tuple[str, object]]]:
     found = vars(model_utils)[name]
-    of = list(inspect.signature(found.forward if inspect.isclass(found) else found).parameters.values())
     if inspect.isclass(found):
-        assert of.pop(0).name == "ctx"
+        assert issubclass(found, torch.autograd.Function)
+        ctx, *of = inspect.signature(found.forward).parameters.values()
+        assert ctx.name == "ctx"
+    else:
+        of = list(inspect.signature(found).parameters.values())
     assert {parameter.kind for parameter in of} <= {
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,

@@ -33,7 +33,9 @@ def test_the_number_of_operations_is_that_of_one_sequence(name: str) -> None:
     def operations(bounds: Tensor) -> int:
         with torch.profiler.profile(acc_events=True) as profile:
             METHODS[name](Packing(bounds, int(bounds[-1]), 2))
-        return len(profile.events())
+        events = profile.events()
+        assert events is not None
+        return len(events)
 
     assert operations(torch.arange(0, 4001, 4)) == operations(torch.tensor([0, 4000]))
 

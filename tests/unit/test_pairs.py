@@ -37,7 +37,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def opened(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], max_tokens: int = 64, **options: Any) -> Pairs:
+def opened(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], max_tokens: int = 64, /, **options: Any) -> Pairs:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     fields = {"train": "rows.jsonl", "prompt": "{question}\n", "max_prompt_tokens": 64, "shuffle": False, **options}

@@ -22,7 +22,7 @@ from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import adapt
-from lockstep.recipe import LearnerSection, LoRA, Parallel
+from lockstep.recipe import DType, LearnerSection, LoRA, Parallel
 from lockstep.runtime.plan.command import bytes_of, plan
 from lockstep.runtime.plan.estimate import checkpoint_bytes
 from lockstep.runtime.plan.memory import Head, Rank
@@ -81,7 +81,7 @@ def test_the_cache_has_the_size_that_was_foretold(models: Models, architecture: 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("head", ["logits", "value"])
-def test_what_a_pass_keeps_is_what_was_foretold(models: Models, architecture: str, dtype: str, head: Head) -> None:
+def test_what_a_pass_keeps_is_what_was_foretold(models: Models, architecture: str, dtype: DType, head: Head) -> None:
     folder = models(architecture)
     model = (
         LogitsHead(load_causal_lm(folder), products=True) if head == "logits" else ValueHead(load_backbone(folder), 0)
@@ -91,7 +91,7 @@ def test_what_a_pass_keeps_is_what_was_foretold(models: Models, architecture: st
     assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05), "all but a few numbers per token"
 
 
-def kept_by(model: nn.Module, dtype: str) -> int:
+def kept_by(model: nn.Module, dtype: DType) -> int:
     """Bytes that a pass over 48 tokens leaves for its backward, beside weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
@@ -108,7 +108,7 @@ def kept_by(model: nn.Module, dtype: str) -> int:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_what_a_pass_with_adapters_keeps_is_what_was_foretold(models: Models, architecture: str, dtype: str) -> None:
+def test_what_a_pass_with_adapters_keeps_is_what_was_foretold(models: Models, architecture: str, dtype: DType) -> None:
     folder, section = models(architecture), LoRA(rank=4)
     lm = load_causal_lm(folder)
     model = LogitsHead(lm, products=True)

@@ -142,7 +142,7 @@ def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
     assert len(prompts) + prompts.selection.overlong.count == 1319
     assert 0 < prompts.selection.overlong.count < 1319
     assert all(len(prompt.tokens) <= 300 for prompt in prompts.first())
-    assert tokenizer.decode(prompts[0].tokens, skip_special_tokens=True) == prompts[0].text
+    assert tokenizer.decode(list(prompts[0].tokens), skip_special_tokens=True) == prompts[0].text
 
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 7?"}]

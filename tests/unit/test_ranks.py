@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import Collectives, Fetches, HostWaits, Layout, Ranks, RanksFailed
+from torch import Tensor
 
 
 def total(layout: Layout, number: float) -> tuple[float, dict[str, int], dict[str, int]]:
@@ -22,7 +24,7 @@ def total(layout: Layout, number: float) -> tuple[float, dict[str, int], dict[st
 
 class Doubled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, value, layout):
+    def forward(ctx: Any, value: Tensor, layout: Layout) -> Tensor:
         ctx.group = layout.tp_group
         value = value.clone()
         dist.all_reduce(value, group=layout.tp_group)
@@ -30,10 +32,11 @@ class Doubled(torch.autograd.Function):
         return value
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None]:
+        gradient = grad_outputs[0]
         parts = [torch.empty_like(gradient) for _ in range(ctx.group.size())]
         dist.all_gather(parts, gradient.contiguous(), group=ctx.group)
-        return sum(parts), None
+        return torch.stack(parts).sum(0), None
 
 
 def go_wrong(layout: Layout) -> None:

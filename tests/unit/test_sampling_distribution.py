@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_models import plain_filtered
 from torch import Tensor
-from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from lockstep.distributed.sampling import (
     TrainingSamplingParams,
@@ -14,16 +14,6 @@ from lockstep.distributed.sampling import (
 from lockstep.types import SamplingParams
 
 LOGITS = 3 * torch.randn(32, 50, generator=torch.Generator().manual_seed(0))
-NO_TOKENS = torch.zeros(32, 0, dtype=torch.int64)
-
-
-def by_transformers(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    logits = logits / sampling.temperature
-    if sampling.top_k:
-        logits = TopKLogitsWarper(sampling.top_k)(NO_TOKENS, logits)
-    if sampling.top_p < 1.0:
-        logits = TopPLogitsWarper(sampling.top_p)(NO_TOKENS, logits)
-    return logits
 
 
 def filtered_logits(logits: Tensor, sampling: SamplingParams) -> Tensor:
@@ -40,7 +30,7 @@ def even_uniforms(draws: int) -> Tensor:
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 0.99, 1.0])
 def test_filters_are_those_of_transformers(temperature: float, top_k: int, top_p: float) -> None:
     sampling = SamplingParams(1, temperature, top_k, top_p)
-    torch.testing.assert_close(filtered_logits(LOGITS, sampling), by_transformers(LOGITS, sampling))
+    torch.testing.assert_close(filtered_logits(LOGITS, sampling), plain_filtered(LOGITS, sampling))
 
 
 def test_equal_logits_stay_or_go_together() -> None:
@@ -48,7 +38,7 @@ def test_equal_logits_stay_or_go_together() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
     top_k = SamplingParams(1, top_k=2)
     assert torch.isfinite(filtered_logits(logits, top_k)).tolist() == [[False, True, True, True, False]]
-    torch.testing.assert_close(filtered_logits(logits, top_k), by_transformers(logits, top_k))
+    torch.testing.assert_close(filtered_logits(logits, top_k), plain_filtered(logits, top_k))
     assert torch.isfinite(filtered_logits(logits, SamplingParams(1, top_p=0.2))).tolist() == [
         [False, True, True, True, False]
     ]
@@ -86,7 +76,7 @@ def test_greedy_takes_the_best_and_scores_at_temperature_one() -> None:
 def test_draws_follow_the_distribution_and_report_it(sampling: SamplingParams) -> None:
     draws = 20_000
     token, logprob = draw(LOGITS[:1].expand(draws, -1), even_uniforms(draws), sampling)
-    probability = by_transformers(LOGITS[:1].double(), sampling).softmax(-1)[0]
+    probability = plain_filtered(LOGITS[:1].double(), sampling).softmax(-1)[0]
     counted = torch.bincount(token, minlength=50) / draws
     torch.testing.assert_close(counted.double(), probability, atol=1.5 / draws, rtol=0.0)
     torch.testing.assert_close(logprob.double(), probability[token].log(), atol=1e-5, rtol=0.0)
@@ -129,7 +119,7 @@ def test_scores_have_the_gradient_of_a_filtered_softmax(sampling: SamplingParams
     logits = LOGITS.clone().requires_grad_()
     token = LOGITS.argmax(-1)
     token_scores(logits, token, sampling)[0].sum().backward()
-    probability = by_transformers(LOGITS, sampling).softmax(-1)
+    probability = plain_filtered(LOGITS, sampling).softmax(-1)
     expected = (torch.nn.functional.one_hot(token, 50) - probability) / sampling.temperature
     assert logits.grad is not None
     torch.testing.assert_close(logits.grad, expected, atol=1e-6, rtol=0.0)

@@ -36,9 +36,9 @@ def alarm(test: DriftTest, values: Iterable[float], state: DriftState | None = N
     return None
 
 
-def begun(bound: float, **known: float) -> DriftState:
+def begun(bound: float, guess: float, variance: float = 0.0, capital: float = 0.0) -> DriftState:
     """A test whose baseline is over."""
-    return DriftState(seen=20, mean=bound, bound=bound, **known)
+    return DriftState(seen=20, mean=bound, bound=bound, guess=guess, variance=variance, capital=capital)
 
 
 def sequences(rng: np.random.Generator, steps: int, count: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 import torch
@@ -16,6 +16,14 @@ from lockstep.distributed.support import support_floor
 INF = math.inf
 FEW, MANY = 40, 300
 """Vocabularies that are sorted and searched."""
+
+
+class Sampling(TypedDict, total=False):
+    """As in `support_floor`."""
+
+    top_k: int | None
+    top_p: float | None
+    temperature: float
 
 
 def masses(row: list[float], k: int, temperature: float, floor: float) -> tuple[float, float]:
@@ -103,7 +111,7 @@ def test_renormalising_counts_all_that_equal_the_kth() -> None:
 def test_logits_of_any_type_and_blocks_of_any_size() -> None:
     logits = 3 * torch.randn(9, MANY, generator=torch.Generator().manual_seed(0))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for sampling in ({"top_k": 7}, {"top_p": 0.8}, {"top_k": 70, "top_p": 0.8}):
+        for sampling in (Sampling(top_k=7), Sampling(top_p=0.8), Sampling(top_k=70, top_p=0.8)):
             rounded = logits.to(dtype)
             floor = support_floor(rounded, **sampling, most_rows=2)
             assert floor.dtype == torch.float32
@@ -111,7 +119,7 @@ def test_logits_of_any_type_and_blocks_of_any_size() -> None:
     assert support_floor(logits[:0], top_p=0.5).shape == support_floor(logits[:0], top_k=2, top_p=0.5).shape == (0,)
 
 
-def of_shard(layout: Layout, whole: Tensor, cuts: list[int], sampling: dict[str, float]) -> dict[str, Any]:
+def of_shard(layout: Layout, whole: Tensor, cuts: list[int], sampling: Sampling) -> dict[str, Any]:
     start, end = cuts[layout.rank], cuts[layout.rank + 1]
     with Collectives() as collectives, HostWaits() as waits:
         floor = support_floor(whole[:, start:end], Shard(start, layout.tp_group), **sampling)
@@ -128,7 +136,7 @@ def of_some_kinds() -> Tensor:
     return logits
 
 
-SAMPLINGS = {
+SAMPLINGS: dict[str, tuple[Sampling, int]] = {
     "k": ({"top_k": 7}, 1),
     "k-above-a-shard": ({"top_k": 150}, 1),
     "k-and-p": ({"top_k": 50, "top_p": 0.7, "temperature": 0.8}, 1),
@@ -155,7 +163,7 @@ def test_shards_find_the_same_threshold_to_the_bit(ranks: Ranks, name: str) -> N
 def test_shards_count_what_equals_the_kth_of_all(ranks: Ranks, top_p: float) -> None:
     """Of {1, 0, 0} the first token has the probability e / (e + 2) = 0.58; the second rank's own two end with −5."""
     whole = torch.tensor([[1.0, 0.0, -5.0, 0.0, -5.0, -5.0, -5.0]])
-    sampling = {"top_k": 2, "top_p": top_p}
+    sampling = Sampling(top_k=2, top_p=top_p)
     for found in ranks.run(of_shard, whole, [0, 3, 7], sampling, tp=2):
         assert found["floor"].tolist() == support_floor(whole, **sampling).tolist() == [1.0 if top_p < 0.58 else 0.0]
 

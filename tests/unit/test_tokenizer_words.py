@@ -14,7 +14,9 @@ TEXT = "Ada has 5 apples. Ben gives 12 more.\n5+12=17\n#### 17"
 
 def pieces(text: str, *more: str) -> list[str]:
     tokenizer = words_tokenizer([text, *more])
-    return tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
+    assert isinstance(tokens, list)
+    return tokens
 
 
 def test_words_numbers_signs_and_newlines_are_one_token_each() -> None:

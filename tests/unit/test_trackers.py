@@ -70,8 +70,9 @@ def killed_process(facts: Facts, recipe: Trackers, kept: int, stop: int, worth: 
     tracker = RunTracker(Logs(facts.folder), [Guarded(n, v, print) for n, v in views.items()])
     tracker.rewind(kept)
     steps(tracker, kept + 1, stop, worth)
-    if isinstance(views.get("tensorboard"), TensorBoardView):
-        views["tensorboard"]._writer.flush()  # its thread lives on here, as it would not in a process that was killed
+    view = views.get("tensorboard")
+    if isinstance(view, TensorBoardView):
+        view._writer.flush()  # its thread lives on here, as it would not in a process that was killed
 
 
 def interrupted_process(facts: Facts, recipe: Trackers, stop: int) -> None:
