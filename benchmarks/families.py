@@ -21,7 +21,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from lockstep.doctor.family_vllm import vllm_with_refit
+from benchmarks.family_vllm import vllm_with_refit
 from lockstep.errors import LockstepError
 from lockstep.models.load import load_causal_lm
 from lockstep.runtime.self_check import prove
@@ -107,7 +107,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "minimax_m2": _EXPERTS,
     "gpt_oss": {**_EXPERTS, **_WINDOW},
     "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
+    "deepseek_v3": {**_LATENT, "topk_method": "noaux_tc"},
     "mamba": {**_MAMBA, "state_size": 16},
     "falcon_mamba": {**_MAMBA, "state_size": 16},
     "mamba2": {**_MAMBA, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1, "expand": 2},
@@ -198,7 +198,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="lockstep-families-") as folder:
         for family in options.families:
             rows[family] = measure(family, Path(folder) / family)
-            print(f"{family:<20}", *(f"{cell!s:<10}" for cell in rows[family]), flush=True)
+            print(f"{family:<20}", *(f"{cell!s:<10}" for cell in rows[family]))
+            print(*(f"    {cell.reason}\n" for cell in rows[family] if cell.reason), sep="", end="", flush=True)
     if options.save:
         head = PAGE.read_text().split("\n| `model_type`")[0]
         PAGE.write_text(f"{head}\n{table(rows)}")

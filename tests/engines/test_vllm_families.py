@@ -10,7 +10,7 @@ import torch
 from tiny_models import SHAPE
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lockstep.doctor.family_vllm import vllm_with_refit
+from benchmarks.family_vllm import vllm_with_refit
 
 pytestmark = pytest.mark.needs("vllm")
 

@@ -371,7 +371,7 @@ def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
 
 def test_a_stopped_start_leaves_what_others_made(run: Run, in_tmp: Path) -> None:
     Path("first.yaml").write_text(yaml.safe_dump({**SFT_TINY, "run": {"max_steps": 5}}))
-    warm = ["model.scratch=null", "model.from_recipe=first.yaml", "run.folder=.", "run.max_time_s=0.01"]
+    warm = ["model.scratch=null", "model.from_recipe=first.yaml", "run.folder=runs", "run.max_time_s=0.01"]
     with pytest.raises(Stopped, match="first stopped after step 1"):
         train(load("tiny.yaml", warm))
     assert list(Path("runs").glob("first-*/checkpoints/step_000001"))

@@ -21,7 +21,8 @@ from lockstep.runtime.train import train
 
 STEPS, BATCH = 300, 64
 SMALL = [f"model.scratch.config.{size}" for size in ("hidden_size=48", "intermediate_size=128", "num_hidden_layers=2")]
-SOUND, OVERTRAINED = ["optimizer.lr=2e-4"], ["optimizer.lr=1e-3", "self_rewarding.sft_loss_weight=0"]
+SOUND = ["optimizer.lr=2e-4"]
+OVERTRAINED = ["optimizer.lr=1e-3", "self_rewarding.sft_loss_weight=0", "self_rewarding.sft_average_log_probs=null"]
 
 Warm = Callable[..., Path]
 

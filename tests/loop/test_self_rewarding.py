@@ -17,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 from tiny_recipe import RECIPE
 
+from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.config import RecipeError, load
 from lockstep.data.letters import score
@@ -204,7 +205,7 @@ def test_a_run_can_be_checked(learn: Run, capsys: pytest.CaptureFixture[str]) ->
         "acceptance=[{metric: judge/parse_failures, step: 1, min: 0, max: 1}, {metric: train/leaks, step: 1, min: 2}]"
     )
     learn("run.max_steps=1", bounds)
-    assert main(["check", "run"]) == 1
+    assert main(["check", "run"]) == exit_codes.BROKEN
     told = capsys.readouterr().out
     assert "passed: judge/parse_failures" in told
     assert "failed: train/leaks" in told

@@ -14,6 +14,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from lockstep.batch import Batch
@@ -81,8 +82,9 @@ class VLLMSampler:
         try:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**chosen))
         except (ValueError, RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
-            why = f"{type(error).__name__}: {first_line(error)}"
-            raise InputError(f"vLLM does not start with the model in {model} ({why}); use sampler=torch") from error
+            raise InputError(
+                f"vLLM does not start with the model in {model} ({_reason(error)}); use sampler=torch"
+            ) from error
         executor: Any = self._engine.model_executor
         executor.register_failure_callback(_end_without_worker)
         self._lost: Callable[[], bool] = lambda: executor.world_size > 1 and executor.is_failed
@@ -274,6 +276,13 @@ class VLLMSampler:
 def _end_without_worker() -> None:
     print("vLLM has lost a worker", file=sys.stderr, flush=True)
     os._exit(ENGINE_DIED)
+
+
+def _reason(error: Exception) -> str:
+    """Why vLLM does not start; what its configuration refuses stands behind a first line that only counts."""
+    if isinstance(error, ValidationError):
+        return str(error.errors()[0]["msg"])
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _options(section: SamplerSection, computation: Computation, context: int) -> dict[str, Any]:

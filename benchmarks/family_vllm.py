@@ -1,6 +1,6 @@
 """Whether vLLM, refitted, computes a small model as plain `transformers` does: one line of the table of families.
 
-`python -m lockstep.doctor.family_vllm FOLDER` does it in this process and prints the outcome as JSON.
+`python -m benchmarks.family_vllm FOLDER` does it in this process and prints the outcome as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.errors import LockstepError
 from lockstep.experience.refit import random_probe, refit
-from lockstep.models.folder import read_config
+from lockstep.models.folder import context_of, read_config
 from lockstep.recipe import VLLM, LearnerSection, SamplerSection
 from lockstep.runtime.replicas import Replicas
 from lockstep.runtime.workers import SamplerSpec
@@ -57,7 +57,7 @@ def vllm_with_refit(folder: Path) -> Outcome:
     Args:
         folder: A Hugging Face folder of a small model.
     """
-    command = [sys.executable, "-m", "lockstep.doctor.family_vllm", str(folder)]
+    command = [sys.executable, "-m", "benchmarks.family_vllm", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or "no word").splitlines()[-1]
@@ -105,7 +105,7 @@ def measured(folder: Path) -> Outcome:
     try:
         sampler = Replicas(SamplerSpec(str(folder), section, LearnerSection(device="cpu")), print)
         source = _Plain.other_than(folder)
-        refit(source, sampler, 1, random_probe(config.vocab_size, config.max_position_embeddings))
+        refit(source, sampler, 1, random_probe(config.vocab_size, context_of(config)))
     except LockstepError as error:
         return Outcome("refused", 0.0, str(error))
     else:
