@@ -281,7 +281,7 @@ def _end_without_worker() -> None:
 def _reason(error: Exception) -> str:
     """Why vLLM does not start; what its configuration refuses stands behind a first line that only counts."""
     if isinstance(error, ValidationError):
-        return str(error.errors()[0]["msg"])
+        return str(error.errors()[0]["msg"]).rstrip(".")
     return f"{type(error).__name__}: {first_line(error)}"
 
 
