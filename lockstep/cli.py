@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = commands.add_parser("train", help="run a recipe; the same command again continues the run")
     train.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
-    train.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe, such as ppo.clip=0.1")
+    train.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe, such as seed=1")
     train.add_argument("--dry-run", action="store_true", help="check all that can be known, and start nothing")
     train.add_argument(
         "--allow-changes", action="store_true", help="go on even where recipe, data, model or code have changed"

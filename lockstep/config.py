@@ -33,11 +33,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from lockstep import yaml12
 from lockstep.paths import expand
-from lockstep.recipe import Common, Recipe, TrainingRecipe
+from lockstep.recipe import Common, Recipe, Section, TrainingRecipe
 from lockstep.recipe_errors import (
     KeyPath,
     RecipeError,
     algorithm_sentence,
+    kinds_at,
     recipe_classes,
     section_of,
     sentence,
@@ -167,7 +168,8 @@ def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ())
         RecipeError: One sentence for each thing that is wrong.
     """
     path = _find(recipe, Path(), "")
-    said, overriding = [*_layers(path, ()), *also], _overrides(overrides)
+    said = [*_layers(path, ()), *also]
+    overriding = _overrides(overrides, recipe_classes().get(str(_joined(said).get("algorithm"))))
     layers = [*said, Layer("override", _joined(overriding))]
     exclusive = _exclusive(_joined(layers).get("algorithm"))
     tree: dict[str, Any] = {}
@@ -246,20 +248,35 @@ def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     return [*_layers(base_path, above), layer]
 
 
-def _overrides(overrides: Sequence[str]) -> list[Layer]:
-    """One layer per override, so that an error can quote it."""
+def _overrides(overrides: Sequence[str], recipe: type[Section] | None) -> list[Layer]:
+    """One layer per override, so that an error can quote it; all that are none are told at once."""
     layers: dict[str, Layer] = {}
+    wrong: list[str] = []
+    taken = False
     for text, following in zip_longest(overrides, overrides[1:], fillvalue=""):
         match = _OVERRIDE.fullmatch(text)
-        if match is None:
-            raise RecipeError(f"override {text!r}: {_override_hint(text, following)}")
-        key, value = match["key"], match["value"]
-        layers.pop(key, None)  # the last one counts, so that a script can add to what it was given
-        tree: Any = _override_value(text, key, value)
-        for part in reversed(key.split(".")):
-            tree = {part: tree}
-        layers[key] = Layer(f"override {text}", _expanded(tree))
+        if match is None and taken:  # the hint before has it as a value
+            taken = False
+            continue
+        try:
+            taken = match is None and "=" not in text + following
+            if match is None:
+                raise RecipeError(f"override {text!r}: {_override_hint(text, following)}")
+            layers.pop(match["key"], None)  # the last one counts, so that a script can add to what it was given
+            layers[match["key"]] = Layer(f"override {text}", _override_tree(text, match["key"], match["value"], recipe))
+        except RecipeError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise RecipeError("\n".join(wrong))
     return list(layers.values())
+
+
+def _override_tree(text: str, key: str, value: str, recipe: type[Section] | None) -> dict[str, Any]:
+    """What an override says, as a recipe would say it."""
+    tree: Any = _override_value(text, key, value, recipe)
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    return _expanded(tree)
 
 
 def _override_hint(text: str, following: str) -> str:
@@ -267,19 +284,39 @@ def _override_hint(text: str, following: str) -> str:
     bare = text.lstrip("-").replace(" ", "")
     if not _OVERRIDE.fullmatch(bare) and following and "=" not in following:
         bare = f"{bare}={following}"
-    meant = bare if _OVERRIDE.fullmatch(bare) else "ppo.clip=0.1"
+    meant = bare if _OVERRIDE.fullmatch(bare) else "seed=1"
     return f"say key=value without dashes and spaces, {'here' if meant == bare else 'such as'} {meant}"
 
 
-def _override_value(text: str, key: str, value: str) -> Any:
+def _override_value(text: str, key: str, value: str, recipe: type[Section] | None) -> Any:
+    kinds = set() if recipe is None else kinds_at(recipe, key.split("."))
     if not value.strip():
-        raise RecipeError(f"override {text}: the value is missing; {key}=null takes an option back")
+        raise RecipeError(f"override {text}: the value is missing; {_nothing(key, kinds)}")
     if re.search(r"(^|\s)#", value) and value.lstrip()[0] not in "\"'[{":
         raise RecipeError(f"""override {text}: # begins a comment in YAML; quote the text: {key}='"{value}"'""")
+    only_text = str in kinds and kinds <= {str, type(None)}
     try:
-        return yaml12.parse(value)
+        said = yaml12.parse(value)
     except ValueError as error:
+        if only_text:
+            raise RecipeError(f"override {text}: {_quoting(key, value)}") from None
         raise RecipeError(f"override {text}: {error}") from None
+    if only_text and isinstance(said, dict | list):
+        raise RecipeError(f"override {text}: {_quoting(key, value)}")
+    return said
+
+
+def _nothing(key: str, kinds: set[object]) -> str:
+    """How to say nothing of an option that takes values of these kinds."""
+    if type(None) in kinds:
+        return f"{key}=null takes an option back"
+    return f"""{key}='""' is empty text""" if str in kinds else "write it behind the =, or leave the override out"
+
+
+def _quoting(key: str, value: str) -> str:
+    """What to say instead of text that YAML reads as something else; where Jinja doubles braces, single ones do."""
+    meant = "…" if set(value) & set("\"'\\") else re.sub(r"\{\{\s*(\w+)\s*\}\}", r"{\1}", value)
+    return f"""{key} is text, and YAML reads braces, brackets and colons as more; quote it twice: {key}='"{meant}"'"""
 
 
 def _expanded(tree: dict[str, Any]) -> dict[str, Any]:

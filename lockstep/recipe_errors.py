@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -43,6 +44,23 @@ def section_of(annotation: Any) -> type[Section] | None:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((section for section in map(section_of, get_args(annotation)) if section), None)
+
+
+def kinds_at(recipe: type[Section], path: KeyPath) -> set[object]:
+    """The types that the option at `path` may have, one of several each; none where there is no such option."""
+    field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
+    return set() if field is None else set(_kinds(field.annotation))
+
+
+def _kinds(annotation: Any) -> Iterator[object]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _kinds(member)
+    else:
+        yield annotation if origin is None else origin
 
 
 def algorithm_sentence(given: Any) -> str:

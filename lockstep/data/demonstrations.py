@@ -44,7 +44,7 @@ def answer_of(row: Row, where: str, data: DataSection) -> str:
     """What the template makes of a row, or the last word of its messages."""
     if data.messages is not None and not data.completion_templates:
         return messages.answered(row, data.messages)
-    return "".join(render(template, row, where) for template in data.completion_templates)
+    return "".join(render(template, row, where) for template in data.completion_templates.values())
 
 
 class Demonstrations:
@@ -83,7 +83,7 @@ class Demonstrations:
         self._rule = rule
         key = ("demonstrations", max_tokens, limit, rule.key)
         self._prompt_fault = fault_of(tokenizer, data)
-        templates = (*data.prompt_templates, *data.completion_templates)
+        templates = {**data.prompt_templates, **data.completion_templates}
         needs = Needs(templates, self._fault, lambda *read: self._lengths(rows, *read), key)
         self.selection = Selection(rows, tokenizer, data, needs, head)
 

@@ -75,7 +75,7 @@ class Pairs:
         self._data = data
         self._max_tokens, self._limit = max_tokens, limit
         self._prompt_fault = fault_of(tokenizer, data)
-        templates = (*data.prompt_templates, data.chosen, data.rejected)
+        templates = {**data.prompt_templates, **data.completion_templates}
         needs = Needs(templates, self._fault, lambda *read: self._lengths(rows, *read), ("pairs", max_tokens))
         self.selection = Selection(rows, tokenizer, data, needs, head)
 

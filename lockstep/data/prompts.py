@@ -11,7 +11,7 @@ from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.rows import DataError, Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
-from lockstep.data.templates import render
+from lockstep.data.templates import askers, complaint, fills, render
 from lockstep.errors import InputError
 from lockstep.recipe import DataSection
 from lockstep.types import Prompt
@@ -148,14 +148,15 @@ class Prompts:
     ) -> None:
         self._tokenizer = tokenizer
         self._data = data
-        # A row without an answer, too, should stop a run before it starts, not at step 40.
-        templates = (*data.prompt_templates, data.answer)
+        self._rule = rule
         unfit = fault_of(tokenizer, data)
         needs = Needs(
-            templates,
-            lambda row: unfit(row) or rule.fault(row),
+            data.prompt_templates,
+            # A row without an answer, too, should stop a run before it starts, not at step 40.
+            lambda row: unfit(row) or self._answer_fault(row) or rule.fault(row),
             lambda *read: self._lengths(rows, *read),
             ("prompts", rule.key),
+            (data.answer,),
         )
         self.selection = Selection(rows, tokenizer, data, needs, head)
 
@@ -188,8 +189,16 @@ class Prompts:
         return [too_long(prompt, self._data.max_prompt_tokens) is None for prompt in prompts]
 
     def answer(self, prompt: Prompt) -> str:
-        """The right answer of a prompt, as `data.answer` renders it."""
-        return render(self._data.answer, prompt.row, prompt.id)
+        """The right answer of a prompt, as `data.answer` renders it; empty where its row has none."""
+        template = self._data.answer
+        return render(template, prompt.row, prompt.id) if fills(prompt.row, template) else ""
+
+    def _answer_fault(self, row: Row) -> str | None:
+        if not self._rule.reads_answer(row):
+            return None
+        asking = askers({"data.answer": self._data.answer})
+        wrong = complaint(row, dict.fromkeys(asking, "any"), asking)
+        return wrong and "; ".join(filter(None, (wrong, self._rule.unread)))
 
     def _read(self, numbers: Sequence[int]) -> list[Prompt]:
         return read_prompts(self.selection.rows, numbers, self._tokenizer, self._data)

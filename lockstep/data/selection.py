@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -19,7 +19,7 @@ from lockstep.data import cache
 from lockstep.data.notes import Ticker, note
 from lockstep.data.order import mixed_rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped, is_error
-from lockstep.data.templates import complaint, doubled_braces, fields, render
+from lockstep.data.templates import askers, complaint, doubled_braces, fields, fills, render
 from lockstep.recipe import DataSection
 from lockstep.recipe.sources import FieldType
 
@@ -50,16 +50,18 @@ class Needs:
     """What a row must be like to be used.
 
     Attributes:
-        templates: Whose fields it must have, besides `data.fields`.
+        templates: By the options that say them: whose fields it must have, besides `data.fields`.
         fault: What else is wrong with a row that has them, if anything.
         lengths: For rows in which nothing is wrong, what is wrong with the length of each; None where nothing is.
         key: What `lengths` follows from besides the rows, the tokenizer and the data section.
+        optional: Templates whose fields a row may lack.
     """
 
-    templates: tuple[str, ...]
+    templates: Mapping[str, str]
     fault: Callable[[Row], str | None]
     lengths: Callable[[Sequence[int], Sequence[Row]], list[str | None]]
     key: tuple[object, ...]
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,15 @@ class Rule:
 
     Attributes:
         fault: What is wrong with a row, if anything.
-        key: What that follows from besides the row.
+        key: What that, and what is below, follow from besides the row.
+        reads_answer: Whether anybody reads the right answer of a row.
+        unread: What to do where nobody does, and that is not known here; empty: nothing can be done.
     """
 
     fault: Callable[[Row], str | None]
     key: object
+    reads_answer: Callable[[Row], bool] = lambda row: True
+    unread: str = ""
 
 
 ANY_ROW = Rule(lambda row: None, None)
@@ -106,7 +112,7 @@ class Selection:
         self.overlong, self.truncated = (Skipped(), found[_OVERLONG]) if cut else (found[_OVERLONG], Skipped())
         self._unused = 0
         self._sizes = self._part_sizes()
-        self._require_filled(needs.templates)
+        self._require_filled(needs)
         if head is not None:
             self._keep_first(head)
         self._weights = [part.weight for part in rows.parts]
@@ -115,10 +121,10 @@ class Selection:
             if rows_found.count:
                 note(f"{rows_found.count} {what}, the first of them:\n  " + "\n  ".join(rows_found.first))
 
-    def _require_filled(self, templates: tuple[str, ...]) -> None:
+    def _require_filled(self, needs: Needs) -> None:
         """Raises DataError where a template would write the name of a field instead of what the field holds."""
         [first] = self.rows.rows(self.numbers([0]))
-        for template in templates:
+        for template in (*needs.templates.values(), *needs.optional):
             name = doubled_braces(template, first)
             if name is not None:
                 raise DataError(
@@ -182,20 +188,29 @@ class Selection:
         return sizes
 
 
-def texts(rows: Rows, data: DataSection, templates: tuple[str, ...]) -> Iterator[str]:
-    """The templates filled from every row that has their fields, whatever its length.
+def texts(
+    rows: Rows, data: DataSection, templates: Mapping[str, str], optional: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Templates, by their options, filled from every row that has their fields, whatever its length.
+
+    Args:
+        rows: The data.
+        data: Fields, and what to do about rows that lack them.
+        templates: Those whose fields every row must have.
+        optional: Others, filled where a row has their fields.
 
     Raises:
-        DataError: A row has not, and is not to be skipped.
+        DataError: A row lacks a field, and is not to be skipped.
     """
-    wanted = _wanted(data, templates)
+    wanted, asking = _wanted(data, templates), askers(templates)
     for numbers in _blocks(rows):
-        contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted))
+        contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted, asking))
         for i, why in faults.items():
             if is_error(data.bad_rows):
                 raise _refusal(rows, _BAD, i, why)
         for i, row in contents.items():
-            yield from (render(template, row, rows.where(i)) for template in templates)
+            others = [template for template in (optional or {}).values() if fills(row, template)]
+            yield from (render(template, row, rows.where(i)) for template in (*templates.values(), *others))
 
 
 @dataclass
@@ -229,7 +244,15 @@ def _selected(
 
     options = data.model_dump_json(exclude=_DECIDE_NOTHING)
     kept_long = data.truncates
-    key = (rows.digest, len(rows), options, needs.templates, needs.key, kept_long, _fingerprint(tokenizer))
+    key = (
+        rows.digest,
+        len(rows),
+        options,
+        tuple(needs.templates.items()),
+        needs.key,
+        kept_long,
+        _fingerprint(tokenizer),
+    )
     table = cache.table(cache.entry("usable", key), 1, fill)
     skipped = {}
     for reason, policy in policies.items():
@@ -243,9 +266,9 @@ def _selected(
 def _gone_over(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
     """Block by block: the rows that can be used, and what is wrong with others, first the bad, then the over-long."""
     ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
-    wanted = _wanted(data, needs.templates)
+    wanted, asking = _wanted(data, needs.templates), askers(needs.templates)
     for numbers in _blocks(rows):
-        contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted) or needs.fault(row))
+        contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted, asking) or needs.fault(row))
         yield [], _BAD, faults
         said = needs.lengths(list(contents), list(contents.values())) if contents else []
         long = {i: why for i, why in zip(contents, said, strict=True) if why is not None}
@@ -258,9 +281,9 @@ def _blocks(rows: Rows) -> Iterator[range]:
         yield range(start, min(start + _ROWS_AT_ONCE, len(rows)))
 
 
-def _wanted(data: DataSection, templates: tuple[str, ...]) -> dict[str, FieldType]:
+def _wanted(data: DataSection, templates: Mapping[str, str]) -> dict[str, FieldType]:
     """The fields that rows must have, with their types."""
-    wanted: dict[str, FieldType] = {name: "any" for template in templates for name in fields(template)}
+    wanted: dict[str, FieldType] = {name: "any" for template in templates.values() for name in fields(template)}
     return wanted | (data.fields or {})
 
 

@@ -49,6 +49,11 @@ def fields(template: str) -> list[str]:
     return [name for _, name in _parts(template) if name]
 
 
+def fills(row: Row, template: str) -> bool:
+    """Whether a row has the fields of a template."""
+    return complaint(row, dict.fromkeys(fields(template), "any")) is None
+
+
 def doubled_braces(template: str, row: Row) -> str | None:
     """The field of a row that a template writes as `{{ field }}`, which stays as it is, instead of filling it in."""
     literals = "\0".join(literal if name is None else f"{literal}\0" for literal, name in _parts(template))
@@ -56,14 +61,26 @@ def doubled_braces(template: str, row: Row) -> str | None:
     return next((name for name in named if name in row), None)
 
 
-def complaint(row: Row, wanted: Mapping[str, FieldType]) -> str | None:
-    """What is wrong with the fields of a row, if anything."""
+def askers(templates: Mapping[str, str]) -> dict[str, str]:
+    """The fields that templates ask for, each with the option that says so; templates stand by their options."""
+    return {name: f"{option}={template!r}" for option, template in templates.items() for name in fields(template)}
+
+
+def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, str] | None = None) -> str | None:
+    """What is wrong with the fields of a row, if anything.
+
+    Args:
+        row: The row.
+        wanted: Fields that it must have, with their types.
+        asking: Who asks for a field, where that is known.
+    """
     for name, kind in wanted.items():
         value = row.get(name)
         if value is None:
             state = "null in the field" if name in row else "no field"
             there = ", ".join(row) or "none"
-            return f"has {state} {name!r}, which a template, data.fields or the reward asks for; its fields are {there}"
+            asker = (asking or {}).get(name, "a template, data.fields or the reward")
+            return f"has {state} {name!r}, which {asker} asks for; its fields are {there}"
         if not _is_a(kind, value):
             return f"has {_kind(value)} in the field {name!r}, which should be {kind}"
     return None

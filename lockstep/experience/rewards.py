@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol, assert_never
 
 from lockstep.data.rows import DataError, Row
-from lockstep.data.selection import ANY_ROW, Rule
+from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint
 from lockstep.errors import InputError
 from lockstep.experience import code_reward, instruction_reward, reward_function
@@ -26,6 +26,10 @@ from lockstep.types import Prompt
 JUDGE, NOBODY = "judge", "none"
 _SET_UP = "the recipe sets up what its rows may name"
 """What a row says in place of a verifier: that a judge is to reward it, or nobody."""
+
+NO_ANSWERS = Rule(lambda row: None, "nobody reads an answer", lambda row: False)
+"""For rows whose responses nobody compares with a right answer."""
+_UNREAD = """data.answer='""' asks for none, where reward.function reads none"""
 
 _BARE_LATEX = re.compile(r"[\\^]")
 _DELIMITED_LATEX = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[")
@@ -251,21 +255,28 @@ def rule_of(section: RewardSection | None, judge: bool = False) -> Rule:
         judge: Whether somebody rewards the rows that say `judge`.
     """
     if section is None:
-        return ANY_ROW
+        return NO_ANSWERS
     fields = (
         section.verifier,
         section.instructions and section.instructions.field,
         section.code and section.code.tests,
     )
+    unread = "" if section.function is None else _UNREAD
     key = (section.type, section.verifiers, fields, judge, instruction_reward.KNOWN)
     match section.type:
         case "by_row":
             assert section.verifier is not None, "the recipe names the field"
-            return Rule(_FaultByRow(section.verifier, section, judge), key)
+            return Rule(_FaultByRow(section.verifier, section, judge), key, partial(_reads_answer, section), unread)
         case "math" | "instructions" | "code" | "python":
-            return Rule(partial(_fault, section, section.type), key)
+            return Rule(partial(_fault, section, section.type), key, partial(_reads_answer, section), unread)
         case _:
             assert_never(section.type)
+
+
+def _reads_answer(section: RewardSection, row: Row) -> bool:
+    """Whether a right answer is part of what a row's verifier goes by."""
+    name = section.type if section.verifier is None else row.get(section.verifier)
+    return name in ("math", "python")
 
 
 def _fault(section: RewardSection, name: Verifier, row: Row) -> str | None:

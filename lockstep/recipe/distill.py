@@ -10,7 +10,7 @@ from lockstep.recipe.agreement import AgreementSection
 from lockstep.recipe.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.recipe.run import Bound, Common
 from lockstep.recipe.section import Section
-from lockstep.recipe.sources import DataSection, ModelFolder, RewardSection
+from lockstep.recipe.sources import ModelFolder, RewardSection
 
 Divergence = Literal["forward", "reverse", "mixed", "jsd"]
 
@@ -101,11 +101,6 @@ class DistillRecipe(Common):
     )
     validation_sampling: RepeatedSampling | None = Field(default=None, description="how they are drawn")
     acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
-
-    @property
-    def asked(self) -> DataSection:
-        """The data as prompts: right answers are read where something is measured by them."""
-        return self.data if self.validation_reward is not None else self.data.model_copy(update={"answer": ""})
 
     @model_validator(mode="after")
     def _each_row_has_a_teacher(self) -> DistillRecipe:

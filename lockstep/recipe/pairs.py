@@ -24,8 +24,8 @@ class PairSection(DataSection):
     rejected_score: str | None = Field(default=None, description="field with what the worse answer is worth")
 
     @property
-    def completion_templates(self) -> tuple[str, ...]:
-        return (self.chosen, self.rejected)
+    def completion_templates(self) -> dict[str, str]:
+        return {"data.chosen": self.chosen, "data.rejected": self.rejected}
 
     @property
     def score_fields(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from lockstep.recipe.new_prompts import NewPromptsSection
 from lockstep.recipe.preference import PreferenceSection
 from lockstep.recipe.run import Bound, Common
 from lockstep.recipe.section import LocalPath, Probability, Section
-from lockstep.recipe.sources import DataSection, ModelFolder, RewardSection
+from lockstep.recipe.sources import ModelFolder, RewardSection
 
 Control = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -171,11 +171,6 @@ class SelfRewardingRecipe(Common):
     validation_sampling: RepeatedSampling | None = Field(default=None, description="how they are drawn")
     known: KnownSection = KnownSection()
     acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
-
-    @property
-    def asked(self) -> DataSection:
-        """The data as prompts: nobody but a verifier reads right answers, so without one rows need none."""
-        return self.data if self.verifier is not None else self.data.model_copy(update={"answer": ""})
 
     @model_validator(mode="after")
     def _somebody_judges(self) -> SelfRewardingRecipe:

@@ -161,9 +161,9 @@ class PromptSection(Section):
     )
 
     @property
-    def prompt_templates(self) -> tuple[str, ...]:
-        """Whose fields a row needs for its prompt."""
-        return (self.prompt,) if self.messages is None else ()
+    def prompt_templates(self) -> dict[str, str]:
+        """Whose fields a row needs for its prompt, by their options."""
+        return {"data.prompt": self.prompt} if self.messages is None else {}
 
     @property
     def truncates(self) -> bool:
@@ -229,11 +229,10 @@ class DataSection(QuestionSection):
         return self.letters if self.arithmetic is None else self.arithmetic
 
     @property
-    def completion_templates(self) -> tuple[str, ...]:
-        """Whose fields a row needs for what is learned; none where its messages have it."""
-        if self.completion is not None:
-            return (self.completion,)
-        return ("{answer}",) if self.messages is None else ()
+    def completion_templates(self) -> dict[str, str]:
+        """Whose fields a row needs for what is learned, by their options; none where its messages have it."""
+        completion = "{answer}" if self.completion is None and self.messages is None else self.completion
+        return {} if completion is None else {"data.completion": completion}
 
     @model_validator(mode="after")
     def _one_limit(self) -> DataSection:

@@ -16,11 +16,11 @@ from lockstep.algorithms.distill import (
 )
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import ANY_ROW, Head, Rule, head
+from lockstep.data.selection import Head, Rule, head
 from lockstep.errors import InputError
 from lockstep.experience.agreement import Agreement
 from lockstep.experience.engine import Engine
-from lockstep.experience.rewards import NoReward
+from lockstep.experience.rewards import NO_ANSWERS, NoReward, rule_of
 from lockstep.experience.rewards import build as build_reward
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner
@@ -100,7 +100,7 @@ def teacher_folders(recipe: DistillRecipe, source: Source) -> dict[str, str]:
 
 def distilled_rows(recipe: DistillRecipe, files: DataFiles, source: Source, limit: Head) -> Prompts | Demonstrations:
     """Prompts that the student answers, or rows with answers."""
-    data, longest, rule = recipe.asked, recipe.distill.max_tokens, _has_teacher(recipe)
+    data, longest, rule = recipe.data, recipe.distill.max_tokens, _has_teacher(recipe)
     if longest is None:
         return open_prompts(files.train, data, source.tokenizer, rule, limit)
     return open_demonstrations(files.demonstrations, data, source, longest, "distill.max_tokens", limit, rule)
@@ -121,14 +121,14 @@ def distill_arithmetic(recipe: DistillRecipe, rows: Prompts | Demonstrations) ->
 def _has_teacher(recipe: DistillRecipe) -> Rule:
     field, known = recipe.distill.teacher_field, tuple(recipe.teachers)
     if field is None:
-        return ANY_ROW
+        return NO_ANSWERS
 
     def fault(row: Mapping[str, Any]) -> str | None:
         if row.get(field) in known:
             return None
         return f"names in the field {field!r} the teacher {row.get(field)!r}; this recipe has: {', '.join(known)}"
 
-    return Rule(fault, ("teacher", field, known))
+    return replace(NO_ANSWERS, fault=fault, key=("teacher", field, known))
 
 
 def _loss(recipe: DistillRecipe) -> Distillation:
@@ -166,6 +166,6 @@ def _validation(recipe: DistillRecipe, engine: Engine | None, place: Place) -> C
     reward, asked, files = recipe.validation_reward, recipe.validation_sampling, place.files.validation
     if reward is None or asked is None or engine is None or files is None:
         return None
-    prompts = open_prompts(files, recipe.asked, place.source.tokenizer)
+    prompts = open_prompts(files, recipe.data, place.source.tokenizer, rule_of(reward))
     judged = Experience(engine, prompts, build_reward(reward), place.source.decode, recipe.seed)
     return held_out_answers(recipe, reward, asked, recipe.distill.num_prompts_per_step, judged, place)

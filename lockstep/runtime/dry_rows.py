@@ -110,9 +110,10 @@ def _distill(recipe: DistillRecipe, files: DataFiles, source: Source, found: Fin
 
 def _policy_gradient(recipe: PolicyRecipe, files: DataFiles, source: Source, found: Findings) -> None:
     size = recipe.options.num_prompts_per_step
-    train = _prompts(recipe, files.train, head(recipe.data.limit_train_batches, size), source, found)
+    train = _prompts(recipe, recipe.reward, files.train, head(recipe.data.limit_train_batches, size), source, found)
     limit = head(recipe.data.limit_val_batches, size)
-    validation = _prompts(recipe, files.validation, limit, source, found) if files.validation else None
+    judge = recipe.validation_reward or recipe.reward
+    validation = _prompts(recipe, judge, files.validation, limit, source, found) if files.validation else None
     if train is None:
         return
     with found.problem():
@@ -180,7 +181,7 @@ def _self_rewarding(recipe: SelfRewardingRecipe, files: DataFiles, source: Sourc
     with found.problem():
         limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
         wanted = rule_of(recipe.verifier, judge=True)
-        prompts = open_prompts(files.train, recipe.asked, source.tokenizer, wanted, limit)
+        prompts = open_prompts(files.train, recipe.data, source.tokenizer, wanted, limit)
         if recipe.verifier is not None:
             _reward(recipe.verifier, prompts.first(_ANSWERS), prompts, found)
         rules = self_rewarding_rules(recipe, prompts, source)
@@ -195,10 +196,15 @@ def _self_rewarding(recipe: SelfRewardingRecipe, files: DataFiles, source: Sourc
 
 
 def _prompts(
-    recipe: PolicyGradientRecipe, files: Files, limit: Head, source: Source, found: Findings
+    recipe: PolicyGradientRecipe,
+    judge: RewardSection | None,
+    files: Files,
+    limit: Head,
+    source: Source,
+    found: Findings,
 ) -> Prompts | None:
     with found.problem():
-        return open_prompts(files, recipe.data, source.tokenizer, rule_of(recipe.reward), limit)
+        return open_prompts(files, recipe.data, source.tokenizer, rule_of(judge), limit)
     return None
 
 

@@ -54,7 +54,7 @@ def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
     policy, reference = policy_and_reference(recipe, place)
     limit = head(recipe.data.limit_train_batches, options.global_batch_size)
     wanted = rule_of(recipe.verifier, judge=True)
-    prompts = open_prompts(files.train, recipe.asked, source.tokenizer, wanted, limit)
+    prompts = open_prompts(files.train, recipe.data, source.tokenizer, wanted, limit)
     engines = _engines(policy, reference, recipe, place)
     actor = _actor(recipe, *engines)
     own = Policy(actor, source)

@@ -68,7 +68,7 @@ def scratch_tokenizer(recipe: Common, files: Files) -> PreTrainedTokenizerFast:
     """The tokenizer of a new model, made from the rows of `files`."""
     data = recipe.data
     return words_tokenizer(
-        texts(open_rows(files, data.bad_rows), data, (*data.prompt_templates, *data.completion_templates))
+        texts(open_rows(files, data.bad_rows), data, data.prompt_templates, data.completion_templates)
     )
 
 

@@ -139,7 +139,11 @@ RECIPES = {
     "override: dashes": said("--ppo.clip=0.1"),
     "override: a space": said("ppo.clip 0.1"),
     "override: no space in a mapping": said("policy.schedule={decay:linear}"),
-    "override: no value": said("seed="),
+    "override: no value": said("run.keep="),
+    "override: no value where null is one": said("run.max_time_s="),
+    "override: no text": said("data.answer="),
+    "override: a template without quotes": said("data.prompt={question}"),
+    "override: a template of Jinja": said("'data.prompt={{ question }}'"),
     "override: a bare #": said("reward.marker=##"),
     "config: no such option": BadInput("config tiny.yaml ppo.clpi"),
     "type: text for a number": said("ppo.clip=high"),
@@ -265,6 +269,12 @@ DATA = {
     "data: UTF-16": own(write("rows.jsonl", '{"question": "a"}\n'.encode("utf-16"))),
     "data: a field missing": own(add_row('{"text": "a"}')),
     "data: an answer missing": own(add_row('{"question": "a", "answer": null}')),
+    "data: an answer missing for a function": own(
+        add_row('{"question": "a"}'), "reward.type=python reward.function=rewards.py:parity reward.marker=null"
+    ),
+    "data: nothing to learn in a row": BadInput(
+        "train sft.yaml", add_row('{"question": "a", "solution": "b"}', first=True)
+    ),
     "data: messages that are none": own(
         lambda folder: [
             write("rows.jsonl", '{"talk": [{"role": "user"}], "answer": "1"}\n')(folder),

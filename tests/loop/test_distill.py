@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tiny_recipe import RECIPE as PPO
 
 from lockstep.config import RecipeError, load
+from lockstep.data.arithmetic import distinct_problems
 from lockstep.report.compared import compared
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
@@ -85,6 +86,15 @@ def test_a_student_becomes_its_teacher(learn: Run, kind: str, tokens: tuple[str,
     assert 0.0 <= of(rows, "validation/reward")[-1] <= 1.0
     shown = json.loads(Path("run/samples.jsonl").read_text().splitlines()[0])
     assert {"prompt", "response", "token"} <= shown.keys()
+
+
+def test_only_held_out_rows_need_right_answers(learn: Run) -> None:
+    problems = [problem.row() for problem in distinct_problems(24, 0)]
+    Path("held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems[:4]))
+    Path("rows.jsonl").write_text("".join(json.dumps({"question": row["question"]}) + "\n" for row in problems))
+    files = ("data.arithmetic=null", "data.train=rows.jsonl", "data.validation=held_out.jsonl", "run.max_steps=1")
+    values = learn(*files, "validation_reward={type: math, function: null, marker: '####'}")
+    assert len(of(values, "validation/accuracy")) == 2
 
 
 def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:

@@ -94,6 +94,15 @@ def test_rewards_are_laid_over_the_judges_scale(learn: Run) -> None:
     assert {-1.0, 3.0} <= set(known(samples()[1::4])) <= {-1.0, 3.0, 7.0}
 
 
+def test_held_out_answers_are_compared_with_right_ones_though_no_training_row_has_one(learn: Run) -> None:
+    rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
+    Path("held_out.jsonl").write_text("".join(json.dumps({**row, "answer": "7"}) + "\n" for row in rows))
+    Path("rows.jsonl").write_text("".join(json.dumps({"question": row["question"]}) + "\n" for row in rows))
+    right = ("data.validation=held_out.jsonl", "validation_reward.type=math", "validation_sampling.max_tokens=8")
+    values = learn("verifier=null", *right, *FEW, "run.max_steps=1")
+    assert [row["validation/accuracy"] for row in values if "validation/accuracy" in row] == [0.0, 0.0]
+
+
 def test_where_every_row_is_verified_the_judge_is_not_asked(learn: Run) -> None:
     [row] = steps(learn("run.max_steps=1", "verifier={type: instructions, instructions: {field: asked}}", *FEW))
     assert row["train/verified"] == 1.0

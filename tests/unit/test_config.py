@@ -192,7 +192,7 @@ def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
         ("ppo=3", "override ppo=3: ppo is 3, but should be a group of options"),
         ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, grpo, dpo, '
          "reward_model, distill, self_rewarding, eval, generate, doctor, judge_eval"),
-        ("ppo.clip", "override 'ppo.clip': say key=value without dashes and spaces, such as ppo.clip=0.1"),
+        ("ppo.clip", "override 'ppo.clip': say key=value without dashes and spaces, such as seed=1"),
         ("--ppo.clip=0.3", "override '--ppo.clip=0.3': say key=value without dashes and spaces, here ppo.clip=0.3"),
         ("ppo.clip = 0.3", "override 'ppo.clip = 0.3': say key=value without dashes and spaces, here ppo.clip=0.3"),
         ("model.path=", "override model.path=: the value is missing; model.path=null takes an option back"),

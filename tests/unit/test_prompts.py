@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.data.templates import render
+from lockstep.experience.rewards import NO_ANSWERS
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.recipe import DataSection
 
@@ -72,6 +73,15 @@ def test_the_answer_has_its_own_template(index: JsonlIndex, tokenizer: Any) -> N
 def test_a_row_without_an_answer_stops_the_run_before_it_starts(index: JsonlIndex, tokenizer: Any) -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl, line 1: .*'solution'.*question, answer"):
         Prompts(index, tokenizer, section(answer="{solution}"))
+
+
+def test_a_row_needs_no_answer_where_nobody_reads_one(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "What?"}) + "\n" + json.dumps(ROWS[1]))
+    prompts = Prompts(JsonlIndex(path), tokenizer, section(), NO_ANSWERS)
+    assert [prompts.answer(prompt) for prompt in prompts.first()] == ["", "2"]
+    with pytest.raises(DataError, match=r"line 1: has no field 'answer', which data\.answer='\{answer\}' asks for"):
+        Prompts(JsonlIndex(path), tokenizer, section())
 
 
 def test_reading_twice_or_in_another_company_gives_equal_prompts(index: JsonlIndex, tokenizer: Any) -> None:

@@ -373,6 +373,25 @@ def test_a_row_must_have_what_its_verifier_needs(fields: dict[str, Any], wrong: 
     assert said is None if wrong is None else said is not None and wrong in said
 
 
+@pytest.mark.parametrize(
+    ("section", "row", "reads"),
+    [
+        (None, {}, False),
+        (RewardSection(type="math"), {}, True),
+        (RewardSection(type="python", function="a:b"), {}, True),
+        (RewardSection(type="code", code=CODE), {}, False),
+        (RewardSection(type="instructions", instructions=INSTRUCTIONS), {}, False),
+        (MIXED, {"by": "math"}, True),
+        (MIXED, {"by": "code"}, False),
+        (MIXED, {"by": "none"}, False),
+    ],
+)
+def test_a_right_answer_is_needed_where_somebody_reads_it(
+    section: RewardSection | None, row: dict[str, Any], reads: bool
+) -> None:
+    assert rule_of(section).reads_answer(row) is reads
+
+
 def test_a_row_may_be_a_judges_only_where_there_is_one() -> None:
     assert rule_of(MIXED, judge=True).fault({"by": "judge"}) is None
     assert rule_of(MIXED).key != rule_of(MIXED, judge=True).key

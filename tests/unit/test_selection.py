@@ -114,6 +114,7 @@ def test_the_fields_of_a_recipe_are_checked_besides_those_of_the_templates(path:
     assert len(used(path, tokenizer)) == 2
 
 
+TEMPLATES = {"data.prompt": "{question}", "data.answer": "{answer}"}
 KINDS = {"text": "", "number": 0.5, "boolean": False, "list": [], "object": {}}
 
 
@@ -179,9 +180,15 @@ def test_demonstrations_have_a_limit_of_their_own(path: Path, tokenizer: Any) ->
 
 def test_texts_of_bad_rows_are_left_out_or_an_error(path: Path) -> None:
     rows = JsonlIndex(path, "skip")
-    assert list(texts(rows, section(), ("{question}", "{answer}")))[-4:] == ["one two three four", "1", "one", "7"]
+    assert list(texts(rows, section(), TEMPLATES))[-4:] == ["one two three four", "1", "one", "7"]
     with pytest.raises(DataError, match="line 3: has no field"):
-        list(texts(rows, section(bad_rows="error"), ("{question}", "{answer}")))
+        list(texts(rows, section(bad_rows="error"), TEMPLATES))
+
+
+def test_texts_of_templates_that_a_row_cannot_fill_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "one"}\n{"question": "two", "answer": "2"}\n')
+    prompt, completion = {"data.prompt": "{question}"}, {"data.completion": "{answer}"}
+    assert list(texts(JsonlIndex(tmp_path / "rows.jsonl"), section(), prompt, completion)) == ["one", "two", "2"]
 
 
 def test_many_blocks_are_one_selection(tmp_path: Path, tokenizer: Any) -> None:
