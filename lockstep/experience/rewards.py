@@ -275,8 +275,19 @@ def rule_of(section: RewardSection | None, judge: bool = False) -> Rule:
 
 def _reads_answer(section: RewardSection, row: Row) -> bool:
     """Whether a right answer is part of what a row's verifier goes by."""
-    name = section.type if section.verifier is None else row.get(section.verifier)
-    return name in ("math", "python")
+    named = section.type if section.verifier is None else row.get(section.verifier)
+    return any(name == named and _compares(name) for name in section.verifiers)
+
+
+def _compares(name: Verifier) -> bool:
+    """Whether a verifier is told the right answer."""
+    match name:
+        case "math" | "python":
+            return True
+        case "instructions" | "code":
+            return False
+        case _:
+            assert_never(name)
 
 
 def _fault(section: RewardSection, name: Verifier, row: Row) -> str | None:
