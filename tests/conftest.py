@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", f"needs(name): the capability a test proves, one of {NEEDS}; CI must have run it"
     )
     config.addinivalue_line("markers", "gpu: needs a GPU; run by `pytest -m gpu`, and by nothing else")
-    if "gpu" not in config.getoption("markexpr"):
+    if "gpu" not in (config.getoption("markexpr") or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all other tests stay on the CPU, what they start too
     # No test asserts a time; in CI the same examples every time, so that a red run means a change.
     settings.register_profile("lockstep", deadline=None, derandomize="CI" in os.environ)

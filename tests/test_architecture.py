@@ -237,9 +237,7 @@ def nesting_is_shallow(file: SourceFile) -> Iterator[Finding]:
 
 def blocks(node: ast.AST, depth: int) -> Iterator[tuple[int, int]]:
     """Line and depth of each if, loop, with, try and match; a function begins anew, an elif is as deep as its if."""
-    compound = (
-        ast.If | ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith | ast.Try | ast.TryStar | ast.Match
-    )
+    compound = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield from blocks(child, 0)

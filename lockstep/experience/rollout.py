@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lockstep import keyed
 from lockstep.batch import Batch, concat
-from lockstep.data.prompts import Prompts
 from lockstep.errors import InputError
 from lockstep.experience.engine import Engine
 from lockstep.experience.episodes import Episodes
@@ -69,6 +69,18 @@ class Rollouts:
         )
 
 
+class PromptStream(Protocol):
+    """What training asks, without end; `lockstep.data.prompts.Prompts` reads it from a file."""
+
+    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+        """The prompts at `position` … `position + count − 1` of a run."""
+        ...
+
+    def answer(self, prompt: Prompt) -> str:
+        """The right answer of a prompt; empty where the data has none."""
+        ...
+
+
 @dataclass(frozen=True)
 class Experience:
     """Everything that turns a position in the data into scored responses.
@@ -83,7 +95,7 @@ class Experience:
     """
 
     engine: Engine
-    prompts: Prompts
+    prompts: PromptStream
     reward: Reward | RewardModel
     decode: Callable[[Sequence[int]], str]
     seed: int

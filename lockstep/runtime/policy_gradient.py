@@ -68,15 +68,12 @@ def policy_gradient_job(recipe: PolicyRecipe, place: Place) -> Job:
     reference = learner_of(trained.frozen, recipe, place) if options.has_reference else None
     size = options.num_prompts_per_step
     apart = _sampler_apart(source, recipe, place) if options.one_step_ahead else None
+    rows = open_prompts(
+        files.train, recipe.data, source.tokenizer, rule_of(recipe.reward), head(recipe.data.limit_train_batches, size)
+    )
     experience = Experience(
         engine_of(policy, apart or sampler_of(policy, source, recipe, place), place),
-        open_prompts(
-            files.train,
-            recipe.data,
-            source.tokenizer,
-            rule_of(recipe.reward),
-            head(recipe.data.limit_train_batches, size),
-        ),
+        rows,
         build_reward(recipe.reward) if recipe.reward_model is None else reward_model_of(recipe, place),
         source.decode,
         recipe.seed,
@@ -96,7 +93,6 @@ def policy_gradient_job(recipe: PolicyRecipe, place: Place) -> Job:
         judged = replace(experience, reward=build_reward(recipe.validation_reward))
     judge = recipe.validation_reward or recipe.reward
     held_out = held_out_answers(recipe, judge, recipe.validation_sampling, size, judged, place)
-    rows = experience.prompts
     job = Job(
         step=algorithm.step,
         extent=extent_of(recipe, len(rows), size),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, assert_never
 
@@ -177,7 +177,7 @@ class Remote:
         """
         return self.submit(verb, *args, **keywords).result()
 
-    def stream(self, verb: str, *args: Any, **keywords: Any) -> Iterator[Any]:
+    def stream(self, verb: str, *args: Any, **keywords: Any) -> Generator[Any, None, None]:
         """Runs a method that returns an iterator and yields its items as they come; raises as `call`."""
         pending = self.submit(verb, *args, **keywords)
         try:

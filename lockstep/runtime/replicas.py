@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, assert_never
@@ -128,7 +128,7 @@ class Replicas:
         for remote in self.remotes:
             self._insist(remote.ready, [remote])
 
-    def blocks(self, blocks: Iterable[Block], sampling: SamplingParams) -> Iterator[tuple[int, Batch]]:
+    def blocks(self, blocks: Iterable[Block], sampling: SamplingParams) -> Generator[tuple[int, Batch], None, None]:
         """Answers blocks, each whole by one worker, so that bits do not depend on how many workers there are.
 
         What a worker had finished before it died is kept; the one that takes its place answers the rest.

@@ -68,9 +68,12 @@ def written(tmp_path: Path) -> Callable[..., Path]:
         logs = Logs(folder)
         whole = {"algorithm": "ppo", "run": {"max_steps": 30}, "ppo": {"whiten_advantages": True}, **recipe}
         (folder / "recipe.yaml").write_text(yaml.safe_dump(whole))
-        for log, rows in ((logs.metrics, metrics), (logs.timings, timings), (logs.samples, samples)):
-            for step, row in enumerate(rows or [], 1):
-                log(step, row)
+        for step, values in enumerate(metrics or [], 1):
+            logs.metrics(step, values)
+        for step, seconds in enumerate(timings or [], 1):
+            logs.timings(step, seconds)
+        for step, rows in enumerate(samples or [], 1):
+            logs.samples(step, rows)
         return folder
 
     return go

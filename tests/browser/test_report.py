@@ -119,7 +119,8 @@ def test_runs_lie_over_each_other_and_can_be_switched_off(written: Written, open
 
 def test_zooming_one_curve_zooms_all(written: Written, opened: Opened) -> None:
     page = opened(page_of(written(metrics=METRICS)))
-    traces(page, "train/reward"), traces(page, "policy/loss")
+    for metric in ("train/reward", "policy/loss"):
+        traces(page, metric)
     box = page.locator("[data-metric='train/reward'] .nsewdrag").first.bounding_box()
     assert box is not None
     middle = box["y"] + box["height"] / 2

@@ -12,6 +12,8 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw, token_scores
+from lockstep.experience.rollout import PromptStream
+from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Mean, Metrics
 from lockstep.models.weights import fingerprint
@@ -21,7 +23,7 @@ from lockstep.types import Prompt, Request, SamplingParams
 TOKENS = 4
 
 
-class TabularLearner:
+class TabularLearner(Learner):
     """A learner whose model is a table of logits and a table of values, both by the token before."""
 
     def __init__(self, lr: float) -> None:
@@ -30,11 +32,16 @@ class TabularLearner:
         self._lr, self._count = lr, 0.0
 
     def logprobs(self, batch: Batch) -> Tensor:
-        return self._outputs(batch).logprob.detach()
+        return self._logprob(batch)[0].detach()
+
+    def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
+        table = self.logits.detach().log_softmax(-1)[batch.tokens.roll(1)]
+        logprob, token = (table, torch.arange(TOKENS).expand_as(table)) if k == TOKENS else table.topk(k)
+        return token * batch.mask[:, None], logprob * batch.mask[:, None]
 
     def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         last = batch.tokens[batch.starts + batch.lengths - 1]
-        return self._outputs(batch).value.detach(), self.value[last].detach()
+        return self._value(batch).detach(), self.value[last].detach()
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
         total, metrics = loss(self._outputs(batch), batch)
@@ -50,6 +57,9 @@ class TabularLearner:
                     table.grad = None
         self._count = 0.0
         return Metrics(lr=Mean(self._lr))
+
+    def reset_optimizer(self) -> None:
+        """Nothing to forget: there are no moments."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield "logits", self.logits.detach()
@@ -68,10 +78,17 @@ class TabularLearner:
             self.value.copy_(saved["value"])
 
     def _outputs(self, batch: Batch) -> Outputs:
-        before = batch.tokens.roll(1)
-        logprob, entropy = token_scores(self.logits[before], batch.tokens, batch.sampling or SamplingParams(1))
-        own = {"logprob": logprob * batch.mask, "entropy": entropy * batch.mask}
-        return Outputs(**own, value=self.value[before] * (batch.position > 0))
+        logprob, entropy = self._logprob(batch)
+        return Outputs(logprob=logprob, entropy=entropy, value=self._value(batch))
+
+    def _logprob(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies."""
+        sampling = batch.sampling or SamplingParams(1)
+        logprob, entropy = token_scores(self.logits[batch.tokens.roll(1)], batch.tokens, sampling)
+        return logprob * batch.mask, entropy * batch.mask
+
+    def _value(self, batch: Batch) -> Tensor:
+        return self.value[batch.tokens.roll(1)] * (batch.position > 0)
 
 
 class TabularSampler:
@@ -126,7 +143,7 @@ class TabularSampler:
         return [Attestation(version, {"logits": fingerprint(self.logits)})]
 
 
-class OnePrompt:
+class OnePrompt(PromptStream):
     """A source of prompts that gives the token 0, for ever."""
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:

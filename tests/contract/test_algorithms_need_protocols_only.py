@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def share_of_ones(prompts: Sequence[Prompt], responses: Sequence[str], answers: 
     return [response.count("1") / len(response) for response in responses]
 
 
-def recipe(sampling: dict[str, Any] | None = None, **ppo: Any) -> PPORecipe:
+def recipe(sampling: dict[str, Any] | None = None, /, **ppo: Any) -> PPORecipe:
     return PPORecipe.model_validate(
         {
             "algorithm": "ppo",
@@ -45,7 +45,7 @@ def recipe(sampling: dict[str, Any] | None = None, **ppo: Any) -> PPORecipe:
 
 def workers(sampler: TabularSampler) -> PPOWorkers:
     policy = TabularLearner(3.0)
-    engine, prompts = Engine(sampler, policy), cast(Any, OnePrompt())
+    engine, prompts = Engine(sampler, policy), OnePrompt()
     experience = Experience(engine, prompts, share_of_ones, lambda ids: "".join(map(str, ids)), seed=0)
     return PPOWorkers(
         policy=policy,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import pytest
 from tabular import TabularLearner, TabularSampler
+from torch import Tensor
 
 from lockstep.experience.engine import Engine
 from lockstep.experience.refit import RefitError, Sent, differing
@@ -37,9 +40,11 @@ def test_brackets_do_not_nest_and_nothing_is_generated_outside() -> None:
 
 def test_a_refit_that_failed_is_made_again() -> None:
     class Once(TabularSampler):
-        def load_weights(self, stream, version):
+        failed = False
+
+        def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
             held = super().load_weights(stream, version)
-            failed, self.failed = getattr(self, "failed", False), True
+            failed, self.failed = self.failed, True
             return held if failed else [Attestation(version, {"logits": 0})]
 
     sampler = Once()

@@ -32,7 +32,9 @@ from transformers import AutoModelForCausalLM
 from lockstep.batch import Batch, concat
 from lockstep.errors import RunError
 from lockstep.learners.base import Learner, train
+from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
+from lockstep.models.heads import Head
 from lockstep.runtime.parallel import launch
 from lockstep.runtime.workers import LearnerSpec
 from lockstep.types import SamplingParams
@@ -223,7 +225,7 @@ def test_ppos_losses_and_metrics_are_those_of_one_process(pair: Pair) -> None:
     noise = 0.3 * torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(5))
     columns = {"weight": torch.ones_like(noise), "old_value": pair.critic.values(batch)[0] + noise}
     batch = batch.with_columns({**columns, "old_logprob": pair.policy.logprobs(batch) + noise})
-    losses = {"logits": ClippedSurrogate(0.2, 0.3, dual_clip=3.0), "value": ClippedValue(0.2)}
+    losses: dict[Head, Loss] = {"logits": ClippedSurrogate(0.2, 0.3, dual_clip=3.0), "value": ClippedValue(0.2)}
     for (head, loss), learner in zip(losses.items(), (pair.policy, pair.critic), strict=True):
         alone = LearnerSpec(str(pair.model), head, SECTION, OPTIMIZER, seed=3).build()
         assert train(learner, batch, loss).floats() == pytest.approx(

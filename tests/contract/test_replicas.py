@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import SECTION, requests, responses
+from torch import Tensor
 
+from lockstep.batch import Batch
 from lockstep.experience.refit import refit
 from lockstep.models.load import load_causal_lm
 from lockstep.recipe import SamplerSection
@@ -145,13 +147,16 @@ def test_a_death_during_a_refit_is_survived(start: Start, models: Callable[..., 
     class Slow:
         """Learner's weights, on whose way one of the receivers dies."""
 
-        def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        def weights(self) -> Iterator[tuple[str, Tensor]]:
             for number, pair in enumerate(learner.weights()):
                 if number == 3 and replicas.restarts == 0:
                     os.kill(pid, signal.SIGKILL)
                 yield pair
 
-    metrics = refit(Slow(), replicas, 3)  # pyright: ignore[reportArgumentType]
+        def logprobs(self, batch: Batch) -> Tensor:
+            return learner.logprobs(batch)
+
+    metrics = refit(Slow(), replicas, 3)
     assert replicas.restarts >= 1
     assert metrics.floats()["refit/version"] == 3
     batch = replicas.generate(requests(), SAMPLING)
@@ -168,14 +173,17 @@ def test_a_learner_that_dies_during_a_refit_is_no_samplers_death(
     class Dying:
         """Its process is killed while its weights are on their way."""
 
-        def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        def weights(self) -> Iterator[tuple[str, Tensor]]:
             for number, pair in enumerate(remote.stream("weights")):
                 if number == 3:
                     remote.close(at_once=True)
                 yield pair
 
+        def logprobs(self, batch: Batch) -> Tensor:
+            return remote.call("logprobs", batch)
+
     with pytest.raises(WorkerDied, match="worker learner died in weights"):
-        refit(Dying(), replicas, 3)  # pyright: ignore[reportArgumentType]
+        refit(Dying(), replicas, 3)
     assert replicas.restarts == 0
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.errors import RunError
 from lockstep.learners.base import train
+from lockstep.learners.rank import RankLearner
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.heads import LogitsHead
 from lockstep.models.load import load_causal_lm
@@ -55,7 +56,7 @@ class Subject:
     """A sampler, and a learner with the same weights."""
 
     sampler: Sampler
-    learner: TorchLearner
+    learner: RankLearner
     model: Path
 
 
@@ -274,7 +275,7 @@ def test_logits_that_are_not_finite_name_model_step_and_row(
     sampler, asked = TorchSampler(lm, max_batch_size=8), [Request((3, 4), 0), Request((3, 9), 1), Request((5,), 2)]
     sampler.load_weights([], version=7)
     with torch.no_grad():
-        lm.get_input_embeddings().weight[9] = value
+        lm.get_input_embeddings().get_parameter("weight")[9] = value
     with pytest.raises(
         RunError, match=r"step 7, gives logits that are not finite for token 1 of the response to row 1 of 3"
     ):

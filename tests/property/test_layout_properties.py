@@ -92,5 +92,8 @@ def test_sequences_are_laid_into_rows_without_their_last_tokens(row: Row, width:
 def test_nothing_waits_for_the_device(row: Row) -> None:
     packing = row.packing
     with HostWaits() as waits, Fetches() as fetches:
-        packing.positions(1), packing.following(), packing.gathered(), packing.rows(5)
+        packing.positions(1)
+        packing.following()
+        packing.gathered()
+        packing.rows(5)
     assert waits.found == fetches.found == []

@@ -15,9 +15,10 @@ from tiny_models import OPTIMIZER, SECTION, plain_logprobs, plain_model, ragged
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.learners.torch.learner import TorchLearner
+from lockstep.learners.rank import RankLearner
 from lockstep.losses.preference import Preference
 from lockstep.objectives.preference import rpo_backward_kl
+from lockstep.recipe import DType
 from lockstep.runtime.workers import LearnerSpec
 
 LENGTHS = (7, 12, 19, 4, 23, 9, 5, 30, 11, 6)
@@ -25,7 +26,7 @@ LOSS = Preference("rpo_bwd_kl", beta=0.5, sft_coef=0.1)
 FOUND = settings(max_examples=12)
 
 
-def learner(folder: Path, budget: int, dtype: str = "fp32") -> TorchLearner:
+def learner(folder: Path, budget: int, dtype: DType = "fp32") -> RankLearner:
     section = SECTION.model_copy(update={"micro_batch_tokens": budget, "dtype": dtype})
     return LearnerSpec(str(folder), "logits", section, OPTIMIZER, 0).build()
 
@@ -39,7 +40,7 @@ def pairs() -> Batch:
     return replace(batch.with_columns({"mask": mask, "ref_logprob": reference}, {"score": scores}), group_size=2)
 
 
-def learned(model: TorchLearner, batch: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
+def learned(model: RankLearner, batch: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Metrics and gradients of one batch; the learner is then as it was."""
     metrics = model.forward_backward(batch, LOSS).floats()
     gradients = {name: p.grad.clone() for name, p in model.model.named_parameters() if p.grad is not None}
@@ -102,7 +103,7 @@ def test_gradients_are_those_of_plain_transformers_in_float64(
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("budget", [1, 40, 100_000])
-def test_the_initial_policy_is_its_reference_to_the_bit(folder: Path, budget: int, dtype: str) -> None:
+def test_the_initial_policy_is_its_reference_to_the_bit(folder: Path, budget: int, dtype: DType) -> None:
     """Reference and policy cut the batch alike, so that also what a product rounds is the same."""
     policy, reference = (learner(folder, budget, dtype) for _ in range(2))
     batch = pairs()
