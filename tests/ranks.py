@@ -119,7 +119,7 @@ class Ranks:
         waiting = dict(zip(self._pipes, range(self._world), strict=True))
         end = time.monotonic() + DEADLINE_S
         while waiting and (ready := connection.wait(list(waiting), max(0.0, end - time.monotonic()))):
-            for pipe in ready:
+            for pipe in [pipe for pipe in waiting if pipe in ready]:
                 rank, answer = waiting.pop(pipe), _answer(pipe)
                 if answer is not None:
                     answers[rank] = answer
@@ -138,7 +138,7 @@ class Ranks:
         self._processes, self._pipes, self._folder = [], [], None
 
 
-def _answer(pipe: Any) -> tuple[bool, Any] | None:
+def _answer(pipe: connection.Connection) -> tuple[bool, Any] | None:
     """What the rank sent; None where it has died."""
     try:
         return pickle.loads(pipe.recv_bytes())
@@ -174,7 +174,12 @@ def _layout(rank: int, tp: int, cp: int) -> Layout | None:
     """Every rank takes part in making the groups, also those that are in none of them."""
     of_tp = [dist.new_group([c * tp + t for t in range(tp)]) for c in range(cp)]
     of_cp = [dist.new_group([c * tp + t for c in range(cp)]) for t in range(tp)]
-    return Layout(tp, cp, rank, of_tp[rank // tp], of_cp[rank % tp]) if rank < tp * cp else None
+    if rank >= tp * cp:
+        return None
+    own_tp, own_cp = of_tp[rank // tp], of_cp[rank % tp]
+    assert isinstance(own_tp, dist.ProcessGroup)
+    assert isinstance(own_cp, dist.ProcessGroup)
+    return Layout(tp, cp, rank, own_tp, own_cp)
 
 
 class Collectives(TorchDispatchMode):

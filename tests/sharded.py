@@ -161,8 +161,8 @@ def dense_of(
     return [result.detach() for result in results], leaf.grad
 
 
-def close(actual: Tensor, expected: Tensor, **tolerance: float) -> None:
-    torch.testing.assert_close(actual.double(), expected.double(), **(tolerance or VALUE))
+def close(actual: Tensor, expected: Tensor, *, atol: float = VALUE["atol"], rtol: float = VALUE["rtol"]) -> None:
+    torch.testing.assert_close(actual.double(), expected.double(), atol=atol, rtol=rtol)
 
 
 def random(*shape: int, seed: int = 0, scale: float = 3.0) -> Tensor:

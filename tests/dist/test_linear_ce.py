@@ -40,6 +40,8 @@ def model(tied: bool) -> torch.nn.Module:
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.attention import SelfAttentionSubmodules
+    from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
     from lockstep.learners.megatron.model import LayoutAttention
     from lockstep.learners.megatron.on_cpu import compute_on_cpu
@@ -48,13 +50,26 @@ def model(tied: bool) -> torch.nn.Module:
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     spec = get_gpt_layer_local_spec(normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = LayoutAttention
+    assert isinstance(spec.submodules, TransformerLayerSubmodules)
+    attention = spec.submodules.self_attention.submodules
+    assert isinstance(attention, SelfAttentionSubmodules)
+    attention.core_attention = LayoutAttention
     config = TransformerConfig(
         num_layers=2, hidden_size=16, num_attention_heads=4, kv_channels=4, use_cpu_initialization=True,
         tensor_model_parallel_size=2, add_bias_linear=False, normalization="RMSNorm", hidden_dropout=0.0,
     )  # fmt: skip
     torch.manual_seed(torch.distributed.get_rank() % 2)
-    return GPTModel(config, spec, VOCABULARY, 32, share_embeddings_and_output_weights=tied, position_embedding_type="none")
+    return GPTModel(
+        config, spec, VOCABULARY, 32, share_embeddings_and_output_weights=tied, position_embedding_type="none"
+    )
+
+
+def gradients_of(gpt: torch.nn.Module) -> list[Tensor]:
+    """Copies, one for each parameter."""
+    parameters = list(gpt.parameters())
+    found = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+    assert len(found) == len(parameters)
+    return found
 
 
 @quietly
@@ -71,7 +86,7 @@ def scored(layout: Layout, tied: bool, chunk_size: int) -> tuple[Tensor, Tensor,
     linear_ce.patch_gpt_model_forward_for_linear_ce_fusion(chunk_size=chunk_size)
     found = gpt(*given, labels=tokens, return_logprobs_for_linear_ce_fusion=True)
     found.sum().backward()
-    gradients = [parameter.grad.clone() for parameter in gpt.parameters()]
+    gradients = gradients_of(gpt)
     gpt.zero_grad()
     local = gpt(*given)[0]  # as ever, for it is not asked
     parts = [torch.empty_like(local) for _ in range(2)]
@@ -80,7 +95,7 @@ def scored(layout: Layout, tied: bool, chunk_size: int) -> tuple[Tensor, Tensor,
     logprob = torch.cat(parts, -1).log_softmax(-1)[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
     # Each rank's logits alone have a gradient here; Megatron's layers sum what comes back over ranks.
     logprob.sum().backward()
-    apart = [(g - p.grad).abs().max() for g, p in zip(gradients, gpt.parameters(), strict=True)]
+    apart = [(one - other).abs().max() for one, other in zip(gradients, gradients_of(gpt), strict=True)]
     return found.detach()[0], logprob.detach(), float(torch.stack(apart).max())
 
 

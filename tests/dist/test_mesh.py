@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -83,7 +82,9 @@ class Twins:
 def layouts(*in_ci: str) -> pytest.MarkDecorator:
     """All of them, of which some are enough for every day."""
     params = [
-        pytest.param(name, id=name.replace(" ", ""), marks=[*([] if name in in_ci else [pytest.mark.proof]), *_needs(name)])
+        pytest.param(
+            name, id=name.replace(" ", ""), marks=[*([] if name in in_ci else [pytest.mark.proof]), *_needs(name)]
+        )
         for name in LAYOUTS
     ]
     return pytest.mark.parametrize("layout", params, indirect=True)
@@ -260,23 +261,25 @@ def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: P
     policy.hold_the_same()
 
 
-WAYS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"dp": 4}, {"dp": 2, "tp": 2}),
-    ({"dp": 2}, {"backend": "megatron", "pp": 2}),
-    ({"backend": "megatron", "tp": 2, "pp": 2}, {"dp": 2}),
-    ({"dp": 2, "tp": 2}, {"dp": 4}),
-    ({"dp_replicate": 2, "tp": 2}, {"cp": 2, "dp": 2}),
-    ({"cp": 2, "tp": 2}, {"dp_replicate": 2, "dp": 2}),
+WAYS = [
+    (section("torch", dp=4), section("torch", dp=2, tp=2)),
+    (section("torch", dp=2), section("megatron", pp=2)),
+    (section("megatron", tp=2, pp=2), section("torch", dp=2)),
+    (section("torch", dp=2, tp=2), section("torch", dp=4)),
+    (section("torch", dp_replicate=2, tp=2), section("torch", cp=2, dp=2)),
+    (section("torch", cp=2, tp=2), section("torch", dp_replicate=2, dp=2)),
 ]
 
 
-@pytest.mark.parametrize(("first", "then"), [*WAYS[:2], *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS[2:])])
+@pytest.mark.parametrize(
+    ("first", "then"), [*WAYS[:2], *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS[2:])]
+)
 def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
-    models: Models, first: dict[str, Any], then: dict[str, Any], tmp_path: Path
+    models: Models, first: LearnerSection, then: LearnerSection, tmp_path: Path
 ) -> None:
     spec = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, seed=0)
     one, steps = spec.build(), demonstrations(4)
-    writes = launch(replace(spec, section=section(**{"backend": "torch"} | first)), timeout_s=400.0)
+    writes = launch(replace(spec, section=first), timeout_s=400.0)
     for batch, loss in steps[:2]:
         train(writes, batch, loss)
     writes.save(tmp_path)
@@ -284,14 +287,16 @@ def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
     writes.close()
     one.load(tmp_path)
     expected = [train(one, *step).floats() for step in steps[2:]]
-    reads = launch(replace(spec, section=section(**{"backend": "torch"} | then)), timeout_s=400.0)
+    reads = launch(replace(spec, section=then), timeout_s=400.0)
     reads.load(tmp_path)
     assert [train(reads, *step).floats() for step in steps[2:]] == [pytest.approx(e, rel=1e-5) for e in expected]
     reads.close()
 
 
 @pytest.mark.parametrize(("head", "architecture"), [("logits", "qwen2 tied"), ("value", "llama")])
-def test_ranks_that_never_held_the_model_hold_what_its_folder_says(models: Models, head: Head, architecture: str) -> None:
+def test_ranks_that_never_held_the_model_hold_what_its_folder_says(
+    models: Models, head: Head, architecture: str
+) -> None:
     spec = LearnerSpec(str(models(architecture)), head, SECTION, None, seed=3)
     expected = dict(spec.build().weights())
     many = launch(over(spec, dp=2), timeout_s=400.0)
@@ -309,9 +314,7 @@ def test_ranks_that_never_held_the_model_hold_what_its_folder_says(models: Model
         pytest.param({"compile": True, "parallel": Parallel(cp=2)}, id="compile_cp", marks=pytest.mark.proof),
     ],
 )
-def test_ways_to_save_memory_and_time_change_no_number(
-    models: Models, ways: dict[str, object], tmp_path: Path
-) -> None:
+def test_ways_to_save_memory_and_time_change_no_number(models: Models, ways: dict[str, object], tmp_path: Path) -> None:
     section = SECTION.model_copy(update={"activation_checkpointing": True, **ways})
     saving = launch(LearnerSpec(str(models("qwen3")), "logits", section, OPTIMIZER, seed=0), timeout_s=600.0)
     one = LearnerSpec(str(models("qwen3")), "logits", SECTION, OPTIMIZER, seed=0).build()
@@ -325,7 +328,9 @@ def test_other_families_have_rows_and_tokens_cut_but_no_heads(models: Models, tm
     folder = models("gpt neox")
     for pair in twins((section("torch", dp=2, cp=2), folder), "logits", tmp_path):
         pair.alike(demonstrations(2))
-    with pytest.raises(ValueError, match="a gpt_neox has no plan for that; use dp and cp, or a model of these families"):
+    with pytest.raises(
+        ValueError, match="a gpt_neox has no plan for that; use dp and cp, or a model of these families"
+    ):
         next(twins((section("torch", tp=2), folder), "logits", tmp_path))
 
 

@@ -125,9 +125,12 @@ def test_gather_logits_of_uneven_shards(ranks: Ranks, bounds: tuple[int, ...], p
 # Distillation. -------------------------------------------------------------------------------------------------------
 
 
+Distilled = tuple[Tensor, Tensor, Tensor | None]
+
+
 def distilled(
     logits: Tensor, place: Place, teacher: Tensor, index: Tensor, zero_outside: bool, entropy: bool
-) -> tuple[Tensor, ...]:
+) -> Distilled:
     layout = place.layout
     return facade.get_distillation_topk_logprobs_from_logits(
         logits, teacher, index, zero_outside, entropy, layout.tp_rank, layout.tp_group, layout.cp_group_or_none
@@ -136,7 +139,7 @@ def distilled(
 
 def distilled_without_tp_group(
     logits: Tensor, place: Place, teacher: Tensor, index: Tensor, zero_outside: bool, entropy: bool
-) -> tuple[Tensor, ...]:
+) -> Distilled:
     group = place.layout.cp_group_or_none
     return facade.get_distillation_topk_logprobs_from_logits(
         logits, teacher, index, zero_outside, entropy, context_parallel_group=group
@@ -145,7 +148,7 @@ def distilled_without_tp_group(
 
 def distilled_from_dtensor(
     logits: Tensor, place: Place, teacher: Tensor, index: Tensor, zero_outside: bool, entropy: bool
-) -> tuple[Tensor, ...]:
+) -> Distilled:
     layout = place.layout
     mesh = layout.mesh("cp", "tp") if layout.cp > 1 else layout.mesh("tp")
     student = DTensor.from_local(logits, mesh, [Shard(1), Shard(2)] if layout.cp > 1 else [Shard(2)])
@@ -164,7 +167,7 @@ def dense_distilled(
 
 def check(
     ranks: Ranks,
-    function: Callable[..., tuple[Tensor, ...]],
+    function: Callable[..., Distilled],
     cut: Cut,
     logits: Tensor,
     index: Tensor,
@@ -197,7 +200,7 @@ def check(
 @pytest.mark.parametrize("entropy", [True, False])
 @pytest.mark.parametrize("function", [distilled, distilled_from_dtensor])
 def test_distillation(
-    ranks: Ranks, function: Callable[..., tuple[Tensor, ...]], tp: int, cp: int, zero_outside: bool, entropy: bool
+    ranks: Ranks, function: Callable[..., Distilled], tp: int, cp: int, zero_outside: bool, entropy: bool
 ) -> None:
     logits, index = random(B, S, V), random(B, S, V, seed=2).topk(K).indices
     check(ranks, function, Cut(even(V, tp), cp), logits, index, zero_outside, entropy)
@@ -231,7 +234,7 @@ def test_distillation_in_bf16(ranks: Ranks, zero_outside: bool) -> None:
     check(ranks, distilled, Cut(even(V, 2)), random(B, S, V).bfloat16(), index, zero_outside, False)
 
 
-def same_entropy(layout: Layout, cut: Cut, logits: Tensor, index: Tensor) -> list[Tensor]:
+def same_entropy(layout: Layout, cut: Cut, logits: Tensor, index: Tensor) -> list[Tensor | None]:
     local, teacher = cut.local(logits, layout.tp_rank, layout.cp_rank), torch.zeros(index.shape)
     place = Place(layout, 0, 0)
     return [distilled(local, place, teacher, index, zero_outside, True)[2] for zero_outside in (True, False)]

@@ -124,12 +124,14 @@ def check(ranks: Ranks, case: Case, dtype: torch.dtype = torch.float32, target: 
         close(outcome.hidden, case.cp * of_hidden[case.positions(rank, S)], **tolerance)
     for rank in range(case.tp):
         start, end = case.bounds[rank : rank + 2]
-        weights = [outcome.weight for outcome in outcomes[rank :: case.tp]]
+        own = outcomes[rank :: case.tp]
+        weights = [outcome.weight for outcome in own if outcome.weight is not None]
         if case.frozen:
-            assert weights == [None] * case.cp
+            assert not weights
             continue
+        assert len(weights) == len(own) == case.cp
         # Each context-parallel rank has what its own positions add.
-        whole = sum(weights)
+        whole = torch.stack(weights).sum(0)
         assert whole.dtype == dtype
         close(whole[: end - start], case.cp * of_weight[start:end], **tolerance)
         assert not whole[end - start :].any()
@@ -149,7 +151,7 @@ def test_context_parallelism(ranks: Ranks, tp: int, cp: int) -> None:
     check(ranks, Case(even(V, tp), cp=cp))
 
 
-def weighed(layout: Layout, hidden: Tensor, weights: list[Tensor | None], target: Tensor) -> Tensor:
+def weighed(layout: Layout, hidden: Tensor, weights: tuple[Tensor, Tensor | None], target: Tensor) -> Tensor:
     layer, shared = weights
     return facade.from_parallel_hidden_states_to_logprobs(
         hidden, layer, shared, False, target, 0, V, layout.tp_group, True
@@ -160,7 +162,7 @@ def test_a_shared_weight_takes_the_place_of_the_layers_own(ranks: Ranks) -> None
     hidden, target = random(S, B, D), random_tokens(B, S, vocabulary=V)
     own, shared = random(V, D, seed=2), random(V, D, seed=3)
     (plain,), (tied,), (expected,) = (
-        ranks.run(weighed, hidden, weights, target) for weights in ([own, None], [own, shared], [shared, None])
+        ranks.run(weighed, hidden, weights, target) for weights in ((own, None), (own, shared), (shared, None))
     )
     assert torch.equal(tied, expected)
     assert not torch.equal(tied, plain)

@@ -92,7 +92,9 @@ WITH_FLOOR = {
 # From logits. --------------------------------------------------------------------------------------------------------
 
 
-def from_logits(logits: Tensor, place: Place, token: Tensor, case: Case, floor: Tensor | None) -> tuple[Tensor, ...]:
+def from_logits(
+    logits: Tensor, place: Place, token: Tensor, case: Case, floor: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     scoring = case.scoring(Shard(place.start, place.layout.tp_group))
     return vocab_logprobs(logits[0], token, scoring, floor)
 
@@ -295,8 +297,8 @@ def dense_from_hidden(
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     states, head = hidden.double().requires_grad_(), weight.double().requires_grad_()
     results = reference(states @ head.T, token, case, None)
-    gradients = torch.autograd.grad(results, (states, head), [given.double() for given in upstream])
-    return [result.detach() for result in results], *gradients
+    of_states, of_head = torch.autograd.grad(results, (states, head), [given.double() for given in upstream])
+    return [result.detach() for result in results], of_states, of_head
 
 
 def check_hidden(
@@ -449,4 +451,7 @@ def test_the_number_of_rows_in_a_block_changes_no_bit() -> None:
     logits = random(64, 1000)
     token = random_tokens(64, 2, vocabulary=1000)
     whole, pieces = (vocab_logprobs(logits, token, Scoring(entropy=True, most_rows=most)) for most in (None, 5))
-    assert all(torch.equal(one, other) for one, other in zip(whole, pieces, strict=True) if one is not None)
+    for one, other in zip(whole, pieces, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)

@@ -34,9 +34,9 @@ def weights(tokens: int) -> Tensor:
 
 def whole(lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
     """Outputs [T, heads, size], and gradients of Σ weight · output with respect to queries, keys and values."""
-    inputs = [x.requires_grad_() for x in drawn(sum(lengths))]
-    out = Packed.of(row(lengths)).attend(0, *inputs, SCALING, window)[0]
-    return [out.detach(), *torch.autograd.grad((out * weights(len(out))).sum(), inputs)]
+    q, k, v = (x.requires_grad_() for x in drawn(sum(lengths)))
+    out = Packed.of(row(lengths)).attend(0, q, k, v, SCALING, window)[0]
+    return [out.detach(), *torch.autograd.grad((out * weights(len(out))).sum(), (q, k, v))]
 
 
 def shared(layout: Layout, lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
@@ -45,9 +45,9 @@ def shared(layout: Layout, lengths: tuple[int, ...], window: int | None) -> list
     packing = Packing(bounds, sum(lengths), layout.cp)
     held = packing.positions(layout.cp_rank)
     zigzag = Zigzag.of(row(lengths), packing, layout.cp_rank, layout.cp_group)
-    inputs = [x[:, :, held].requires_grad_() for x in drawn(sum(lengths))]
-    out = zigzag.attend(0, *inputs, SCALING, window)[0]
-    gradients = torch.autograd.grad((out * weights(sum(lengths))[held]).sum(), inputs)
+    q, k, v = (x[:, :, held].requires_grad_() for x in drawn(sum(lengths)))
+    out = zigzag.attend(0, q, k, v, SCALING, window)[0]
+    gradients = torch.autograd.grad((out * weights(sum(lengths))[held]).sum(), (q, k, v))
     return [held, out.detach(), *gradients]
 
 
@@ -70,12 +70,12 @@ def leaks(layout: Layout, lengths: tuple[int, ...], own: int) -> tuple[bool, boo
     held = packing.positions(layout.cp_rank)
     mine = row(lengths).row[held] == own
     zigzag = Zigzag.of(row(lengths), packing, layout.cp_rank, layout.cp_group)
-    first = [x[:, :, held].requires_grad_() for x in drawn(sum(lengths))]
-    other = [torch.where(mine[None, None, :, None], x, y[:, :, held]) for x, y in
-             zip(first, drawn(sum(lengths), seed=1), strict=True)]
-    out = zigzag.attend(0, *first, SCALING, None)[0]
-    moved = not torch.equal(out[mine], zigzag.attend(0, *other, SCALING, None)[0][mine])
-    gradients = torch.autograd.grad(out[mine].square().sum(), first)
+    q, k, v = (x[:, :, held].requires_grad_() for x in drawn(sum(lengths)))
+    others = zip((q, k, v), drawn(sum(lengths), seed=1), strict=True)
+    other_q, other_k, other_v = (torch.where(mine[None, None, :, None], x, y[:, :, held]) for x, y in others)
+    out = zigzag.attend(0, q, k, v, SCALING, None)[0]
+    moved = not torch.equal(out[mine], zigzag.attend(0, other_q, other_k, other_v, SCALING, None)[0][mine])
+    gradients = torch.autograd.grad(out[mine].square().sum(), (q, k, v))
     return moved, any(bool((gradient[:, :, ~mine] != 0).any()) for gradient in gradients)
 
 
