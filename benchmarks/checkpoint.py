@@ -53,6 +53,7 @@ def waiting(learners: dict[str, TorchLearner], folder: Path) -> float:
     """Seconds that training waits for `torch.save` and fsync."""
     began = time.perf_counter()
     for name, each in learners.items():
+        assert each._optimizer is not None
         moments = {name: tensor for name, tensor, _ in each._optimizer.moments(each.pieces)}
         state = {"model": each.model.state_dict(), "optimizer": moments}
         with (folder / f"{name}.pt").open("wb") as file:

@@ -19,6 +19,7 @@ from benchmarks.lockstep_ppo import arguments, experience_of, measured
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms import distill, grpo
 from lockstep.algorithms.policy_gradient import Workers
+from lockstep.experience.agreement import Agreement, Promise
 from lockstep.experience.rewards import NoReward
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.distill import Distillation
@@ -90,7 +91,9 @@ def _distill(
     experience = experience_of(folder, args, recipe, student, NoReward())
     assert recipe.sampling is not None
     sampling = SamplingParams(**recipe.sampling.model_dump())
-    sequences = distill.StudentSequences(student, experience, sampling, recipe.distill, 0, untimed)
+    promise = Promise(recipe.agreement.bound(recipe.learner.is_bf16), recipe.agreement.stops, "lockstep doctor quick")
+    agreement = Agreement(student, experience.engine, promise, None, print)
+    sequences = distill.StudentSequences(student, experience, sampling, recipe.distill, 0, untimed, agreement)
     workers = distill.DistillWorkers(student, {"one": teacher}, sequences, untimed)
     rules = distill.Rules(recipe.distill, args.vocab, recipe.seed, Distillation(recipe.distill.kl_type))
     return (

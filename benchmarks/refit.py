@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.harness import Row, environment, measure, save, table
 from lockstep.experience.refit import random_probe, refit
-from lockstep.learners.torch.learner import TorchLearner
+from lockstep.learners.rank import RankLearner
 from lockstep.recipe import LearnerSection, SamplerSection
 from lockstep.runtime.replicas import Replicas
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
@@ -58,7 +58,7 @@ def model_folder(root: Path, size: int) -> Path:
     return root / str(size)
 
 
-def copy_once(learner: TorchLearner) -> Callable[[], None]:
+def copy_once(learner: RankLearner) -> Callable[[], None]:
     """The baseline: every tensor is copied to memory that is already there."""
     tensors = [tensor for _, tensor in learner.weights()]
     copies = [torch.empty_like(tensor) for tensor in tensors]
@@ -70,7 +70,7 @@ def copy_once(learner: TorchLearner) -> Callable[[], None]:
     return copy
 
 
-def refit_seconds(learner: TorchLearner, folder: Path, section: SamplerSection, repeats: int) -> list[float]:
+def refit_seconds(learner: RankLearner, folder: Path, section: SamplerSection, repeats: int) -> list[float]:
     """Wall seconds of refits, after a first one that sets up the memory between the processes."""
     computation = LearnerSection(device="cpu")
     replicas = Replicas(SamplerSpec(str(folder), section, computation), print)
@@ -87,7 +87,7 @@ def refit_seconds(learner: TorchLearner, folder: Path, section: SamplerSection, 
 
 
 @torch.no_grad()
-def _change(learner: TorchLearner) -> None:
+def _change(learner: RankLearner) -> None:
     for parameter in learner.model.parameters():
         parameter.mul_(1.001)
 

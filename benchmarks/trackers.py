@@ -24,6 +24,7 @@ from pathlib import Path
 
 from benchmarks.harness import Row, environment, save
 from lockstep.config import load
+from lockstep.recipe import SFTRecipe
 from lockstep.report.log import TIMINGS, lines
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,7 +53,9 @@ class Cost:
 
 
 def run(name: str, overrides: list[str], steps: int) -> Cost:
-    scratch = load("sft_arithmetic").recipe.model.scratch
+    recipe = load("sft_arithmetic").recipe
+    assert isinstance(recipe, SFTRecipe)
+    scratch = recipe.model.scratch
     assert scratch is not None, "the shipped warm start builds its model"
     arguments = ["ppo_arithmetic", f"model.scratch={scratch.model_dump_json()}", f"run.max_steps={steps}"]
     arguments += ["run.folder=run", "run.validate_every=0", "learner.device=cpu", "data.max_validation_samples=8"]

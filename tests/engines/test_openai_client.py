@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, BatchEncoding, PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
 from lockstep.models.load import load_causal_lm
@@ -56,6 +56,18 @@ class Server:
     url: str
     folder: Path
     tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def eos(self) -> int:
+        eos = self.tokenizer.eos_token_id
+        assert isinstance(eos, int)
+        return eos
+
+    def asked(self, conversation: list[dict[str, str]]) -> Request:
+        """What its chat template makes of a conversation."""
+        found = self.tokenizer.apply_chat_template(conversation, add_generation_prompt=True)
+        assert isinstance(found, BatchEncoding)
+        return Request(tuple(found["input_ids"]), 0)
 
     def client(self, **options: object) -> OpenAIClient:
         said = {"base_url": self.url, "model": MODEL, "api_key_env": KEY_NAME, "max_retries": 0, **options}
@@ -208,8 +220,7 @@ def test_the_distribution_is_the_one_asked_for(server: Server, sampling: Samplin
 
 
 def test_only_the_stop_tokens_asked_for_end_a_response(server: Server) -> None:
-    eos = int(server.tokenizer.eos_token_id)
-    sampling = SamplingParams(40, stop_token_ids=(eos,))
+    sampling = SamplingParams(40, stop_token_ids=(server.eos,))
     assert any(reply.finish_reason == "stop" for _, reply in server.client().replies(requests(), sampling))
     without = [reply for _, reply in server.client().replies(requests(), SamplingParams(40))]
     assert {(reply.finish_reason, reply.num_tokens) for reply in without} == {("length", 40)}
@@ -227,9 +238,8 @@ def test_a_judge_reads_the_conversation_in_the_chat_template(server: Server) -> 
         [{"role": "system", "content": "please judge"}, {"role": "user", "content": f"{i} + 1 = 4"}] for i in range(6)
     ]
     sampling = SamplingParams(10, temperature=0.0)
-    ids = [server.tokenizer.apply_chat_template(c, add_generation_prompt=True)["input_ids"] for c in conversations]
-    stops = SamplingParams(10, temperature=0.0, stop_token_ids=(int(server.tokenizer.eos_token_id),))
-    expected = server.ours([Request(tuple(tokens), 0) for tokens in ids], stops)
+    stops = SamplingParams(10, temperature=0.0, stop_token_ids=(server.eos,))
+    expected = server.ours([server.asked(conversation) for conversation in conversations], stops)
     client = server.client()
     replies = dict(client.chat(conversations, sampling, range(6)))
     assert replies == {row: replace(server.reply(expected, row), logprobs=None) for row in range(6)}

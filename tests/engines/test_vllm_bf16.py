@@ -11,7 +11,7 @@ import torch
 from tiny_models import CONTEXT, VOCABULARY, requests
 
 from lockstep.experience.refit import random_probe, refit
-from lockstep.learners.torch.learner import TorchLearner
+from lockstep.learners.rank import RankLearner
 from lockstep.recipe import VLLM, LearnerSection, SamplerSection
 from lockstep.runtime.replicas import Replicas
 from lockstep.runtime.workers import LearnerSpec, SamplerSpec
@@ -31,18 +31,18 @@ def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[Replicas]:
 
 
 @pytest.fixture(scope="module")
-def learner(models: Callable[..., Path]) -> TorchLearner:
+def learner(models: Callable[..., Path]) -> RankLearner:
     return LearnerSpec(str(models("qwen3", seed=1)), "logits", BF16, None, 0).build()
 
 
-def test_weights_are_attested_in_the_sampler_s_type(learner: TorchLearner, sampler: Replicas) -> None:
+def test_weights_are_attested_in_the_sampler_s_type(learner: RankLearner, sampler: Replicas) -> None:
     assert sampler.dtype == torch.bfloat16
     values = refit(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT)).floats()
     assert values["refit/attested"] == len(dict(learner.weights()))
     assert values["refit/probe_gap"] < 0.1
 
 
-def test_raw_logprobs_are_of_all_tokens_at_temperature_1(learner: TorchLearner, sampler: Replicas) -> None:
+def test_raw_logprobs_are_of_all_tokens_at_temperature_1(learner: RankLearner, sampler: Replicas) -> None:
     refit(learner, sampler, 2)
     batch = sampler.generate(requests(), SamplingParams(max_tokens=12, temperature=0.5, top_k=5))
     raw, processed = learner.logprobs(replace(batch, sampling=None)), learner.logprobs(batch)

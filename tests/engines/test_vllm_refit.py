@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,15 @@ from forgetful import ForgetfulSpec
 from tiny_models import CONTEXT, SECTION, VOCABULARY
 from torch import Tensor
 
+from lockstep.batch import Batch
 from lockstep.experience.refit import Outgoing, RefitError, differing, random_probe, refit
-from lockstep.learners.torch.learner import TorchLearner
+from lockstep.learners.rank import RankLearner
 from lockstep.metrics import Metrics
 from lockstep.recipe import VLLM, SamplerSection
 from lockstep.runtime.replicas import Replicas
 from lockstep.runtime.workers import LearnerSpec
-from lockstep.samplers.base import Attestation
+from lockstep.samplers.base import Attestation, Piece, Sampler
+from lockstep.types import Request, SamplingParams
 
 pytestmark = pytest.mark.needs("vllm")
 
@@ -37,14 +39,34 @@ TAMPERED: dict[str, Callable[[str, Tensor], Tensor | None]] = {
 }
 
 
-class Tampering:
+class Tampering(Sampler):
     """A sampler on the way to which one tensor is damaged."""
 
     def __init__(self, sampler: Replicas, victim: str, fault: Callable[[str, Tensor], Tensor | None]) -> None:
-        self.dtype, self._sampler, self._victim, self._fault = sampler.dtype, sampler, victim, fault
+        self._sampler, self._victim, self._fault = sampler, victim, fault
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._sampler, name)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._sampler.dtype
+
+    @property
+    def version(self) -> int | None:
+        return self._sampler.version
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        return self._sampler.pieces(requests, sampling)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        return self._sampler.generate(requests, sampling)
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        return self._sampler.logprobs(batch)
+
+    def wake(self) -> None:
+        self._sampler.wake()
+
+    def sleep(self) -> None:
+        self._sampler.sleep()
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> list[Attestation]:
         return list(self._sampler.load_weights(dict(self._damaged(stream)).items(), version))
@@ -65,7 +87,7 @@ def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[Replicas]:
 
 
 @pytest.fixture
-def learner(models: Callable[..., Path]) -> TorchLearner:
+def learner(models: Callable[..., Path]) -> RankLearner:
     """Another one for each test: whatever the sampler held before, every tensor is now a little different."""
     learner = LearnerSpec(str(models("qwen2 tied")), "logits", SECTION, None, 0).build()
     draws = torch.Generator().manual_seed(next(SEEDS))
@@ -81,11 +103,11 @@ def forgetting(sampler: Replicas) -> Iterator[Callable[[str], object]]:
     sampler.remotes[0].call("forget", "")
 
 
-def refitted(learner: TorchLearner, sampler: Replicas | Tampering) -> Metrics:
-    return refit(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT))  # pyright: ignore[reportArgumentType]
+def refitted(learner: RankLearner, sampler: Sampler) -> Metrics:
+    return refit(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT))
 
 
-def test_a_whole_refit_is_attested(learner: TorchLearner, sampler: Replicas) -> None:
+def test_a_whole_refit_is_attested(learner: RankLearner, sampler: Replicas) -> None:
     values = refitted(learner, sampler).floats()
     names = [name for name, _ in learner.weights()]
     assert values["refit/attested"] == len(names)
@@ -101,9 +123,7 @@ def test_a_whole_refit_is_attested(learner: TorchLearner, sampler: Replicas) -> 
     ("fault", "victim"),
     [("transposed", SQUARE), *itertools.product(("skipped", "stale", "cast"), (SQUARE, NORM, EMBEDDING))],
 )
-def test_a_tensor_damaged_on_its_way_is_named(
-    learner: TorchLearner, sampler: Replicas, fault: str, victim: str
-) -> None:
+def test_a_tensor_damaged_on_its_way_is_named(learner: RankLearner, sampler: Replicas, fault: str, victim: str) -> None:
     with pytest.raises(RefitError, match=victim.replace(".", r"\.")) as caught:
         refitted(learner, Tampering(sampler, victim, TAMPERED[fault]))
     others = {name for name, _ in learner.weights()} - {victim}
@@ -112,7 +132,7 @@ def test_a_tensor_damaged_on_its_way_is_named(
 
 @pytest.mark.parametrize("victim", [SQUARE, NORM, PART, BIAS])
 def test_a_tensor_that_arrived_and_is_not_used_is_named(
-    learner: TorchLearner, sampler: Replicas, forgetting: Callable[[str], object], victim: str
+    learner: RankLearner, sampler: Replicas, forgetting: Callable[[str], object], victim: str
 ) -> None:
     forgetting(victim)
     with pytest.raises(RefitError, match=victim.replace(".", r"\.")):
@@ -120,7 +140,7 @@ def test_a_tensor_that_arrived_and_is_not_used_is_named(
 
 
 def test_a_tied_head_left_behind_is_named(
-    learner: TorchLearner, sampler: Replicas, forgetting: Callable[[str], object]
+    learner: RankLearner, sampler: Replicas, forgetting: Callable[[str], object]
 ) -> None:
     refitted(learner, sampler)
     with torch.no_grad():
@@ -130,16 +150,15 @@ def test_a_tied_head_left_behind_is_named(
         refitted(learner, sampler)
 
 
-def test_a_kept_cache_is_named(learner: TorchLearner, sampler: Replicas, forgetting: Callable[[str], object]) -> None:
+def test_a_kept_cache_is_named(learner: RankLearner, sampler: Replicas, forgetting: Callable[[str], object]) -> None:
     forgetting("prefix cache")
     with pytest.raises(RefitError, match=r"prefix cache \(was not dropped\)"):
         refitted(learner, sampler)
 
 
-def test_tables_of_the_engine_s_own_are_rescored(learner: TorchLearner, sampler: Replicas) -> None:
+def test_tables_of_the_engine_s_own_are_rescored(learner: RankLearner, sampler: Replicas) -> None:
     """The engine makes its rotary tables itself, so a learner with others has the same weights and other numbers."""
-    backbone = learner.model.lm.model  # pyright: ignore[reportAttributeAccessIssue]
-    backbone.rotary_emb.inv_freq.mul_(2.0)
+    learner.model.get_buffer("lm.model.rotary_emb.inv_freq").mul_(2.0)
     outgoing = Outgoing(learner, torch.float32)
     (held,) = sampler.load_weights(outgoing, 2)
     assert not differing(outgoing.sent, held)

@@ -81,7 +81,7 @@ def test_what_code_does_with_right_weights_gets_the_name_of_wrong_ones(
         for path, module in model.named_modules():
             if path.endswith(modules):
                 assert isinstance(module, nn.Linear)
-                module.forward = lambda x, module=module: product(module, x)
+                module.forward = lambda input, module=module: product(module, input)
 
     diagnosis = examined(ground, Change("infer", alter=alter))
     assert {(one.cause, one.side) for one in diagnosis.causes} == {(cause, "infer")}
@@ -104,7 +104,8 @@ def test_channels_that_are_turned_otherwise_are_no_fault_of_attention(
     usual = modeling_llama.apply_rotary_pos_emb
 
     def alter(model: PreTrainedModel) -> None:
-        for attention in (layer.self_attn for layer in model.base_model.layers):
+        for layer in model.base_model.get_submodule("layers").children():
+            attention = layer.get_submodule("self_attn")
             attention.forward = _by_neighbours(attention.forward)
 
     def _by_neighbours(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,9 +170,12 @@ class SeesPadding(HFBackend):
         self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
     ) -> tuple[Tensor, Tensor]:
         usual = model.generate
-        vars(model)["generate"] = lambda tokens, attention_mask, **named: usual(
-            tokens, attention_mask=torch.ones_like(attention_mask), **named
-        )
+
+        def sees(tokens: Tensor, attention_mask: Tensor, **named: Any) -> Any:
+            seen = torch.ones_like(attention_mask)
+            return usual(tokens, attention_mask=seen, **named)  # pyright: ignore[reportCallIssue] (a mixin's method)
+
+        vars(model)["generate"] = sees
         try:
             return super().drawn(model, requests, sampling, conditions)
         finally:

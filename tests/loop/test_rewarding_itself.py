@@ -15,6 +15,7 @@ import pytest
 import wanted_letter
 
 from lockstep.config import load
+from lockstep.recipe import SelfRewardingRecipe
 from lockstep.report.log import read_metrics
 from lockstep.report.overview import overview
 from lockstep.runtime.train import train
@@ -104,7 +105,9 @@ def test_answers_that_read_like_judgements_are_told_while_the_judge_likes_them(
     assert (max(leaks[:6]) < 0.05, min(leaks[-6:]) > 0.1) == (True, True)
     told = capsys.readouterr().err
     # Once whenever the share climbs over the limit; where it wavers around that, rounding decides how often it does.
-    limit = load(str(run / "recipe.yaml")).recipe.self_rewarding.max_leak_share
+    recipe = load(str(run / "recipe.yaml")).recipe
+    assert isinstance(recipe, SelfRewardingRecipe)
+    limit = recipe.self_rewarding.max_leak_share
     climbs = sum(before <= limit < after for before, after in pairwise([0.0, *leaks]))
     assert told.count("of the answers hold a verdict, as judgements do") == climbs > 0
     assert overview(run)["metrics"]["train/leaks"]["value"] == leaks

@@ -63,6 +63,7 @@ def test_the_fault_is_a_value_that_has_seen_its_token(models: Callable[..., Path
     with torch.no_grad():
         right, wrong = aligned(head, batch), one_token_late(head, batch)
     assert right.value is not None
+    assert right.final_value is not None
     assert wrong.value is not None
     for first, length in zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True):
         assert torch.equal(wrong.value[first : first + length - 1], right.value[first + 1 : first + length])
