@@ -22,7 +22,7 @@ from lockstep.models.folder import ModelError, skeleton
 from lockstep.models.parallelize import layers
 
 _VOCABULARY = 512
-_HIDDEN_UNITS = 256
+_HIDDEN_UNITS = 64
 _HIDDEN = 512
 _EXPERTS = 8
 _WINDOW = 4
