@@ -26,7 +26,7 @@ from lockstep.losses.distill import Distillation
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead
 from lockstep.recipe import DistillRecipe, GRPORecipe, LearnerSection
-from lockstep.types import SamplingParams, untimed
+from lockstep.types import untimed
 
 SECTION = LearnerSection(device="cpu")
 GROUPED: dict[str, dict[str, Any]] = {
@@ -90,7 +90,7 @@ def _distill(
     student = TorchLearner(head, SECTION, recipe.optimizer)
     experience = experience_of(folder, args, recipe, student, NoReward())
     assert recipe.sampling is not None
-    sampling = SamplingParams(**recipe.sampling.model_dump())
+    sampling = recipe.sampling.params()
     promise = Promise(recipe.agreement.bound(recipe.learner.is_bf16), recipe.agreement.stops, "lockstep doctor quick")
     agreement = Agreement(student, experience.engine, promise, None, print)
     sequences = distill.StudentSequences(student, experience, sampling, recipe.distill, 0, untimed, agreement)

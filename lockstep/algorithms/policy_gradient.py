@@ -234,7 +234,7 @@ def rules(recipe: PolicyGradientRecipe, stop_token_ids: tuple[int, ...]) -> Rule
     options = recipe.options
     return Rules(
         options=options,
-        sampling=SamplingParams(**recipe.sampling.model_dump(), stop_token_ids=stop_token_ids),
+        sampling=recipe.sampling.params(stop_token_ids),
         seed=recipe.seed,
         num_logged_samples=recipe.run.num_logged_samples,
         shaping=_shaping(options, recipe.sampling.max_tokens),

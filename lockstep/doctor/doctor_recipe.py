@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Layer, Loaded, RecipeError, algorithm_of, load, usage
-from lockstep.recipe import Computation
 from lockstep.recipe_errors import recipe_classes
-from lockstep.runtime.model_recipe import weights_of
+from lockstep.runtime.model_recipe import computation_of, weights_of
 
 
 def doctor_recipe(
@@ -48,8 +47,8 @@ def doctor_recipe(
 
 def _as_trained(own: Path) -> Layer:
     """What a run's recipe says that the doctor needs too, under the same words."""
-    tree = load(str(own)).training.model_dump(mode="json")
-    said: dict[str, Any] = {"learner": {name: tree["learner"][name] for name in Computation.model_fields}}
+    training = load(str(own)).training
+    tree, said = training.model_dump(mode="json"), dict[str, Any](learner=computation_of(training))
     if "sampler" in tree:
         said["sampler"] = tree["sampler"]
         said["backends"] = ["hf", "torch", *(["vllm"] if tree["sampler"]["backend"] == "vllm" else [])]

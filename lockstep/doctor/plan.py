@@ -44,7 +44,8 @@ class Cell:
 
     @property
     def sampling(self) -> SamplingParams:
-        return SamplingParams(self.length, **self.method.model_dump())
+        method = self.method
+        return SamplingParams(self.length, temperature=method.temperature, top_k=method.top_k, top_p=method.top_p)
 
     @property
     def greedy(self) -> bool:

@@ -256,7 +256,7 @@ def probe_of(folder: str) -> Batch:
 
 def learner_of(recipe: DoctorRecipe) -> RankLearner:
     """Who trains, in the recipe's type."""
-    section = LearnerSection(**recipe.learner.model_dump())
+    section = LearnerSection.of(recipe.learner)
     return LearnerSpec(recipe.model.path, "logits", section, _STEP, recipe.seed).build()
 
 

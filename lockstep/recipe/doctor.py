@@ -39,10 +39,7 @@ class DoctorData(PromptSection):
 
     def cut(self, rows: Paths, room: int) -> DataSection:
         """The same for whoever reads `rows`: in their order, no prompt longer than `room` leaves it."""
-        own = self.model_dump(exclude={"prompts"})
-        if room < self.max_prompt_tokens:
-            own |= {"max_prompt_tokens": room, "overlong_prompts": "truncate"}
-        return DataSection(train=rows, shuffle=False, answer="", **own)
+        return self.as_data(rows, answer="", room=room)
 
 
 class Method(Section):

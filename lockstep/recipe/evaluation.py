@@ -20,7 +20,7 @@ class EvalData(QuestionSection):
     @property
     def in_order(self) -> DataSection:
         """The same for whoever reads rows: those of the file, in its order."""
-        return DataSection(train=self.validation, shuffle=False, **self.model_dump(exclude={"validation"}))
+        return self.as_data(self.validation, self.answer, self.max_validation_samples)
 
 
 class Greedy(Section):

@@ -9,7 +9,6 @@ from pydantic import Field, PositiveInt, model_validator
 from lockstep.recipe.machinery import ClusterSection, Computation, SamplerSection, Sampling
 from lockstep.recipe.section import LocalPath, Section
 from lockstep.recipe.sources import DataSection, ModelFolder, Paths, PromptSection
-from lockstep.types import SamplingParams
 
 
 class GenerateData(PromptSection):
@@ -21,8 +20,7 @@ class GenerateData(PromptSection):
     @property
     def in_order(self) -> DataSection:
         """The same for whoever reads rows: those of the file, in its order, with nothing asked of a right answer."""
-        own = self.model_dump(exclude={"prompts", "max_prompts"})
-        return DataSection(train=self.prompts, shuffle=False, answer="", **own)
+        return self.as_data(self.prompts, answer="")
 
 
 class GenerateRun(Section):
@@ -81,8 +79,7 @@ class GenerateRecipe(Section):
 
     @model_validator(mode="after")
     def _a_server_tells_one_kind_of_logprobs(self) -> GenerateRecipe:
-        drawn = SamplingParams(**self.sampling.model_dump())
-        if self.sampler.backend == "openai" and self.logprobs_are_wanted and not drawn.unshaped:
+        if self.sampler.backend == "openai" and self.logprobs_are_wanted and not self.sampling.params().unshaped:
             raise ValueError(
                 "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or "
                 "1, top_k 0 and top_p 1, where both are the same"

@@ -18,9 +18,11 @@ from pydantic import (
 )
 
 from lockstep.recipe.section import Probability, Section
+from lockstep.types import SamplingParams
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["fp32", "bf16"]
+TrainingBackend = Literal["torch", "megatron"]
 SamplerBackend = Literal["torch", "vllm", "openai"]
 
 
@@ -125,7 +127,7 @@ class LoRA(Section):
 class LearnerSection(Computation):
     """The training backend, for policy, critic and reference alike."""
 
-    backend: Literal["torch", "megatron"] = Field(default="torch", description="who trains")
+    backend: TrainingBackend = Field(default="torch", description="who trains")
     parallel: Parallel = Parallel()
     micro_batch_tokens: PositiveInt = Field(
         default=8192, description="tokens packed into one forward and backward pass"
@@ -141,6 +143,13 @@ class LearnerSection(Computation):
         default=False, description="keep weights, gradients and moments of ranks in the host's memory; needs several"
     )
     lora: LoRA | None = Field(default=None, description="learn adapters of policy and critic alone; null: all weights")
+
+    @classmethod
+    def of(
+        cls, computation: Computation, backend: TrainingBackend = "torch", parallel: Parallel | None = None
+    ) -> LearnerSection:
+        """A learner that computes so, and is else as it is by default."""
+        return cls(device=computation.device, dtype=computation.dtype, backend=backend, parallel=parallel or Parallel())
 
     @property
     def in_process(self) -> bool:
@@ -168,8 +177,9 @@ class LearnerSection(Computation):
     def _megatron_has_what_is_asked_of_it(self) -> None:
         if self.parallel.dp_replicate > 1:
             raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
-        for name in ("compile", "cpu_offload", "lora"):
-            if self.model_dump()[name]:
+        torchs = {"compile": self.compile, "cpu_offload": self.cpu_offload, "lora": self.lora is not None}
+        for name, asked in torchs.items():
+            if asked:
                 raise ValueError(f"{name} is of learner.backend=torch; leave it out")
 
     @model_validator(mode="after")
@@ -209,6 +219,16 @@ class Sampling(Section):
         if self.temperature == 0 and (self.top_k or self.top_p < 1):
             raise ValueError("temperature 0 takes the likeliest token, so top_k and top_p must be left at 0 and 1")
         return self
+
+    def params(self, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
+        """What samplers are told, with the tokens of a model that end a response."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            stop_token_ids=stop_token_ids,
+        )
 
 
 class RepeatedSampling(Sampling):

@@ -176,6 +176,26 @@ class PromptSection(Section):
             case _:
                 assert_never(self.overlong_prompts)
 
+    def as_data(
+        self, rows: Paths, answer: str, max_validation_samples: int | None = None, room: int | None = None
+    ) -> DataSection:
+        """The same for whoever reads `rows`: in their order, no prompt longer than `room`, if any, leaves it."""
+        longest = self.max_prompt_tokens if room is None else min(room, self.max_prompt_tokens)
+        return DataSection(
+            train=rows,
+            shuffle=False,
+            prompt=self.prompt,
+            messages=self.messages,
+            chat=self.chat,
+            system_prompt=self.system_prompt,
+            max_prompt_tokens=longest,
+            overlong_prompts="truncate" if longest < self.max_prompt_tokens else self.overlong_prompts,
+            bad_rows=self.bad_rows,
+            fields=self.fields,
+            answer=answer,
+            max_validation_samples=max_validation_samples,
+        )
+
     @model_validator(mode="after")
     def _one_way_to_ask(self) -> PromptSection:
         if self.messages is not None and self.prompt != type(self).model_fields["prompt"].default:

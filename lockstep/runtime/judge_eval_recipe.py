@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Layer, Loaded, RecipeError, algorithm_of, load, usage
-from lockstep.recipe import Computation, JudgeEvalRecipe
+from lockstep.recipe import JudgeEvalRecipe
 from lockstep.recipe_errors import recipe_classes
-from lockstep.runtime.model_recipe import weights_of
+from lockstep.runtime.model_recipe import computation_of, weights_of
 
 _NAME, _RECIPE = "judge_eval", "judge_eval"
 
@@ -51,8 +51,8 @@ def _judge(model: str) -> dict[str, Any]:
 
 def _as_trained(own: Path) -> Layer:
     """How a run computes, and how it judges where it does."""
-    tree = load(str(own)).training.model_dump(mode="json")
-    said = {"seed": tree["seed"], "learner": {name: tree["learner"][name] for name in Computation.model_fields}}
+    training = load(str(own)).training
+    tree, said = training.model_dump(mode="json"), {"seed": training.seed, "learner": computation_of(training)}
     return Layer(str(own), said | ({"judge": tree["judge"]} if "judge" in tree else {}))
 
 

@@ -103,7 +103,7 @@ def _server(section: AskedSection, sampler: SamplerSection, shown: Progress) -> 
     source = None if section.path is None else open_source(section.path)
     reader = None if source is None else Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
     stops = () if source is None else source.stop_token_ids
-    sampling = SamplingParams(**section.sampling.model_dump(), stop_token_ids=stops)
+    sampling = section.sampling.params(stops)
     return ServerAnswers(client.chat, sampling, sampler.openai.max_concurrency, reader, shown.note)
 
 

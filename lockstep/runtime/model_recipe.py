@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Layer, Loaded, RecipeError, algorithm_of, load, usage
-from lockstep.recipe import Computation, PromptSection
+from lockstep.recipe import PromptSection, TrainingRecipe
 from lockstep.recipe_errors import recipe_classes
 
 
@@ -61,12 +61,18 @@ class Command:
 
     def _as_trained(self, own: Path) -> Layer:
         """What a run's recipe says that the command needs too, under the same words."""
-        tree = load(str(own)).training.model_dump(mode="json")
+        training = load(str(own)).training
+        tree = training.model_dump(mode="json")
         said: dict[str, Any] = {name: tree[name] for name in self.sections if name in tree}
         names = self.data.model_fields.keys() - {"max_validation_samples"}
-        said["data"] = {name: tree["data"][name] for name in names}
-        said["learner"] = {name: tree["learner"][name] for name in Computation.model_fields}
+        said["data"] = training.data.model_dump(mode="json", include=names)
+        said["learner"] = computation_of(training)
         return Layer(str(own), said | self.drawn(tree))
+
+
+def computation_of(training: TrainingRecipe) -> dict[str, str]:
+    """What a run's recipe says of where and in which precision it computes."""
+    return {"device": training.learner.device, "dtype": training.learner.dtype}
 
 
 def room_of_demonstrations(tree: dict[str, Any]) -> dict[str, int] | None:

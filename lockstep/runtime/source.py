@@ -43,8 +43,7 @@ class Source:
 
     def sampling(self, section: Sampling) -> SamplingParams:
         """The distribution of a section of the recipe, for this model."""
-        fields = {name: value for name, value in section.model_dump().items() if name in Sampling.model_fields}
-        return SamplingParams(**fields, stop_token_ids=self.stop_token_ids)
+        return section.params(self.stop_token_ids)
 
     def require_room(self, option: str, tokens: int) -> None:
         """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the model."""

@@ -45,7 +45,7 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
         raise InputError(f"the doctor's {name} computes on the CPU; leave learner.device at auto")
     if _over_ranks(name):
         trainer = "megatron" if name.startswith("megatron") else "torch"
-        section = LearnerSection(**recipe.learner.model_dump(), backend=trainer, parallel=parallel)
+        section = LearnerSection.of(recipe.learner, trainer, parallel)
         return MeshBackend(name, folder, section, workers)
     return HFBackend(folder, dtype, size) if name == "hf" else TorchBackend(folder, dtype, size)
 

@@ -84,7 +84,8 @@ def layout(parallel: Parallel) -> str:
 
 def _options(estimate: Estimate) -> str:
     learner = estimate.learner
-    options = [name for name in ("activation_checkpointing", "cpu_offload") if learner.model_dump()[name]]
+    asked = {"activation_checkpointing": learner.activation_checkpointing, "cpu_offload": learner.cpu_offload}
+    options = [name for name, chosen in asked.items() if chosen]
     return ", ".join([layout(learner.parallel), learner.dtype, *options])
 
 

@@ -1,0 +1,58 @@
+"""Sections that become others, or what samplers are told: each option arrives, under its name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from lockstep.recipe import Computation, DataSection, LearnerSection, Parallel, PromptSection, QuestionSection, Sampling
+from lockstep.recipe.doctor import DoctorData
+from lockstep.recipe.evaluation import EvalData
+from lockstep.recipe.generation import GenerateData
+
+FIELDS = PromptSection.model_fields
+TALKS = PromptSection(
+    messages="talk", max_prompt_tokens=7, overlong_prompts="skip", bad_rows="skip", fields={"n": "any"}
+)
+CHATS = PromptSection(prompt="{q}", chat=True, system_prompt="Be brief.", max_prompt_tokens=7)
+
+
+def options(section: PromptSection, of: type[PromptSection] = PromptSection) -> dict[str, object]:
+    return section.model_dump(include=set(of.model_fields))
+
+
+def test_these_two_say_something_of_everything() -> None:
+    talks, chats = options(TALKS), options(CHATS)
+    assert all(field.default != talks[name] or talks[name] != chats[name] for name, field in FIELDS.items())
+
+
+def test_samplers_are_told_all_that_a_recipe_says() -> None:
+    section = Sampling(max_tokens=3, temperature=0.5, top_k=4, top_p=0.9)
+    assert asdict(section.params((1, 2))) == {**section.model_dump(), "stop_token_ids": (1, 2)}
+
+
+def test_a_learner_computes_as_the_recipe_says() -> None:
+    computation, parallel = Computation(device="cpu", dtype="bf16"), Parallel(dp=2)
+    section = LearnerSection.of(computation, "megatron", parallel)
+    assert section.model_dump(include=set(Computation.model_fields)) == computation.model_dump()
+    assert section == LearnerSection(device="cpu", dtype="bf16", backend="megatron", parallel=parallel)
+
+
+@pytest.mark.parametrize("said", [TALKS, CHATS], ids=["messages", "prompt"])
+def test_rows_are_read_as_their_section_says(said: PromptSection) -> None:
+    given = options(said)
+    answered = GenerateData.model_validate({"prompts": "rows.jsonl", **given}).in_order
+    asked = EvalData.model_validate({"validation": "rows.jsonl", "answer": "{a}", "max_validation_samples": 5, **given})
+    compared = DoctorData.model_validate(given).cut("rows.jsonl", room=9)
+    for data in (answered, asked.in_order, compared):
+        assert options(data) == given
+        assert (data.train, data.shuffle) == ("rows.jsonl", False)
+    assert (answered.answer, compared.answer) == ("", "")
+    assert options(asked.in_order, QuestionSection) == options(asked, QuestionSection)
+
+
+def test_a_prompt_without_room_is_cut() -> None:
+    data = DoctorData.model_validate(options(TALKS)).cut("rows.jsonl", room=6)
+    assert options(data) == {**options(TALKS), "max_prompt_tokens": 6, "overlong_prompts": "truncate"}
+    assert isinstance(data, DataSection)
