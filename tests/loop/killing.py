@@ -31,7 +31,11 @@ def command(folder: str, *overrides: str) -> list[str]:
 def started(folder: str, *overrides: str, shell: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
     """The run in a process of its own, in a group of its own; `shell` is what starts it."""
     whole = [*shell, *command(folder, *overrides)]
-    process = subprocess.Popen(whole, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    ours = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    try:
+        process = subprocess.Popen(whole, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGHUP, ours)
     try:
         yield process
     finally:
