@@ -44,6 +44,9 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What argparse leaves over are overrides: behind an option, or with dashes that the recipe's own have not."""
     parser = _parser()
     options, left = parser.parse_known_args(arguments)
+    if "--traceback" in left:  # wherever it stands
+        left.remove("--traceback")
+        options.traceback = True
     if left and "overrides" not in options:
         parser.error(f"there is no argument {left[0]!r} here")
     if left:
@@ -62,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = commands.add_parser("train", help="run a recipe; the same command again continues the run")
     train.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
-    train.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe, such as seed=1")
+    train.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="options of the recipe, such as seed=1"
+    )
     train.add_argument("--dry-run", action="store_true", help="check all that can be known, and start nothing")
     train.add_argument(
         "--allow-changes", action="store_true", help="go on even where recipe, data, model or code have changed"
@@ -70,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(command=_train)
     plan = commands.add_parser("plan", help="say what a recipe takes of memory and network, on paper")
     plan.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
-    plan.add_argument("overrides", nargs="*", metavar="key=value", help="options of the recipe")
+    plan.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="options of the recipe")
     plan.add_argument("--gpus", type=int, required=True, metavar="N", help="how many there are")
     plan.add_argument("--memory", required=True, metavar="SIZE", help="of each GPU, such as 80GB or 80GiB")
     plan.add_argument(
@@ -79,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(command=_plan)
     config = commands.add_parser("config", help="print a recipe as it would be run, and where each value comes from")
     config.add_argument("recipe", nargs="?", help="without it, the recipes that ship are listed")
-    config.add_argument("overrides", nargs="*", metavar="key=value | key", help="a key alone asks what an option is")
+    config.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value | key", help="a key alone asks what an option is"
+    )
     config.add_argument("--explain", action="store_true", help="say what every option is, instead")
     config.set_defaults(command=_config)
     evaluate = commands.add_parser("eval", help="ask a model the questions of a file; the same command again goes on")
@@ -126,7 +133,7 @@ def _add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe:
         "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
     )
     parser.add_argument("data", metavar="DATA", type=path_argument, help=f"{rows}: JSONL, Parquet or a data set folder")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"such as {option}")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}")
     parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
     parser.add_argument(
         "--out", metavar="FOLDER", type=path_argument, help=f"where the results go; without it a folder in {folder}"

@@ -212,11 +212,19 @@ def _find(recipe: str, beside: Path, asker: str) -> Path:
     """The file of a recipe; a path is relative to `beside`, and `asker` begins the error."""
     if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
         path = beside / expand(recipe)
+        if path.is_dir():
+            raise RecipeError(f"{asker}{path} is a folder; a recipe is a YAML file{_run_hint(path)}")
         if not path.is_file():
             raise RecipeError(f"{asker}there is no recipe file {path}")
         return path
     names = shipped()
     if recipe not in names:
+        meant = (beside / recipe).with_suffix(".yaml")
+        if (beside / recipe).exists() or meant.is_file():
+            hint = f"; did you mean {meant}?" if meant.is_file() else _run_hint(beside / recipe)
+            raise RecipeError(
+                f"{asker}{recipe} is no recipe: that is a name from `lockstep config`, or a YAML file{hint}"
+            )
         close = get_close_matches(recipe, names, 1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise RecipeError(
@@ -226,13 +234,24 @@ def _find(recipe: str, beside: Path, asker: str) -> Path:
     return names[recipe]
 
 
+def _run_hint(path: Path) -> str:
+    """For a run's folder, which may be meant where a recipe is asked for."""
+    return f"; {path} is a run, whose recipe is {path / 'recipe.yaml'}" if (path / "recipe.yaml").is_file() else ""
+
+
 def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     """What a file says, after what its base says."""
     source = path.stem if path in shipped().values() else str(path)
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{source}: byte {error.start + 1} is not UTF-8; save the recipe as UTF-8") from None
     except (ValueError, OSError) as error:
         raise RecipeError(f"{source}: {error}") from None
+    if tree is None:
+        raise RecipeError(
+            f"{source}: this file is empty; begin with base: and the name of a recipe, and say what differs"
+        )
     if not isinstance(tree, dict):
         raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {shown(tree)}")
     base = tree.pop("base", None)

@@ -74,7 +74,8 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Section]) -> str
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
         case "extra_forbidden":
-            return f"there is no option {key}; {nearest(recipe, path)}"
+            wrong = _wrong(problem["input"], path, recipe)
+            return f"there is no option {'.'.join(map(str, wrong))}; {nearest(recipe, wrong)}"
         case "missing":
             return f"{key} is missing{_description(recipe, path)}"
         case "value_error":
@@ -88,6 +89,16 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Section]) -> str
         f"""; quote text that YAML reads as something else: {key}='"…"'""" if problem["type"] == "string_type" else ""
     )
     return f"{key} is {shown(problem['input'])}, but should be {expected}{quoting}"
+
+
+def _wrong(said: Any, path: KeyPath, recipe: type[Section]) -> KeyPath:
+    """The option that is told to be wrong: of an unknown section the only one in it, where another section has it."""
+    found = list(path)
+    while isinstance(said, dict) and len(said) == 1:
+        [(key, said)] = said.items()
+        found.append(key)
+    known = {key.rsplit(".", 1)[-1] for key in _all_keys(recipe, ())}
+    return found if found[-1] in known else path
 
 
 def shown(value: Any) -> str:

@@ -36,7 +36,8 @@ def parse(text: str) -> Any:
         node = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise InputError(f"{line}this is no YAML: {error.problem or error.context}") from None
+        tab = "; indent with spaces" if "'\\t'" in str(error.problem) else ""
+        raise InputError(f"{line}this is no YAML: {error.problem or error.context}{tab}") from None
     except yaml.YAMLError as error:
         raise InputError(f"this is no YAML: {error}") from None
     return None if node is None else _value(node)

@@ -30,6 +30,7 @@ FLOORS = (
         "align",
         "metrics",
         "keyed",
+        "lfs",
         "yaml12",
         "recipe",
         "recipe_errors",

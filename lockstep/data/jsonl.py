@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from lockstep import lfs
 from lockstep.data import cache
 from lockstep.data.cache import Stamp
 from lockstep.data.notes import Ticker
@@ -28,6 +29,9 @@ from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, RowError, Ski
 _BUFFER_BYTES = 1 << 22
 _NUMBERS_AT_ONCE = 1 << 16
 _UTF8_MARK = b"\xef\xbb\xbf"
+_GZIP_MARK = b"\x1f\x8b"
+_LIST = re.compile(rb"\[\s*\n")  # over several lines
+_TABLES = (".csv", ".tsv", ".xls", ".xlsx")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -280,6 +284,9 @@ def _flush(numbers: array[int], file: BinaryIO) -> None:
 def _unpack(path: Path, file: BinaryIO) -> None:
     ticker = Ticker(f"unpacking {path}", path.stat().st_size)
     with path.open("rb") as packed, gzip.GzipFile(fileobj=packed) as text:
+        if packed.read(len(_GZIP_MARK)) != _GZIP_MARK:
+            raise DataError(f"{path}: is not packed by gzip; take .gz off its name, or pack it")
+        packed.seek(0)
         try:
             while block := text.read(_BUFFER_BYTES):
                 file.write(block)
@@ -297,7 +304,15 @@ def _refusal(path: Path, line: int, what: str) -> DataError:
 
 
 def _mark_bytes(start: bytes, path: Path) -> int:
-    """The length of a UTF-8 byte-order mark, where the file starts with one."""
+    """The length of a UTF-8 byte-order mark, where the file starts with one; raises DataError for other formats."""
     if start.startswith(_UTF16_MARKS):
         raise DataError(f"{path}, line 1: the file is UTF-16; save it as UTF-8")
+    if start.startswith(lfs.MARK):
+        raise DataError(f"{path}: is only a pointer of Git LFS to the file; `git lfs pull` fetches it")
+    if start.startswith(_GZIP_MARK):
+        raise DataError(f"{path}: is packed by gzip; give it a name that ends in .gz")
+    if path.suffix in _TABLES:
+        raise DataError(f"{path}: tables as text are not read; save it as JSONL or Parquet (pandas does both)")
+    if _LIST.match(start):
+        raise DataError(f"{path}: is one JSON list, not JSONL; give it a name that ends in .json")
     return len(_UTF8_MARK) if start.startswith(_UTF8_MARK) else 0

@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
+from lockstep import lfs
 from lockstep.errors import InputError, first_line
 from lockstep.models import attention
 
@@ -48,6 +49,7 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     """Raises ModelError where there is no such folder; names that look like those of a hub get a hint."""
     path = Path(folder)
     if path.is_dir():
+        _require_files(path)
         return path
     if path.exists():
         raise ModelError(f"{path} is a file; give the Hugging Face folder of a model")
@@ -59,6 +61,13 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     raise ModelError(
         f"there is no folder {path}, and Lockstep downloads nothing; give the folder of a model on this machine{hint}"
     )
+
+
+def _require_files(folder: Path) -> None:
+    """Raises ModelError where git has left a file's pointer in place of the file."""
+    for file in sorted(folder.glob("*")):
+        if lfs.is_pointer(file):
+            raise ModelError(f"{file} is only a pointer of Git LFS to the file; `git lfs pull` in {folder} fetches it")
 
 
 def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTrainedConfig:

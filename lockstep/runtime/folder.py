@@ -65,10 +65,21 @@ def require_writable(folder: Path) -> None:
     _require_own(folder)
     place = standing(folder)
     if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise InputError(
-            f"the run folder {folder} cannot be made, because {place} is not a folder that can be written to; set "
-            "run.folder to another place"
-        )
+        raise _unmakable(folder, f"{place} is not a folder that can be written to")
+    if folder.is_symlink() and not folder.exists():
+        raise _unmakable(folder, "it is a link to what is not there")
+
+
+def make(folder: Path) -> None:
+    """Makes a run's folder where there is none; raises InputError where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unmakable(folder, f"the system refuses it ({error.strerror})") from error
+
+
+def _unmakable(folder: Path, why: str) -> InputError:
+    return InputError(f"the run folder {folder} cannot be made, because {why}; set run.folder to another place")
 
 
 _LOGS = (".log", ".txt", ".out", ".err")

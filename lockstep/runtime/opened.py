@@ -10,7 +10,7 @@ from threading import Event
 from lockstep.config import Loaded, describe
 from lockstep.errors import InputError, LockstepError, RunError
 from lockstep.runtime.crash import CRASH, write_crash
-from lockstep.runtime.folder import locked, write_once
+from lockstep.runtime.folder import locked, make, write_once
 from lockstep.runtime.footprint import Footprint
 from lockstep.runtime.machine import as_noted
 from lockstep.runtime.stop import Stopped
@@ -29,7 +29,7 @@ def opened(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
         RunError: For an error of the operating system afterwards.
     """
     before = Footprint.before(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make(folder)
     with locked(folder), before.restored_on_failure() as started, _crashes_noted(loaded, folder, started):
         write_once(folder / "recipe.yaml", describe(loaded))
         with as_noted(loaded, folder):

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep.data.files import Files, open_rows
 from lockstep.data.prompts import token_ids
 from lockstep.data.selection import texts
 from lockstep.errors import InputError
 from lockstep.models.export import save_model
-from lockstep.models.folder import context_of, read_config
+from lockstep.models.folder import context_of, read_config, read_json
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.models.weight_files import require_rewards
@@ -77,7 +77,7 @@ def open_source(folder: Path | str) -> Source:
     config = whole.get_text_config()
     listed = [tokenizer.eos_token_id]
     if (Path(folder) / "generation_config.json").is_file():
-        own = GenerationConfig.from_pretrained(folder).eos_token_id
+        own = read_json(Path(folder), "generation_config.json", "").get("eos_token_id")
         listed += own if isinstance(own, list) else [own]
     stops = sorted({stop for stop in listed if isinstance(stop, int)})
     if not stops:

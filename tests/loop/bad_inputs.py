@@ -5,6 +5,7 @@ The commands are given in a folder of `workspace.furnish`.
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -104,6 +105,7 @@ TESTED = "reward={type: code, marker: null, code: {tests: tests}}"
 BY_ROW = "reward={type: by_row, verifier: kind, code: {tests: tests}}"
 
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 4\n"
 TINY = "base: tiny.yaml\n"
 WITHOUT_A_LENGTH = """
 algorithm: sft
@@ -118,6 +120,13 @@ RECIPES = {
     "recipe: name with a typo": BadInput("train ppo_arithmetc"),
     "recipe: no such file": BadInput("train absent.yaml"),
     "recipe: no YAML": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nppo: {clip: 0.1\n")),
+    "recipe: tabs": BadInput("train bad.yaml", write("bad.yaml", "base: tiny.yaml\nppo:\n\tclip: 0.1\n")),
+    "recipe: empty": BadInput("train bad.yaml", write("bad.yaml", "")),
+    "recipe: not UTF-8": BadInput("train bad.yaml", write("bad.yaml", b"seed: 1 # \xe9\n")),
+    "recipe: a name without its ending": BadInput("train own"),
+    "recipe: a file of something else": BadInput("train rows.jsonl"),
+    "recipe: a folder": BadInput("train ./model"),
+    "recipe: a run": BadInput("train run", a_run),
     "recipe: a key twice": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nseed: 2\n")),
     "recipe: a tag": BadInput("train bad.yaml", write("bad.yaml", "seed: !!python/name:os.system\n")),
     "recipe: a list": BadInput("train bad.yaml", write("bad.yaml", "- 1\n")),
@@ -135,6 +144,7 @@ RECIPES = {
     "recipe: a typo in a file": BadInput("train bad.yaml", write("bad.yaml", TINY + "ppo: {clpi: 0.1}\n")),
     "override: a typo": said("ppo.clop=0.1"),
     "override: no section": said("lr=0.1"),
+    "override: a section of another algorithm": BadInput("train sft.yaml policy.lr=5"),
     "override: an option that moved": said("doctor.watch=false"),
     "override: dashes": said("--ppo.clip=0.1"),
     "override: a space": said("ppo.clip 0.1"),
@@ -216,6 +226,8 @@ MODELS = {
         )
     ),
     "model: no reward model": own(overrides="reward=null reward_model.path=model ppo.kl.coef=0"),
+    "model: a pointer of Git LFS": own(write("model/model.safetensors", POINTER)),
+    "model: generation_config.json torn": own(write("model/generation_config.json", "{")),
     "tokenizer: none": own(remove("model/tokenizer.json")),
     "tokenizer: torn": own(write("model/tokenizer.json", '{"version"')),
     "tokenizer: of another model": own(small_embedding),
@@ -263,6 +275,11 @@ DATA = {
     "data: no such file": own(overrides="data.train=absent.jsonl"),
     "data: no such validation file": own(overrides="data.validation=absent.jsonl"),
     "data: empty": own(write("rows.jsonl", "\n\n")),
+    "data: a table as text": own(write("rows.csv", "question,answer\nWhy?,1\n"), "data.train=rows.csv"),
+    "data: one list": own(write("rows.jsonl", '[\n  {"question": "a", "answer": "1"}\n]\n')),
+    "data: packed under another name": own(write("rows.jsonl", gzip.compress(b"{}"))),
+    "data: not packed": own(write("rows.jsonl.gz", "{}"), "data.train=rows.jsonl.gz"),
+    "data: a pointer of Git LFS": own(write("rows.jsonl", POINTER)),
     "data: no JSON": own(add_row('{"question": "Wh')),
     "data: no object": own(add_row("[1, 2]")),
     "data: not UTF-8": own(write("rows.jsonl", b'{"question": "\xff"}\n')),
@@ -376,6 +393,7 @@ JUDGED = {
 
 RUNS = {
     "run: folder cannot be made": said("run.folder=rewards.py/run"),
+    "run: a folder that leads nowhere": own(lambda folder: (folder / "run").symlink_to("nowhere")),
     "run: a folder of a model": own(overrides="run=model"),
     "run: a folder of something else": own(
         lambda folder: [(folder / "notes").mkdir(), write("notes/diary.md", "Dear")(folder)], "run.folder=notes"

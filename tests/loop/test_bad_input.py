@@ -16,6 +16,7 @@ from workspace import furnish
 
 from lockstep import exit_codes
 from lockstep.cli import main
+from lockstep.errors import InputError
 from lockstep.runtime.folder import locked
 
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
@@ -135,6 +136,26 @@ def test_a_dry_run_goes_on_to_the_recipe_that_is_trained_first(here: Path, capsy
     assert "sft is trained first" in capsys.readouterr().out
     (here / "model/tokenizer.json").unlink()
     assert "sft: model: has no tokenizer" in refusal("train later.yaml --dry-run", capsys)
+
+
+def test_only_arguments_that_must_be_said_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "model"])
+    assert capsys.readouterr().err.endswith("the following arguments are required: DATA\n")
+
+
+def test_traceback_may_stand_behind_the_command(here: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no recipe file absent\.yaml"):
+        main(["train", "absent.yaml", "--traceback"])
+
+
+def test_all_overrides_that_yaml_reads_otherwise_are_told_at_once(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "own.yaml", "data.answer=", "data.prompt={question}"]) == exit_codes.INPUT
+    said = capsys.readouterr().err.splitlines()
+    assert is_said("override: no text", said[0].removeprefix("lockstep: "))
+    assert is_said("override: a template without quotes", said[1])
 
 
 def test_the_batch_that_broke_the_numbers_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -256,7 +256,7 @@ def test_a_missing_algorithm_names_those_there_are(tmp_path: Path) -> None:
         ("seed: 1\nseed: 2\n", "line 2: the key seed is given twice"),
         ("seed: [1\n", "no YAML"),
         ("- 1\n", "a recipe is a mapping of options"),
-        ("", "a recipe is a mapping of options"),
+        ("", "this file is empty; begin with base: and the name of a recipe"),
         ("seed: !!python/name:os.system\n", "is not followed"),
         ("base: [a, b]\n", "base must name one recipe"),
     ],

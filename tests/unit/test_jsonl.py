@@ -241,11 +241,20 @@ def test_a_packed_file_is_read_as_what_it_holds(tmp_path: Path, monkeypatch: pyt
     assert index.row(1) == {"a": 2}
 
 
-@pytest.mark.parametrize("spoil", [lambda packed: packed[:-9], lambda packed: b"no gzip", lambda packed: packed[:30]])
+@pytest.mark.parametrize(
+    "spoil", [lambda packed: packed[:-9], lambda packed: packed[:-8] + bytes(8), lambda packed: packed[:30]]
+)
 def test_a_packed_file_that_is_not_whole_is_named(tmp_path: Path, spoil: Any) -> None:
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(spoil(gzip.compress(b'{"a": 1}\n' + os.urandom(99).hex().encode())))
     with pytest.raises(DataError, match=r"rows\.jsonl\.gz: is not a whole gzip file"):
+        JsonlIndex(path)
+
+
+def test_a_file_that_is_not_packed_though_its_name_says_so_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(b"no gzip")
+    with pytest.raises(DataError, match=r"rows\.jsonl\.gz: is not packed by gzip; take \.gz off its name"):
         JsonlIndex(path)
 
 
