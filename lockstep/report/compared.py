@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep import exit_codes, yaml12
-from lockstep.report.log import read_metrics
+from lockstep import exit_codes
+from lockstep.report.log import read_metrics, read_recipe
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class Compared:
 
 def compared_in(folder: Path) -> Compared | None:
     """Reads a run's metrics; None where nothing is sampled, so that nothing could disagree."""
-    recipe = yaml12.parse((folder / "recipe.yaml").read_text(encoding="utf-8"))
-    return compared(read_metrics(folder)) if "agreement" in recipe else None
+    return compared(read_metrics(folder)) if "agreement" in read_recipe(folder) else None
 
 
 def compared(rows: Sequence[dict[str, float]]) -> Compared:

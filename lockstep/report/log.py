@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep import yaml12
 from lockstep.errors import InputError
 
 METRICS, TIMINGS, SAMPLES = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
@@ -50,6 +51,18 @@ def require_run(folder: Path) -> None:
         near = Path("runs") / folder.name
         hint = f"; did you mean {near}?" if (near / "recipe.yaml").is_file() else ""
         raise InputError(f"{folder} is no folder of a run: it holds no recipe.yaml{hint}")
+
+
+def read_recipe(folder: Path) -> dict[str, Any]:
+    """The options of a run's recipe; raises InputError where its file holds none."""
+    file = folder / "recipe.yaml"
+    try:
+        recipe = yaml12.parse(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{file}: {error}; restore the file") from error
+    if not isinstance(recipe, dict):
+        raise InputError(f"{file}: holds no options; restore the file")
+    return recipe
 
 
 def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:

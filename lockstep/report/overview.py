@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep import yaml12
 from lockstep.report.compared import compared_in
-from lockstep.report.log import TIMINGS, lines, read_metrics, require_run
+from lockstep.report.log import TIMINGS, lines, read_metrics, read_recipe, require_run
 
 
 def overview(folder: Path) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def overview(folder: Path) -> dict[str, Any]:
     """
     require_run(folder)
     rows = read_metrics(folder)
-    recipe = dict(flat(yaml12.parse((folder / "recipe.yaml").read_text(encoding="utf-8"))))
+    recipe = dict(flat(read_recipe(folder)))
     environment = folder / "environment.json"
     planned, compared = recipe.get("run.max_steps", -1), compared_in(folder)
     return {

@@ -68,7 +68,7 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
     saved = found.folder / learner
     with Boxes(written(saved, "model")) as boxes:
         weights = {in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()}
-    out.parent.mkdir(parents=True, exist_ok=True)
+    _make_room(out)
     beside = None
     if lora is not None:
         base = _first_model(loaded, run)
@@ -116,6 +116,14 @@ def _merged(loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: He
     learner = LearnerSpec(str(base), head, section, None, recipe.seed).build()
     learner.load(saved)
     return {in_folder(backbone, name): tensor for name, tensor in learner.weights()}
+
+
+def _make_room(out: Path) -> None:
+    """Makes the folder that an export goes into; raises InputError where that cannot be."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the folder {out} cannot be made ({error.strerror}); name another place") from error
 
 
 def _chosen(checkpoints: Checkpoints, which: str) -> Checkpoint:

@@ -421,6 +421,9 @@ RUNS = {
     "generate: a recipe of another command": BadInput("generate model rows.jsonl --recipe own.yaml"),
     "generate: a run that is not finished": BadInput("generate run rows.jsonl", a_run),
     "check: no run": BadInput("check model"),
+    "report: a torn recipe": BadInput(
+        "report run", lambda folder: [a_run(folder), write("run/recipe.yaml", "run: {")(folder)]
+    ),
     "export: no run": BadInput("export model out"),
     "export: adapters of none": BadInput("export run out --adapter", a_run),
 }

@@ -104,6 +104,7 @@ def test_a_moved_run_can_be_exported(finished: Path) -> None:
         (["run", "out", "--checkpoint", "newest"], "say latest, best, or the number of a step"),
         (["run", "out", "--checkpoint", "best"], "set run.best in the recipe"),
         (["run/checkpoints", "out"], "no folder of a run"),
+        (["run", "rewards.py/out"], "the folder rewards.py/out cannot be made ("),
         (["nowhere", "out"], "no folder of a run"),
         (["tiny-1", "out"], "did you mean runs/tiny-1?"),
     ],
