@@ -148,6 +148,11 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32)
     except (*CONFIG_ERRORS, RuntimeError, AttributeError, ArithmeticError, AssertionError) as error:
+        if error.args == (attention.NAME,):
+            raise ModelError(
+                f"{source}: {config.model_type} chooses its attention from classes of its own, among which Lockstep's "
+                "cannot be put, so its sequences cannot be packed; use a model of another family"
+            ) from error
         why = f"{type(error).__name__}: {config_reason(error)}"
         raise ModelError(f"{source}: transformers cannot build this model ({why})") from error
 

@@ -10,7 +10,7 @@ import torch
 from tiny_models import SHAPE
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.family_vllm import vllm_with_refit
+from benchmarks.family_vllm import measured
 
 pytestmark = pytest.mark.needs("vllm")
 
@@ -27,6 +27,6 @@ def test_other_weights_arrive_and_are_computed_with(vllm: None, tmp_path: Path, 
     torch.manual_seed(0)
     fields = {**SHAPE, "pad_token_id": None, **FAMILIES[family]}
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(tmp_path)
-    outcome = vllm_with_refit(tmp_path)
+    outcome = measured(tmp_path)
     assert outcome.verdict == "right", outcome.sentence
     assert outcome.gap < 1e-4

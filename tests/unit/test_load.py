@@ -144,6 +144,11 @@ def test_an_unknown_type_from_scratch_names_the_option() -> None:
         build_causal_lm({"model_type": "abacus"}, words_tokenizer(["a b"]), 0)
 
 
+def test_a_family_that_keeps_to_its_own_attention_classes_is_named() -> None:
+    with pytest.raises(ModelError, match="falcon chooses its attention from classes of its own"):
+        build_causal_lm({"model_type": "falcon"}, words_tokenizer(["a b"]), 0)
+
+
 def alter(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)

@@ -190,14 +190,20 @@ class VLLMSampler:
         waiting = {self._ask(tokens, options): place for place, (tokens, options) in enumerate(asked)}
         try:
             while waiting:
-                with self._whole():
-                    outputs = self._engine.step()
+                outputs = self._step()
                 done = [(waiting.pop(output.request_id), output) for output in outputs]
                 self._cached |= {int(output.request_id): output.num_cached_tokens or 0 for _, output in done}
                 if done:
                     yield done
         finally:
             self._engine.abort_request(list(waiting))
+
+    def _step(self) -> Sequence[Any]:
+        try:
+            with self._whole():
+                return self._engine.step()
+        except (ValueError, NotImplementedError) as error:
+            raise InputError(f"vLLM cannot compute with this model ({_reason(error)}); use sampler=torch") from error
 
     def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
         """How to draw one response, in vLLM's words. Nothing but the listed tokens ends it before its time."""
