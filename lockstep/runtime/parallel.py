@@ -36,6 +36,9 @@ from lockstep.runtime.cluster import HERE, Workers
 from lockstep.runtime.remote import Pending, Remote, RemoteTimeout, WorkerDied, outcomes
 from lockstep.runtime.workers import LearnerSpec
 
+_RANKS_WAIT_LONGER_S = 30.0
+"""For each other, than this process does for them: it then says which verb took too long, not a rank its socket."""
+
 
 @dataclass(frozen=True)
 class RankSpec:
@@ -115,7 +118,7 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> Mesh
     require_computable(read_config(spec.model), spec.section)
     if workers.here:
         require_gpus(spec.section)
-    host = Host(workers.address, parallel.ranks, timeout_s)
+    host = Host(workers.address, parallel.ranks, timeout_s + _RANKS_WAIT_LONGER_S)
     ranks = [
         workers.start(
             RankSpec(spec, host.meeting.of(rank)),

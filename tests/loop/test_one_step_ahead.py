@@ -35,7 +35,7 @@ LONG = (*AHEAD, "run.max_steps=16", "run.save_every=100", "sampler.replicas=2", 
 
 
 def test_samples_are_a_step_old_and_the_policy_learns_from_them(run: Run) -> None:
-    rows = run(*AHEAD, "sampler.replicas=2", "run.max_steps=20", "policy.lr=0.02", "ppo.num_generations=4")
+    rows = run(*AHEAD, "sampler.replicas=2", "run.max_steps=20", "policy.lr=0.015", "ppo.num_generations=4")
     trained = [row for row in rows if "train/reward" in row]
     assert [row["agreement/weights_age"] for row in trained] == [0.0] + [1.0] * 19
     assert [row["refit/version"] for row in trained] == [0, *range(19)]
