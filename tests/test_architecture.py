@@ -23,6 +23,7 @@ FLOORS = (
         "__init__",
         "types",
         "errors",
+        "background",
         "exit_codes",
         "paths",
         "process_defaults",

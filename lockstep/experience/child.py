@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lockstep.background import SIGNAL_CHECK_S
+
 _START_S = 600.0  # importing what a user's module imports may take long on a busy disk
 _GRACE_S = 0.5  # for a child to leave by itself when nothing more is asked
 
@@ -191,11 +193,14 @@ class _Running:
 
     def _line(self, deadline: float) -> bytes:
         while b"\n" not in self.unread:
-            self.connection.settimeout(max(deadline - time.monotonic(), 1e-4))
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise ChildHangs
+            self.connection.settimeout(min(left_s, SIGNAL_CHECK_S))
             try:
                 received = self.connection.recv(1 << 16)
             except TimeoutError:
-                raise ChildHangs from None
+                continue
             except OSError:
                 received = b""
             if not received:

@@ -8,7 +8,7 @@ costs its own episode, which then has no verdict; it is counted, and named.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep import keyed
+from lockstep.background import run_in_background, wait_for_all
 from lockstep.batch import Batch
 from lockstep.errors import InputError
 from lockstep.experience import environment
@@ -24,6 +25,8 @@ from lockstep.experience.child import Child, ChildDied, ChildError, ChildHangs
 from lockstep.experience.engine import Engine
 from lockstep.recipe import EnvironmentSection
 from lockstep.types import Prompt, Request, SamplingParams
+
+_ENDING_S = 5.0  # for threads to see that their processes were killed
 
 Observed = Callable[[str, int], Sequence[int]]
 """The tokens of an observation, behind a turn that ended with this token."""
@@ -116,7 +119,6 @@ class Episodes:
         self._section, self._stops, self._decode, self._observed = section, stops, decode, observed
         self._note, self._told_of_hanging = note, False
         self._children = [Child(environment.__name__, section.class_name) for _ in range(section.max_concurrency)]
-        self._threads = ThreadPoolExecutor(len(self._children), "environment")
         self._started(self._children[0])
 
     def play(
@@ -139,12 +141,7 @@ class Episodes:
         """
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self._stops))
         episodes = [_begun(number, *pair) for number, pair in enumerate(zip(prompts, requests, strict=True))]
-        try:
-            versions = self._turns(episodes, engine, sampling)
-        except BaseException:  # Ctrl-C, for one: no thread is left to wait for what hangs
-            for child in self._children:
-                child.kill()
-            raise
+        versions = self._turns(episodes, engine, sampling)
         if failures := self._failures(episodes):
             self._note(failures)
         return _batch(episodes, versions, sampling)
@@ -171,10 +168,24 @@ class Episodes:
             episode.append(tokens[mask], logprob[mask])
             episode.said.append(self._decode(tokens[mask].tolist()))
             episode.truncated = cut
-        list(self._threads.map(ask, self._children, self._shares(episodes)))
+        self._ask_all(episodes, ask)
         for episode in episodes:
             self._go_on(episode, sampling.max_tokens)
         return batch["version"]
+
+    def _ask_all(self, episodes: Sequence[_Episode], ask: _Ask) -> None:
+        """Lets all processes answer side by side. An error, Ctrl-C for one, ends them: none is waited for."""
+        answers: list[Future[None]] = []
+        try:
+            for child, share in zip(self._children, self._shares(episodes), strict=True):
+                answers.append(run_in_background(partial(ask, child, share)))
+            for answer in wait_for_all(answers):
+                answer.result()  # raises what it raised
+        except BaseException:
+            for child in self._children:
+                child.kill()
+            wait(answers, _ENDING_S)
+            raise
 
     def _go_on(self, episode: _Episode, room: int) -> None:
         """Reads the observation, if the episode goes on and leaves so many tokens of room behind it."""

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Thread
-from typing import TypeVar
 
 from safetensors.torch import load_file
 
 from lockstep.algorithms.policy_gradient import Drawn
 from lockstep.algorithms.step import StepResult
+from lockstep.background import run_in_background, wait_for_all
 from lockstep.experience.engine import Engine
 from lockstep.experience.refit import Snapshot
 from lockstep.learners.boxes import Written
@@ -30,8 +29,6 @@ from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.metrics import Metrics
 from lockstep.runtime.loop import Extent
 from lockstep.runtime.progress import Progress
-
-T = TypeVar("T")
 
 _WEIGHTS, _PROBE = "weights.safetensors", "probe.safetensors"
 
@@ -126,7 +123,7 @@ class Ahead:
         if not self.extent.over(step + 1, drawn.position):
             bracket = ExitStack()
             refitted = bracket.enter_context(self.engine.at(snapshot.version, snapshot))
-            self._begun = _aside(lambda: self._draw(drawn.position, refitted, bracket))
+            self._begun = run_in_background(lambda: self._draw(drawn.position, refitted, bracket))
         self._snapshot = snapshot
         return compared
 
@@ -138,7 +135,7 @@ class Ahead:
         """Waits for the sampler. An error of its is kept for the next step, since this one is done."""
         if self._begun is not None:
             with self.shown.phase("wait for rollouts"):
-                wait([self._begun])
+                wait_for_all([self._begun])
 
     def _copied(self, step: int) -> Snapshot:
         """A copy of the weights; the one that is there, while the policy rests."""
@@ -147,17 +144,3 @@ class Ahead:
             return self._snapshot
         with self.shown.phase("refit"):
             return self.engine.snapshot(version)
-
-
-def _aside(work: Callable[[], T]) -> Future[T]:
-    """Does something in a thread of its own, which is daemonic: whoever ends this process need not wait for it."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # told to whoever asks for the result
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future

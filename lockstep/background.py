@@ -1,0 +1,44 @@
+"""Work in background threads that neither delay an interrupt nor keep a process alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from threading import Thread
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SIGNAL_CHECK_S = 0.5
+"""No wait of the main thread is longer than this at a stretch. A signal that arrives just before the thread blocks does
+not wake it: Python raises `KeyboardInterrupt` only once the call has returned."""
+
+
+def run_in_background(work: Callable[[], T]) -> Future[T]:
+    """Calls `work` in a daemon thread of its own, so that an interrupted process can exit while it hangs.
+
+    Returns:
+        Its result, or what it raised.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # belongs to the caller that asks for the result
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def wait_for_all(futures: Sequence[Future[T]]) -> set[Future[T]]:
+    """Waits until all are done, or one has raised; an interrupt is heard at any time.
+
+    Returns:
+        Those that are done.
+    """
+    while True:
+        state = wait(futures, SIGNAL_CHECK_S, FIRST_EXCEPTION)
+        if not state.not_done or any(future.exception() is not None for future in state.done):
+            return state.done
