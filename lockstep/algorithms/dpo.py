@@ -13,7 +13,7 @@ from lockstep.batch import Batch
 from lockstep.data.pairs import Pairs
 from lockstep.learners.base import Learner, train
 from lockstep.losses.base import Outputs
-from lockstep.losses.preference import Preference
+from lockstep.losses.preference import Preference, interval_of_acc
 from lockstep.metrics import Metrics
 from lockstep.types import Phase
 
@@ -49,5 +49,7 @@ def with_reference(batch: Batch, reference: Learner) -> Batch:
 
 
 def held_out_preference(policy: Learner, batch: Batch, loss: Preference) -> Metrics:
-    """The metrics of training on pairs that are not trained on, which have their reference; no gradients."""
-    return loss(Outputs(logprob=policy.logprobs(batch)), batch)[1]
+    """The metrics of training on pairs that are not trained on, which have their reference, and the 95 % interval of
+    `acc`; no gradients."""
+    _, metrics = loss(Outputs(logprob=policy.logprobs(batch)), batch)
+    return metrics + interval_of_acc(metrics)

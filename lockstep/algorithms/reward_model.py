@@ -11,10 +11,10 @@ from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.data.pairs import Pairs
 from lockstep.learners.base import Learner, train
-from lockstep.losses.base import Outputs, active_pairs, paired
+from lockstep.losses.base import Outputs
+from lockstep.losses.preference import interval_of_acc
 from lockstep.losses.reward import BradleyTerry
-from lockstep.metrics import Last, Metrics
-from lockstep.objectives.estimates import share
+from lockstep.metrics import Metrics
 from lockstep.types import Phase
 
 
@@ -43,7 +43,5 @@ def reward_model_step(
 def held_out_pairs(reward_model: Learner, batch: Batch, loss: BradleyTerry) -> Metrics:
     """The metrics of training on pairs that are not trained on, and the 95 % interval of `acc`; no gradients."""
     _, reward_B = reward_model.values(batch)
-    chosen_P, rejected_P = paired(batch, reward_B)
-    right = share((chosen_P > rejected_P)[active_pairs(batch)].tolist())
-    interval = Metrics(acc_low=Last(right.low), acc_high=Last(right.high))
-    return loss(Outputs(final_value=reward_B), batch)[1] + interval
+    _, metrics = loss(Outputs(final_value=reward_B), batch)
+    return metrics + interval_of_acc(metrics)

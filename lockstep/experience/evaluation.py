@@ -139,11 +139,15 @@ class Grading:
         return figures
 
     def metrics(self, samples: Sequence[Sample], ks: Sequence[int]) -> Metrics:
-        """The same for a run's log. `accuracy`, or `reward` where rewards are graded, is the headline."""
-        figures = {name: figure.value for name, figure in self.figures(samples, ks).items()}
+        """The same for a run's log. `accuracy`, or `reward` where rewards are graded, is the headline.
+
+        Each figure has the ends of its interval beside it, `accuracy_low` and `accuracy_high`.
+        """
+        figures = self.figures(samples, ks)
         if not self.graded:
             figures = {"accuracy": figures["pass@1"], **figures}
-        return Metrics({name: Mean(value) for name, value in figures.items()}) + lengths(samples)
+        values = Metrics({name: Mean(figure.value) for name, figure in figures.items()})
+        return sum((figure.ends(name) for name, figure in figures.items()), values) + lengths(samples)
 
     def _num_passed(self, own: Sequence[Sample]) -> int:
         assert self.pass_score is not None, "without a score to pass at nothing passes"

@@ -12,6 +12,7 @@ from lockstep.batch import Batch
 from lockstep.losses.base import Denominator, Outputs, active_pairs, paired
 from lockstep.metrics import Mean, Metrics, StandardDeviation
 from lockstep.objectives import preference
+from lockstep.objectives.estimates import share
 from lockstep.objectives.masks import trainable
 from lockstep.recipe import PreferenceLoss, PreferenceSection
 
@@ -142,6 +143,14 @@ def implied_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> M
         rewards_all_mean=Mean(both.sum(), both.numel()),
         rewards_all_std=StandardDeviation(both.numel(), both.sum(), both.square().sum()),
     )
+
+
+def interval_of_acc(metrics: Metrics) -> Metrics:
+    """The 95 % interval of `acc`, over pairs: `acc_low` and `acc_high`."""
+    acc = metrics["acc"]
+    assert isinstance(acc, Mean), "acc is the share of pairs that are ranked right"
+    right, pairs = int(acc.total), int(acc.count)
+    return share([1.0] * right + [0.0] * (pairs - right)).ends("acc")
 
 
 def _means(names: tuple[str, str], pair: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:

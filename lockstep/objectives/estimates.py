@@ -17,6 +17,8 @@ from statistics import NormalDist
 
 import torch
 
+from lockstep.metrics import Last, Metrics
+
 _Z95 = NormalDist().inv_cdf(0.975)
 
 
@@ -35,6 +37,10 @@ class Estimate:
     low: float
     high: float
     questions: int
+
+    def ends(self, name: str) -> Metrics:
+        """The interval for a run's log, beside the metric `name`: `name_low` and `name_high`."""
+        return Metrics({f"{name}_low": Last(self.low), f"{name}_high": Last(self.high)})
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 from lockstep.report.compared import compared
+from lockstep.report.held_out import HELD_OUT, Figure, best, figures
 from lockstep.report.log import read_metrics
 
-_FIGURES = {
-    "validation/accuracy": "held-out accuracy",
-    "validation/reward": "held-out reward",
-    "validation/loss": "held-out loss",
-    "validation/acc": "held-out pairs ranked right",
-    "train/reward": "reward of sampled responses",
-    "train/response_length": "tokens per response",
-}
+_SAMPLED = {"train/reward": "reward of sampled responses", "train/response_length": "tokens per response"}
 
 
 def card(run: Path, algorithm: str, base: str, step: int) -> str:
@@ -61,10 +54,23 @@ def _agreement(rows: list[dict[str, float]]) -> str:
 
 
 def _figures(rows: list[dict[str, float]]) -> str:
-    lines = ["| | first | last, at step |", "|---|---|---|"]
-    for metric, label in _FIGURES.items():
-        logged = [row for row in rows if math.isfinite(row.get(metric, math.nan))]
-        if logged:
-            first, last = logged[0], logged[-1]
-            lines.append(f"| {label} (`{metric}`) | {first[metric]:.4g} | {last[metric]:.4g}, at {last['step']:.0f} |")
-    return "\n".join(lines) if len(lines) > 2 else "None were logged."
+    lines = ["| | first | last, at step | best, at step |", "|---|---|---|---|"]
+    for metric, (label, better) in HELD_OUT.items():
+        series = figures(rows, metric)
+        if series:
+            lines.append(f"| {label} (`{metric}`) | {_first_and_last(series)} | {_at(best(series, better))} |")
+    for metric, label in _SAMPLED.items():
+        series = figures(rows, metric)
+        if series:
+            lines.append(f"| {label} (`{metric}`) | {_first_and_last(series)} | |")
+    if len(lines) == 2:
+        return "None were logged."
+    return "\n".join([*lines, "", "In brackets 95 % intervals over held-out rows."])
+
+
+def _first_and_last(series: list[Figure]) -> str:
+    return f"{series[0].text('.4g')} | {_at(series[-1])}"
+
+
+def _at(figure: Figure) -> str:
+    return f"{figure.text('.4g')}, at {figure.step}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.report.compared import compared_in
+from lockstep.report.held_out import figures, from_to, headlines
 from lockstep.report.log import TIMINGS, lines, read_metrics, read_recipe, require_run
 
 
@@ -17,9 +18,9 @@ def overview(folder: Path) -> dict[str, Any]:
 
     Returns:
         Plain values: `finished`, `agreement` (whether training and sampling agreed, in a sentence; None where nothing
-        is sampled), `step` (the last that was logged), `planned` (steps; None where the
-        data decides), `metrics` and `timings` (name → `step` and `value`; None for what is not finite), `recipe` (key
-        such as ppo.clip → value), `environment`.
+        is sampled), `headlines` (figures on held-out rows and sampled rewards, in words), `step` (the last that was
+        logged), `planned` (steps; None where the data decides), `metrics` and `timings` (name → `step` and `value`;
+        None for what is not finite), `recipe` (key such as ppo.clip → value), `environment`.
 
     Raises:
         ValueError: If there is no run in the folder.
@@ -28,9 +29,11 @@ def overview(folder: Path) -> dict[str, Any]:
     rows = read_metrics(folder)
     recipe = dict(flat(read_recipe(folder)))
     environment = folder / "environment.json"
+    rewards = figures(rows, "train/reward")
     planned, compared = recipe.get("run.max_steps", -1), compared_in(folder)
     return {
         "agreement": None if compared is None else compared.sentence,
+        "headlines": [*headlines(rows), *([f"sampled reward {from_to(rewards)}"] if rewards else [])],
         "finished": (folder / "final").exists(),
         "step": max((int(row["step"]) for row in rows), default=0),
         "planned": planned if planned >= 0 else None,

@@ -1,20 +1,28 @@
-"""What a run came to, on one screen: accuracy before and after, the reward curve, and whether the policies agreed."""
+"""What a run came to, on one screen: accuracy before, after and at its best, the reward curve, and whether the policies
+agreed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 from lockstep.report.compared import Compared, compared_in
+from lockstep.report.held_out import HELD_OUT, Figure, best, figures, from_to
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import curve, summary_table
 
 
-def summary(folder: Path) -> str:
-    """Reads a run's metrics. Returns text for a terminal; ends with the path of the run."""
+def summary(folder: Path, kept: Collection[int]) -> str:
+    """Reads a run's metrics. Returns text for a terminal; ends with the path of the run.
+
+    Args:
+        folder: Of the run.
+        kept: Steps whose checkpoints are there.
+    """
     rows = read_metrics(folder)
     where = f"run: {folder}\nmodel: {folder / 'final'} (opens with transformers)\nlook at it: lockstep report {folder}"
-    parts = [_headline(rows, compared_in(folder)), _drawing(rows), where]
+    parts = [_headline(rows, kept, compared_in(folder)), _drawing(rows), where]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -29,14 +37,16 @@ def _series(rows: list[dict[str, float]], name: str) -> list[float]:
     return [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
 
 
-def _headline(rows: list[dict[str, float]], compared: Compared | None) -> str:
-    """First and last of what matters, and whether both sides agreed in all steps."""
+def _headline(rows: list[dict[str, float]], kept: Collection[int], compared: Compared | None) -> str:
+    """First, last and best of what matters, and whether both sides agreed in all steps."""
     lines: list[tuple[str, str]] = []
+    for name, (label, better) in HELD_OUT.items():
+        series = figures(rows, name)
+        if series:
+            lines.append((label, from_to(series)))
+        if len(series) > 1:
+            lines.append(("  best", _best(best(series, better), series[-1].step, kept)))
     for name, label in (
-        ("validation/accuracy", "held-out accuracy"),
-        ("validation/reward", "held-out reward"),
-        ("validation/loss", "held-out loss"),
-        ("validation/acc", "held-out pairs ranked right"),
         ("validation/judge_exact", "known scores that the judge gives"),
         ("validation/meta_judge_accuracy", "known winners that the meta-judge names"),
         ("train/reward", "sampled reward"),
@@ -48,14 +58,26 @@ def _headline(rows: list[dict[str, float]], compared: Compared | None) -> str:
     ):
         if name == "policy/loss" and _series(rows, "train/reward"):  # a surrogate, which says nothing by itself
             continue
-        series = _series(rows, name)
-        if name == "train/shaped_reward" and series == _series(rows, "train/reward"):
+        if name == "train/shaped_reward" and _series(rows, name) == _series(rows, "train/reward"):
             continue
+        series = figures(rows, name)
         if series:
-            lines.append((label, f"{series[0]:.3f} → {series[-1]:.3f}"))
+            lines.append((label, from_to(series)))
     if compared is not None:
         lines.append(("training and sampling", compared.sentence))
     return summary_table(lines)
+
+
+def _best(found: Figure, last: int, kept: Collection[int]) -> str:
+    """The best figure, its step, and whether that model can still be had."""
+    at = f"{found.text()} at step {found.step}"
+    if found.step == 0:
+        return f"{at}, before training"
+    if found.step == last:
+        return f"{at}, the last"
+    if found.step in kept:
+        return f"{at}, whose checkpoint is kept (lockstep export --checkpoint {found.step})"
+    return f"{at}, whose checkpoint is not kept (run.best keeps the best)"
 
 
 def _drawing(rows: list[dict[str, float]]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, assert_never
 from lockstep.errors import InputError
 from lockstep.experience.agreement import Disagreement
 from lockstep.recipe import Run
+from lockstep.report.held_out import sentence
 from lockstep.runtime.job import Job
 from lockstep.runtime.loop import Turn
 from lockstep.runtime.progress import Progress
@@ -64,6 +65,9 @@ class Hooks:
         with self.shown.phase("validate"):
             values = self.job.validate(step).floats()
         self.tracker.metrics(step, values)
+        told = sentence(step, values)
+        if told is not None:
+            self.shown.note(told)
         return values
 
     @contextmanager

@@ -13,6 +13,7 @@ from lockstep.errors import NothingTrainedError
 from lockstep.models.export import copy_frame
 from lockstep.recipe import TrainingRecipe, sampling_recipe
 from lockstep.report.summary import has_trained, summary
+from lockstep.runtime.checkpoint import Checkpoints
 from lockstep.runtime.cluster import Workers, workers_of
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.export import export
@@ -62,7 +63,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     changed = changed_options(loaded, allow_changes)
     if (folder / "final").exists() and not changed:
         _track_finished(loaded, folder)
-        print(f"{loaded.name} is finished: {folder}\n{summary(folder)}")
+        print(f"{loaded.name} is finished: {folder}\n{_summary(folder)}")
         return folder
     health = None if sampled is None else examination(sampled)
     with opened(loaded, folder) as started, ExitStack() as open_:
@@ -91,8 +92,13 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         except Stopped as stopped:
             raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
         export(folder, folder / "final")
-    print(summary(folder))
+    print(_summary(folder))
     return folder
+
+
+def _summary(folder: Path) -> str:
+    """What the run came to, and which checkpoint of it was the best."""
+    return summary(folder, {step for step, _ in Checkpoints(folder / "checkpoints", keep=1).found()})
 
 
 def require_trained(folder: Path) -> None:

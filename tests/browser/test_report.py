@@ -360,6 +360,20 @@ def test_a_page_of_a_run_that_has_barely_begun(written: Written, opened: Opened)
         page.wait_for_selector(f"#{view.lower()} .empty")
 
 
+def test_held_out_figures_have_their_interval_and_their_best_step(written: Written, opened: Opened) -> None:
+    validated = [
+        {"validation/accuracy": value, "validation/accuracy_low": value - 0.1, "validation/accuracy_high": value + 0.05}
+        for value in (0.25, 0.75, 0.5)
+    ]
+    page = opened(page_of(written(metrics=validated)))
+    assert [trace["y"] for trace in traces(page, "validation/accuracy")] == [
+        [0.25, 0.75, 0.5], pytest.approx([0.15, 0.65, 0.4]), pytest.approx([0.3, 0.8, 0.55])
+    ]  # fmt: skip
+    assert not page.locator("[data-metric='validation/accuracy_low']").count()
+    told = page.locator(".run").inner_text()
+    assert "held-out accuracy 0.250 [0.150, 0.300] → 0.500 [0.400, 0.550] · best 0.750 [0.650, 0.800] at step 2" in told
+
+
 def test_infinite_options_and_steps_without_an_end(written: Written, opened: Opened) -> None:
     page = opened(page_of(written(metrics=METRICS, run={"max_steps": -1}, ppo={"clip": math.inf})), "recipe")
     assert "Infinity" in page.locator("#recipe").inner_text()

@@ -15,6 +15,7 @@ import yaml
 
 from lockstep.cli import main
 from lockstep.config import load
+from lockstep.objectives.estimates import share
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
 from lockstep.runtime import identity
@@ -310,10 +311,38 @@ def test_validation_by_math_has_accuracy_and_a_majority(run: Run, in_tmp: Path) 
     assert "validation/reward" not in rows[0]
 
 
+def test_accuracy_has_its_interval_wherever_a_run_shows_it(
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = run("reward={type: math, function: null}", "run.validate_every=1", "run.max_steps=2")
+    told, shown = capsys.readouterr().err, [row for row in rows if "validation/accuracy" in row]
+    assert [row["step"] for row in shown] == [0, 1, 2]
+    for row in shown:
+        right = round(8 * row["validation/accuracy"])
+        expected = share([1.0] * right + [0.0] * (8 - right))
+        low, high = row["validation/accuracy_low"], row["validation/accuracy_high"]
+        assert (low, high) == (expected.low, expected.high)
+        assert f"after step {row['step']}: held-out accuracy {expected.value:.3f} [{low:.3f}, {high:.3f}]" in told
+    last = shown[-1]
+    ends = f"[{last['validation/accuracy_low']:.3f}, {last['validation/accuracy_high']:.3f}]"
+    assert f"→ {last['validation/accuracy']:.3f} {ends}" in summary(Path("run"), kept=[])
+    assert "| best, at step |" in Path("run/final/README.md").read_text()
+
+
+def test_the_summary_knows_which_checkpoints_are_kept(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    best = ["run.best={metric: validation/reward, mode: max}", "run.validate_every=1", "run.save_every=1", "run.keep=1"]
+    rows = run("run.max_steps=4", "policy.lr=0.03", *best)
+    worth = {int(row["step"]): row["validation/reward"] for row in rows if "validation/reward" in row}
+    found = max(worth, key=lambda step: (worth[step], -step))
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  best")]
+    assert 0 < found < 4, f"the run is to be best in the middle, but was {worth}"
+    assert f"at step {found}, whose checkpoint is kept (lockstep export --checkpoint {found})" in line
+
+
 def test_the_summary_calls_a_reward_a_reward(run: Run) -> None:
     run()
-    assert "held-out reward" in summary(Path("run"))
-    assert "held-out accuracy" not in summary(Path("run"))
+    assert "held-out reward" in summary(Path("run"), kept=[])
+    assert "held-out accuracy" not in summary(Path("run"), kept=[])
 
 
 SFT = {
@@ -350,7 +379,7 @@ def test_sft_validates_by_held_out_loss(in_tmp: Path) -> None:
     assert all(row["validation/perplexity"] == pytest.approx(2.718281828 ** row["validation/loss"]) for row in rows)
     assert tuned("run.folder=few", "data.max_validation_samples=2")[0] != rows[0]
     assert [row["step"] for row in tuned("run.folder=rare", "run.validate_every=0")] == [0, 3]
-    assert "held-out loss" in summary(Path("sft"))
+    assert "held-out loss" in summary(Path("sft"), kept=[])
 
 
 def test_held_out_loss_is_the_loss_that_is_trained(in_tmp: Path) -> None:

@@ -13,6 +13,7 @@ from lockstep.experience.judge.build import meta_case, response_case
 from lockstep.experience.judge.judge import Judge
 from lockstep.experience.judge.verdicts import Winner
 from lockstep.metrics import Mean, Metrics
+from lockstep.objectives.estimates import share
 from lockstep.recipe.sources import FieldType
 
 
@@ -69,11 +70,10 @@ def read_winners(rows: Rows) -> list[KnownWinner]:
 def judged_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
     """How often a judge says the right score, and by how much it is above it on average; no verdict is not right."""
     cases = [response_case(one.conversation, one.response, ("known", place)) for place, one in enumerate(known)]
-    said = [(value, one.score) for judged, one in zip(judge(cases), known, strict=True) for value in judged.values]
-    return Metrics(
-        judge_exact=Mean(sum(value == score for value, score in said), len(known) * judge.rules.draws),
-        judge_bias=Mean(sum(value - score for value, score in said), len(said)),
-    )
+    found = list(zip(judge(cases), known, strict=True))
+    off = [value - one.score for judged, one in found for value in judged.values]
+    exact = share([sum(value == one.score for value in judged.values) / judge.rules.draws for judged, one in found])
+    return Metrics(judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))) + exact.ends("judge_exact")
 
 
 def judged_winners(known: Sequence[KnownWinner], judge: Judge[Winner], reasons: Callable[[str], str]) -> Metrics:
@@ -91,8 +91,9 @@ def judged_winners(known: Sequence[KnownWinner], judge: Judge[Winner], reasons: 
         for first in (0, 1)
     ]
     wanted = [winner for one in known for winner in (one.winner, "B" if one.winner == "A" else "A")]
-    right = sum(judged.values == [winner] for judged, winner in zip(judge(cases), wanted, strict=True))
-    return Metrics(meta_judge_accuracy=Mean(right, len(cases)))
+    right = [judged.values == [winner] for judged, winner in zip(judge(cases), wanted, strict=True)]
+    accuracy = share([(first + second) / 2 for first, second in zip(right[0::2], right[1::2], strict=True)])
+    return Metrics(meta_judge_accuracy=Mean(accuracy.value)) + accuracy.ends("meta_judge_accuracy")
 
 
 def _all(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:

@@ -19,7 +19,7 @@ function smoothed(values, weight) {
   });
 }
 
-/** A metric of all runs that are switched on, as traces; smoothed ones lie over a faint copy of what was logged. */
+/** A metric of all runs that are switched on, as traces, with the ends of its interval as dotted lines; smoothed ones lie over a faint copy of what was logged. */
 function metricTraces(metric) {
   return shownRuns()
     .filter((run) => run.metrics[metric])
@@ -28,7 +28,9 @@ function metricTraces(metric) {
       const line = { color: runColour(run.number), width: 1.6 };
       const common = { x: step, type: "scatter", mode: step.length > 1 ? "lines" : "markers", connectgaps: false, line };
       const logged = { ...common, y: value, name: run.name, hovertemplate: "%{y:.5g}<extra>" + hoverName(run) + "</extra>" };
-      if (state.smoothing === 0) return [logged];
+      const ends = ["low", "high"].map((end) => run.metrics[`${metric}_${end}`]).filter(Boolean);
+      const interval = ends.map((own) => ({ ...logged, x: own.step, y: own.value, opacity: 0.5, line: { ...line, width: 1, dash: "dot" } }));
+      if (state.smoothing === 0) return [logged, ...interval];
       return [
         { ...logged, opacity: 0.25, hoverinfo: "skip", hovertemplate: null },
         { ...logged, y: smoothed(value, state.smoothing) },
@@ -67,7 +69,11 @@ function metricCard(metric, note = "") {
 const shownGaps = (metric) =>
   state.runs.reduce((gaps, run) => gaps + (run.metrics[metric]?.value.filter((value) => value === null).length ?? 0), 0);
 
-const metricNames = () => [...new Set(state.runs.flatMap((run) => Object.keys(run.metrics)))];
+/** All metrics but the ends of intervals, which are drawn in the chart of theirs. */
+function metricNames() {
+  const names = new Set(state.runs.flatMap((run) => Object.keys(run.metrics)));
+  return [...names].filter((name) => !names.has(name.replace(/_(low|high)$/, "")) || !/_(low|high)$/.test(name));
+}
 
 function curvesView() {
   const names = metricNames();

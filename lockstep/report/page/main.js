@@ -11,14 +11,6 @@ async function samplesView() {
   return [view.place];
 }
 
-const FIGURES = [
-  ["validation/accuracy", "held-out accuracy"],
-  ["validation/reward", "held-out reward"],
-  ["validation/loss", "held-out loss"],
-  ["validation/acc", "held-out pairs ranked right"],
-  ["train/reward", "sampled reward"],
-];
-
 /** One line per run, which also switches it off and on. */
 function runLine(run, number) {
   const toggle = (event) => {
@@ -32,17 +24,12 @@ function runLine(run, number) {
     ...(run.environment.recipe ? [run.environment.recipe] : []),
     run.planned === null ? `step ${run.step}` : `step ${run.step} of ${run.planned}`,
     run.finished ? "finished" : "not finished",
-    ...FIGURES.flatMap(([metric, label]) => {
-      const values = (run.metrics[metric]?.value ?? []).filter((value) => value !== null);
-      return values.length ? [`${label} ${fromTo(values)}`] : [];
-    }),
+    ...run.headlines,
   ];
   const swatch = element("span.swatch");
   swatch.style.background = runColour(number);
   return element("label.run", {}, box, swatch, element("strong", {}, run.name), element("span", {}, facts.join(" · ")));
 }
-
-const fromTo = (values) => `${shown(values[0])} → ${shown(values.at(-1))}`;
 
 async function openView(name) {
   for (const tab of document.querySelectorAll("nav a")) tab.toggleAttribute("aria-current", tab.hash === `#${name}`);

@@ -1,0 +1,85 @@
+"""Figures on held-out rows over a run: value, 95 % interval, and where they were best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Better = Literal["higher", "lower"]
+
+HELD_OUT: dict[str, tuple[str, Better]] = {
+    "validation/accuracy": ("held-out accuracy", "higher"),
+    "validation/reward": ("held-out reward", "higher"),
+    "validation/loss": ("held-out loss", "lower"),
+    "validation/acc": ("held-out pairs ranked right", "higher"),
+}
+"""Metrics by which a model is said to be good: what people call each, and what is better."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric at one step.
+
+    Attributes:
+        low: Lower end of its 95 % interval; NaN where none was logged.
+        high: Upper end.
+    """
+
+    step: int
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def text(self, form: str = ".3f") -> str:
+        """The value, and in brackets its interval where it has one."""
+        ends = "" if math.isnan(self.low + self.high) else f" [{self.low:{form}}, {self.high:{form}}]"
+        return f"{self.value:{form}}{ends}"
+
+
+def figures(rows: Sequence[Mapping[str, float]], metric: str) -> list[Figure]:
+    """The finite values of a metric over lines of metrics, in their order."""
+    return [_figure(row, metric) for row in rows if math.isfinite(row.get(metric, math.nan))]
+
+
+def best(series: Sequence[Figure], better: Better) -> Figure:
+    """The best of some figures; of equals the earliest."""
+    sign = 1 if better == "higher" else -1
+    return max(series, key=lambda figure: sign * figure.value)
+
+
+def headlines(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """First, last and best of each headline that lines of metrics have, in words."""
+    told: list[str] = []
+    for metric, (label, better) in HELD_OUT.items():
+        series = figures(rows, metric)
+        if series:
+            told.append(f"{label} {from_to(series)}")
+        if len(series) > 1:
+            found = best(series, better)
+            told.append(f"best {found.text()} at step {found.step}")
+    return told
+
+
+def from_to(series: Sequence[Figure]) -> str:
+    """The first and the last of some figures."""
+    return f"{series[0].text()} → {series[-1].text()}"
+
+
+def sentence(step: int, values: Mapping[str, float]) -> str | None:
+    """What a validation came to, on one line; None where it has none of the headlines.
+
+    Args:
+        step: Steps done.
+        values: Its metrics.
+    """
+    parts = [
+        f"{label} {figure.text()}" for metric, (label, _) in HELD_OUT.items() for figure in figures([values], metric)
+    ]
+    return f"after step {step}: {', '.join(parts)}" if parts else None
+
+
+def _figure(row: Mapping[str, float], metric: str) -> Figure:
+    low, high = (row.get(f"{metric}_{end}", math.nan) for end in ("low", "high"))
+    return Figure(int(row.get("step", 0)), row[metric], low, high)

@@ -1,0 +1,80 @@
+"""Figures on held-out rows, where a run is summed up: each with its interval, and the best step beside the last."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from lockstep.report.card import card
+from lockstep.report.held_out import best, figures, headlines, sentence
+from lockstep.report.summary import summary
+from lockstep.runtime.track import Logs
+
+ACCURACY = "validation/accuracy"
+
+
+def validated(step: int, value: float) -> dict[str, float]:
+    ends = {f"{ACCURACY}_low": value - 0.1, f"{ACCURACY}_high": value + 0.05}
+    return {"step": step, ACCURACY: value, **ends}
+
+
+ROWS = [validated(0, 0.25), {"step": 5, "train/reward": 0.5}, validated(10, 0.75), validated(20, 0.5)]
+
+
+def run_folder(folder: Path, rows: Sequence[Mapping[str, float]]) -> Path:
+    logs = Logs(folder)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"algorithm": "ppo"}))
+    versions = {"recipe": "tiny", "lockstep": "0", "torch": "0", "transformers": "0"}
+    (folder / "environment.json").write_text(json.dumps(versions))
+    for row in rows:
+        logs.metrics(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
+    return folder
+
+
+def test_the_summary_names_interval_and_best_step_and_whether_its_checkpoint_is_kept(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", ROWS)
+    first, second = summary(folder, kept=[15, 20]).splitlines()[:2]
+    assert first.split("  ")[0] == "held-out accuracy"
+    assert first.endswith("0.250 [0.150, 0.300] → 0.500 [0.400, 0.550]")
+    assert second.startswith("  best")
+    assert second.endswith("0.750 [0.650, 0.800] at step 10, whose checkpoint is not kept (run.best keeps the best)")
+    kept = summary(folder, kept=[10, 20])
+    assert "at step 10, whose checkpoint is kept (lockstep export --checkpoint 10)" in kept
+    best_last = run_folder(tmp_path / "rising", ROWS[:3])
+    assert "0.750 [0.650, 0.800] at step 10, the last" in summary(best_last, kept=[10])
+    falling = run_folder(tmp_path / "falling", [validated(0, 0.75), validated(10, 0.5)])
+    assert "0.750 [0.650, 0.800] at step 0, before training" in summary(falling, kept=[10])
+
+
+def test_a_run_that_was_validated_once_has_no_best_and_one_without_interval_shows_none(tmp_path: Path) -> None:
+    told = summary(run_folder(tmp_path / "run", [{"step": 0, ACCURACY: 0.5}]), kept=[])
+    assert "0.500 → 0.500" in told
+    assert "best" not in told
+
+
+def test_a_lower_loss_is_the_better_one(tmp_path: Path) -> None:
+    rows = [{"step": step, "validation/loss": loss} for step, loss in ((0, 3.0), (4, 1.0), (8, math.nan), (12, 2.0))]
+    assert best(figures(rows, "validation/loss"), "lower").step == 4
+    assert headlines(rows) == ["held-out loss 3.000 → 2.000", "best 1.000 at step 4"]
+    assert "1.000 at step 4" in summary(run_folder(tmp_path / "run", rows), kept=[])
+
+
+def test_of_equals_the_earliest_is_the_best() -> None:
+    assert best(figures([validated(1, 0.5), validated(2, 0.5)], ACCURACY), "higher").step == 1
+
+
+def test_a_validation_in_one_sentence() -> None:
+    assert sentence(10, validated(10, 0.75)) == "after step 10: held-out accuracy 0.750 [0.650, 0.800]"
+    assert sentence(10, {"validation/judge_exact": 0.5}) is None
+
+
+def test_the_card_has_intervals_and_the_best_step_up_to_its_own(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", ROWS)
+    label = f"| held-out accuracy (`{ACCURACY}`) | 0.25 [0.15, 0.3] |"
+    assert f"{label} 0.5 [0.4, 0.55], at 20 | 0.75 [0.65, 0.8], at 10 |" in card(folder, "ppo", "base", 20)
+    assert f"{label} 0.75 [0.65, 0.8], at 10 | 0.75 [0.65, 0.8], at 10 |" in card(folder, "ppo", "base", 10)
+    assert "| reward of sampled responses (`train/reward`) | 0.5 | 0.5, at 5 | |" in card(folder, "ppo", "base", 20)
