@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
 
 # Types of what calls vLLM can be checked only where that is installed; elsewhere all files but those are named.
-TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out lockstep/samplers/vllm/%,$(shell find lockstep tests benchmarks examples -name '*.py')))
+TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out lockstep/samplers/vllm/%,$(shell find lockstep lockstep_logprobs tests benchmarks examples -name '*.py')))
 
 .PHONY: quickstart test check proofs bench clean
 

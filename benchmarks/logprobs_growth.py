@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.logprobs_measure import Figures, Work, measure_work, products
-from lockstep.distributed.hidden import hidden_logprobs
-from lockstep.distributed.vocab import vocab_logprobs
+from lockstep_logprobs.hidden import hidden_logprobs
+from lockstep_logprobs.vocab import vocab_logprobs
 
 HIDDEN = 256
 HEAD_TOKENS, HEAD_VOCAB = 1024, 32_768

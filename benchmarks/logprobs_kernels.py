@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.baselines import naive_logprobs as naive
 from benchmarks.logprobs_measure import Work, products
-from lockstep.distributed import model_utils as ours
+from lockstep_logprobs import model_utils as ours
 
 CHUNK = 256
 """Positions to a chunk, as in the reference's figures. Lockstep takes it as a bound and needs no such number."""

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("lockstep", "tests", "benchmarks", "examples")
+SOURCES = ("lockstep", "lockstep_logprobs", "tests", "benchmarks", "examples")
 
 FLOORS = (
     # 0: words; the modules that lie in lockstep/ itself
@@ -59,13 +59,15 @@ ENGINES = {
     "tensorboard": ("lockstep/runtime/trackers/tensorboard.py",),
     "wandb": ("lockstep/runtime/trackers/wandb.py",),
     "mlflow": ("lockstep/runtime/trackers/mlflow.py",),
-    "megatron": ("lockstep/learners/megatron/", "lockstep/distributed/linear_ce.py"),
+    "megatron": ("lockstep/learners/megatron/", "lockstep_logprobs/linear_ce.py"),
     "peft": ("lockstep/models/lora.py",),
 }
 LAZY_ENGINES = {
-    "lockstep/distributed/linear_ce.py",
+    "lockstep_logprobs/linear_ce.py",
     "lockstep/models/lora.py",
 }  # may name their engine, but only inside functions
+
+LOGPROBS = "lockstep_logprobs/"
 
 PROTOCOLS_ONLY = ("experience", "algorithms", "report")
 SHARED_BY_ALGORITHMS = ("step", "policy_gradient", "kl_coefficient")
@@ -164,7 +166,7 @@ def imports_point_down(file: SourceFile) -> Iterator[Finding]:
 
 
 def engines_stay_in_their_place(file: SourceFile) -> Iterator[Finding]:
-    if file.part is None:
+    if file.part is None and not file.path.startswith(LOGPROBS):
         return
     for imported in imports(file):
         for engine in filter(imported.of, ENGINES):
@@ -172,6 +174,15 @@ def engines_stay_in_their_place(file: SourceFile) -> Iterator[Finding]:
                 yield imported.line, f"{engine} may be imported only in {' and '.join(ENGINES[engine])}"
             elif file.path in LAZY_ENGINES and not imported.lazy:
                 yield imported.line, f"{engine} may be imported here only inside a function"
+
+
+def logprobs_need_torch_alone(file: SourceFile) -> Iterator[Finding]:
+    if not file.path.startswith(LOGPROBS):
+        return
+    for imported in imports(file):
+        root = imported.module.split(".")[0]
+        if root not in sys.stdlib_module_names and root not in ("torch", "lockstep_logprobs") and not imported.lazy:
+            yield imported.line, f"{imported.module}: lockstep_logprobs imports torch and the standard library alone"
 
 
 def transformers_only_from_models_up(file: SourceFile) -> Iterator[Finding]:
@@ -258,6 +269,7 @@ RULES: tuple[Rule, ...] = (
     transformers_only_from_models_up,
     protocols_only,
     algorithms_know_no_other,
+    logprobs_need_torch_alone,
     no_module_is_called_utils,
     no_mocks,
     files_are_short,
@@ -317,12 +329,13 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (imports_point_down, "lockstep/helpers.py", "", 1),
     (engines_stay_in_their_place, "lockstep/runtime/loop.py", "import ray.util\n", 1),
     (engines_stay_in_their_place, "lockstep/samplers/torch/sampler.py", "def f():\n  import vllm\n", 2),
-    (engines_stay_in_their_place, "lockstep/distributed/linear_ce.py", "from megatron.core import x\n", 1),
+    (engines_stay_in_their_place, "lockstep_logprobs/linear_ce.py", "from megatron.core import x\n", 1),
     (transformers_only_from_models_up, "lockstep/distributed/vocab.py", "from transformers import x\n", 1),
     (protocols_only, "lockstep/algorithms/ppo.py", "from lockstep.learners.torch.learner import TorchLearner\n", 1),
     (protocols_only, "lockstep/experience/rollout.py", "from lockstep.samplers import torch\n", 1),
     (algorithms_know_no_other, "lockstep/algorithms/ppo.py", "from lockstep.algorithms.sft import sft_step\n", 1),
     (algorithms_know_no_other, "lockstep/algorithms/step.py", "from lockstep.algorithms import ppo\n", 1),
+    (logprobs_need_torch_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
     (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),
     (no_module_is_called_utils, "tests/utils.py", "", 1),
     (no_mocks, "tests/unit/test_x.py", "from unittest import mock\n", 1),
@@ -339,13 +352,13 @@ KEPT: tuple[tuple[Rule, str, str], ...] = (
     (imports_point_down, "lockstep/cli.py", "from lockstep.runtime.train import train\nimport torch\n"),
     (imports_point_down, "tests/unit/test_x.py", "import lockstep.cli\n"),
     (engines_stay_in_their_place, "lockstep/runtime/ray.py", "import ray\nimport rayon\n"),
-    (engines_stay_in_their_place, "lockstep/distributed/linear_ce.py", "def f():\n    from megatron.core import x\n"),
+    (engines_stay_in_their_place, "lockstep_logprobs/linear_ce.py", "def f():\n    from megatron.core import x\n"),
     (transformers_only_from_models_up, "lockstep/models/load.py", "import transformers\n"),
     (protocols_only, "lockstep/algorithms/ppo.py", "from lockstep.learners.base import Learner\n"),
     (protocols_only, "lockstep/runtime/workers.py", "from lockstep.learners.torch.learner import TorchLearner\n"),
     (algorithms_know_no_other, "lockstep/algorithms/ppo.py", "from lockstep.algorithms.step import StepResult\n"),
     (algorithms_know_no_other, "lockstep/algorithms/x/a.py", "from lockstep.algorithms.x import b\n"),
-    (no_module_is_called_utils, "lockstep/distributed/model_utils.py", ""),
+    (no_module_is_called_utils, "lockstep_logprobs/model_utils.py", ""),
     (files_are_short, "lockstep/batch.py", "x = 1\n" * 500),
     (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 79),
     (nesting_is_shallow, "lockstep/batch.py", ELIFS),

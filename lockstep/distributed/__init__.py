@@ -1,11 +1,13 @@
-"""Log-probabilities over shards of vocabulary and sequences; stands alone, see docs/guides/logprobs.md."""
+"""What learners and samplers share over ranks; re-exports `lockstep_logprobs`, which stands alone."""
 
-from lockstep.distributed.hidden import hidden_logprobs
-from lockstep.distributed.packed import Packing
-from lockstep.distributed.shard import Shard
-from lockstep.distributed.softmax import Scoring
-from lockstep.distributed.support import support_floor
-from lockstep.distributed.topk import vocab_topk
-from lockstep.distributed.vocab import vocab_logprobs
+from lockstep_logprobs import (
+    Packing,
+    Scoring,
+    Shard,
+    hidden_logprobs,
+    support_floor,
+    vocab_logprobs,
+    vocab_topk,
+)
 
 __all__ = ["Packing", "Scoring", "Shard", "hidden_logprobs", "support_floor", "vocab_logprobs", "vocab_topk"]

@@ -6,66 +6,21 @@ renormalised) sees importance ratios that are wrong by a factor, however equal t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from lockstep.distributed.hidden import hidden_logprobs
-from lockstep.distributed.shard import WHOLE, Shard
-from lockstep.distributed.softmax import Scoring, block_sums
-from lockstep.distributed.support import support_floor
-from lockstep.distributed.topk import vocab_topk
-from lockstep.distributed.vocab import vocab_logprobs
 from lockstep.types import SamplingParams
+from lockstep_logprobs.hidden import hidden_logprobs
+from lockstep_logprobs.shard import WHOLE, Shard
+from lockstep_logprobs.softmax import Scoring, sum_block
+from lockstep_logprobs.support import support_floor
+from lockstep_logprobs.topk import vocab_topk
+from lockstep_logprobs.vocab import vocab_logprobs
 
 _ROWS = 256
 
 _BLOCK = 1024
 """So many columns are first drawn from as one: only the sums of blocks, and one block, are summed in float64."""
-
-
-@dataclass(frozen=True)
-class TrainingSamplingParams:
-    """What shaped the distribution that tokens were drawn from, by the names that NeMo RL gives them.
-
-    Attributes:
-        top_k: How many of the likeliest tokens; None, or a number below 1: all.
-        top_p: The probability to reach; 1: all tokens.
-        temperature: What divides the logits.
-    """
-
-    top_k: int | None = None
-    top_p: float = 1.0
-    temperature: float = 1.0
-
-    @property
-    def full_support(self) -> bool:
-        """Whether every token can be drawn."""
-        return (self.top_k is None or self.top_k < 1) and self.top_p >= 1.0
-
-
-def apply_top_k_top_p(
-    logits: Tensor, top_k: int | None, top_p: float | None, chunk_size: int | None = _ROWS
-) -> tuple[Tensor, Tensor | None]:
-    """Sets the logits of tokens that top-k and top-p exclude to minus infinity; their gradient is 0.
-
-    Args:
-        logits: Logits [..., V], of any floating type; the temperature is already applied.
-        top_k: How many to keep, with all that equal the last; None, or a number below 1: all.
-        top_p: The probability to reach, after top-k; None, or from 1 on: all.
-        chunk_size: The most rows to search at once; it changes memory and speed, never values.
-
-    Returns:
-        The logits in their own type, and which of them are kept, bool [..., V]; the logits themselves and None where
-        neither excludes any.
-    """
-    if TrainingSamplingParams(top_k, 1.0 if top_p is None else top_p).full_support:
-        return logits, None
-    rows = logits.detach().reshape(-1, logits.shape[-1])
-    floor = support_floor(rows, top_k=top_k, top_p=top_p, most_rows=chunk_size).view(logits.shape[:-1])
-    outside = logits < floor[..., None]
-    return logits.masked_fill(outside, float("-inf")), ~outside
 
 
 def token_scores(
@@ -115,7 +70,7 @@ def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, 
     if shard.group is None and k >= logits_Mv.shape[1]:
         everything = torch.arange(logits_Mv.shape[1], device=logits_Mv.device)
         return everything.expand(len(logits_Mv), -1), logits_Mv.float().log_softmax(-1)
-    _, token_Mk = vocab_topk(logits_Mv, k, shard, most_rows=_ROWS)
+    _, token_Mk = vocab_topk(logits_Mv, k, shard, max_rows=_ROWS)
     if len(token_Mk) and int(token_Mk[0].max()) < token_Mk.shape[1]:  # these are all
         token_Mk = token_Mk.sort(-1).values
     logprob_Mk, _ = vocab_logprobs(logits_Mv, token_Mk, Scoring(shard=shard))
@@ -130,7 +85,7 @@ def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) ->
 
 
 def _scoring(sampling: SamplingParams, entropy: bool = True, shard: Shard = WHOLE) -> Scoring:
-    return Scoring(shard=shard, temperature=sampling.divisor, entropy=entropy, chosen=True)
+    return Scoring(shard=shard, temperature=sampling.divisor, entropy=entropy, sampled=True)
 
 
 def _listed(token: Tensor, sampling: SamplingParams) -> Tensor:
@@ -157,7 +112,7 @@ def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tupl
     """
     scoring, z_MV = _scoring(sampling, entropy=False), logits_MV.float()
     weight_MV = torch.empty_like(z_MV)
-    row = block_sums(z_MV, weight_MV, _floor(logits_MV, sampling), scoring)
+    row = sum_block(z_MV, weight_MV, _floor(logits_MV, sampling), scoring.temperature)
     token_M = z_MV.argmax(-1) if sampling.greedy else _inverted(weight_MV, uniform_M)
     above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
     return token_M, above_M / scoring.temperature - row.total.log()

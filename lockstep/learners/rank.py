@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from lockstep.batch import Batch
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
-from lockstep.distributed.reduce import all_reduce_sum
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, Written, file_of, written
 from lockstep.learners.optimizer import AdamW, learning_rate
@@ -28,6 +27,7 @@ from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Last, Mean, Metrics, Sum, merged
 from lockstep.recipe import Device, LearnerSection, Optimizer
+from lockstep_logprobs.collectives import all_reduce_sum
 
 Passes = Sequence[Sequence[int]] | None
 """The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed

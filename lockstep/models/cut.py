@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.distributed.packed import Packing
 from lockstep.distributed.ranks import Ranks
-from lockstep.distributed.reduce import summed
 from lockstep.models.attention import Layout, Packed, SideBySide
 from lockstep.models.zigzag import Zigzag
+from lockstep_logprobs.collectives import sum_over_ranks
+from lockstep_logprobs.packed import Packing
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Cut:
             size: Of the column that comes back.
         """
         column = column_m.new_zeros(size, *column_m.shape[1:]).index_copy(0, into, column_m)
-        return summed(column, self.ranks.group("cp"))
+        return sum_over_ranks(column, self.ranks.group("cp"))
 
 
 def _filled(batch: Batch, multiple: int, tp: int) -> tuple[Batch, Tensor]:

@@ -16,15 +16,15 @@ from transformers import PreTrainedModel
 
 from lockstep import align, keyed
 from lockstep.batch import Batch
-from lockstep.distributed.mesh import own_range
 from lockstep.distributed.ranks import ALONE, Ranks
-from lockstep.distributed.reduce import replicated
 from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
-from lockstep.distributed.shard import WHOLE, Shard
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
 from lockstep.models.folder import carries_state
 from lockstep.types import SamplingParams
+from lockstep_logprobs.collectives import sum_gradient
+from lockstep_logprobs.mesh import own_range
+from lockstep_logprobs.shard import WHOLE, Shard
 
 Head = Literal["logits", "value", "reward"]
 """What is put on a backbone; a reward model's is a critic's without a bias, which pairs could not teach it."""
@@ -156,7 +156,7 @@ class Products:
         return self._logits().likeliest(k)
 
     def _logits(self) -> Logits:
-        return Logits(F.linear(replicated(self.hidden_mD, self.shard.group), self.weight_vD), self.shard)
+        return Logits(F.linear(sum_gradient(self.hidden_mD, self.shard.group), self.weight_vD), self.shard)
 
 
 Places = Logits | Products

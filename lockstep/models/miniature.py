@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lockstep import keyed
 from lockstep.models import attention
-from lockstep.models.folder import ModelError, skeleton
+from lockstep.models.folder import CONFIG_ERRORS, ModelError, config_reason, skeleton
 from lockstep.models.parallelize import layers
 
 _VOCABULARY = 512
@@ -60,8 +60,8 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
                 return _runnable(model, seed)
         except ModelError as wrong:
             error = wrong
-        except (ValueError, TypeError, KeyError) as wrong:  # fields that do not go together
-            error = ModelError(f"{config.model_type}: {wrong}")
+        except CONFIG_ERRORS as wrong:  # fields that do not go together
+            error = ModelError(f"{config.model_type}: {config_reason(wrong)}")
     raise error or ModelError(f"{config.model_type}: no smaller model has its kinds of layers")
 
 

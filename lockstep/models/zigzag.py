@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.batch import Batch
-from lockstep.distributed.packed import Packing
-from lockstep.distributed.reduce import stack
 from lockstep.models.attention import width_of
+from lockstep_logprobs.collectives import all_gather
+from lockstep_logprobs.packed import Packing
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,9 @@ class Zigzag:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        all_TKHD = stack(torch.stack([key[0], value[0]]).permute(2, 0, 1, 3).contiguous(), self.group).flatten(0, 1)
+        all_TKHD = all_gather(torch.stack([key[0], value[0]]).permute(2, 0, 1, 3).contiguous(), self.group).flatten(
+            0, 1
+        )
         query_nHD = query[0].transpose(0, 1)
         out = torch.cat([_attended(grid, query_nHD, all_TKHD, scaling, window) for grid in self.grids])
         return out.index_select(0, self.from_cells)[None]

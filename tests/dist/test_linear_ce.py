@@ -76,8 +76,8 @@ def gradients_of(gpt: torch.nn.Module) -> list[Tensor]:
 def scored(layout: Layout, tied: bool, chunk_size: int) -> tuple[Tensor, Tensor, float]:
     """Log-probabilities by the patched model, those of its logits, and how far gradients are apart."""
     from lockstep.batch import Batch
-    from lockstep.distributed import linear_ce
     from lockstep.models.attention import Packed
+    from lockstep_logprobs import linear_ce
 
     gpt = model(tied)
     tokens = torch.randint(VOCABULARY, (1, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -109,7 +109,7 @@ def test_log_probabilities_and_gradients_are_those_of_logits(ranks: Ranks, tied:
 
 @quietly
 def without_labels(layout: Layout) -> str:
-    from lockstep.distributed import linear_ce
+    from lockstep_logprobs import linear_ce
 
     linear_ce.patch_gpt_model_forward_for_linear_ce_fusion(chunk_size=4)
     tokens = torch.zeros(1, 4, dtype=torch.int64)
@@ -126,7 +126,7 @@ def test_labels_are_needed(ranks: Ranks) -> None:
 
 @quietly
 def test_parameters_are_those_of_the_interface() -> None:
-    from lockstep.distributed.linear_ce import _gpt_forward_with_linear_ce_fusion as forward
+    from lockstep_logprobs.linear_ce import _gpt_forward_with_linear_ce_fusion as forward
 
     names = list(inspect.signature(forward).parameters)
     assert names == [

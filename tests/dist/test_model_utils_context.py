@@ -9,7 +9,7 @@ from ranks import Collectives, Layout, Ranks
 from sharded import close, random
 from torch import Tensor
 
-from lockstep.distributed import model_utils as facade
+from lockstep_logprobs import model_utils as facade
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

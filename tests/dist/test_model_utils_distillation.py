@@ -12,7 +12,7 @@ from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, 
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from lockstep.distributed import model_utils as facade
+from lockstep_logprobs import model_utils as facade
 
 B, S, V, K = 2, 16, 24, 4
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)]
@@ -259,7 +259,7 @@ def of_no_rows(layout: Layout, nothing: Tensor) -> list[tuple[int, ...]]:
     return [tuple(part.shape) for part in found if part is not None]
 
 
-def of_nothing(layout: Layout) -> str:
+def zeros(layout: Layout) -> str:
     nothing = torch.zeros(1, 4, 0)
     with pytest.raises(ValueError, match="0") as refusal:
         facade.get_distillation_topk_logprobs_from_logits(torch.zeros(1, 4, V), nothing, nothing.long(), True, False)
@@ -267,7 +267,7 @@ def of_nothing(layout: Layout) -> str:
 
 
 def test_distillation_of_no_column_is_refused(ranks: Ranks) -> None:
-    (message,) = ranks.run(of_nothing)
+    (message,) = ranks.run(zeros)
     assert "\n" not in message
 
 

@@ -12,8 +12,8 @@ from ranks import Ranks
 from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, random_tokens, run
 from torch import Tensor
 
-from lockstep.distributed import model_utils as facade
-from lockstep.distributed.sampling import TrainingSamplingParams
+from lockstep_logprobs import model_utils as facade
+from lockstep_logprobs.logits_sampling_utils import TrainingSamplingParams
 
 B, S, V, K = 2, 4, 16, 3
 TWO = Cut(even(V, 2))

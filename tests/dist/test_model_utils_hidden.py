@@ -12,7 +12,7 @@ from ranks import Collectives, Largest, Layout, Products, Ranks
 from sharded import VALUE, close, even, random, random_tokens
 from torch import Tensor
 
-from lockstep.distributed import model_utils as facade
+from lockstep_logprobs import model_utils as facade
 
 B, S, V, D = 2, 8, 24, 6
 ALONE: Any = None

@@ -13,7 +13,7 @@ from ranks import Largest, Layout, Ranks
 from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, random_tokens, run
 from torch import Tensor
 
-from lockstep.distributed import model_utils as facade
+from lockstep_logprobs import model_utils as facade
 
 B, S, V, K = 2, 5, 24, 3
 ALONE: Any = None

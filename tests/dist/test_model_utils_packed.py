@@ -11,8 +11,8 @@ from ranks import Layout, Ranks
 from sharded import GRADIENT, VALUE, Cut, Place, Together, close, dense_of, even, random, random_tokens, run
 from torch import Tensor
 
-from lockstep.distributed import model_utils as facade
-from lockstep.distributed.sampling import TrainingSamplingParams
+from lockstep_logprobs import model_utils as facade
+from lockstep_logprobs.logits_sampling_utils import TrainingSamplingParams
 
 V = 20
 LENGTHS = (8, 16, 8, 24)

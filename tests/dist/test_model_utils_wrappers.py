@@ -13,8 +13,8 @@ from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, 
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from lockstep.distributed import model_utils as facade
-from lockstep.distributed.sampling import TrainingSamplingParams
+from lockstep_logprobs import model_utils as facade
+from lockstep_logprobs.logits_sampling_utils import TrainingSamplingParams
 
 B, S, V = 2, 16, 24
 TOP_K = TrainingSamplingParams(top_k=6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from benchmarks.plan import CASES, compared
 from benchmarks.plan_measure import TINY, model_folder
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import dense
 import pytest
@@ -13,10 +12,10 @@ from ranks import Collectives, HostWaits, Largest, Layout, Operations, Products,
 from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, random_tokens, run
 from torch import Tensor
 
-from lockstep.distributed.hidden import hidden_logprobs
-from lockstep.distributed.shard import Shard
-from lockstep.distributed.softmax import Scoring
-from lockstep.distributed.vocab import vocab_logprobs
+from lockstep_logprobs.hidden import hidden_logprobs
+from lockstep_logprobs.shard import Shard
+from lockstep_logprobs.softmax import Scoring
+from lockstep_logprobs.vocab import vocab_logprobs
 
 M, V, D, K = 7, 24, 5, 3
 BOUNDS = [(0, V), even(V, 2), even(V, 4), (0, 5, V), (0, 0, 23, V)]
@@ -31,15 +30,15 @@ class Case:
     columns: int = K
     keep: int | None = None
     chosen: bool = False
-    most_rows: int | None = None
+    max_rows: int | None = None
 
     def scoring(self, shard: Shard) -> Scoring:
         return Scoring(
             shard=shard,
             temperature=self.temperature,
             entropy=self.entropy,
-            chosen=self.chosen,
-            most_rows=self.most_rows,
+            sampled=self.chosen,
+            max_rows=self.max_rows,
         )
 
     def floor(self, logits: Tensor) -> Tensor | None:
@@ -75,13 +74,13 @@ CASES = {
     "hot": Case(temperature=4.0, entropy=False),
     "one column": Case(columns=1),
     "no column": Case(columns=0),
-    "row by row": Case(temperature=0.7, most_rows=1),
-    "blocks of three": Case(most_rows=3),
+    "row by row": Case(temperature=0.7, max_rows=1),
+    "blocks of three": Case(max_rows=3),
 }
 WITH_FLOOR = {
     "floor": Case(keep=6, entropy=False),
     "floor, entropy": Case(keep=6),
-    "floor, cold": Case(keep=6, temperature=0.5, most_rows=2),
+    "floor, cold": Case(keep=6, temperature=0.5, max_rows=2),
     "greedy": Case(keep=1),
     "chosen": Case(keep=6, chosen=True),
     "chosen, hot": Case(keep=2, chosen=True, temperature=2.0),
@@ -204,7 +203,7 @@ def test_a_chosen_token_that_has_become_impossible_is_no_nan() -> None:
     leaf = random(1, V)
     leaf[0, 3] = -torch.inf
     floor, leaf = Case(keep=2).floor(leaf), leaf.requires_grad_()
-    scoring = Scoring(entropy=True, chosen=True)
+    scoring = Scoring(entropy=True, sampled=True)
     logprob, entropy = vocab_logprobs(leaf, torch.tensor([[3]]), scoring, floor)
     assert entropy is not None
     assert logprob.item() == -torch.inf
@@ -362,7 +361,7 @@ def test_hidden_states_may_be_frozen_instead() -> None:
 def test_a_vocabulary_of_many_tiles(temperature: float, dtype: torch.dtype) -> None:
     """Tokens, sums and gradients of each piece of the head, and of each block of rows, find their own place."""
     rows, vocabulary = 12, 5000
-    case = Case(temperature, most_rows=5)
+    case = Case(temperature, max_rows=5)
     hidden, weight = random(rows, D, scale=0.5).to(dtype), random(vocabulary, D, seed=2, scale=0.5).to(dtype)
     weight[4500:] *= 3.0  # the largest logits come last
     token = torch.tensor([[0, 2047, 4999], [2048, 4095, 4096]]).repeat(rows // 2, 1)
@@ -450,7 +449,7 @@ def test_logits_of_hidden_states_never_exist() -> None:
 def test_the_number_of_rows_in_a_block_changes_no_bit() -> None:
     logits = random(64, 1000)
     token = random_tokens(64, 2, vocabulary=1000)
-    whole, pieces = (vocab_logprobs(logits, token, Scoring(entropy=True, most_rows=most)) for most in (None, 5))
+    whole, pieces = (vocab_logprobs(logits, token, Scoring(entropy=True, max_rows=most)) for most in (None, 5))
     for one, other in zip(whole, pieces, strict=True):
         assert one is not None
         assert other is not None

@@ -8,9 +8,9 @@ from ranks import Layout, Ranks
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.distributed.packed import Packing
 from lockstep.models.attention import Packed
 from lockstep.models.zigzag import Zigzag
+from lockstep_logprobs.packed import Packing
 
 HEADS, GROUPS, SIZE, SCALING = 4, 2, 8, 0.3
 WINDOWS = [None, 5]

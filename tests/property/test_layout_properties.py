@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import Fetches, HostWaits
 
-from lockstep.distributed.packed import Packing
+from lockstep_logprobs.packed import Packing
 
 
 @dataclass(frozen=True)

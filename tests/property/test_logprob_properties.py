@@ -17,8 +17,8 @@ from ranks import Ranks
 from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, random, random_tokens, run
 from torch import Tensor
 
-from lockstep.distributed import model_utils as facade
-from lockstep.distributed.sampling import TrainingSamplingParams
+from lockstep_logprobs import model_utils as facade
+from lockstep_logprobs.logits_sampling_utils import TrainingSamplingParams
 
 EXAMPLES = settings(max_examples=40, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 """Examples are small to begin with, and are not made smaller: each that fails may cost the ranks their lives."""

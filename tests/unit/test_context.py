@@ -7,8 +7,8 @@ import torch
 from ranks import Collectives, HostWaits, Layout, Ranks
 from torch import Tensor
 
-from lockstep.distributed.context import gather, take, zigzag
-from lockstep.distributed.reduce import Gradient, stack
+from lockstep_logprobs.collectives import Gradient, all_gather
+from lockstep_logprobs.context import gather, take, zigzag
 
 
 def shares(x: Tensor, size: int, dim: int) -> list[Tensor]:
@@ -60,7 +60,7 @@ def test_without_a_group_nothing_is_done() -> None:
     x = torch.randn(2, 5)
     assert take(x, None) is x
     assert gather(x, None) is x
-    assert torch.equal(stack(x, None), x[None])
+    assert torch.equal(all_gather(x, None), x[None])
 
 
 @pytest.mark.parametrize("gradient", ["sum", "local"])
@@ -97,7 +97,7 @@ def test_one_collective_each_way_and_none_back_where_the_gradient_is_local(ranks
 def backward_of_sum(layout: Layout) -> tuple[Tensor | None, Tensor]:
     x, upstream = torch.ones(2, 4, requires_grad=True), torch.ones(layout.cp, 2, 4)
     gather(x, layout.cp_group).sum().backward()
-    stack(x, layout.cp_group).backward(upstream)
+    all_gather(x, layout.cp_group).backward(upstream)
     return x.grad, upstream
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from ranks import Layout, Ranks, RanksFailed
 
-from lockstep.distributed import model_utils as facade
-from lockstep.distributed.hidden import hidden_logprobs
-from lockstep.distributed.shard import Shard
-from lockstep.distributed.softmax import Scoring
-from lockstep.distributed.support import support_floor
-from lockstep.distributed.vocab import vocab_logprobs
+from lockstep_logprobs import model_utils as facade
+from lockstep_logprobs.hidden import hidden_logprobs
+from lockstep_logprobs.shard import Shard
+from lockstep_logprobs.softmax import Scoring
+from lockstep_logprobs.support import support_floor
+from lockstep_logprobs.vocab import vocab_logprobs
 
 LOGITS, TOKEN, IDS = torch.randn(6, 8), torch.zeros(6, 1, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64)
 GRID = LOGITS.view(2, 3, 8)
@@ -36,7 +36,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "a group by name": (lambda: Shard(0, "tp"), "process group that this rank belongs to, not 'tp'"),  # pyright: ignore[reportArgumentType]
     "no temperature": (lambda: Scoring(temperature=0.0), "temperature is 0.0, but must be a positive number"),
     "a floor without temperature": (lambda: support_floor(LOGITS, temperature=0.0), "temperature is 0.0, but must"),
-    "blocks of nothing": (lambda: Scoring(most_rows=0), "at least one row, but most_rows is 0"),
+    "blocks of nothing": (lambda: Scoring(max_rows=0), "at least one row, but max_rows is 0"),
     "top-p of nothing": (lambda: support_floor(LOGITS, top_p=float("nan")), "top_p is nan, but is a probability"),
     "float targets": (
         lambda: facade.get_next_token_logprobs_from_logits(IDS.float(), GRID),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.distributed.hidden import hidden_logprobs
+from lockstep_logprobs.hidden import hidden_logprobs
 
 COLUMNS = 2048
 """Of a piece of the vocabulary."""

@@ -10,7 +10,7 @@ import torch
 from sharded import close, random, random_tokens
 from torch import Tensor
 
-from lockstep.distributed import model_utils as facade
+from lockstep_logprobs import model_utils as facade
 
 B, S, V, K, D = 2, 6, 10, 3, 4
 LOGITS = random(B, S, V)

@@ -8,8 +8,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from lockstep.distributed import model_utils
-from lockstep.distributed.sampling import TrainingSamplingParams
+from lockstep_logprobs import model_utils
+from lockstep_logprobs.logits_sampling_utils import TrainingSamplingParams
 
 REQUIRED = inspect.Parameter.empty
 

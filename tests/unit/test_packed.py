@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lockstep.distributed.packed import Packing
+from lockstep_logprobs.packed import Packing
 
 BOUNDS = torch.tensor([0, 8, 8, 12, 20], dtype=torch.int32)
 

@@ -5,13 +5,9 @@ import torch
 from tiny_models import plain_filtered
 from torch import Tensor
 
-from lockstep.distributed.sampling import (
-    TrainingSamplingParams,
-    apply_top_k_top_p,
-    draw,
-    token_scores,
-)
+from lockstep.distributed.sampling import draw, token_scores
 from lockstep.types import SamplingParams
+from lockstep_logprobs.logits_sampling_utils import TrainingSamplingParams, apply_top_k_top_p
 
 LOGITS = 3 * torch.randn(32, 50, generator=torch.Generator().manual_seed(0))
 

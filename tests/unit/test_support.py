@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ranks import Collectives, HostWaits, Layout, Ranks
 from torch import Tensor
 
-from lockstep.distributed.shard import Shard
-from lockstep.distributed.support import support_floor
+from lockstep_logprobs.shard import Shard
+from lockstep_logprobs.support import support_floor
 
 INF = math.inf
 FEW, MANY = 40, 300
@@ -113,7 +113,7 @@ def test_logits_of_any_type_and_blocks_of_any_size() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for sampling in (Sampling(top_k=7), Sampling(top_p=0.8), Sampling(top_k=70, top_p=0.8)):
             rounded = logits.to(dtype)
-            floor = support_floor(rounded, **sampling, most_rows=2)
+            floor = support_floor(rounded, **sampling, max_rows=2)
             assert floor.dtype == torch.float32
             assert torch.equal(floor, support_floor(rounded.float(), **sampling))
     assert support_floor(logits[:0], top_p=0.5).shape == support_floor(logits[:0], top_k=2, top_p=0.5).shape == (0,)

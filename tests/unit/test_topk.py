@@ -7,8 +7,8 @@ import torch
 from ranks import Collectives, HostWaits, Layout, Ranks
 from torch import Tensor
 
-from lockstep.distributed.shard import Shard
-from lockstep.distributed.topk import vocab_topk
+from lockstep_logprobs.shard import Shard
+from lockstep_logprobs.topk import vocab_topk
 
 
 def logits(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -53,7 +53,7 @@ def test_a_vocabulary_smaller_than_k_is_sorted() -> None:
 
 
 def test_blocks_of_rows_change_nothing() -> None:
-    one, many = vocab_topk(logits(9, WIDE), 5, most_rows=2), vocab_topk(logits(9, WIDE), 5)
+    one, many = vocab_topk(logits(9, WIDE), 5, max_rows=2), vocab_topk(logits(9, WIDE), 5)
     assert all(torch.equal(x, y) for x, y in zip(one, many, strict=True))
     assert vocab_topk(logits(0, WIDE), 5)[0].shape == (0, 5)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lockstep.distributed.sampling import token_scores
-from lockstep.distributed.support import support_floor
 from lockstep.doctor.case import apart, size
 from lockstep.types import SamplingParams
+from lockstep_logprobs.support import support_floor
 
 _ROWS = 8
 """Sequences that a number is fitted to."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
-from lockstep.distributed.support import support_floor
 from lockstep.doctor.base import Conditions, Side
 from lockstep.doctor.case import Case, View, apart, own_logits, size
 from lockstep.doctor.probes.base import SIDES, Clean, Finding, Outcome, Probe
@@ -18,6 +17,7 @@ from lockstep.doctor.probes.guesses import Guess, Row, guesses, other_denominato
 from lockstep.doctor.probes.logit_bias import fitted_bias
 from lockstep.models.heads import PLAIN
 from lockstep.types import SamplingParams
+from lockstep_logprobs.support import support_floor
 
 _ALONE = Conditions(layout="alone")
 _DUST, _FLOORS = 1e-4, 0.5

@@ -16,7 +16,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lockstep.batch import Batch
 from lockstep.distributed.ranks import Ranks
-from lockstep.distributed.shard import Shard
 from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
@@ -30,6 +29,7 @@ from lockstep.models.heads import (
     value_unit,
 )
 from lockstep.models.megatron import stages
+from lockstep_logprobs.shard import Shard
 
 
 class LayoutAttention(nn.Module):

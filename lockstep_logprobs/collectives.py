@@ -9,9 +9,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+if hasattr(dist, "all_gather_single"):
+    all_gather_single, reduce_scatter_single = dist.all_gather_single, dist.reduce_scatter_single
+else:  # their names before torch 2.13, which still has these and warns
+    all_gather_single, reduce_scatter_single = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+
 Gradient = Literal["sum", "local"]
 
 _BUCKET_ELEMENTS = 16 * 2**20
+
+
+def all_reduce(
+    tensor: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> Tensor:
+    """Replaces `tensor` by its sum, or maximum, over the ranks of `group`; returns it."""
+    if group is not None:
+        dist.all_reduce(tensor, op, group)
+    return tensor
 
 
 def all_reduce_sum(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
@@ -37,12 +51,12 @@ def _reduce_bucket(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
         tensor.copy_(piece.view_as(tensor))
 
 
-def replicated(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def sum_gradient(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """A tensor that all ranks hold alike and use each for its own part: backward sums its gradient over the ranks."""
-    return tensor if group is None else _Replicated.apply(tensor, group)
+    return tensor if group is None else _SumGradient.apply(tensor, group)
 
 
-class _Replicated(torch.autograd.Function):
+class _SumGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -55,12 +69,12 @@ class _Replicated(torch.autograd.Function):
         return total, None
 
 
-def summed(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """The sum over ranks, of which every rank makes the same use: backward hands its gradient on as it is."""
-    return tensor if group is None else _Summed.apply(tensor, group)
+    return tensor if group is None else _SumOverRanks.apply(tensor, group)
 
 
-class _Summed(torch.autograd.Function):
+class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         total = tensor.clone(memory_format=torch.contiguous_format)
@@ -72,7 +86,7 @@ class _Summed(torch.autograd.Function):
         return grad_outputs[0], None
 
 
-def stack(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = "sum") -> Tensor:
+def all_gather(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = "sum") -> Tensor:
     """The tensors of all ranks, [C, *x.shape], by one all-gather; differentiable.
 
     Args:
@@ -84,34 +98,34 @@ def stack(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = "sum"
     """
     if group is None:
         return x[None]
-    return _Stack.apply(x, group, gradient == "sum")
+    return _AllGather.apply(x, group, gradient == "sum")
 
 
-def own_sum(stacked: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def reduce_scatter(stacked: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """What all ranks hold for this one, summed: of [C, …] on each rank the sum over ranks of [rank, …]."""
     if group is None:
         return stacked[0]
     own = stacked.new_empty(stacked.shape[1:])
-    dist.reduce_scatter_single(own.view(-1), stacked.contiguous().view(-1), group=group)
+    reduce_scatter_single(own.view(-1), stacked.contiguous().view(-1), group=group)
     return own
 
 
-def ranks(group: dist.ProcessGroup | None) -> int:
+def group_size(group: dist.ProcessGroup | None) -> int:
     """The number of ranks in a group; without one there is one."""
     return 1 if group is None else dist.get_world_size(group)
 
 
-def rank(group: dist.ProcessGroup | None) -> int:
+def group_rank(group: dist.ProcessGroup | None) -> int:
     """This process's number in a group; without one it is 0."""
     return 0 if group is None else dist.get_rank(group)
 
 
-class _Stack(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, summed: bool) -> Tensor:
         ctx.group, ctx.summed = group, summed
-        stacked = x.new_empty(ranks(group), *x.shape)
-        dist.all_gather_single(stacked.view(-1), x.contiguous().view(-1), group)
+        stacked = x.new_empty(group_size(group), *x.shape)
+        all_gather_single(stacked.view(-1), x.contiguous().view(-1), group)
         return stacked
 
     @staticmethod
@@ -119,4 +133,4 @@ class _Stack(torch.autograd.Function):
         (grad,) = grad_outputs
         if not ctx.summed:
             return grad[dist.get_rank(ctx.group)], None, None
-        return own_sum(grad, ctx.group), None, None
+        return reduce_scatter(grad, ctx.group), None, None

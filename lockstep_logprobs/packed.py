@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.distributed.checks import check_on_device, is_integer
+from lockstep_logprobs.checks import check_on_device, is_integer
 
 _DO_NOT_FIT = (
     "cu_seqlens do not cut a packed row of {tokens} tokens (over all context-parallel ranks): they must begin with 0, "

@@ -7,27 +7,27 @@ log-sum-exp kept, the gradient of each shard follows from its own logits:
     log p_t = z_t − lse               ∂/∂z_j  =  1[j = t] − p_j
     H = −Σ_j p_j log p_j              ∂/∂z_j  =  −p_j (log p_j + H)
 
-`vocab` and `hidden` make the pass, over logits that are there or that are multiplied out block by block.
-Letters: M rows, v this rank's columns, K tokens asked for in each row.
+`vocab` and `hidden` make the pass, over logits that are there or that are multiplied out block by block; `gradient`
+has the way back. Letters: M rows, v this rank's columns, K tokens asked for in each row.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.distributed.checks import check_on_device, check_temperature
-from lockstep.distributed.shard import Shard, all_reduce
+from lockstep_logprobs.checks import check_on_device, check_temperature
+from lockstep_logprobs.collectives import all_reduce
+from lockstep_logprobs.shard import Shard
 
 NOTHING = -150.0
 """2 to this power is 0 in fp32, and so is e to it; unlike −∞ it may be multiplied by that 0."""
 
-_LOG2_E = math.log2(math.e)
+LOG2_E = math.log2(math.e)
 
 _NOT_WHOLE = (
     "the ranks' columns do not make up a vocabulary: some overlap, some are missing, or the shard has a start but no "
@@ -43,20 +43,20 @@ class Scoring:
         shard: This rank's columns.
         temperature: Divides the logits.
         entropy: Also compute the entropy.
-        chosen: The one token asked for was drawn, so it belongs to the support even where it lies below the floor.
-        most_rows: A bound on the rows of a block; it changes memory and speed, never values.
+        sampled: The one token asked for was sampled, so it belongs to the support even where it lies below the floor.
+        max_rows: A bound on the rows of a block; it changes memory and speed, never values.
     """
 
     shard: Shard = field(default_factory=Shard)
     temperature: float = 1.0
     entropy: bool = False
-    chosen: bool = False
-    most_rows: int | None = None
+    sampled: bool = False
+    max_rows: int | None = None
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
-        if self.most_rows is not None and self.most_rows < 1:
-            raise ValueError(f"a block has at least one row, but most_rows is {self.most_rows}")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise ValueError(f"a block has at least one row, but max_rows is {self.max_rows}")
 
 
 PLAIN = Scoring()
@@ -78,7 +78,17 @@ class RowSums:
     weighted: Tensor | None
 
     @classmethod
-    def of_nothing(cls, rows: int, entropy: bool, device: torch.device) -> RowSums:
+    def from_rows(cls, sums_RM: Tensor) -> RowSums:
+        """The sums as rows of one tensor, as `rows` gives them."""
+        maximum_M, total_M, *weighted = sums_RM.unbind()
+        return cls(maximum_M, total_M, weighted[0] if weighted else None)
+
+    def rows(self) -> Tensor:
+        """Maximum, total and, where there is an entropy, the weighted sum, fp32 [2 or 3, M]."""
+        return torch.stack([self.maximum, self.total, *([] if self.weighted is None else [self.weighted])])
+
+    @classmethod
+    def zeros(cls, rows: int, entropy: bool, device: torch.device) -> RowSums:
         """The sums over no columns."""
         zeros = torch.zeros(rows, dtype=torch.float32, device=device)
         return cls(torch.full_like(zeros, -torch.inf), zeros, torch.zeros_like(zeros) if entropy else None)
@@ -91,17 +101,17 @@ class RowSums:
         if self.weighted is not None and sums.weighted is not None:
             self.weighted[rows] = sums.weighted
 
-    def counted_from(self, maximum_M: Tensor, temperature: float) -> RowSums:
+    def rebase(self, maximum_M: Tensor, temperature: float) -> RowSums:
         """The same sums with d = (z − maximum)/T, for a maximum that is at least as large."""
-        down_M = ((self.maximum - finite(maximum_M)) / temperature).clamp_(min=NOTHING)
+        down_M = ((self.maximum - finite_maximum(maximum_M)) / temperature).clamp_(min=NOTHING)
         scale_M = down_M.exp()
         weighted_M = None if self.weighted is None else scale_M * (self.weighted + down_M * self.total)
         return RowSums(maximum_M, scale_M * self.total, weighted_M)
 
-    def joined(self, other: RowSums, temperature: float) -> RowSums:
+    def merge(self, other: RowSums, temperature: float) -> RowSums:
         """The sums over the columns of both."""
         highest_M = torch.maximum(self.maximum, other.maximum)
-        a, b = self.counted_from(highest_M, temperature), other.counted_from(highest_M, temperature)
+        a, b = self.rebase(highest_M, temperature), other.rebase(highest_M, temperature)
         both = None if a.weighted is None or b.weighted is None else a.weighted + b.weighted
         return RowSums(highest_M, a.total + b.total, both)
 
@@ -127,51 +137,53 @@ class Scores:
     outside: Tensor | None
 
 
-def here(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
+def locate(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
     """Where the columns from `start` on hold the tokens: column numbers [M, K], any where they do not; and whether."""
     column_MK = token_MK - start
     return column_MK.clamp(0, max(columns - 1, 0)), (column_MK >= 0) & (column_MK < columns)
 
 
-def picked(z: Tensor, token_MK: Tensor, start: int) -> Tensor:
+def pick_logits(z: Tensor, token_MK: Tensor, start: int) -> Tensor:
     """Logits of tokens, fp32 [M, K]; 0 where the columns from `start` on do not hold them."""
-    column_MK, inside_MK = here(token_MK, start, z.shape[1])
+    column_MK, inside_MK = locate(token_MK, start, z.shape[1])
     return z.gather(-1, column_MK).float().masked_fill(~inside_MK, 0.0)
 
 
-def in_fp32(z: Tensor, work: Tensor) -> Tensor:
+def to_fp32(z: Tensor, work: Tensor) -> Tensor:
     """The logits in fp32: themselves, or a copy in `work`."""
     return z if z.dtype == torch.float32 else work.copy_(z)
 
 
-def support(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
+def support_mask(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
     """1 inside the support and 0 outside, fp32 like z: a product with it is far cheaper than a masked fill."""
     return None if floor_M is None else torch.ge(z, floor_M[:, None], out=torch.empty_like(z))
 
 
-def log2_probability_(
+def write_log2_probability(
     work: Tensor, z: Tensor, maximum_M: Tensor, log_total_M: Tensor, temperature: float = 1.0
 ) -> None:
     """Writes log₂ p: a power of 2 is several times faster than one of e."""
     torch.sub(z, maximum_M[:, None], out=work)
-    torch.add(log_total_M[:, None] * -_LOG2_E, work, alpha=_LOG2_E / temperature, out=work)
+    torch.add(log_total_M[:, None] * -LOG2_E, work, alpha=LOG2_E / temperature, out=work)
 
 
-def block_sums(z: Tensor, work: Tensor, floor_M: Tensor | None, scoring: Scoring) -> RowSums:
+def sum_block(
+    z: Tensor, work: Tensor, floor_M: Tensor | None, temperature: float = 1.0, entropy: bool = False
+) -> RowSums:
     """The sums of some rows over some columns. Overwrites `work`, fp32 like z: by exp d, if without entropy."""
-    z = in_fp32(z, work)
-    maximum_M, inside = z.amax(-1), support(z, floor_M)
-    torch.sub(z, finite(maximum_M)[:, None], out=work).mul_(_LOG2_E / scoring.temperature)
-    exponential = work.exp2() if scoring.entropy else work.exp2_()
+    z = to_fp32(z, work)
+    maximum_M, inside = z.amax(-1), support_mask(z, floor_M)
+    torch.sub(z, finite_maximum(maximum_M)[:, None], out=work).mul_(LOG2_E / temperature)
+    exponential = work.exp2() if entropy else work.exp2_()
     if inside is not None:
         exponential.mul_(inside)
-    if not scoring.entropy:
+    if not entropy:
         return RowSums(maximum_M, exponential.sum(-1), None)
-    weighted_M = work.mul_(exponential).nansum(-1).div_(_LOG2_E)  # 0 · −∞ counts as 0
+    weighted_M = work.mul_(exponential).nansum(-1).div_(LOG2_E)  # 0 · −∞ counts as 0
     return RowSums(maximum_M, exponential.sum(-1), weighted_M)
 
 
-def finite(maximum_M: Tensor) -> Tensor:
+def finite_maximum(maximum_M: Tensor) -> Tensor:
     """The maximum to subtract: 0 where a row has nothing but −∞, so that its exponentials are 0 and not NaN."""
     return maximum_M.masked_fill(maximum_M == -torch.inf, 0.0)
 
@@ -194,13 +206,13 @@ def exchange(
     end = local.maximum.new_full((1,), scoring.shard.start + columns)
     highest = all_reduce(torch.cat([local.maximum, end]), group, dist.ReduceOp.MAX)
     token_MK = token_MK.masked_fill((token_MK < 0) | (token_MK >= highest[-1]), -1)
-    share = local.counted_from(highest[:-1], scoring.temperature)
+    share = local.rebase(highest[:-1], scoring.temperature)
     shares = [share.total] if share.weighted is None else [share.total, share.weighted]
     message = torch.cat([*shares, picked_MK.flatten(), end.new_full((1,), columns)])
     *sums, logits, held = all_reduce(message, group).split([rows] * len(shares) + [picked_MK.numel(), 1])
     if picked_MK.shape[1]:  # where no token is asked for, it does not matter which columns a rank holds
         check_on_device(held == highest[-1:], _NOT_WHOLE)
-    whole = RowSums(finite(highest[:-1]), sums[0], sums[1] if len(sums) == 2 else None)
+    whole = RowSums(finite_maximum(highest[:-1]), sums[0], sums[1] if len(sums) == 2 else None)
     return _scores(whole, logits.view(picked_MK.shape), token_MK, scoring, floor_M)
 
 
@@ -210,7 +222,7 @@ def _scores(whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scorin
     d_MK = (picked_MK - whole.maximum[:, None]) / scoring.temperature
     if floor_M is not None:
         outside_MK = (picked_MK < floor_M[:, None]) & (token_MK >= 0)
-    if outside_MK is not None and not scoring.chosen:
+    if outside_MK is not None and not scoring.sampled:
         d_MK = d_MK.masked_fill(outside_MK, -torch.inf)
     elif outside_MK is not None:
         extra_M = torch.where(outside_MK, d_MK.exp(), 0.0)[:, 0]
@@ -226,99 +238,3 @@ def _scores(whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scorin
         token=token_MK,
         outside=outside_MK,
     )
-
-
-@dataclass(frozen=True)
-class Pull:
-    """What each row's logits need to find their gradients.
-
-    For the gradient g of log p of the tokens and h of the entropy,
-
-        ∂/∂z_j  =  [Σ_k g_k 1[j = t_k]  +  p_j · (c − h·log p_j)] / T,    c = −Σ_k g_k − h·H
-
-    Attributes:
-        maximum: m [M].
-        log_total: log Σ exp d [M].
-        slope: h/T [M], or None.
-        offset: c/T [M].
-        token: The tokens, −1 for those in no shard [M, K].
-        own: What the tokens' own columns receive besides [M, K].
-        floor: The support is {z ≥ floor} [M], or None.
-        temperature: T.
-    """
-
-    maximum: Tensor
-    log_total: Tensor
-    slope: Tensor | None
-    offset: Tensor
-    token: Tensor
-    own: Tensor
-    floor: Tensor | None
-    temperature: float
-
-    @classmethod
-    def of(
-        cls,
-        scores: Scores,
-        scoring: Scoring,
-        floor_M: Tensor | None,
-        gradient_MK: Tensor | None,
-        gradient_M: Tensor | None,
-    ) -> Pull:
-        """From the gradients of the log-probabilities and of the entropy; None for one that no loss uses."""
-        own_MK = torch.zeros_like(scores.logprob) if gradient_MK is None else gradient_MK.float()
-        own_MK = own_MK.masked_fill(scores.token < 0, 0.0).div_(scoring.temperature)
-        offset, slope = -own_MK.sum(-1), None
-        if scores.entropy is not None and gradient_M is not None:
-            slope = gradient_M.float() / scoring.temperature
-            offset = offset - slope * scores.entropy
-        if scores.outside is not None and not scoring.chosen:
-            own_MK = own_MK.masked_fill(scores.outside, 0.0)
-        elif scores.outside is not None:
-            force_M = offset if slope is None else offset - slope * scores.logprob[:, 0].clamp(min=NOTHING)
-            own_MK = own_MK + torch.where(scores.outside, scores.logprob.exp() * force_M[:, None], 0.0)
-        return cls(scores.maximum, scores.log_total, slope, offset, scores.token, own_MK, floor_M, scoring.temperature)
-
-    def __getitem__(self, rows: slice) -> Pull:
-        """The same for some of the rows."""
-        return Pull(
-            self.maximum[rows],
-            self.log_total[rows],
-            None if self.slope is None else self.slope[rows],
-            self.offset[rows],
-            self.token[rows],
-            self.own[rows],
-            None if self.floor is None else self.floor[rows],
-            self.temperature,
-        )
-
-    def write_(self, work: Tensor, z: Tensor, start: int) -> None:
-        """Writes ∂/∂z into `work`, fp32, for logits z of these rows and the columns from `start` on."""
-        z = in_fp32(z, work)
-        inside = support(z, self.floor)
-        log2_probability_(work, z, self.maximum, self.log_total, self.temperature)
-        if self.slope is None:
-            work.exp2_().mul_(self.offset[:, None])
-        else:
-            probability = work.clamp_(min=NOTHING).exp2()
-            work.mul_(-self.slope[:, None] / _LOG2_E).add_(self.offset[:, None]).mul_(probability)
-        if inside is not None:
-            work.mul_(inside)
-        column_MK, inside_MK = here(self.token, start, work.shape[1])
-        work.scatter_add_(1, column_MK, self.own.masked_fill(~inside_MK, 0.0))
-
-
-def keep(ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor) -> None:
-    """Saves on an autograd context what the gradient needs: the inputs as they are, and a few numbers per row.
-
-    A caller may change in place what it is handed, so hand out copies.
-    """
-    ctx.scoring = scoring
-    numbers = (scores.logprob, scores.entropy, scores.maximum, scores.log_total, scores.token, scores.outside)
-    ctx.save_for_backward(*numbers, floor_M, *inputs)
-
-
-def kept(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> tuple[Pull, list[Tensor]]:
-    """What `keep` saved: the pull of these gradients, and the inputs."""
-    *numbers, floor_M = ctx.saved_tensors[:7]
-    return Pull.of(Scores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(ctx.saved_tensors[7:])

@@ -15,20 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.distributed.checks import check_head, check_tokens
-from lockstep.distributed.reduce import replicated
-from lockstep.distributed.shard import blocks
-from lockstep.distributed.softmax import (
-    PLAIN,
-    RowSums,
-    Scores,
-    Scoring,
-    block_sums,
-    exchange,
-    keep,
-    kept,
-    picked,
-)
+from lockstep_logprobs.checks import check_head, check_tokens
+from lockstep_logprobs.collectives import sum_gradient
+from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
+from lockstep_logprobs.kernel import kernel
+from lockstep_logprobs.shard import blocks
+from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, exchange, pick_logits, sum_block
 
 _TILE_COLUMNS = 2048
 
@@ -59,7 +51,7 @@ def hidden_logprobs(
     device = weight_vD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_vD.dtype
     with torch.autocast(device, enabled=False):
-        hidden_MD = replicated(hidden_MD.to(dtype), scoring.shard.group)
+        hidden_MD = sum_gradient(hidden_MD.to(dtype), scoring.shard.group)
         return _HiddenScores.apply(hidden_MD, weight_vD, token_MK, scoring)
 
 
@@ -69,46 +61,95 @@ class _HiddenScores(torch.autograd.Function):
         ctx: Any, hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring
     ) -> tuple[Tensor, Tensor | None]:
         scores = score(hidden_MD, weight_vD, token_MK, scoring)
-        keep(ctx, scores, scoring, None, hidden_MD, weight_vD)
+        save_for_gradient(ctx, scores, scoring, None, hidden_MD, weight_vD)
         ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing
         return scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
-        return *score_gradient(ctx, *grad_outputs, *ctx.needs_input_grad[:2]), None, None
+        row, (hidden_MD, weight_vD) = load_gradient(ctx, *grad_outputs)
+        of_hidden, of_weight = ctx.needs_input_grad[:2]
+        return *score_gradient(row, hidden_MD, weight_vD, ctx.scoring, of_hidden, of_weight), None, None
 
 
 def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring) -> Scores:
     """The forward pass of `hidden_logprobs`."""
-    sums = RowSums.of_nothing(len(hidden_MD), scoring.entropy, hidden_MD.device)
-    picked_MK = torch.zeros_like(token_MK, dtype=torch.float32)
-    for columns, head_cD in _pieces(weight_vD, hidden_MD.dtype):
-        start = scoring.shard.start + columns.start
-        for rows, z, work in _tiles(hidden_MD, head_cD, scoring.most_rows):
-            picked_MK[rows] += picked(z, token_MK[rows], start)
-            sums[rows] = sums[rows].joined(block_sums(z, work, None, scoring), scoring.temperature)
-    return exchange(sums, picked_MK, token_MK, len(weight_vD), scoring, None)
+    how = scoring.shard.start, scoring.temperature, scoring.entropy, scoring.max_rows
+    sums_RM, picked_MK = _hidden_row_sums(hidden_MD, weight_vD, token_MK, *how)
+    return exchange(RowSums.from_rows(sums_RM), picked_MK, token_MK, len(weight_vD), scoring, None)
 
 
 def score_gradient(
-    ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None, of_hidden: bool, of_weight: bool
+    row: RowGradient, hidden_MD: Tensor, weight_vD: Tensor, scoring: Scoring, of_hidden: bool, of_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the hidden states (this rank's share of their sum) and of this rank's rows of the head."""
-    pull, (hidden_MD, weight_vD) = kept(ctx, gradient_MK, gradient_M)
-    hidden_sum = torch.zeros_like(hidden_MD, dtype=torch.float32) if of_hidden else None
-    weight_gradient = torch.empty_like(weight_vD) if of_weight else None
-    for columns, head_cD in _pieces(weight_vD, hidden_MD.dtype):
-        head_sum = None if weight_gradient is None else _zeros_in(weight_gradient[columns])
-        for rows, z, work in _tiles(hidden_MD, head_cD, ctx.scoring.most_rows):
-            pull[rows].write_(work, z, ctx.scoring.shard.start + columns.start)
+    how = row.temperature, scoring.shard.start, scoring.max_rows, of_hidden, of_weight
+    hidden_gradient, weight_gradient = _hidden_gradients(hidden_MD, weight_vD, *row.tensors, *how)
+    return hidden_gradient if of_hidden else None, weight_gradient if of_weight else None
+
+
+@kernel(
+    "(Tensor hidden, Tensor weight, Tensor token, int start, float temperature, bool entropy, int? max_rows)"
+    " -> (Tensor, Tensor)",
+    lambda hidden, weight, token, start, temperature, entropy, max_rows: (
+        hidden.new_empty((2 + entropy, hidden.shape[0]), dtype=torch.float32),
+        token.new_empty(token.shape, dtype=torch.float32),
+    ),
+)
+def _hidden_row_sums(
+    hidden: Tensor, weight: Tensor, token: Tensor, start: int, temperature: float, entropy: bool, max_rows: int | None
+) -> tuple[Tensor, Tensor]:
+    """As `vocab._row_sums`, of the logits that are multiplied out."""
+    sums = RowSums.zeros(len(hidden), entropy, hidden.device)
+    picked_MK = torch.zeros_like(token, dtype=torch.float32)
+    for columns, head_cD in _pieces(weight, hidden.dtype):
+        for rows, z, work in _tiles(hidden, head_cD, max_rows):
+            picked_MK[rows] += pick_logits(z, token[rows], start + columns.start)
+            sums[rows] = sums[rows].merge(sum_block(z, work, None, temperature, entropy), temperature)
+    return sums.rows(), picked_MK
+
+
+def _like_if(needed: bool, x: Tensor) -> Tensor:
+    """Memory for a gradient of x, empty where none is needed: a kernel always returns a tensor."""
+    return torch.empty_like(x) if needed else x.new_empty(0)
+
+
+@kernel(
+    f"(Tensor hidden, Tensor weight, {RowGradient.SCHEMA}, float temperature, int start, int? max_rows, "
+    "bool of_hidden, bool of_weight) -> (Tensor, Tensor)",
+    lambda hidden, weight, *args: (_like_if(args[-2], hidden), _like_if(args[-1], weight)),
+)
+def _hidden_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    maximum: Tensor,
+    log_total: Tensor,
+    slope: Tensor | None,
+    offset: Tensor,
+    token: Tensor,
+    own: Tensor,
+    floor: Tensor | None,
+    temperature: float,
+    start: int,
+    max_rows: int | None,
+    of_hidden: bool,
+    of_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    row = RowGradient(maximum, log_total, slope, offset, token, own, floor, temperature)
+    hidden_sum = torch.zeros_like(hidden, dtype=torch.float32) if of_hidden else None
+    weight_gradient = _like_if(of_weight, weight)
+    for columns, head_cD in _pieces(weight, hidden.dtype):
+        head_sum = _zeros_in(weight_gradient[columns]) if of_weight else None
+        for rows, z, work in _tiles(hidden, head_cD, max_rows):
+            row[rows].write_(work, z, start + columns.start)
             gradient = z.copy_(work)  # in the type of the matrix products; where that is fp32 they are one
             if hidden_sum is not None:
                 _add_product_(hidden_sum[rows], gradient, head_cD)
             if head_sum is not None:
-                _add_product_(head_sum, gradient.t(), hidden_MD[rows])
-        if weight_gradient is not None and head_sum is not None:
+                _add_product_(head_sum, gradient.t(), hidden[rows])
+        if head_sum is not None:
             weight_gradient[columns] = head_sum
-    return None if hidden_sum is None else hidden_sum.to(hidden_MD.dtype), weight_gradient
+    return hidden.new_empty(0) if hidden_sum is None else hidden_sum.to(hidden.dtype), weight_gradient
 
 
 def _pieces(weight_vD: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
@@ -118,10 +159,10 @@ def _pieces(weight_vD: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tens
         yield columns, weight_vD[columns].to(dtype)
 
 
-def _tiles(hidden_MD: Tensor, head_cD: Tensor, most_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def _tiles(hidden_MD: Tensor, head_cD: Tensor, max_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Blocks of rows with their logits for a piece of the head, and fp32 memory of that shape, the same if they are."""
     memory: Tensor | None = None
-    for rows in blocks(len(hidden_MD), len(head_cD), hidden_MD.device, most_rows):
+    for rows in blocks(len(hidden_MD), len(head_cD), hidden_MD.device, max_rows):
         hidden = hidden_MD[rows]
         if memory is None:
             memory = hidden.new_empty(len(hidden), len(head_cD))

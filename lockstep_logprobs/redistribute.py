@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.distributed.reduce import ranks
+from lockstep_logprobs.collectives import group_size
 
 
 def all_to_all_vp2sq(vocab_parallel_logits: Tensor, tp_group: dist.ProcessGroup | None) -> Tensor:
@@ -31,7 +31,7 @@ def all_to_all_sq2vp(seq_parallel_logits: Tensor, tp_group: dist.ProcessGroup | 
 
 
 def _even(logits: Tensor, dim: int, group: dist.ProcessGroup | None) -> int:
-    size = ranks(group)
+    size = group_size(group)
     if logits.dim() != 2 or logits.shape[dim] % size:
         raise ValueError(
             f"needs a matrix whose {('rows', 'columns')[dim]} {size} ranks can share, not {tuple(logits.shape)}"

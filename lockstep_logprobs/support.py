@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.distributed.checks import check_rows, check_temperature
-from lockstep.distributed.reduce import stack
-from lockstep.distributed.shard import Shard, all_reduce, blocks
-from lockstep.distributed.topk import largest
+from lockstep_logprobs.checks import check_rows, check_temperature
+from lockstep_logprobs.collectives import all_gather, all_reduce
+from lockstep_logprobs.shard import Shard, blocks
+from lockstep_logprobs.topk import local_topk
 
 _FEW = 128
 """A vocabulary up to this size is sorted faster than searched."""
@@ -45,7 +45,7 @@ def support_floor(
     top_k: int | None = None,
     top_p: float | None = 1.0,
     temperature: float = 1.0,
-    most_rows: int | None = None,
+    max_rows: int | None = None,
 ) -> Tensor:
     """The threshold of each row: tokens whose logit is not below it are kept.
 
@@ -60,7 +60,7 @@ def support_floor(
         top_k: How many to keep; None, or a number below 1: all.
         top_p: The probability to reach; None, or from 1 on: all are kept. 0 keeps the likeliest.
         temperature: Divides the logits before probabilities are formed.
-        most_rows: A bound on the rows of a block; it changes memory and speed, never values.
+        max_rows: A bound on the rows of a block; it changes memory and speed, never values.
 
     Returns:
         fp32 [M], in units of the given logits: the temperature is not in it.
@@ -70,7 +70,7 @@ def support_floor(
     top_p = 1.0 if top_p is None else top_p
     if not top_p >= 0:
         raise ValueError(f"top_p is {top_p}, but is a probability; 1 keeps every token")
-    search = _Search(logits_Mv, shard or Shard(), top_p, temperature, most_rows)
+    search = _Search(logits_Mv, shard or Shard(), top_p, temperature, max_rows)
     if top_k is not None and top_k > 0:
         return search.among_likeliest(top_k)
     if top_p >= 1.0:
@@ -88,22 +88,22 @@ class _Search:
     shard: Shard
     top_p: float
     temperature: float
-    most_rows: int | None
+    max_rows: int | None
 
     def among_likeliest(self, k: int) -> Tensor:
         """The threshold of top-k, and of top-p after it: with one all-gather."""
         group = self.shard.group
         k = k if group else min(k, self.logits.shape[1])
-        value_Mk = largest(self.logits, k, self.most_rows)[0]
+        value_Mk = local_topk(self.logits, k, self.max_rows)[0]
         value_Mk = F.pad(value_Mk, (0, k - value_Mk.shape[1]), value=-math.inf)
         if self.top_p >= 1.0:
-            return _best(stack(value_Mk, group))[:, -1]
+            return _best(all_gather(value_Mk, group))[:, -1]
         equal_M1 = torch.zeros_like(value_Mk[:, -1:])
         for rows in self._blocks(1):
             z = self.logits[rows]
             same = torch.eq(z, value_Mk[rows, -1:], out=torch.empty_like(z, dtype=torch.float32))
             equal_M1[rows] = same.sum(1, keepdim=True)
-        value_CMk, equal_CM1 = stack(torch.cat([value_Mk, equal_M1], 1), group).split([k, 1], -1)
+        value_CMk, equal_CM1 = all_gather(torch.cat([value_Mk, equal_M1], 1), group).split([k, 1], -1)
         best_Mk = _best(value_CMk)
         last_M1 = best_Mk[:, -1:]
         # A rank whose own k-th is smaller than that of all has among its k all that equal the latter.
@@ -167,7 +167,7 @@ class _Search:
     def _blocks(self, arrays: int) -> Iterator[slice]:
         """Blocks of rows for a pass that takes the memory of so many fp32 copies."""
         rows, columns = self.logits.shape
-        return blocks(rows, arrays * columns, self.logits.device, self.most_rows)
+        return blocks(rows, arrays * columns, self.logits.device, self.max_rows)
 
 
 def _best(value_CMk: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
-from lockstep.distributed.reduce import Gradient, ranks, stack
+from lockstep_logprobs.collectives import Gradient, all_gather, group_size
 
 
 def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor:
@@ -41,10 +42,26 @@ def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor
 
 def take(x: Tensor, group: dist.ProcessGroup | None, dim: int = 1) -> Tensor:
     """This rank's share of `x` along `dim`; all of it without a group."""
-    size = ranks(group)
+    size = group_size(group)
     if size == 1:
         return x
     return x.index_select(dim, zigzag(x.shape[dim], size, x.device)[dist.get_rank(group)])
+
+
+def take_padded(whole: Tensor, positions: int, group: dist.ProcessGroup | None) -> Tensor:
+    """This rank's share of token ids [B, S, ...], padded with 0 to `positions` on every rank.
+
+    Raises:
+        ValueError: There are more tokens than positions.
+    """
+    size = group_size(group)
+    padding = positions * size - whole.shape[1]
+    if padding < 0:
+        raise ValueError(
+            f"{whole.shape[1]} tokens for logits at {positions * size} positions over {size} context-parallel ranks; "
+            "logits must cover every token, and cp_group be given where sequences are cut"
+        )
+    return take(F.pad(whole, (0, 0) * (whole.dim() - 2) + (0, padding)), group)
 
 
 def gather(x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: Gradient = "sum") -> Tensor:
@@ -56,9 +73,9 @@ def gather(x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: G
         dim: The dimension that is cut.
         gradient: See `reduce.stack`.
     """
-    if ranks(group) == 1:
+    if group_size(group) == 1:
         return x
     if x.shape[dim] % 2:
         raise ValueError(f"a rank's share is two chunks of equal length, but this one has {x.shape[dim]} positions")
-    early, late = stack(x, group, gradient).chunk(2, dim % x.dim() + 1)
+    early, late = all_gather(x, group, gradient).chunk(2, dim % x.dim() + 1)
     return torch.cat([*early, *reversed(late.unbind())], dim)

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.distributed.shard import all_reduce, blocks
-from lockstep.distributed.softmax import PLAIN, RowSums, block_sums, finite, log2_probability_
+from lockstep_logprobs.collectives import all_reduce
+from lockstep_logprobs.shard import blocks
+from lockstep_logprobs.softmax import RowSums, finite_maximum, sum_block, write_log2_probability
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,23 @@ class CrossEntropy:
 def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup | None) -> CrossEntropy:
     """H(softmax(target), softmax(logits)) of each row; where q is 0 the value of log p does not matter."""
     rows, columns = logits_Mv.shape
-    of_p, of_q = (RowSums.of_nothing(rows, entropy=False, device=logits_Mv.device) for _ in range(2))
+    of_p, of_q = (RowSums.zeros(rows, entropy=False, device=logits_Mv.device) for _ in range(2))
     cross_M = torch.zeros_like(of_p.total)  # Σ exp(zq − mq)·(zp − mp)
     for piece in blocks(rows, columns, logits_Mv.device):
         p, q = logits_Mv[piece], target_Mv[piece]
         work = torch.empty_like(p, dtype=torch.float32)
-        of_p[piece] = block_sums(p, work, None, PLAIN)
-        of_q[piece] = block_sums(q, work, None, PLAIN)  # leaves exp(zq − mq) in `work`
-        cross_M[piece] = work.mul_(p - finite(of_p.maximum[piece])[:, None]).nansum(-1)
+        of_p[piece] = sum_block(p, work, None)
+        of_q[piece] = sum_block(q, work, None)  # leaves exp(zq − mq) in `work`
+        cross_M[piece] = work.mul_(p - finite_maximum(of_p.maximum[piece])[:, None]).nansum(-1)
     maxima = all_reduce(torch.stack([of_p.maximum, of_q.maximum]), group, dist.ReduceOp.MAX)
-    share_p, share_q = of_p.counted_from(maxima[0], 1.0), of_q.counted_from(maxima[1], 1.0)
-    scale_M = (of_q.maximum - finite(maxima[1])).exp()
-    moved_M = scale_M * cross_M + share_q.total * (of_p.maximum - finite(maxima[0]))
+    share_p, share_q = of_p.rebase(maxima[0], 1.0), of_q.rebase(maxima[1], 1.0)
+    scale_M = (of_q.maximum - finite_maximum(maxima[1])).exp()
+    moved_M = scale_M * cross_M + share_q.total * (of_p.maximum - finite_maximum(maxima[0]))
     shares = torch.stack([share_p.total, share_q.total, torch.where(scale_M > 0, moved_M, 0.0)])
     total_p, total_q, cross_M = all_reduce(shares, group)
     value = total_p.log() - cross_M / total_q
-    return CrossEntropy(value, torch.stack([finite(m) for m in maxima]), torch.stack([total_p.log(), total_q.log()]))
+    finite = torch.stack([finite_maximum(m) for m in maxima])
+    return CrossEntropy(value, finite, torch.stack([total_p.log(), total_q.log()]))
 
 
 def cross_entropy_gradient(logits_Mv: Tensor, target_Mv: Tensor, of: CrossEntropy, gradient_M: Tensor) -> Tensor:
@@ -57,7 +59,7 @@ def cross_entropy_gradient(logits_Mv: Tensor, target_Mv: Tensor, of: CrossEntrop
     for piece in blocks(len(logits_Mv), logits_Mv.shape[1], logits_Mv.device):
         p, q = (torch.empty_like(logits_Mv[piece], dtype=torch.float32) for _ in range(2))
         for work, z, maximum, log_total in zip((p, q), (logits_Mv, target_Mv), of.maxima, of.log_totals, strict=True):
-            log2_probability_(work, z[piece], maximum[piece], log_total[piece])
+            write_log2_probability(work, z[piece], maximum[piece], log_total[piece])
             work.exp2_()
         result_Mv[piece] = p.sub_(q).mul_(gradient_M[piece, None])
     return result_Mv

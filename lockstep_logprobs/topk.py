@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.distributed.reduce import stack
-from lockstep.distributed.shard import Shard, blocks
+from lockstep_logprobs.collectives import all_gather
+from lockstep_logprobs.shard import Shard, blocks
 
 _GROUP = 16
 _GROUPS_PER_K = 8
@@ -22,7 +22,7 @@ _NO_KEY = torch.iinfo(torch.int64).min
 
 @torch.no_grad()
 def vocab_topk(
-    logits_Mv: Tensor, k: int, shard: Shard | None = None, *, most_rows: int | None = None
+    logits_Mv: Tensor, k: int, shard: Shard | None = None, *, max_rows: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The k largest logits and their tokens, by one all-gather of every rank's own k.
 
@@ -33,28 +33,28 @@ def vocab_topk(
         logits_Mv: Logits of this rank's columns.
         k: How many; all of them where the vocabulary has fewer.
         shard: Which columns these are; None: one process holds all.
-        most_rows: A bound on the rows of a block; it changes memory and speed, never values.
+        max_rows: A bound on the rows of a block; it changes memory and speed, never values.
 
     Returns:
         Logits, fp32 [M, k], largest first, and their tokens, int64 [M, k]; the same on all ranks.
     """
     shard = shard or Shard()
-    value_Mk, column_Mk = largest(logits_Mv, k, most_rows)
+    value_Mk, column_Mk = local_topk(logits_Mv, k, max_rows)
     if shard.group is None:
         return value_Mk, column_Mk + shard.start
     own = F.pad(_keys(value_Mk, column_Mk + shard.start), (0, k - value_Mk.shape[1]), value=_NO_KEY)
-    key = stack(own, shard.group).movedim(0, 1).flatten(1)
+    key = all_gather(own, shard.group).movedim(0, 1).flatten(1)
     if k > logits_Mv.shape[1] and len(logits_Mv):
         k = min(k, int((key[:1] > _NO_KEY).sum()))
     return _values_and_tokens(key.topk(k).values)
 
 
-def largest(logits_Mv: Tensor, k: int, most_rows: int | None = None) -> tuple[Tensor, Tensor]:
+def local_topk(logits_Mv: Tensor, k: int, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
     """This rank's min(k, v) largest logits, fp32, largest first, and their columns, int64; by blocks of rows."""
     rows, columns = logits_Mv.shape
     value_Mk = torch.empty(rows, min(k, columns), dtype=torch.float32, device=logits_Mv.device)
     column_Mk = torch.empty(value_Mk.shape, dtype=torch.int64, device=logits_Mv.device)
-    for block in blocks(rows, columns, logits_Mv.device, most_rows):
+    for block in blocks(rows, columns, logits_Mv.device, max_rows):
         value_Mk[block], column_Mk[block] = _largest_of(logits_Mv[block], value_Mk.shape[1])
     return value_Mk, column_Mk
 

@@ -1,6 +1,6 @@
 """Megatron's `GPTModel`, taught to give log-probabilities of tokens instead of logits, which then never exist.
 
-For training loops of Megatron's own; `lockstep.learners.megatron` scores its last hidden states by itself. Names and
+For training loops of Megatron's own; Lockstep's own Megatron learner scores its last hidden states by itself. Names and
 parameters are NeMo RL's.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.distributed.model_utils import from_parallel_hidden_states_to_logprobs
+from lockstep_logprobs.next_token import from_parallel_hidden_states_to_logprobs
 
 
 @dataclass

@@ -17,13 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.distributed import context, hidden, vocab
-from lockstep.distributed.checks import check_head, check_range
-from lockstep.distributed.reduce import own_sum, rank, ranks, stack
-from lockstep.distributed.shard import Shard
-from lockstep.distributed.soft_targets import CrossEntropy, cross_entropy, cross_entropy_gradient
-from lockstep.distributed.softmax import Scores, Scoring, keep
-from lockstep.distributed.support import support_floor
+from lockstep_logprobs import context, hidden, vocab
+from lockstep_logprobs.checks import check_head, check_range
+from lockstep_logprobs.collectives import all_gather, group_rank, group_size, reduce_scatter
+from lockstep_logprobs.gradient import load_gradient, save_for_gradient
+from lockstep_logprobs.shard import Shard, even_shard
+from lockstep_logprobs.soft_targets import CrossEntropy, cross_entropy, cross_entropy_gradient
+from lockstep_logprobs.softmax import Scores, Scoring
+from lockstep_logprobs.support import support_floor
 
 
 def own_columns(logits: Tensor, vocab_start_index: int, vocab_end_index: int) -> Tensor:
@@ -37,7 +38,7 @@ def own_columns(logits: Tensor, vocab_start_index: int, vocab_end_index: int) ->
     return logits.flatten(0, -2)[:, : vocab_end_index - vocab_start_index]
 
 
-def most_rows(sequences: int, chunk_size: int | None) -> int | None:
+def block_rows(sequences: int, chunk_size: int | None) -> int | None:
     """The rows of a block, from the positions of a chunk of each sequence."""
     if chunk_size is None:
         return None
@@ -60,7 +61,7 @@ def _score(
     scores = vocab.score(rows, token.reshape(len(rows), token.shape[-1]), scoring, floor)
     if not inference_only:
         ctx.shape = logits.shape
-        keep(ctx, scores, scoring, floor, rows)
+        save_for_gradient(ctx, scores, scoring, floor, rows)
     return scores
 
 
@@ -87,7 +88,7 @@ class ChunkedDistributedLogprob(torch.autograd.Function):
     ) -> Tensor:
         scoring = Scoring(
             shard=Shard(vocab_start_index, tp_group),
-            most_rows=most_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
+            max_rows=block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
         scores = _score(ctx, vocab_parallel_logits, target[..., None], scoring, vocab_end_index, inference_only)
         return scores.logprob.view(target.shape).clone()
@@ -135,7 +136,7 @@ class ChunkedDistributedGatherLogprob(torch.autograd.Function):
     ) -> Tensor:
         scoring = Scoring(
             shard=Shard(vocab_start_index, tp_group),
-            most_rows=most_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
+            max_rows=block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
         scores = _score(ctx, vocab_parallel_logits, global_indices, scoring, vocab_end_index, inference_only)
         return scores.logprob.view(global_indices.shape).clone()
@@ -160,7 +161,7 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
         scoring = Scoring(
             shard=Shard(0, tp_group),
             entropy=True,
-            most_rows=most_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
+            max_rows=block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
         nothing = torch.empty(
             *vocab_parallel_logits.shape[:-1], 0, dtype=torch.int64, device=vocab_parallel_logits.device
@@ -192,14 +193,15 @@ class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
         chunk_size: int | None,
         inference_only: bool = False,
     ) -> Tensor:
-        columns, most = vocab_parallel_logits.shape[-1], most_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size)
-        shard = even_shard(columns, tp_group)
-        floor = support_floor(vocab_parallel_logits.flatten(0, -2), shard, top_k=top_k, top_p=top_p, most_rows=most)
+        columns = vocab_parallel_logits.shape[-1]
+        most = block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size)
+        shard = even_shard(columns, tp_group, group_rank(tp_group))
+        floor = support_floor(vocab_parallel_logits.flatten(0, -2), shard, top_k=top_k, top_p=top_p, max_rows=most)
         scores = _score(
             ctx,
             vocab_parallel_logits,
             target[..., None],
-            Scoring(shard=shard, most_rows=most),
+            Scoring(shard=shard, max_rows=most),
             shard.start + columns,
             inference_only,
             floor,
@@ -282,22 +284,25 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
         check_head(tensor_parallel_hidden_states.flatten(0, 1), output_weight_layer)
         held = len(output_weight_layer)
         check_range(vocab_start_index, vocab_end_index, held, f"the {held} rows of its head")
-        rows = stack(tensor_parallel_hidden_states, tp_group).flatten(0, 2)
+        rows = all_gather(tensor_parallel_hidden_states, tp_group).flatten(0, 2)  # not kept: backward gathers again
         weight = output_weight_layer[: vocab_end_index - vocab_start_index]
-        scoring = Scoring(shard=Shard(vocab_start_index, tp_group), most_rows=most_rows(batch, chunk_size))
+        scoring = Scoring(shard=Shard(vocab_start_index, tp_group), max_rows=block_rows(batch, chunk_size))
         scores = hidden.score(rows, weight, target.t().reshape(-1, 1), scoring)
         if not inference_only:
             ctx.shapes = tensor_parallel_hidden_states.shape, output_weight_layer.shape
-            keep(ctx, scores, scoring, None, rows, weight)
+            save_for_gradient(ctx, scores, scoring, None, tensor_parallel_hidden_states, weight)
         return scores.logprob.view(positions, batch).t().clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         shard, head = ctx.shapes
         needed = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
-        of_rows, of_weight = hidden.score_gradient(ctx, grad_outputs[0].t().reshape(-1, 1), None, *needed)
+        row, (own, weight) = load_gradient(ctx, grad_outputs[0].t().reshape(-1, 1), None)
+        group = ctx.scoring.shard.group
+        rows = all_gather(own, group).flatten(0, 2)
+        of_rows, of_weight = hidden.score_gradient(row, rows, weight, ctx.scoring, *needed)
         if of_rows is not None:
-            of_rows = own_sum(of_rows.view(ranks(ctx.scoring.shard.group), *shard), ctx.scoring.shard.group)
+            of_rows = reduce_scatter(of_rows.view(group_size(group), *shard), group)
         if of_weight is not None and len(of_weight) < head[0]:
             of_weight = F.pad(of_weight, (0, 0, 0, head[0] - len(of_weight)))
         return of_rows, None, of_weight, *[None] * 5
@@ -314,11 +319,6 @@ class AllGatherCPTensor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         gradient = grad_outputs[0]
-        positions = context.zigzag(gradient.shape[ctx.seq_dim], ranks(ctx.cp_group), gradient.device)
+        positions = context.zigzag(gradient.shape[ctx.seq_dim], group_size(ctx.cp_group), gradient.device)
         shares = torch.stack([gradient.index_select(ctx.seq_dim, held) for held in positions])
-        return own_sum(shares, ctx.cp_group), None, None
-
-
-def even_shard(columns: int, group: dist.ProcessGroup | None) -> Shard:
-    """This rank's shard where every rank of the group holds equally many columns."""
-    return Shard(rank(group) * columns, group)
+        return reduce_scatter(shares, ctx.cp_group), None, None

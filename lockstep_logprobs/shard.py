@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 _BLOCK_BYTES = {"cpu": 2 * 2**20}
 _BLOCK_BYTES_ELSEWHERE = 32 * 2**20
@@ -35,6 +34,14 @@ WHOLE = Shard()
 """The whole vocabulary, in one process."""
 
 
+def even_shard(columns: int, group: dist.ProcessGroup | None, rank: int | None) -> Shard:
+    """The shard of this rank of a group whose ranks hold equally many columns."""
+    if group is None:
+        return WHOLE
+    assert rank is not None, "vocab_parallel_rank is needed beside vocab_parallel_group"
+    return Shard(rank * columns, group)
+
+
 def blocks(rows: int, columns: int, device: torch.device, most: int | None = None) -> Iterator[slice]:
     """Cuts rows into pieces whose fp32 logits take a fixed number of bytes, whatever the vocabulary.
 
@@ -50,12 +57,3 @@ def blocks(rows: int, columns: int, device: torch.device, most: int | None = Non
     size = size if most is None else min(size, most)
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
-
-
-def all_reduce(
-    tensor: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
-) -> Tensor:
-    """Replaces `tensor` by its sum, or maximum, over the ranks of `group`; returns it."""
-    if group is not None:
-        dist.all_reduce(tensor, op, group)
-    return tensor

@@ -1,0 +1,222 @@
+"""Log-probabilities and entropy from logits of a vocabulary in shards: one pass, two all-reduces, none on the way back.
+
+Letters: M rows, v this rank's columns, K tokens asked for in each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep_logprobs.checks import check_rows
+from lockstep_logprobs.collectives import all_reduce
+from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
+from lockstep_logprobs.kernel import kernel
+from lockstep_logprobs.shard import Shard, blocks
+from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, exchange, pick_logits, sum_block
+
+
+def vocab_logprobs(
+    logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring = PLAIN, floor_M: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """log p of tokens, and the entropy, from this rank's logits; differentiable, and backward is without collectives.
+
+    Args:
+        logits_Mv: Logits of this rank's columns, of any floating type.
+        token_MK: Token ids of the whole vocabulary, int64, the same on all ranks.
+        scoring: Shard, temperature, and whether to compute the entropy.
+        floor_M: The support is {z ≥ floor} (`support.support_floor`), in the logits' own units; None: every token.
+
+    Returns:
+        log p, nats, fp32 [M, K], with value and gradient 0 for ids outside the vocabulary; H, nats, fp32 [M], or None.
+
+    Raises:
+        ValueError: Shapes or types do not fit.
+        RuntimeError: The ranks' shards overlap, or leave a gap.
+    """
+    check_rows(logits_Mv, token_MK, floor_M)
+    return _VocabScores.apply(logits_Mv, token_MK, scoring, floor_M)
+
+
+class _VocabScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        scores = score(logits_Mv, token_MK, scoring, floor_M)
+        save_for_gradient(ctx, scores, scoring, floor_M, logits_Mv)
+        ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing
+        return scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None, None]:
+        return score_gradient(ctx, *grad_outputs), None, None, None
+
+
+def score(logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None = None) -> Scores:
+    """The forward pass of `vocab_logprobs`."""
+    how = scoring.shard.start, scoring.temperature, scoring.entropy, scoring.max_rows
+    sums_RM, picked_MK = _row_sums(logits_Mv, token_MK, floor_M, *how)
+    return exchange(RowSums.from_rows(sums_RM), picked_MK, token_MK, logits_Mv.shape[1], scoring, floor_M)
+
+
+def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> Tensor:
+    """The gradient of this rank's logits [M, v], in their type, from what `save_for_gradient` saved."""
+    row, (logits_Mv,) = load_gradient(ctx, gradient_MK, gradient_M)
+    return _logits_gradient(logits_Mv, *row.tensors, row.temperature, ctx.scoring.shard.start, ctx.scoring.max_rows)
+
+
+@kernel(
+    "(Tensor logits, Tensor token, Tensor? floor, int start, float temperature, bool entropy, int? max_rows)"
+    " -> (Tensor, Tensor)",
+    lambda logits, token, floor, start, temperature, entropy, max_rows: (
+        logits.new_empty((2 + entropy, logits.shape[0]), dtype=torch.float32),
+        token.new_empty(token.shape, dtype=torch.float32),
+    ),
+)
+def _row_sums(
+    logits: Tensor,
+    token: Tensor,
+    floor: Tensor | None,
+    start: int,
+    temperature: float,
+    entropy: bool,
+    max_rows: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The sums over these columns (`RowSums.rows`), and the logits of tokens that they hold, fp32 [M, K]."""
+    sums = RowSums.zeros(len(logits), entropy, logits.device)
+    picked_MK = torch.zeros_like(token, dtype=torch.float32)
+    for piece, work in _work_blocks(logits, max_rows):
+        sums[piece] = sum_block(logits[piece], work, None if floor is None else floor[piece], temperature, entropy)
+        picked_MK[piece] = pick_logits(logits[piece], token[piece], start)
+    return sums.rows(), picked_MK
+
+
+@kernel(
+    f"(Tensor logits, {RowGradient.SCHEMA}, float temperature, int start, int? max_rows) -> Tensor",
+    lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
+)
+def _logits_gradient(
+    logits: Tensor,
+    maximum: Tensor,
+    log_total: Tensor,
+    slope: Tensor | None,
+    offset: Tensor,
+    token: Tensor,
+    own: Tensor,
+    floor: Tensor | None,
+    temperature: float,
+    start: int,
+    max_rows: int | None,
+) -> Tensor:
+    row = RowGradient(maximum, log_total, slope, offset, token, own, floor, temperature)
+    result_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    for piece, work in _work_blocks(logits, max_rows, result_Mv):
+        row[piece].write_(work, logits[piece], start)
+        if work.dtype != result_Mv.dtype:
+            result_Mv[piece].copy_(work)
+    return result_Mv
+
+
+def vocab_log_softmax(
+    logits_Mv: Tensor, group: dist.ProcessGroup | None, temperature: float = 1.0, dtype: torch.dtype | None = None
+) -> Tensor:
+    """This rank's columns of the log-softmax [M, v], summed in fp32; differentiable by one all-reduce.
+
+    Args:
+        logits_Mv: Logits of this rank's columns.
+        group: The ranks that hold the vocabulary.
+        temperature: Divides the logits.
+        dtype: Of the result; None: that of the logits.
+    """
+    return _VocabLogSoftmax.apply(logits_Mv, group, temperature, dtype or logits_Mv.dtype)
+
+
+class _VocabLogSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits_Mv: Tensor, group: dist.ProcessGroup | None, temperature: float, dtype: torch.dtype
+    ) -> Tensor:
+        scores = _score_nothing(logits_Mv, group, temperature)
+        ctx.group, ctx.temperature = group, temperature
+        ctx.save_for_backward(logits_Mv, scores.maximum, scores.log_total)
+        return _log_softmax(logits_Mv, scores.maximum, scores.log_total, temperature, False, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None, None]:
+        logits_Mv, maximum_M, log_total_M = ctx.saved_tensors
+        (gradient_Mv,) = grad_outputs
+        total_M = all_reduce(gradient_Mv.float().sum(-1), ctx.group)
+        return (
+            _log_softmax_gradient(logits_Mv, maximum_M, log_total_M, gradient_Mv, total_M, ctx.temperature),
+            None,
+            None,
+            None,
+        )
+
+
+@torch.no_grad()
+def vocab_softmax(logits_Mv: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """This rank's columns of the softmax [M, v], in the type of the logits; no gradient."""
+    scores = _score_nothing(logits_Mv, group, 1.0)
+    return _log_softmax(logits_Mv, scores.maximum, scores.log_total, 1.0, True, logits_Mv.dtype)
+
+
+def _score_nothing(logits_Mv: Tensor, group: dist.ProcessGroup | None, temperature: float) -> Scores:
+    """The maximum and log-sum-exp of each row, without any token."""
+    nothing = torch.empty(len(logits_Mv), 0, dtype=torch.int64, device=logits_Mv.device)
+    return score(logits_Mv, nothing, Scoring(shard=Shard(0, group), temperature=temperature))
+
+
+@kernel(
+    "(Tensor logits, Tensor maximum, Tensor log_total, float temperature, bool exponential, ScalarType dtype)"
+    " -> Tensor",
+    lambda logits, maximum, log_total, temperature, exponential, dtype: logits.new_empty(logits.shape, dtype=dtype),
+)
+def _log_softmax(
+    logits: Tensor, maximum: Tensor, log_total: Tensor, temperature: float, exponential: bool, dtype: torch.dtype
+) -> Tensor:
+    result_Mv = logits.new_empty(logits.shape, dtype=dtype)
+    for piece, work in _work_blocks(logits, None, result_Mv):
+        _write_log_softmax(work, logits[piece], maximum[piece], log_total[piece], temperature)
+        result_Mv[piece] = work.exp_() if exponential else work
+    return result_Mv
+
+
+@kernel(
+    "(Tensor logits, Tensor maximum, Tensor log_total, Tensor gradient, Tensor total, float temperature) -> Tensor",
+    lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
+)
+def _log_softmax_gradient(
+    logits: Tensor, maximum: Tensor, log_total: Tensor, gradient: Tensor, total: Tensor, temperature: float
+) -> Tensor:
+    """(g − p·Σg)/T, with the sum over the whole row."""
+    result_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    for piece, work in _work_blocks(logits, None, result_Mv):
+        _write_log_softmax(work, logits[piece], maximum[piece], log_total[piece], temperature)
+        work.exp_().mul_(total[piece, None]).neg_().add_(gradient[piece])
+        result_Mv[piece] = work.div_(temperature)
+    return result_Mv
+
+
+def _write_log_softmax(work: Tensor, z: Tensor, maximum_M: Tensor, log_total_M: Tensor, temperature: float) -> None:
+    torch.sub(z, maximum_M[:, None], out=work).div_(temperature).sub_(log_total_M[:, None])
+
+
+def _work_blocks(
+    logits_Mv: Tensor, max_rows: int | None, result_Mv: Tensor | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows, each with fp32 memory to work in: that of an fp32 result, else the same every time."""
+    rows, columns = logits_Mv.shape
+    scratch: Tensor | None = None
+    for piece in blocks(rows, columns, logits_Mv.device, max_rows):
+        if result_Mv is not None and result_Mv.dtype == torch.float32:
+            yield piece, result_Mv[piece]
+            continue
+        if scratch is None:
+            scratch = torch.empty_like(logits_Mv[piece], dtype=torch.float32, memory_format=torch.contiguous_format)
+        yield piece, scratch[: piece.stop - piece.start]
