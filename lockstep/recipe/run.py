@@ -52,13 +52,50 @@ class Run(Section):
         return self
 
 
+Statistic = Literal["mean", "median", "max"]
+"""What is made of the rows of a window."""
+
+
 class Bound(Section):
-    """A metric that `lockstep check` expects at a step: within [min, max]."""
+    """A metric that `lockstep check` expects over a window of steps: its mean, median or largest value in [min, max].
+
+    A window has less noise than a step, and a row that is missing in it is told: the bound is broken then.
+    """
 
     metric: str = Field(description="a name in metrics.jsonl")
-    step: NonNegativeInt = Field(description="steps done when it is read")
+    steps: tuple[NonNegativeInt, NonNegativeInt] = Field(description="first and last step of the window, both included")
+    statistic: Statistic = Field(default="mean", description="what is made of the window's rows")
+    rows: PositiveInt | None = Field(
+        default=None, description="steps of the window that must have the metric; null: all of them"
+    )
     min: float | None = Field(default=None, description="null: no lower bound")
     max: float | None = Field(default=None, description="null: no upper bound")
+
+    @property
+    def length(self) -> int:
+        """Steps of the window."""
+        return self.steps[1] - self.steps[0] + 1
+
+    @property
+    def needed(self) -> int:
+        """Rows of the metric that the window must have."""
+        return self.length if self.rows is None else self.rows
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        return {"statistic": "where the window is a single step"} if self.length == 1 else {}
+
+    @model_validator(mode="after")
+    def _a_window_and_a_range(self) -> Bound:
+        if self.length < 1:
+            raise ValueError(f"steps are the first and the last of a window, but are {list(self.steps)}")
+        if self.needed > self.length:
+            raise ValueError(f"rows is {self.rows}, but the window {list(self.steps)} has {self.length} steps")
+        if self.min is None and self.max is None:
+            raise ValueError(f"a bound on {self.metric} needs min or max, or it would hold whatever the run logs")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"nothing lies between min {self.min:g} and max {self.max:g} of {self.metric}")
+        return self
 
 
 class Common(Section):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import assert_never
 
 from lockstep.recipe import Bound
+
+_SHOWN_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -15,12 +19,16 @@ class Verdict:
     """One bound against one run.
 
     Attributes:
-        passed: Whether the metric was logged at the step and lies within the bound.
+        passed: Whether the window has its rows, and what is made of them is a number within the bound.
+        value: What was made of the rows that are there; None where there are none.
+        num_rows: How many those are.
         sentence: What was asked and what was found, for people.
     """
 
     bound: Bound
     passed: bool
+    value: float | None
+    num_rows: int
     sentence: str
 
 
@@ -35,34 +43,63 @@ def check(bounds: Sequence[Bound], rows: Sequence[Mapping[str, float]]) -> list[
 
 
 def _verdict(bound: Bound, rows: Sequence[Mapping[str, float]]) -> Verdict:
-    values = [row[bound.metric] for row in rows if row["step"] == bound.step and bound.metric in row]
-    asked = f"{bound.metric} at step {bound.step}, {_range(bound)}"
-    if not values:
-        return Verdict(bound, False, f"failed: {asked}: {_absence(bound, rows)}")
-    value = values[-1]
+    first, last = bound.steps
+    found = {
+        int(row["step"]): row[bound.metric] for row in rows if bound.metric in row and first <= row["step"] <= last
+    }
+    value = _measure(bound, list(found.values())) if found else None
+    asked = f"{_window(bound)}, {_range(bound)}"
+    if value is None or len(found) < bound.needed:
+        there = "" if value is None else f"; over what is there, {value:.6g}"
+        sentence = f"failed: {asked}: {_absence(bound, rows, sorted(found))}{there}"
+        return Verdict(bound, False, value, len(found), sentence)
     low, high = -math.inf if bound.min is None else bound.min, math.inf if bound.max is None else bound.max
     passed = math.isfinite(value) and low <= value <= high
-    return Verdict(bound, passed, f"{'passed' if passed else 'failed'}: {asked}: {value:.6g}")
+    measured = f"{value:.6g} ({len(found)} row{'s' * (len(found) > 1)})"
+    return Verdict(bound, passed, value, len(found), f"{'passed' if passed else 'failed'}: {asked}: {measured}")
+
+
+def _measure(bound: Bound, values: Sequence[float]) -> float:
+    """What a bound makes of the values of its window; NaN where one of them is none."""
+    if any(map(math.isnan, values)):
+        return math.nan
+    match bound.statistic:
+        case "mean":
+            return sum(values) / len(values)
+        case "median":
+            return statistics.median(values)
+        case "max":
+            return max(values)
+        case _:
+            assert_never(bound.statistic)
+
+
+def _window(bound: Bound) -> str:
+    first, last = bound.steps
+    if first == last:
+        return f"{bound.metric} at step {last}"
+    return f"{bound.statistic} of {bound.metric} over steps {first} to {last}"
 
 
 def _range(bound: Bound) -> str:
-    if bound.min is None and bound.max is None:
-        return "any number"
     if bound.min is None:
         return f"at most {bound.max:g}"
     return f"at least {bound.min:g}" if bound.max is None else f"{bound.min:g} to {bound.max:g}"
 
 
-def _absence(bound: Bound, rows: Sequence[Mapping[str, float]]) -> str:
-    """Why there is no value."""
+def _absence(bound: Bound, rows: Sequence[Mapping[str, float]], found: Sequence[int]) -> str:
+    """Why the window has too few rows."""
     reached = max((int(row["step"]) for row in rows), default=None)
     if reached is None:
         return "not reached, the run has logged no step yet"
-    if reached < bound.step:
+    if reached < bound.steps[1]:
         return f"not reached, the run has logged {reached} steps"
     steps = sorted({int(row["step"]) for row in rows if bound.metric in row})
-    if steps:
-        nearest = min(steps, key=lambda step: abs(step - bound.step))
-        return f"not logged at this step, nearest is step {nearest}"
-    close = get_close_matches(bound.metric, {name for row in rows for name in row}, 1)
-    return f"the run logs no such metric{f', did you mean {close[0]}?' if close else ''}"
+    if not steps:
+        close = get_close_matches(bound.metric, {name for row in rows for name in row}, 1)
+        return f"the run logs no such metric{f', did you mean {close[0]}?' if close else ''}"
+    if not found:
+        nearest = min(steps, key=lambda step: abs(step - bound.steps[1]))
+        return f"not logged there, nearest is step {nearest}"
+    shown = ", ".join(map(str, found[:_SHOWN_STEPS])) + ", …" * (len(found) > _SHOWN_STEPS)
+    return f"{len(found)} of {bound.needed} rows, at step{'s' * (len(found) > 1)} {shown}"

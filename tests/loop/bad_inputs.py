@@ -178,6 +178,11 @@ RECIPES = {
     "rule: k3 in the reward": said("ppo.kl.coef=0.05 ppo.kl.placement=reward ppo.kl.estimator=k3"),
     "rule: k1 in the loss": said("ppo.kl.coef=0.05 ppo.kl.estimator=k1"),
     "rule: a bound on the divergence": said("ppo.kl.coef=0.05 ppo.kl.clamp=10"),
+    "rule: a bound on nothing": said("acceptance='[{metric: train/reward, steps: [1, 2]}]'"),
+    "rule: a window that ends before it begins": said("acceptance='[{metric: train/reward, steps: [2, 1], min: 0}]'"),
+    "rule: a statistic of one step": said(
+        "acceptance='[{metric: train/reward, steps: [2, 2], statistic: max, max: 0}]'"
+    ),
     "rule: a deviation of rewards without a baseline": BadInput("train grpo_arithmetic grpo.baseline=none"),
     "rule: two models": said("model.path=model model.from_recipe=sft_arithmetic"),
     "rule: no data": said("data.arithmetic=null"),

@@ -149,7 +149,7 @@ def test_a_dry_run_says_what_a_run_would_do(in_tmp: Path, learn: Run) -> None:
 
 
 def test_a_run_can_be_asked_and_checked(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    learn("acceptance=[{metric: train/acc, step: 3, min: 0.0}]", "run.validate_every=3")
+    learn("acceptance=[{metric: train/acc, steps: [1, 3], min: 0.0}]", "run.validate_every=3")
     assert "held-out pairs ranked right" in capsys.readouterr().out
     assert main(["check", "run"]) == 0
     assert eval_recipe("run", "run/data/validation.jsonl").dump()["greedy"]["max_tokens"] == 96 - 64

@@ -97,9 +97,10 @@ def test_bf16_runs_on_the_real_model(assets: Path, in_tmp: Path) -> None:
 
 
 def test_check_reads_the_acceptance_bounds(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run("acceptance=[{metric: train/reward, step: 2, min: 0.0}]")
+    run("acceptance=[{metric: train/reward, steps: [1, 2], min: 0.0}]")
     assert main(["check", "run"]) == 0
-    run("run.folder=failed", "acceptance=[{metric: train/reward, step: 2, min: 2.0}, {metric: x, step: 9}]")
+    broken = "{metric: train/reward, steps: [2, 2], min: 2.0}, {metric: x, steps: [9, 9], min: 0}"
+    run("run.folder=failed", f"acceptance=[{broken}]")
     assert main(["check", "failed"]) == exit_codes.BROKEN
     assert "not reached" in capsys.readouterr().out
 

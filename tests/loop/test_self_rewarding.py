@@ -201,10 +201,9 @@ def test_fewer_held_out_prompts_than_a_batch_are_enough(learn: Run) -> None:
 
 
 def test_a_run_can_be_checked(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    bounds = (
-        "acceptance=[{metric: judge/parse_failures, step: 1, min: 0, max: 1}, {metric: train/leaks, step: 1, min: 2}]"
-    )
-    learn("run.max_steps=1", bounds)
+    kept = "{metric: judge/parse_failures, steps: [1, 1], min: 0, max: 1}"
+    broken = "{metric: train/leaks, steps: [1, 1], min: 2}"
+    learn("run.max_steps=1", f"acceptance=[{kept}, {broken}]")
     assert main(["check", "run"]) == exit_codes.BROKEN
     told = capsys.readouterr().out
     assert "passed: judge/parse_failures" in told
