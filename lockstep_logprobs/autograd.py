@@ -22,7 +22,7 @@ from lockstep_logprobs.checks import check_head, check_range
 from lockstep_logprobs.collectives import all_gather, group_rank, group_size, reduce_scatter
 from lockstep_logprobs.gradient import load_gradient, save_for_gradient
 from lockstep_logprobs.shard import Shard, even_shard
-from lockstep_logprobs.soft_targets import CrossEntropy, cross_entropy, cross_entropy_gradient
+from lockstep_logprobs.soft_targets import cross_entropy, cross_entropy_gradient
 from lockstep_logprobs.softmax import Scores, Scoring
 from lockstep_logprobs.support import support_floor
 
@@ -255,13 +255,13 @@ class DistributedCrossEntropy(torch.autograd.Function):
         result = cross_entropy(student, target, group)
         if not inference_only:
             ctx.shape = student_logits.shape
-            ctx.save_for_backward(student, target, result.value, result.maxima, result.log_totals)
+            ctx.save_for_backward(student, target, result.maxima, result.log_totals)
         return result.value.view(student_logits.shape[:-1]).clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        student, target, *result = ctx.saved_tensors
-        gradient = cross_entropy_gradient(student, target, CrossEntropy(*result), grad_outputs[0].reshape(-1))
+        student, target, maxima, log_totals = ctx.saved_tensors
+        gradient = cross_entropy_gradient(student, target, maxima, log_totals, grad_outputs[0].reshape(-1))
         return gradient.view(ctx.shape), None, None, None
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep_logprobs.collectives import all_reduce
+from lockstep_logprobs.kernel import kernel
 from lockstep_logprobs.shard import blocks
 from lockstep_logprobs.softmax import RowSums, finite_maximum, sum_block, write_log2_probability
 
@@ -33,19 +34,12 @@ class CrossEntropy:
 
 def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup | None) -> CrossEntropy:
     """H(softmax(target), softmax(logits)) of each row; where q is 0 the value of log p does not matter."""
-    rows, columns = logits_Mv.shape
-    of_p, of_q = (RowSums.zeros(rows, entropy=False, device=logits_Mv.device) for _ in range(2))
-    cross_M = torch.zeros_like(of_p.total)  # Σ exp(zq − mq)·(zp − mp)
-    for piece in blocks(rows, columns, logits_Mv.device):
-        p, q = logits_Mv[piece], target_Mv[piece]
-        work = torch.empty_like(p, dtype=torch.float32)
-        of_p[piece] = sum_block(p, work, None)
-        of_q[piece] = sum_block(q, work, None)  # leaves exp(zq − mq) in `work`
-        cross_M[piece] = work.mul_(p - finite_maximum(of_p.maximum[piece])[:, None]).nansum(-1)
-    maxima = all_reduce(torch.stack([of_p.maximum, of_q.maximum]), group, dist.ReduceOp.MAX)
+    max_p, sum_p, max_q, sum_q, cross_M = _cross_entropy_sums(logits_Mv, target_Mv).unbind()
+    of_p, of_q = RowSums(max_p, sum_p, None), RowSums(max_q, sum_q, None)
+    maxima = all_reduce(torch.stack([max_p, max_q]), group, dist.ReduceOp.MAX)
     share_p, share_q = of_p.rebase(maxima[0], 1.0), of_q.rebase(maxima[1], 1.0)
-    scale_M = (of_q.maximum - finite_maximum(maxima[1])).exp()
-    moved_M = scale_M * cross_M + share_q.total * (of_p.maximum - finite_maximum(maxima[0]))
+    scale_M = (max_q - finite_maximum(maxima[1])).exp()
+    moved_M = scale_M * cross_M + share_q.total * (max_p - finite_maximum(maxima[0]))
     shares = torch.stack([share_p.total, share_q.total, torch.where(scale_M > 0, moved_M, 0.0)])
     total_p, total_q, cross_M = all_reduce(shares, group)
     value = total_p.log() - cross_M / total_q
@@ -53,13 +47,36 @@ def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup
     return CrossEntropy(value, finite, torch.stack([total_p.log(), total_q.log()]))
 
 
-def cross_entropy_gradient(logits_Mv: Tensor, target_Mv: Tensor, of: CrossEntropy, gradient_M: Tensor) -> Tensor:
+@kernel(
+    "(Tensor logits, Tensor target) -> Tensor",
+    lambda logits, target: logits.new_empty((5, logits.shape[0]), dtype=torch.float32),
+)
+def _cross_entropy_sums(logits: Tensor, target: Tensor) -> Tensor:
+    """Over these columns: maximum and total of p, of q, and Σ exp(zq − mq)·(zp − mp); fp32 [5, M]."""
+    of_p, of_q = (RowSums.zeros(len(logits), entropy=False, device=logits.device) for _ in range(2))
+    cross_M = torch.zeros_like(of_p.total)
+    for piece in blocks(len(logits), logits.shape[1], logits.device):
+        p, q = logits[piece], target[piece]
+        work = torch.empty_like(p, dtype=torch.float32)
+        of_p[piece] = sum_block(p, work, None)
+        of_q[piece] = sum_block(q, work, None)  # leaves exp(zq − mq) in `work`
+        cross_M[piece] = work.mul_(p - finite_maximum(of_p.maximum[piece])[:, None]).nansum(-1)
+    return torch.cat([of_p.rows(), of_q.rows(), cross_M[None]])
+
+
+@kernel(
+    "(Tensor logits, Tensor target, Tensor maxima, Tensor log_totals, Tensor gradient) -> Tensor",
+    lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
+)
+def cross_entropy_gradient(
+    logits: Tensor, target: Tensor, maxima: Tensor, log_totals: Tensor, gradient: Tensor
+) -> Tensor:
     """(p − q)·gradient, the gradient of this rank's logits [M, v], in their type; none goes to the target."""
-    result_Mv = torch.empty_like(logits_Mv, memory_format=torch.contiguous_format)
-    for piece in blocks(len(logits_Mv), logits_Mv.shape[1], logits_Mv.device):
-        p, q = (torch.empty_like(logits_Mv[piece], dtype=torch.float32) for _ in range(2))
-        for work, z, maximum, log_total in zip((p, q), (logits_Mv, target_Mv), of.maxima, of.log_totals, strict=True):
+    result_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    for piece in blocks(len(logits), logits.shape[1], logits.device):
+        p, q = (torch.empty_like(logits[piece], dtype=torch.float32) for _ in range(2))
+        for work, z, maximum, log_total in zip((p, q), (logits, target), maxima, log_totals, strict=True):
             write_log2_probability(work, z[piece], maximum[piece], log_total[piece])
             work.exp2_()
-        result_Mv[piece] = p.sub_(q).mul_(gradient_M[piece, None])
+        result_Mv[piece] = p.sub_(q).mul_(gradient[piece, None])
     return result_Mv

@@ -14,7 +14,7 @@ has the way back. Letters: M rows, v this rank's columns, K tokens asked for in 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lockstep_logprobs.checks import check_on_device, check_temperature
 from lockstep_logprobs.collectives import all_reduce
-from lockstep_logprobs.shard import Shard
+from lockstep_logprobs.shard import WHOLE, Shard
 
 NOTHING = -150.0
 """2 to this power is 0 in fp32, and so is e to it; unlike −∞ it may be multiplied by that 0."""
@@ -47,7 +47,7 @@ class Scoring:
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
     """
 
-    shard: Shard = field(default_factory=Shard)
+    shard: Shard = WHOLE
     temperature: float = 1.0
     entropy: bool = False
     sampled: bool = False

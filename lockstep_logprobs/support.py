@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from lockstep_logprobs.checks import check_rows, check_temperature
 from lockstep_logprobs.collectives import all_gather, all_reduce
-from lockstep_logprobs.shard import Shard, blocks
+from lockstep_logprobs.kernel import kernel
+from lockstep_logprobs.shard import WHOLE, Shard, blocks
 from lockstep_logprobs.topk import local_topk
 
 _FEW = 128
@@ -40,7 +41,7 @@ _COPIES = 6
 @torch.no_grad()
 def support_floor(
     logits_Mv: Tensor,
-    shard: Shard | None = None,
+    shard: Shard = WHOLE,
     *,
     top_k: int | None = None,
     top_p: float | None = 1.0,
@@ -56,7 +57,7 @@ def support_floor(
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
-        shard: Which columns these are; None: one process holds all.
+        shard: Which columns these are; by default one process holds all.
         top_k: How many to keep; None, or a number below 1: all.
         top_p: The probability to reach; None, or from 1 on: all are kept. 0 keeps the likeliest.
         temperature: Divides the logits before probabilities are formed.
@@ -70,14 +71,14 @@ def support_floor(
     top_p = 1.0 if top_p is None else top_p
     if not top_p >= 0:
         raise ValueError(f"top_p is {top_p}, but is a probability; 1 keeps every token")
-    search = _Search(logits_Mv, shard or Shard(), top_p, temperature, max_rows)
+    search = _Search(logits_Mv, shard, top_p, temperature, max_rows)
     if top_k is not None and top_k > 0:
-        return search.among_likeliest(top_k)
+        return search.within_top_k(top_k)
     if top_p >= 1.0:
         return logits_Mv.new_full(logits_Mv.shape[:1], -math.inf, dtype=torch.float32)
     if search.shard.group is None and logits_Mv.shape[1] <= _FEW:
         return search.nucleus(logits_Mv.float().sort(descending=True).values)
-    return search.among_all()
+    return search.within_vocabulary()
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class _Search:
     temperature: float
     max_rows: int | None
 
-    def among_likeliest(self, k: int) -> Tensor:
+    def within_top_k(self, k: int) -> Tensor:
         """The threshold of top-k, and of top-p after it: with one all-gather."""
         group = self.shard.group
         k = k if group else min(k, self.logits.shape[1])
@@ -98,11 +99,7 @@ class _Search:
         value_Mk = F.pad(value_Mk, (0, k - value_Mk.shape[1]), value=-math.inf)
         if self.top_p >= 1.0:
             return _best(all_gather(value_Mk, group))[:, -1]
-        equal_M1 = torch.zeros_like(value_Mk[:, -1:])
-        for rows in self._blocks(1):
-            z = self.logits[rows]
-            same = torch.eq(z, value_Mk[rows, -1:], out=torch.empty_like(z, dtype=torch.float32))
-            equal_M1[rows] = same.sum(1, keepdim=True)
+        equal_M1 = _count_equal(self.logits, value_Mk[:, -1:], self.max_rows)
         value_CMk, equal_CM1 = all_gather(torch.cat([value_Mk, equal_M1], 1), group).split([k, 1], -1)
         best_Mk = _best(value_CMk)
         last_M1 = best_Mk[:, -1:]
@@ -119,55 +116,107 @@ class _Search:
         kept_M1 = (before_Mk < self.top_p * total_M1).sum(1, keepdim=True).clamp(min=1)
         return best_Mk.gather(1, kept_M1 - 1)[:, 0]
 
-    def among_all(self) -> Tensor:
+    def within_vocabulary(self) -> Tensor:
         """The threshold of top-p over the whole vocabulary: three digits of the base 256, from the highest on.
 
         A token's distance from the row's maximum, in powers of 2, becomes a number of 24 bits, 0 at the maximum. Each
         pass sums probabilities by the next digit, over the tokens that have the row's earlier digits; the row's next
         digit is the one in which the sum from the maximum on reaches p. The last pass finds the smallest logit there.
         """
-        device, group = self.logits.device, self.shard.group
-        maximum_M1 = torch.full((len(self.logits), 1), -math.inf, dtype=torch.float32, device=device)
-        for rows in self._blocks(1):
-            maximum_M1[rows] = self.logits[rows].amax(1, keepdim=True)
-        all_reduce(maximum_M1, group, dist.ReduceOp.MAX)
+        group = self.shard.group
+        maximum_M1 = all_reduce(_row_maximum(self.logits, self.max_rows), group, dist.ReduceOp.MAX)
         # A token is kept only if its probability is at least (1 − p)/V.
         reach = _VOCABULARY_BITS - math.log2(1.0 - self.top_p)
         prefix_M1 = torch.zeros_like(maximum_M1)
         for digits in range(1, _DIGITS + 1):
-            mass_MD = all_reduce(self._mass(maximum_M1, _BASE * prefix_M1, _BASE**digits / reach), group)
+            mass_MD = _digit_mass(
+                self.logits, maximum_M1, _BASE * prefix_M1, reach, self.temperature, digits, self.max_rows
+            )
+            mass_MD = all_reduce(mass_MD, group)
             before_MD = mass_MD.cumsum(1)[:, :_BASE]
             goal_M1 = (self.top_p * mass_MD.sum(1, keepdim=True).double()).long()
             digit_M1 = (before_MD < goal_M1).sum(1, keepdim=True).clamp(min=1) - 1
             prefix_M1 = _BASE * prefix_M1 + digit_M1
-        floor_M1 = torch.full_like(maximum_M1, math.inf)
-        for rows in self._blocks(2):
-            below = self._powers(rows, maximum_M1).mul_(-(_BASE**_DIGITS) / reach).floor_().gt_(prefix_M1[rows])
-            least = below.sub_(0.5).mul_(math.inf)  # −∞ for what is kept, ∞ for what is not
-            floor_M1[rows] = torch.maximum(self.logits[rows], least, out=least).amin(1, keepdim=True)
+        floor_M1 = _least_kept(self.logits, maximum_M1, prefix_M1, reach, self.temperature, self.max_rows)
         return all_reduce(floor_M1, group, dist.ReduceOp.MIN)[:, 0]
 
-    def _mass(self, maximum_M1: Tensor, prefix_M1: Tensor, scale: float) -> Tensor:
-        """Sums of probabilities, in units of the likeliest token's: int64 [M, 1 + digits + 1].
 
-        In the first column those of tokens with a smaller prefix, in the last those with a larger one.
-        """
-        mass_MD = torch.zeros(len(self.logits), _BASE + 2, dtype=torch.int64, device=self.logits.device)
-        for rows in self._blocks(_COPIES):
-            power = self._powers(rows, maximum_M1)
-            digit = (power * -scale).floor_().sub_(prefix_M1[rows] - 1.0)
-            digit.nan_to_num_(0.0).clamp_(0.0, _BASE + 1.0)  # a NaN may spoil its row, but must not index elsewhere
-            mass_MD[rows].scatter_add_(1, digit.long(), power.exp2_().mul_(_ONE).long())
-        return mass_MD
+def _one_per_row(logits: Tensor, *_: object) -> Tensor:
+    return logits.new_empty((logits.shape[0], 1), dtype=torch.float32)
 
-    def _powers(self, rows: slice, maximum_M1: Tensor) -> Tensor:
-        """log₂ of the probabilities over that of the likeliest token, fp32."""
-        return (self.logits[rows] - maximum_M1[rows]).mul_(math.log2(math.e) / self.temperature)
 
-    def _blocks(self, arrays: int) -> Iterator[slice]:
-        """Blocks of rows for a pass that takes the memory of so many fp32 copies."""
-        rows, columns = self.logits.shape
-        return blocks(rows, arrays * columns, self.logits.device, self.max_rows)
+@kernel("(Tensor logits, Tensor value, int? max_rows) -> Tensor", _one_per_row)
+def _count_equal(logits: Tensor, value: Tensor, max_rows: int | None) -> Tensor:
+    """How many of each row's logits equal its value [M, 1]."""
+    count_M1 = torch.zeros_like(value)
+    for rows in _blocks(logits, 1, max_rows):
+        z = logits[rows]
+        same = torch.eq(z, value[rows], out=torch.empty_like(z, dtype=torch.float32))
+        count_M1[rows] = same.sum(1, keepdim=True)
+    return count_M1
+
+
+@kernel("(Tensor logits, int? max_rows) -> Tensor", _one_per_row)
+def _row_maximum(logits: Tensor, max_rows: int | None) -> Tensor:
+    maximum_M1 = torch.full((len(logits), 1), -math.inf, dtype=torch.float32, device=logits.device)
+    for rows in _blocks(logits, 1, max_rows):
+        maximum_M1[rows] = logits[rows].amax(1, keepdim=True)
+    return maximum_M1
+
+
+@kernel(
+    "(Tensor logits, Tensor maximum, Tensor prefix, float reach, float temperature, int digits, int? max_rows)"
+    " -> Tensor",
+    lambda logits, *_: logits.new_empty((logits.shape[0], _BASE + 2), dtype=torch.int64),
+)
+def _digit_mass(
+    logits: Tensor,
+    maximum: Tensor,
+    prefix: Tensor,
+    reach: float,
+    temperature: float,
+    digits: int,
+    max_rows: int | None,
+) -> Tensor:
+    """Sums of probabilities, in units of the likeliest token's: int64 [M, 1 + digits + 1].
+
+    In the first column those of tokens with a smaller prefix, in the last those with a larger one.
+    """
+    mass_MD = torch.zeros(len(logits), _BASE + 2, dtype=torch.int64, device=logits.device)
+    for rows in _blocks(logits, _COPIES, max_rows):
+        power = _powers(logits[rows], maximum[rows], temperature)
+        digit = (power * -(_BASE**digits / reach)).floor_().sub_(prefix[rows] - 1.0)
+        digit.nan_to_num_(0.0).clamp_(0.0, _BASE + 1.0)  # a NaN may spoil its row, but must not index elsewhere
+        mass_MD[rows].scatter_add_(1, digit.long(), power.exp2_().mul_(_ONE).long())
+    return mass_MD
+
+
+@kernel(
+    "(Tensor logits, Tensor maximum, Tensor prefix, float reach, float temperature, int? max_rows) -> Tensor",
+    _one_per_row,
+)
+def _least_kept(
+    logits: Tensor, maximum: Tensor, prefix: Tensor, reach: float, temperature: float, max_rows: int | None
+) -> Tensor:
+    """The smallest logit of each row whose number does not exceed the prefix [M, 1]."""
+    floor_M1 = torch.full((len(logits), 1), math.inf, dtype=torch.float32, device=logits.device)
+    for rows in _blocks(logits, 2, max_rows):
+        power = _powers(logits[rows], maximum[rows], temperature)
+        below = power.mul_(-(_BASE**_DIGITS) / reach).floor_().gt_(prefix[rows])
+        least = below.sub_(0.5).mul_(math.inf)  # −∞ for what is kept, ∞ for what is not
+        floor_M1[rows] = torch.maximum(logits[rows], least, out=least).amin(1, keepdim=True)
+    return floor_M1
+
+
+def _powers(z: Tensor, maximum_M1: Tensor, temperature: float) -> Tensor:
+    """log₂ of the probabilities over that of the likeliest token, fp32."""
+    return (z - maximum_M1).mul_(math.log2(math.e) / temperature)
+
+
+def _blocks(logits: Tensor, arrays: int, max_rows: int | None) -> Iterator[slice]:
+    """Blocks of rows for a pass that takes the memory of so many fp32 copies."""
+    rows, columns = logits.shape
+    return blocks(rows, arrays * columns, logits.device, max_rows)
 
 
 def _best(value_CMk: Tensor) -> Tensor:

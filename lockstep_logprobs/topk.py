@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep_logprobs.collectives import all_gather
-from lockstep_logprobs.shard import Shard, blocks
+from lockstep_logprobs.kernel import kernel
+from lockstep_logprobs.shard import WHOLE, Shard, blocks
 
 _GROUP = 16
 _GROUPS_PER_K = 8
@@ -18,11 +19,13 @@ _GROUPS_PER_K = 8
 
 _ID_BITS = 32
 _NO_KEY = torch.iinfo(torch.int64).min
+_MERGE_ARRAYS = 8
+"""Merging takes four int64 arrays of the keys' shape."""
 
 
 @torch.no_grad()
 def vocab_topk(
-    logits_Mv: Tensor, k: int, shard: Shard | None = None, *, max_rows: int | None = None
+    logits_Mv: Tensor, k: int, shard: Shard = WHOLE, *, max_rows: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The k largest logits and their tokens, by one all-gather of every rank's own k.
 
@@ -32,31 +35,70 @@ def vocab_topk(
     Args:
         logits_Mv: Logits of this rank's columns.
         k: How many; all of them where the vocabulary has fewer.
-        shard: Which columns these are; None: one process holds all.
+        shard: Which columns these are; by default one process holds all.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
 
     Returns:
         Logits, fp32 [M, k], largest first, and their tokens, int64 [M, k]; the same on all ranks.
     """
-    shard = shard or Shard()
-    value_Mk, column_Mk = local_topk(logits_Mv, k, max_rows)
     if shard.group is None:
-        return value_Mk, column_Mk + shard.start
-    own = F.pad(_keys(value_Mk, column_Mk + shard.start), (0, k - value_Mk.shape[1]), value=_NO_KEY)
-    key = all_gather(own, shard.group).movedim(0, 1).flatten(1)
+        value_Mk, column_Mk = local_topk(logits_Mv, k, max_rows)
+        return value_Mk, column_Mk.add_(shard.start)
+    own_Mk = _topk_keys(logits_Mv, min(k, logits_Mv.shape[1]), shard.start, max_rows)
+    if k > own_Mk.shape[1]:
+        own_Mk = F.pad(own_Mk, (0, k - own_Mk.shape[1]), value=_NO_KEY)
+    key_CMk = all_gather(own_Mk, shard.group)
+    del own_Mk
     if k > logits_Mv.shape[1] and len(logits_Mv):
-        k = min(k, int((key[:1] > _NO_KEY).sum()))
-    return _values_and_tokens(key.topk(k).values)
+        k = min(k, int((key_CMk[:, :1] > _NO_KEY).sum()))
+    return _merge_keys(key_CMk, k)
 
 
-def local_topk(logits_Mv: Tensor, k: int, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
+@kernel(
+    "(Tensor logits, int k, int? max_rows) -> (Tensor, Tensor)",
+    lambda logits, k, max_rows: (
+        logits.new_empty((logits.shape[0], min(k, logits.shape[1])), dtype=torch.float32),
+        logits.new_empty((logits.shape[0], min(k, logits.shape[1])), dtype=torch.int64),
+    ),
+)
+def local_topk(logits: Tensor, k: int, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
     """This rank's min(k, v) largest logits, fp32, largest first, and their columns, int64; by blocks of rows."""
-    rows, columns = logits_Mv.shape
-    value_Mk = torch.empty(rows, min(k, columns), dtype=torch.float32, device=logits_Mv.device)
-    column_Mk = torch.empty(value_Mk.shape, dtype=torch.int64, device=logits_Mv.device)
-    for block in blocks(rows, columns, logits_Mv.device, max_rows):
-        value_Mk[block], column_Mk[block] = _largest_of(logits_Mv[block], value_Mk.shape[1])
+    rows, columns = logits.shape
+    value_Mk = torch.empty(rows, min(k, columns), dtype=torch.float32, device=logits.device)
+    column_Mk = torch.empty(value_Mk.shape, dtype=torch.int64, device=logits.device)
+    for block in blocks(rows, columns, logits.device, max_rows):
+        value_Mk[block], column_Mk[block] = _largest_of(logits[block], value_Mk.shape[1])
     return value_Mk, column_Mk
+
+
+@kernel(
+    "(Tensor logits, int k, int start, int? max_rows) -> Tensor",
+    lambda logits, k, start, max_rows: logits.new_empty((logits.shape[0], k), dtype=torch.int64),
+)
+def _topk_keys(logits: Tensor, k: int, start: int, max_rows: int | None) -> Tensor:
+    """`local_topk` as `_keys`, so that values and tokens travel as one and are never held beside each other."""
+    key_Mk = torch.empty(len(logits), k, dtype=torch.int64, device=logits.device)
+    for block in blocks(len(logits), logits.shape[1], logits.device, max_rows):
+        value, column = _largest_of(logits[block], k)
+        key_Mk[block] = _keys(value.float(), column + start)
+    return key_Mk
+
+
+@kernel(
+    "(Tensor keys, int k) -> (Tensor, Tensor)",
+    lambda keys, k: (
+        keys.new_empty((keys.shape[1], k), dtype=torch.float32),
+        keys.new_empty((keys.shape[1], k), dtype=torch.int64),
+    ),
+)
+def _merge_keys(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of all ranks' keys [C, M, k'], as values and tokens [M, k]; by blocks of rows."""
+    value_Mk = torch.empty(keys.shape[1], k, dtype=torch.float32, device=keys.device)
+    token_Mk = torch.empty(keys.shape[1], k, dtype=torch.int64, device=keys.device)
+    for block in blocks(keys.shape[1], _MERGE_ARRAYS * keys.shape[0] * keys.shape[2], keys.device):
+        best = keys[:, block].movedim(0, 1).flatten(1).topk(k).values
+        value_Mk[block], token_Mk[block] = _values_and_tokens(best)
+    return value_Mk, token_Mk
 
 
 def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
