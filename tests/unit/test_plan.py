@@ -300,11 +300,22 @@ def test_the_guide_shows_what_is_said(tmp_path: Path, command: tuple[str, ...], 
     assert plan(load(recipe, overrides.split()), int(gpus), memory, str(tmp_path / config)).text == page
 
 
-@pytest.mark.parametrize("gpus", [1, 2], ids=["as it is", "with a layout"])
-def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, gpus: int) -> None:
-    said = ["sft.global_batch_size=16", "run.folder=a run", 'data.prompt="Q: {question}"']
-    page = plan(load("sft_chat", said), gpus, "1GB", str(models("llama"))).text
+def pasted(page: str) -> list[str]:
+    """The recipe and the overrides of the command that a page ends with."""
     command = next(line[line.index("lockstep train") :] for line in page.splitlines() if "lockstep train" in line)
-    _, _, recipe, *overrides = shlex.split(command)
-    assert overrides[: len(said)] == said
-    assert load(recipe, overrides[: len(said)]).recipe == load("sft_chat", said).recipe
+    return shlex.split(command)[2:]
+
+
+@pytest.mark.parametrize("memory", ["1GB", "2MB", "1.4MB"], ids=["with a layout", "with changes", "on more GPUs"])
+@pytest.mark.parametrize("by_config", [False, True], ids=["model", "config"])
+def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, memory: str, by_config: bool) -> None:
+    model = str(models("llama"))
+    said = ["sft.global_batch_size=16", "run.folder=a run", 'data.prompt="Q: {question}"', "learner.parallel.cp=2"]
+    said += [] if by_config else [f"model.path={model}"]
+    text = plan(load("sft_chat", said), 4, memory, f"{model}/config.json" if by_config else None).text
+    recipe, *overrides = pasted(text)
+    assert set(overrides) >= {*said[:3], f"model.path={model}"}
+    assert len(overrides) == len({override.partition("=")[0] for override in overrides})
+    again = load(recipe, overrides)
+    assert "It fits: " in (page := plan(again, again.training.learner.parallel.ranks, memory).text)
+    assert pasted(page) == [recipe, *overrides]

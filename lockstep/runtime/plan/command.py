@@ -54,7 +54,7 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> P
     if own.ranks == gpus:
         require_divisible(model, own.tp)
     sizes = Sizes.of(skeleton(model, config or str(recipe.model.path)), recipe.learner.lora)
-    return page(Search(recipe, sizes, model, room), loaded, gpus)
+    return page(Search(recipe, sizes, model, room), loaded.name, _said(loaded, config), gpus)
 
 
 def bytes_of(memory: str) -> int:
@@ -82,6 +82,17 @@ def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
         return read_config(str(recipe.model.path))
     except ModelError as error:
         raise ModelError(f"{error}; a plan needs no more than a config.json: --config PATH") from None
+
+
+def _said(loaded: Loaded, config: str | None) -> tuple[str, ...]:
+    """What `lockstep train` is told for the run that is planned, of the model whose configuration was given."""
+    said = loaded.arguments
+    if config is None or any(word.startswith("model.path=") for word in said):
+        return said
+    path = Path(config)
+    if path.is_file():
+        path = path.parent if path.name == "config.json" else Path("MODEL")
+    return (*said, f"model.path={path}")
 
 
 def _config_of(path: Path) -> PreTrainedConfig:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.config import Loaded
 from lockstep.errors import InputError
 from lockstep.recipe import Parallel
 from lockstep.report.terminal import summary_table
@@ -29,14 +29,21 @@ class Plan:
     fits: bool
 
 
-def page(search: Search, loaded: Loaded, gpus: int) -> Plan:
-    """What a recipe takes on so many GPUs: memory by rank, traffic by collective, layouts, and which is proposed."""
+def page(search: Search, name: str, said: Sequence[str], gpus: int) -> Plan:
+    """What a recipe takes on so many GPUs: memory by rank, traffic by collective, layouts, and which is proposed.
+
+    Args:
+        search: Looks among layouts.
+        name: Of the recipe.
+        said: The recipe and its overrides, as `lockstep train` takes them for the run that is planned.
+        gpus: How many there are.
+    """
     own = search.recipe.learner.parallel
     found, standing = search.proposed(gpus), search.estimate(own) if own.ranks == gpus else None
     shown = standing or found or _roomiest(search, gpus)
-    blocks = [_model(search, loaded.name, gpus), _memory(shown)]
+    blocks = [_model(search, name, gpus), _memory(shown)]
     blocks += [_traffic(shown), _layouts(search, gpus)] if gpus > 1 else []
-    text = "\n\n".join([*blocks, _verdict(search, _command(loaded), gpus, standing, found)])
+    text = "\n\n".join([*blocks, _verdict(search, said, gpus, standing, found)])
     return Plan(text, found is not None or (standing is not None and search.fits(standing)))
 
 
@@ -51,9 +58,11 @@ def _roomiest(search: Search, gpus: int) -> Estimate:
     return min((one for one in found if one is not None), key=lambda one: one.device)
 
 
-def _command(loaded: Loaded) -> str:
-    """What starts the run that was planned, for a shell."""
-    return f"lockstep train {shlex.join(loaded.arguments)}"
+def _command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
+    """What starts the run that was planned, for a shell; what is changed is said in place of what was said before."""
+    keys = {override.partition("=")[0] for override in changed}
+    kept = [word for word in said if word.partition("=")[0] not in keys]
+    return f"lockstep train {shlex.join([*kept, *changed])}"
 
 
 def _model(search: Search, name: str, gpus: int) -> str:
@@ -142,22 +151,22 @@ def _layouts(search: Search, gpus: int) -> str:
     return summary_table(lines)
 
 
-def _verdict(search: Search, command: str, gpus: int, own: Estimate | None, found: Estimate | None) -> str:
+def _verdict(search: Search, said: Sequence[str], gpus: int, own: Estimate | None, found: Estimate | None) -> str:
     memory = readable(search.memory)
     if own is not None and search.fits(own):
-        return f"It fits: {readable(own.device)} of {memory}. {command}"
+        return f"It fits: {readable(own.device)} of {memory}. {_command(said)}"
     asked = layout(search.recipe.learner.parallel)
     if own is not None:
         begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
     else:
         begin = f"The recipe says {asked}, which is not {counted(gpus, 'GPU')}."
     if found is not None:
-        changed = " ".join(overrides(search.recipe, found))
-        return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command} {changed}"
-    return f"{begin} {_too_few(search, gpus)}"
+        command = _command(said, overrides(search.recipe, found))
+        return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command}"
+    return f"{begin} {_too_few(search, said, gpus)}"
 
 
-def _too_few(search: Search, gpus: int) -> str:
+def _too_few(search: Search, said: Sequence[str], gpus: int) -> str:
     more = search.smallest(gpus)
     if more is None:
         alone = search.estimate(Parallel(dp=2))  # whose sampler holds weights of its own
@@ -170,8 +179,7 @@ def _too_few(search: Search, gpus: int) -> str:
         return (
             f"Nothing fits on {gpus} GPUs, whatever is changed, nor on more of them: GPUs with more memory are needed."
         )
-    changed = " ".join(overrides(search.recipe, more))
     return (
         f"Nothing fits on {gpus} GPUs, whatever is changed. {more.learner.parallel.ranks} would do, with "
-        f"{readable(more.device)} each:\n{changed}"
+        f"{readable(more.device)} each:\n{_command(said, overrides(search.recipe, more))}"
     )
