@@ -154,6 +154,12 @@ def test_a_miniature_keeps_one_layer_of_each_kind_and_the_sizes_of_heads() -> No
     assert sparse.config.num_hidden_layers == 2  # one dense, one with experts
 
 
+def test_a_list_that_is_only_by_chance_as_long_as_there_are_layers_is_kept() -> None:
+    """The limits of a time step, two of them, were cut to one for one layer of two; the configuration refused that."""
+    fields = {"model_type": "falcon_h1", "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 8}
+    assert proof({**fields, "head_dim": 8}).largest < 1e-4
+
+
 def test_biases_and_norms_of_a_miniature_are_not_what_they_begin_with() -> None:
     named = dict(miniature(config(model_type="qwen2")).named_parameters())
     assert all(tensor.std() > 0.01 for name, tensor in named.items() if name.endswith(("bias", "norm.weight")))
