@@ -28,7 +28,7 @@ class RunError(LockstepError, RuntimeError):
 
 
 class NothingTrainedError(LockstepError):
-    """A run has come to its end, and no step of it has changed a weight."""
+    """A run has come to its end, and no step of it has learned from anything."""
 
     exit_code = exit_codes.INCONCLUSIVE
 

@@ -27,7 +27,7 @@ def summary(folder: Path, kept: Collection[int]) -> str:
 
 
 def has_trained(folder: Path) -> bool:
-    """Whether a step of a run has changed a weight; also where there has been no step yet."""
+    """Whether a step of a run has learned from anything, weight decay aside; also where there has been no step yet."""
     rows = [row for row in read_metrics(folder) if row["step"] > 0]
     norms = [value for row in rows for name, value in row.items() if name.endswith("grad_norm")]
     return not rows or any(norm > 0 for norm in norms)

@@ -50,7 +50,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     Raises:
         Stopped: If the run was asked to end before its end. It was saved.
         ChangedError: If something is not what it was, and that is not allowed.
-        NothingTrainedError: If the recipe that is trained first has come to its end and changed no weight.
+        NothingTrainedError: If the recipe that is trained first has come to its end and learned from nothing.
     """
     recipe = loaded.training
     if deadline_s is None and recipe.run.max_time_s is not None:
@@ -102,11 +102,11 @@ def _summary(folder: Path) -> str:
 
 
 def require_trained(folder: Path) -> None:
-    """Raises NothingTrainedError if a finished run has changed no weight in any step."""
+    """Raises NothingTrainedError if a finished run has learned from nothing in any step."""
     if not has_trained(folder):
         raise NothingTrainedError(
-            f"{folder} is finished, and no step of it trained on anything: {folder / 'final'} is the model that it "
-            "began with, since every response was taken out or all rewards were equal; read samples.jsonl"
+            f"{folder} is finished, and no step of it trained on anything: {folder / 'final'} has learned nothing, "
+            "since every response was taken out or all rewards were equal; read samples.jsonl"
         )
 
 
