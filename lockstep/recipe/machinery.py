@@ -383,6 +383,16 @@ class RaySection(Section):
     cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs of a place; where there are GPUs, it has one")
     timeout_s: PositiveFloat = Field(default=300.0, description="how long to wait until the cluster has room")
 
+    def places(self, learners: int, samplers: int) -> tuple[int, int]:
+        """How many places so many ranks of a learner and samplers take, and which is the first with a sampler."""
+        match self.placement:
+            case "separate":
+                return learners + samplers, learners
+            case "colocated":
+                return max(learners, samplers), 0
+            case _:
+                assert_never(self.placement)
+
 
 class ClusterSection(Section):
     """Where processes live."""

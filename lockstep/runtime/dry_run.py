@@ -46,7 +46,7 @@ from lockstep.runtime.self_check import require_proof
 from lockstep.runtime.source import Source, open_source, scratch_tokenizer
 from lockstep.runtime.trackers.run import views_of
 from lockstep.runtime.trackers.view import Facts
-from lockstep.runtime.workers import require_sampler
+from lockstep.runtime.workers import require_near, require_sampler
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     if sampled is not None:
         with found.problem():
             require_sampler(sampled.sampler, recipe.learner)
+        with found.problem():
+            require_near(sampled)
         with found.problem():
             _examined(sampled, found)
     with found.problem():

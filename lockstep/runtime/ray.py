@@ -64,13 +64,7 @@ class RayCluster:
     """
 
     def __init__(self, section: RaySection, learners: int, samplers: int, gpus: bool) -> None:
-        match section.placement:
-            case "separate":
-                count, self._first_sampler = learners + samplers, learners
-            case "colocated":
-                count, self._first_sampler = max(learners, samplers), 0
-            case _:
-                assert_never(section.placement)
+        count, self._first_sampler = section.places(learners, samplers)
         self._end = contextlib.ExitStack()
         self._end.enter_context(joined(section.address, round(count * section.cpus_per_worker)))
         self._gpu = float(gpus and ray.cluster_resources().get("GPU", 0) > 0)

@@ -13,12 +13,12 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.distributed.meeting import Host
 from lockstep.errors import InputError, RunError
-from lockstep.recipe import SamplerSection
+from lockstep.learners.rank import resolve_device
 from lockstep.runtime.cluster import HERE, Workers
 from lockstep.runtime.progress import Progress
 from lockstep.runtime.remote import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
 from lockstep.runtime.transport import Item
-from lockstep.runtime.workers import SamplerSpec, require_sampler
+from lockstep.runtime.workers import FAR_GPUS, SamplerSpec, require_sampler
 from lockstep.samplers.base import Attestation, Piece, Sampler, gathered, require_room
 from lockstep.samplers.transfer import Carrier, GroupBroadcast, SharedMemory, joined
 from lockstep.types import Request, SamplingParams
@@ -101,7 +101,7 @@ class Replicas:
     """
 
     def __init__(self, spec: SamplerSpec, note: Callable[[str], object], workers: Workers = HERE) -> None:
-        _require_way(spec.section, workers)
+        _require_way(spec, workers)
         self._address = workers.address
         self.dtype, self._section, self._note = spec.dtype, spec.section, note
         self._context = spec.context
@@ -311,19 +311,20 @@ class Replicas:
             raise SamplerLost(f"worker {remote.name} was started again, and does not hold the weights that it was sent")
 
 
-def _require_way(section: SamplerSection, workers: Workers) -> None:
+def _require_way(spec: SamplerSpec, workers: Workers) -> None:
     """Raises InputError where weights cannot reach workers as the recipe says."""
-    match section.transfer:
+    match spec.section.transfer:
         case "shared_memory":
             if not workers.one_machine:
+                beside_gpus = resolve_device(spec.learner.device).type == "cuda"
                 raise InputError(
-                    "sampler.transfer=shared_memory is within one machine, and workers are on others; use "
-                    "sampler.transfer=process_group"
+                    "sampler.transfer=shared_memory is within one machine, and workers are on others; "
+                    + (FAR_GPUS if beside_gpus else "use sampler.transfer=process_group")
                 )
         case "process_group":
             pass
         case _:
-            assert_never(section.transfer)
+            assert_never(spec.section.transfer)
 
 
 def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:

@@ -19,7 +19,7 @@ from lockstep.learners.torch.start import Head, started
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.heads import PLAIN
 from lockstep.models.load import load_causal_lm
-from lockstep.recipe import Computation, LearnerSection, Optimizer, SamplerSection
+from lockstep.recipe import Computation, LearnerSection, Optimizer, SamplerSection, SamplingRecipe
 from lockstep.runtime.self_check import require_proof
 from lockstep.samplers.base import Served
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -164,6 +164,13 @@ def _unknown(option: str, name: str, known: Mapping[str, object]) -> InputError:
     return InputError(f"{option} is {name}, but there is no such backend here; there are: {', '.join(known)}")
 
 
+FAR_GPUS = (
+    "weights cannot be sent from or to GPUs of other machines yet (docs/guides/cluster.md), so use no more of "
+    "learner.parallel than this machine has GPUs, or an algorithm that samples nothing, such as sft or dpo"
+)
+"""Why a run with samplers stays on one machine with GPUs, and what to do."""
+
+
 def require_sampler(section: SamplerSection, computation: Computation) -> None:
     """Raises InputError if a section asks for what is not there on this machine."""
     cuda = resolve_device(computation.device).type == "cuda"
@@ -186,9 +193,22 @@ def require_sampler(section: SamplerSection, computation: Computation) -> None:
             pass
         case "process_group":
             if cuda:
-                raise InputError("sampler.transfer=process_group is by gloo, for CPUs; leave it at shared_memory")
+                raise InputError(
+                    "sampler.transfer=process_group is by gloo, for CPUs; leave it at shared_memory, which is within "
+                    "one machine"
+                )
         case _:
             assert_never(section.transfer)
+
+
+def require_near(recipe: SamplingRecipe) -> None:
+    """Raises InputError if a run with samplers takes more GPUs of a Ray cluster than this machine has."""
+    samplers, learner, cluster = recipe.sampler.engines, recipe.learner, recipe.cluster
+    if cluster.on_this_machine or not samplers or resolve_device(learner.device).type != "cuda":
+        return
+    (places, _), there = cluster.ray.places(learner.parallel.ranks, samplers), torch.cuda.device_count()
+    if places > there:
+        raise InputError(f"the run takes {places} places with a GPU each, and this machine has {there}; {FAR_GPUS}")
 
 
 def _require_vllm(cuda: bool) -> None:

@@ -1,23 +1,28 @@
-"""Every command of the documentation is run: `lockstep …` for two steps, `make …` as far as make says without doing."""
+"""Every command of the documentation is tried, as `doc_commands.fate` says.
+
+`lockstep …` is run here, `train` for two steps, and `make …` as far as make says without doing; of the others is asked
+that what they name is there. `test_docs_on_gpus.py` tries what may compute on GPUs.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from doc_commands import PAGES, ROOT, blocks, commands, fate, with_files
 
-from lockstep.cli import main
+from lockstep.cli import _parser, main
 from lockstep.config import load
 from lockstep.recipe import Common
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHORT = ["run.max_steps=2", "run.validate_every=0", "learner.device=cpu"]
 TINY = [
     "data.max_prompt_tokens=400", "data.max_validation_samples=4", "sampling.max_tokens=32",
@@ -52,30 +57,72 @@ SIZES = re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/
 [MIXED] = re.findall(r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL)
 
 
-def commands(program: str) -> list[str]:
-    """Lines of shell blocks that call a program, continuation lines joined."""
-    blocks = [block for page in PAGES for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text(), re.DOTALL)]
-    lines = [
-        re.sub(r"^(exec |\.venv/bin/)+", "", line.strip())
-        for block in blocks
-        for line in block.replace("\\\n", " ").splitlines()
-    ]
-    return sorted({" ".join(line.split()) for line in lines if line.startswith(f"{program} ")})
+COMMANDS = commands()
+
+
+def texts(program: str, what: str) -> list[str]:
+    """Commands of a program with a fate, each once."""
+    return list(dict.fromkeys(each.text for each in COMMANDS if each.program == program and fate(each) == what))
 
 
 def test_there_is_something_to_run() -> None:
-    assert any("ppo_arithmetic" in command for command in commands("lockstep"))
-    assert "make quickstart" in commands("make")
+    assert any("ppo_arithmetic" in command for command in texts("lockstep", "run"))
+    assert "make quickstart" in texts("make", "run")
     assert len(SIZES) == 2
 
 
-@pytest.mark.parametrize("command", commands("make"))
+def test_somebody_has_said_what_becomes_of_a_command() -> None:
+    """Of a new program in tests/loop/doc_commands.py; what is to be typed is in blocks of bash, so that it is."""
+    assert not [each for each in COMMANDS if fate(each) is None]
+    assert not [each for each in COMMANDS if each.place == "output" and each.page != "docs/guides/plan.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_are_of_the_shell(page: Path) -> None:
+    for language, block in blocks(page):
+        if language == "bash":
+            subprocess.run(["bash", "-n"], input=block, check=True, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("command", [*texts("make", "run"), *texts("make", "check")])
 def test_make_knows_the_target(command: str) -> None:
     subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("command", texts("pip", "check"))
+def test_extras_are_there(command: str) -> None:
+    """Of packages of others, that constraints.txt or an extra knows them is not asked: those are taken away."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for word in shlex.split(command):
+        name, _, extras = word.removesuffix("]").partition("[")
+        if extras:
+            assert name in (known["name"], ".")
+            assert set(extras.split(",")) <= set(known["optional-dependencies"])
+
+
+@pytest.mark.parametrize("command", texts("python", "check"))
+def test_module_is_there(command: str) -> None:
+    _, option, module, *_ = command.split()
+    assert option == "-m"
+    assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
+@pytest.mark.parametrize("command", texts("lockstep", "check"))
+def test_what_a_command_names_is_there(command: str) -> None:
+    """Subcommand, options, recipe and the recipe's keys; values that are left to the reader are not looked at."""
+    words = [word for word in shlex.split(command)[1:] if word != "…"]
+    if words[0] == "--traceback":
+        del words[0]
+    [named] = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    parser = named.choices[words[0]]
+    known = {option for action in parser._actions for option in action.option_strings}
+    assert {word for word in words if word.startswith("--")} <= known
+    if words[0] in ("train", "plan", "config") and words[1:] and words[1] != "RECIPE":
+        assert load(words[1], [re.sub(r"=[A-Z]$", "=1", word) for word in words[2:] if "=" in word])
+
+
 @pytest.mark.needs("gloo")
-@pytest.mark.parametrize("command", commands("python"))
+@pytest.mark.parametrize("command", texts("python", "run"))
 def test_example_runs(command: str) -> None:
     """Each says how far it is from one process; what that may be, only rounding in fp32 decides."""
     _, *arguments = shlex.split(command)
@@ -91,6 +138,22 @@ def my_run() -> str:
     options = ["run=my_run", "run.best.metric=train/reward", *SHORT, *warmed_up_shortly("ppo_arithmetic")]
     assert main(["train", "ppo_arithmetic", *options]) == 0
     return "my_run"
+
+
+@pytest.fixture(scope="session")
+def my_lora_run() -> str:
+    """A run of adapters."""
+    options = ["run=my_lora_run", "learner.lora.rank=4", *SHORT, *warmed_up_shortly("sft_arithmetic")]
+    assert main(["train", "sft_arithmetic", *options]) == 0
+    return "my_lora_run"
+
+
+@pytest.fixture(scope="session")
+def my_reward_run() -> str:
+    """A reward model."""
+    options = ["run=my_reward_run", *SHORT, *warmed_up_shortly("reward_arithmetic")]
+    assert main(["train", "reward_arithmetic", *options]) == 0
+    return "my_reward_run"
 
 
 def warmed_up_shortly(recipe: str) -> list[str]:
@@ -133,7 +196,7 @@ def chat_model(assets: Path, workplace: Path) -> str:
     "command",
     [
         pytest.param(command, marks=pytest.mark.needs("ray")) if "cluster=ray" in command else command
-        for command in commands("lockstep")
+        for command in texts("lockstep", "run")
     ],
 )
 def test_command_runs(
@@ -145,8 +208,9 @@ def test_command_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(workplace)
-    if "my_run" in command:
-        request.getfixturevalue("my_run")
+    for made in ("my_run", "my_lora_run", "my_reward_run"):
+        if re.search(rf"(?<!run=)\b{made}\b", command):
+            request.getfixturevalue(made)
     (workplace / "mixed.jsonl").write_text(MIXED)
     for name, fields in SIZES:
         (workplace / name).write_text(fields)
@@ -154,16 +218,17 @@ def test_command_runs(
     if chat:
         command = command.replace("CHAT_MODEL", request.getfixturevalue("chat_model"))
     (workplace / "my_rewards.py").write_text("def fewest_words(prompt, response, answer, row):\n    return 1.0\n")
-    real = {
-        "MODEL": f"{assets}/models/stories260K/hf",
-        "prompts.jsonl": f"{assets}/data/gsm8k/test.jsonl",
-        "train.jsonl": f"{assets}/data/gsm8k/train.jsonl",
-        "test.jsonl": f"{assets}/data/gsm8k/test.jsonl",
-        "en_100_tree.jsonl": f"{assets}/data/oasst/en_100_tree.jsonl",
-        "Natural_dataset.json": f"{assets}/data/llmbar/Natural_dataset.json",
-    }
-    _, *arguments = shlex.split(command)
-    arguments = [re.sub(r"[^=]+$", lambda given: real.get(given[0], given[0]), word) for word in arguments]
+    arguments = with_files(
+        command,
+        {
+            "MODEL": f"{assets}/models/stories260K/hf",
+            "prompts.jsonl": f"{assets}/data/gsm8k/test.jsonl",
+            "train.jsonl": f"{assets}/data/gsm8k/train.jsonl",
+            "test.jsonl": f"{assets}/data/gsm8k/test.jsonl",
+            "en_100_tree.jsonl": f"{assets}/data/oasst/en_100_tree.jsonl",
+            "Natural_dataset.json": f"{assets}/data/llmbar/Natural_dataset.json",
+        },
+    )
     if arguments[0] == "train":
         own = {"sft": "sft_chat", "dpo": "dpo_chat"}
         fitting = [
@@ -176,7 +241,8 @@ def test_command_runs(
             for option in TINY
             if f"{algorithm}_gsm8k" in arguments
         ]
-        arguments += SHORT + tiny + (fitting if chat else [])
+        short = SHORT[1:] if "run.max_steps=1" in arguments else SHORT
+        arguments += short + tiny + (fitting if chat else [])
     if arguments[0] == "eval":
         arguments += FEW
     if arguments[0] == "generate":

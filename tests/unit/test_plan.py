@@ -306,7 +306,7 @@ def pasted(page: str) -> list[str]:
     return shlex.split(command)[2:]
 
 
-@pytest.mark.parametrize("memory", ["1GB", "2MB", "1.4MB"], ids=["with a layout", "with changes", "on more GPUs"])
+@pytest.mark.parametrize("memory", ["1GB", "3MB", "1.4MB"], ids=["with a layout", "with changes", "on more GPUs"])
 @pytest.mark.parametrize("by_config", [False, True], ids=["model", "config"])
 def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, memory: str, by_config: bool) -> None:
     model = str(models("llama"))
