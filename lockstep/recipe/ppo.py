@@ -20,10 +20,10 @@ class PPO(PolicyGradient):
     gae_lambda: Probability = Field(default=0.95, description="λ of generalised advantage estimation")
     gae_lambda_policy: Probability | None = Field(default=None, description="for advantages, where it differs (VAPO)")
     gae_lambda_value: Probability | None = Field(
-        default=None, description="for the critic's returns, where it differs (VAPO)"
+        default=None, description="for the critic's returns, where it differs (VAPO: 1)"
     )
     length_adaptive_alpha: NonNegativeFloat = Field(
-        default=0.0, description="advantages with λ = 1 − 1/(α·length) (VAPO); 0: off"
+        default=0.0, description="advantages with λ = 1 − 1/(α·length) (VAPO: 0.05); 0: off"
     )
     bootstrap_truncated: bool = Field(
         default=False, description="a truncated response goes on being worth V of its last state"

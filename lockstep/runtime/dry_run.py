@@ -25,7 +25,14 @@ from lockstep.models.load import scratch_config
 from lockstep.models.weight_files import check_weights, require_finite
 from lockstep.recipe import (
     Common,
+    DistillRecipe,
+    DPORecipe,
+    GRPORecipe,
+    PPORecipe,
+    RewardModelRecipe,
     SamplingRecipe,
+    SelfRewardingRecipe,
+    SFTRecipe,
     TrainingRecipe,
     has_critic,
     is_one_step_ahead,
@@ -38,8 +45,9 @@ from lockstep.runtime.folder import FRAME, changed_options, require_writable, st
 from lockstep.runtime.job import torch_sampling
 from lockstep.runtime.parallel import require_computable, require_gpus
 from lockstep.runtime.plan.estimate import Estimate, checkpoint_bytes, machine_bytes
+from lockstep.runtime.plan.memory import FP32, INT64
 from lockstep.runtime.plan.page import layout
-from lockstep.runtime.plan.sizes import Sizes, readable
+from lockstep.runtime.plan.sizes import Load, Sizes, readable
 from lockstep.runtime.remarks import remarks
 from lockstep.runtime.rows import DataFiles, data_files
 from lockstep.runtime.self_check import require_proof
@@ -215,6 +223,28 @@ def _room(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
         _memory(loaded.training, sizes, found)
     with found.problem():
         _disk(loaded, sizes, found)
+    recipe = loaded.training
+    match recipe:
+        case DistillRecipe():
+            with found.problem():
+                _named(recipe, sizes, found)
+        case PPORecipe() | GRPORecipe() | SelfRewardingRecipe() | SFTRecipe() | DPORecipe() | RewardModelRecipe():
+            pass
+        case _:
+            assert_never(recipe)
+
+
+def _named(recipe: DistillRecipe, sizes: Sizes, found: Findings) -> None:
+    """What teachers say of a step: a token and its log-probability, as often as they name one, in this process."""
+    load, count, there = Load.of(recipe), recipe.distill.top_k or sizes.vocabulary, machine_bytes()
+    needed = (INT64 + FP32) * load.scored * load.sequence * count
+    what = f"{count:,} tokens in the place of each of at most {load.scored * load.sequence:,}"
+    found.say("memory", f"teachers name {what}: {readable(needed)} of this machine's, once")
+    if needed > there:
+        raise InputError(
+            f"teachers would name {what}, and that takes {readable(needed)} of memory, but this machine has "
+            f"{readable(there)}; set distill.top_k=64, or lower distill.num_prompts_per_step"
+        )
 
 
 def _memory(recipe: TrainingRecipe, sizes: Sizes, found: Findings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from lockstep.report.compared import compared
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
 from lockstep.runtime.dry_run import dry_run
+from lockstep.runtime.plan.sizes import readable
 from lockstep.runtime.stop import Stopped
 from lockstep.runtime.train import train
 
@@ -165,7 +167,17 @@ def test_options_that_do_not_fit_are_refused(learn: Run, option: str, said: str)
 
 
 def test_a_dry_run_tells_of_teachers_and_finds_what_is_wrong_with_them(learn: Run, in_tmp: Path) -> None:
-    assert "teacher/final reads the student's tokens" in dry_run(load("tiny.yaml", []))
+    said = dry_run(load("tiny.yaml", []))
+    assert "teacher/final reads the student's tokens" in said
+    sizes = re.search(r"teachers name (\d+) tokens in the place of each of at most ([\d,]+): (\S+ kB|\S+ MB)", said)
+    assert sizes is not None
+    assert sizes[3] == readable(12 * int(sizes[1]) * int(sizes[2].replace(",", "")))
+    assert "teachers name 4 tokens" in dry_run(load("tiny.yaml", ["distill.top_k=4"]))
+    many = f"distill.num_prompts_per_step={2**22}"
+    with pytest.raises(
+        ValueError, match=r"teachers would name .* of memory, but this machine has .*; set distill.top_k"
+    ):
+        dry_run(load("tiny.yaml", [many, "data.max_prompt_tokens=100000"]))
     wider = in_tmp / "wider"
     shutil.copytree("teacher/final", wider)
     fields = json.loads((wider / "config.json").read_text())
