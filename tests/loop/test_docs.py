@@ -16,6 +16,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import doc_commands
 import pytest
 from doc_commands import PAGES, ROOT, blocks, commands, fate, with_files
 
@@ -69,6 +70,12 @@ def test_there_is_something_to_run() -> None:
     assert any("ppo_arithmetic" in command for command in texts("lockstep", "run"))
     assert "make quickstart" in texts("make", "run")
     assert len(SIZES) == 2
+
+
+def test_the_readme_says_what_is_tried() -> None:
+    status = re.search(r"\*\*CPU:\*\* every command .*`(.*?)`\)", (ROOT / "README.md").read_text())
+    assert status is not None
+    assert (ROOT / status[1]).samefile(doc_commands.__file__)
 
 
 def test_somebody_has_said_what_becomes_of_a_command() -> None:
