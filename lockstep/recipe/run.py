@@ -42,7 +42,7 @@ class Run(Section):
 
     @model_validator(mode="after")
     def _best_is_known_when_saving(self) -> Run:
-        if self.best is None or not self.best.metric.startswith("validation/"):
+        if self.best is None or not self.best.metric.startswith(("validation/", "val/")):
             return self
         if not self.validate_every or self.save_every % self.validate_every:
             raise ValueError(

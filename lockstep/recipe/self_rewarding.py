@@ -166,7 +166,9 @@ class SelfRewardingRecipe(Common):
     agreement: AgreementSection = AgreementSection()
     optimizer: Optimizer
     validation_reward: RewardSection | None = Field(
-        default=None, description="what answers to held-out prompts are really worth; null: no validation"
+        default=None,
+        description="what answers to held-out prompts are really worth; null: only those judge them who judge those of "
+        "training",
     )
     validation_sampling: RepeatedSampling | None = Field(default=None, description="how they are drawn")
     known: KnownSection = KnownSection()
@@ -248,8 +250,6 @@ class SelfRewardingRecipe(Common):
 
     @model_validator(mode="after")
     def _validation_is_whole(self) -> SelfRewardingRecipe:
-        if self.data.validation is not None and self.validation_reward is None:
-            raise ValueError("data.validation has prompts whose answers nothing scores; set validation_reward")
         if (self.validation_reward is None) != (self.validation_sampling is None):
             raise ValueError("validation_reward and validation_sampling go together; say both, or none")
         return self

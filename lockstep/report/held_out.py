@@ -49,6 +49,10 @@ def best(series: Sequence[Figure], better: Better) -> Figure:
     return max(series, key=lambda figure: sign * figure.value)
 
 
+TWINS = ("val/loss", "val/acc", "val/generated_rewards")
+"""Metrics of self-rewarding on held-out prompts that are told of beside the headlines."""
+
+
 def headlines(rows: Sequence[Mapping[str, float]]) -> list[str]:
     """First, last and best of each headline that lines of metrics have, in words."""
     told: list[str] = []
@@ -74,9 +78,8 @@ def sentence(step: int, values: Mapping[str, float]) -> str | None:
         step: Steps done.
         values: Its metrics.
     """
-    parts = [
-        f"{label} {figure.text()}" for metric, (label, _) in HELD_OUT.items() for figure in figures([values], metric)
-    ]
+    names = {metric: label for metric, (label, _) in HELD_OUT.items()} | {metric: metric for metric in TWINS}
+    parts = [f"{label} {figure.text()}" for metric, label in names.items() for figure in figures([values], metric)]
     return f"after step {step}: {', '.join(parts)}" if parts else None
 
 

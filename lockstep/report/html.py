@@ -21,7 +21,7 @@ from lockstep.report.samples import pack_samples
 
 _SCRIPTS = (
     "data.js", "dom.js", "colours.js", "state.js", "chart.js", "curves.js", "time.js", "table.js", "tokens.js",
-    "samples.js", "recipe.js", "main.js",
+    "samples.js", "heldout.js", "recipe.js", "main.js",
 )  # fmt: skip
 
 

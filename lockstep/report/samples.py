@@ -11,7 +11,7 @@ from lockstep.report.log import SAMPLES, lines
 
 TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
 
-_LOGGED = ("step", "score", "shaped_score", "tokens", "truncated")
+_LOGGED = ("step", "score", "shaped_score", "tokens", "truncated", "held_out")
 _PAIR = ("status", "scores", "scored_by", "rejected", "rejected_score", "chosen_judgements", "rejected_judgements")
 _BEGINNING = 96  # characters of a response that the index has
 _TOKENS_PER_BLOCK, _ROWS_PER_BLOCK = 16384, 1024
@@ -24,8 +24,9 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     """Reads the samples of a run once, hands on full blocks as they come, and returns the index.
 
     The index has a row per sample, in the order of the log, with the columns `step`, `score`, `shaped_score`, `tokens`,
-    `truncated`, `prompt` (a number), `block` and `place` (which row of it); and in its header the `prompts` (`id` and
-    beginning of each) and the `responses`' beginnings, one per line. What a row of the log lacks is NaN.
+    `truncated`, `held_out` (1: of a prompt that is not trained on), `prompt` (a number), `block` and `place` (which row
+    of it); and in its header the `prompts` (`id` and beginning of each) and the `responses`' beginnings, one per line.
+    What a row of the log lacks is NaN.
     """
     index, block = _Index(), _Block()
     number = 0

@@ -38,6 +38,7 @@ from lockstep.runtime.job import (
     learner_of,
     require_context,
     sampler_of,
+    validation_of,
 )
 from lockstep.runtime.rows import DataFiles, open_demonstrations, open_prompts
 from lockstep.runtime.source import Source, own_folder
@@ -68,7 +69,7 @@ def distill_job(recipe: DistillRecipe, place: Place) -> Job:
         step=lambda step, position: distill_step(step, position, workers, rules),
         extent=extent_of(recipe, len(rows), options.num_prompts_per_step),
         learners={"policy": policy},
-        validate=_validation(recipe, engine, place),
+        validate=validation_of(_validation(recipe, engine, place)),
         arithmetic=distill_arithmetic(recipe, rows),
         agreement=agreement,
         section="distill",

@@ -43,7 +43,12 @@ from lockstep.runtime.new_prompts import request_of
 from lockstep.runtime.plan.sizes import Load
 from lockstep.runtime.policy_gradient import batch_arithmetic
 from lockstep.runtime.rows import DataFiles, open_demonstrations, open_own_answers, open_pairs, open_prompts
-from lockstep.runtime.self_rewarding import self_rewarding_arithmetic, self_rewarding_extent, self_rewarding_rules
+from lockstep.runtime.self_rewarding import (
+    open_held_out,
+    self_rewarding_arithmetic,
+    self_rewarding_extent,
+    self_rewarding_rules,
+)
 from lockstep.runtime.source import Source, open_source, own_folder, reward_folder
 from lockstep.types import Prompt, Request, SamplingParams
 
@@ -189,8 +194,8 @@ def _self_rewarding(recipe: SelfRewardingRecipe, files: DataFiles, source: Sourc
             request_of(recipe, recipe.new_prompts, prompts, source)
         if recipe.self_rewarding.first_iteration_sft:
             open_own_answers(files.demonstrations, recipe, source, limit)
-        known = any(known_rows(recipe, files))
-        validates = known or (files.validation is not None and recipe.validation_reward is not None)
+        held_out = open_held_out(recipe, files, source)
+        validates = any(known_rows(recipe, files)) or held_out is not None
         found.say("step", self_rewarding_arithmetic(recipe, prompts, rules))
         found.say("run", _course(recipe, self_rewarding_extent(recipe, rules).steps, validates))
 

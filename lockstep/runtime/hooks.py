@@ -63,8 +63,12 @@ class Hooks:
         """Scores the policy on held-out rows and logs that."""
         assert self.job.validate is not None, "asked only where there are held-out rows"
         with self.shown.phase("validate"):
-            values = self.job.validate(step).floats()
-        self.tracker.metrics(step, values)
+            found = self.job.validate(step)
+            values = found.metrics.floats()
+        if values:
+            self.tracker.metrics(step, values)
+        if found.samples:
+            self.tracker.samples(step, found.samples)
         told = sentence(step, values)
         if told is not None:
             self.shown.note(told)

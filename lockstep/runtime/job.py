@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 from lockstep.data.selection import head
 from lockstep.errors import InputError
@@ -59,6 +59,26 @@ from lockstep.types import SamplingParams
 
 
 @dataclass(frozen=True)
+class Validation:
+    """What a validation found.
+
+    Attributes:
+        metrics: To be logged.
+        samples: Rows for the sample log.
+    """
+
+    metrics: Metrics
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def __add__(self, other: Validation) -> Validation:
+        return Validation(self.metrics + other.metrics, self.samples + other.samples)
+
+
+Validate = Callable[[int], Validation]
+"""Measures the policy as it is after so many steps."""
+
+
+@dataclass(frozen=True)
 class Job:
     """A run that is ready to start.
 
@@ -66,7 +86,7 @@ class Job:
         step: The algorithm's step.
         extent: How far the run goes.
         learners: What a checkpoint holds, by name; the policy among them, and what else has a state as they do.
-        validate: Scores the policy, as it is after so many steps, on held-out rows; None where there are none.
+        validate: Scores the policy on held-out rows; None where there are none.
         arithmetic: How rows become optimizer steps, for people.
         agreement: Compares both sides at each step; checkpoints hold what it knows. None where nothing samples.
         section: The algorithm's own section of the recipe, for hints.
@@ -76,7 +96,7 @@ class Job:
     step: Step
     extent: Extent
     learners: Mapping[str, Lasting]
-    validate: Callable[[int], Metrics] | None
+    validate: Validate | None
     arithmetic: str
     agreement: Agreement | None = None
     section: str = ""
@@ -92,6 +112,11 @@ class Place:
     source: Source
     shown: Progress
     workers: Workers
+
+
+def validation_of(measure: Callable[[int], Metrics] | None) -> Validate | None:
+    """A validation that has figures alone; None where nothing is measured."""
+    return None if measure is None else lambda step: Validation(measure(step))
 
 
 def require_context(recipe: TrainingRecipe, source: Source) -> None:

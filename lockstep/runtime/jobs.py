@@ -29,7 +29,15 @@ from lockstep.recipe import (
     TrainingRecipe,
 )
 from lockstep.runtime.distill import distill_job
-from lockstep.runtime.job import Job, Place, extent_of, learner_of, policy_and_reference, require_context
+from lockstep.runtime.job import (
+    Job,
+    Place,
+    extent_of,
+    learner_of,
+    policy_and_reference,
+    require_context,
+    validation_of,
+)
 from lockstep.runtime.policy_gradient import policy_gradient_job
 from lockstep.runtime.rows import open_demonstrations, open_pairs
 from lockstep.runtime.self_rewarding import self_rewarding_job
@@ -69,7 +77,7 @@ def _sft(recipe: SFTRecipe, place: Place) -> Job:
         step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
         extent=extent_of(recipe, len(rows), size),
         learners={"policy": policy},
-        validate=_held_out_loss(recipe, policy, files.validation, source),
+        validate=validation_of(_held_out_loss(recipe, policy, files.validation, source)),
         arithmetic=f"{len(rows)} rows ({rows.selection.account}); {size} rows → 1 optimizer step",
     )
 
@@ -87,7 +95,7 @@ def _dpo(recipe: DPORecipe, place: Place) -> Job:
         step=lambda step, position: dpo_step(step, position, workers, loss, size, recipe.seed),
         extent=extent_of(recipe, len(pairs), size),
         learners={"policy": policy},
-        validate=_held_out_preference(recipe, workers, loss, place),
+        validate=validation_of(_held_out_preference(recipe, workers, loss, place)),
         arithmetic=f"{len(pairs)} pairs ({pairs.selection.account}); {size} pairs → 1 optimizer step",
     )
 
@@ -102,7 +110,7 @@ def _reward_model(recipe: RewardModelRecipe, place: Place) -> Job:
         step=lambda step, position: reward_model_step(step, position, workers, loss, size, recipe.seed),
         extent=extent_of(recipe, len(pairs), size),
         learners={"reward_model": reward_model},
-        validate=_held_out_pairs(recipe, workers, loss, place),
+        validate=validation_of(_held_out_pairs(recipe, workers, loss, place)),
         arithmetic=f"{len(pairs)} pairs ({pairs.selection.account}); {size} pairs → 1 optimizer step",
     )
 

@@ -30,6 +30,7 @@ from lockstep.runtime.job import (
     require_context,
     reward_model_of,
     sampler_of,
+    validation_of,
 )
 from lockstep.runtime.loop import Step
 from lockstep.runtime.replicas import Replicas, processes
@@ -97,7 +98,7 @@ def policy_gradient_job(recipe: PolicyRecipe, place: Place) -> Job:
         step=algorithm.step,
         extent=extent_of(recipe, len(rows), size),
         learners={"policy": policy} | ({} if critic is None else {"critic": critic}) | _coefficient(algorithm.rules),
-        validate=None if held_out is None else lambda step: held_out(algorithm.version(step)),
+        validate=validation_of(held_out and (lambda step: held_out(algorithm.version(step)))),
         arithmetic=batch_arithmetic(recipe, rows),
         agreement=agreement,
         section=recipe.section,

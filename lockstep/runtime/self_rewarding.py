@@ -8,6 +8,7 @@ from typing import assert_never
 
 from torch import Tensor
 
+from lockstep.algorithms.self_rewarding.held_out import HeldOut, Twins
 from lockstep.algorithms.self_rewarding.meta import MetaJudging
 from lockstep.algorithms.self_rewarding.scoring import ByJudge, Scoring, Verifiers, by_reward_model
 from lockstep.algorithms.self_rewarding.step import Rules, SelfRewardingWorkers, self_rewarding_step
@@ -30,6 +31,8 @@ from lockstep.runtime.collapse import Collapse
 from lockstep.runtime.job import (
     Job,
     Place,
+    Validate,
+    Validation,
     agreement_of,
     engine_of,
     held_out_answers,
@@ -37,12 +40,13 @@ from lockstep.runtime.job import (
     require_context,
     reward_model_of,
     sampler_of,
+    validation_of,
 )
 from lockstep.runtime.judges import Policy, answering
 from lockstep.runtime.known import asked_of, known_judgements, known_rows
 from lockstep.runtime.loop import Extent, Step
 from lockstep.runtime.new_prompts import new_prompts
-from lockstep.runtime.rows import open_own_answers, open_prompts
+from lockstep.runtime.rows import DataFiles, open_own_answers, open_prompts
 from lockstep.runtime.source import Source
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -75,15 +79,18 @@ def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
         extent=self_rewarding_extent(recipe, rules),
         learners={"policy": policy, "reference": reference},
         validate=_together(
-            _true_worth(recipe, replace(experience, engine=engines[0]), place),  # by the policy as it is
+            _twins(recipe, workers, rules, place),
+            validation_of(_true_worth(recipe, replace(experience, engine=engines[0]), place)),  # by the policy as it is
             judge
-            and known_judgements(
-                known_rows(recipe, files),
-                recipe.known.min_meta_accuracy,
-                asked_of(judge, actor, engines[0]),
-                None if meta is None else replace(meta, judge=asked_of(meta.judge, actor, engines[0])),
-                engines[0],
-                place.shown.note,
+            and validation_of(
+                known_judgements(
+                    known_rows(recipe, files),
+                    recipe.known.min_meta_accuracy,
+                    asked_of(judge, actor, engines[0]),
+                    None if meta is None else replace(meta, judge=asked_of(meta.judge, actor, engines[0])),
+                    engines[0],
+                    place.shown.note,
+                )
             ),
         ),
         arithmetic=self_rewarding_arithmetic(recipe, prompts, rules),
@@ -214,10 +221,27 @@ def _actor(recipe: SelfRewardingRecipe, policy: Engine, reference: Engine) -> En
             assert_never(recipe.self_rewarding.acting_policy)
 
 
-def _together(*measures: Callable[[int], Metrics] | None) -> Callable[[int], Metrics] | None:
-    """All that is measured of a version; None where nothing is."""
+def _together(*measures: Validate | None) -> Validate | None:
+    """All that is measured after a step; None where nothing is."""
     told = [measure for measure in measures if measure is not None]
-    return (lambda version: sum((measure(version) for measure in told), Metrics())) if told else None
+    return (lambda step: sum((measure(step) for measure in told), Validation(Metrics()))) if told else None
+
+
+def _twins(recipe: SelfRewardingRecipe, workers: SelfRewardingWorkers, rules: Rules, place: Place) -> Validate | None:
+    """What training would tell of held-out prompts; None where there are none."""
+    prompts = open_held_out(recipe, place.files, place.source)
+    if prompts is None:
+        return None
+    measure = Twins(HeldOut(prompts.first(recipe.data.max_validation_samples), prompts), workers, rules)
+    return lambda step: Validation(*measure(step))
+
+
+def open_held_out(recipe: SelfRewardingRecipe, files: DataFiles, source: Source) -> Prompts | None:
+    """Prompts that are answered and judged as those of training are; None where no rows are held out."""
+    if files.validation is None:
+        return None
+    limit = head(recipe.data.limit_val_batches, recipe.self_rewarding.global_batch_size)
+    return open_prompts(files.validation, recipe.data, source.tokenizer, rule_of(recipe.verifier, judge=True), limit)
 
 
 def _true_worth(recipe: SelfRewardingRecipe, experience: Experience, place: Place) -> Callable[[int], Metrics] | None:

@@ -360,6 +360,27 @@ def test_a_page_of_a_run_that_has_barely_begun(written: Written, opened: Opened)
         page.wait_for_selector(f"#{view.lower()} .empty")
 
 
+def test_each_validation_has_a_table_of_held_out_prompts_the_newest_first(written: Written, opened: Opened) -> None:
+    def validated(chosen: str) -> dict[str, Any]:
+        pair = {"chosen": chosen, "chosen_score": 4.0, "rejected": "bad\nend", "rejected_score": 1.5}
+        return {"held_out": True, "id": "v:1", "prompt": "Q?", "status": "ok", **pair}
+
+    tie = {"held_out": True, "id": "v:2", "prompt": "R?", "status": "tie"}
+    trained = {"id": "t:1", "prompt": "T?", "status": "ok", "chosen": "learned", "rejected": "forgotten"}
+    page = opened(
+        page_of(written(samples=[[validated("first"), tie], [trained], [trained, validated("third")]])), "heldout"
+    )
+    cells = page.locator("#heldout td")
+    assert cells.all_inner_texts() == ["ok", "Q?", "third", "4", "bad\nend", "1.5"]
+    assert page.locator("#validation option").all_inner_texts() == ["step 3", "step 1"]
+    page.select_option("#validation", "1")
+    until(page, "document.querySelectorAll('#heldout tbody tr').length === 2")
+    assert cells.all_inner_texts() == ["ok", "Q?", "first", "4", "bad\nend", "1.5", "tie", "R?", "", "–", "", "–"]
+    page.click("nav >> text=Samples")
+    page.wait_for_selector(".line")
+    assert rows(page, 1) == ["held out", "held out", "", "", "held out"]
+
+
 def test_held_out_figures_have_their_interval_and_their_best_step(written: Written, opened: Opened) -> None:
     validated = [
         {"validation/accuracy": value, "validation/accuracy_low": value - 0.1, "validation/accuracy_high": value + 0.05}

@@ -54,7 +54,7 @@ def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def judge_pairs(folder: str = "run") -> list[dict[str, Any]]:
     samples = [json.loads(line) for line in Path(folder, "samples.jsonl").read_text().splitlines()]
-    return [one for one in samples if one["status"] == "judge_pair"]
+    return [one for one in samples if one["status"] == "judge_pair" and "held_out" not in one]
 
 
 def test_judgements_are_learned_from_beside_answers(learn: Run) -> None:
@@ -75,6 +75,21 @@ def test_judgements_are_learned_from_beside_answers(learn: Run) -> None:
     told = {"meta_judge/first_wins", "meta_judge/consistent", "meta_judge/undecided", "meta_judge/parse_failures"}
     assert all(told <= row.keys() for row in learned)
     assert rows[0]["train/preference_loss"] == pytest.approx(0.6931, abs=1e-3)
+
+
+def test_judgements_of_held_out_answers_are_compared_as_well(learn: Run) -> None:
+    own = ["self_rewarding.meta_judge_pcnt=[0.5,0]", "data.letters.validation_prompts=16", "run.validate_every=2"]
+    rows = learn(*own, "data.letters.known=0")
+    validated = {row["step"]: row for row in rows if "val/pairs/ok" in row}
+    assert list(validated) == [0, 2, 4]
+    told = {"val/meta_judge/first_wins", "val/meta_judge/undecided", "val/judge_pair_share", "val/judge_pairs/acc"}
+    assert told <= validated[2].keys()  # at the end of the first iteration, whose share of judge pairs holds
+    assert not told & validated[4].keys()
+    lines = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    table = [line for line in lines if line["step"] == 2 and "held_out" in line]
+    found = [line for line in table if line["status"] == "judge_pair"]
+    assert found
+    assert all("Score:" in line["chosen"] and "Score:" in line["rejected"] for line in found)
 
 
 def test_iterations_without_judge_pairs(learn: Run) -> None:
@@ -160,13 +175,14 @@ def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str)
     assert "validations" in dry_run(load("self_rewarding_meta_small", [*SHORT, *model]))
 
 
-def test_rows_need_no_right_answer_and_held_out_ones_need_somebody_who_scores(learn: Run) -> None:
+def test_rows_need_no_right_answer_and_held_out_ones_nobody_else_who_scores(learn: Run) -> None:
     asked = (json.dumps({"prompt": f"start {letter} end b has c has d no e"}) + "\n" for letter in "fghijklm")
     Path("prompts.jsonl").write_text("".join(asked))
     own = ["data.letters=null", "data.train=prompts.jsonl", 'data.prompt="{prompt}\\n"', "validation_reward=null"]
-    assert steps(learn(*own, "validation_sampling=null", "run.max_steps=1"))
-    with pytest.raises(RecipeError, match="prompts whose answers nothing scores; set validation_reward"):
-        learn(*own, "data.validation=prompts.jsonl", "validation_sampling=null")
+    own += ["validation_sampling=null", "run.max_steps=1"]
+    assert not any(name.startswith(("val/", "validation/")) for row in learn(*own) for name in row)
+    rows = learn(*own, "data.validation=prompts.jsonl", "run.folder=validated")
+    assert [row["step"] for row in rows if "val/generated_rewards" in row] == [0, 1]
 
 
 def test_known_rows_of_ones_own(learn: Run) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_self_rewarding import SELF_REWARDING, Run, equal, held, steps
+from test_self_rewarding import SELF_REWARDING, Run, equal, held, steps, trained
 
 from lockstep.config import RecipeError, load
 from lockstep.experience.new_prompts import OUTCOMES, TooFewPromptsError
@@ -50,7 +50,7 @@ def test_each_iteration_answers_prompts_of_its_own(learn: Run) -> None:
     assert not {" ".join(text.split()) for text in written(0)} & set(given)
     assert len(set(written(0))) == len(set(written(1))) == 16
     assert not set(written(0)) & set(written(1))
-    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    samples = trained()
     for iteration, own in enumerate((samples[:16], samples[16:])):
         assert {one["id"] for one in own} == {f"iteration_{iteration:03d}.jsonl:{n}" for n in range(1, 17)}
         assert {one["prompt"] for one in own} == {f"{text}\n" for text in written(iteration)}

@@ -69,7 +69,7 @@ def of_steps(folder: Path, metric: str) -> list[float]:
 
 def pairs(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["status"] == "ok"]
+    return [row for row in rows if row["status"] == "ok" and "held_out" not in row]
 
 
 def truly(row: dict[str, Any], which: str) -> float:

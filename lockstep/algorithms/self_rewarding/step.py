@@ -1,8 +1,9 @@
 """Self-rewarding training: Yuan et al. 2024, with the length control of Wu et al. 2024.
 
 The model answers, judges its own answers, and learns from the best and the worst by DPO; with a meta-judge it learns to
-judge, too. An iteration goes through the prompts; what acts and judges in it is the policy that it began with. At its
-end that policy is replaced.
+judge, too. An iteration goes through the prompts; what acts and judges in it is the policy that it began with. When the
+next one begins that policy is replaced: until then the reference is the one that the answers are from, so that what is
+measured at an iteration's end is measured against it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lockstep.data.prompts import Prompts
 from lockstep.experience.agreement import Agreement
 from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner, hand_over, train
+from lockstep.losses.preference import Preference
 from lockstep.losses.preference import build as preference_loss
 from lockstep.metrics import Last, Mean, Metrics, Sum
 from lockstep.recipe import SelfRewarding
@@ -86,6 +88,10 @@ class Rules:
         """The first step of a step's iteration."""
         return step - step % self.steps_per_iteration
 
+    def loss(self, iteration: int) -> Preference:
+        """What pairs of an iteration are learned by."""
+        return preference_loss(self.options, self.options.beta_of(iteration))
+
     def acting_version(self, step: int) -> int:
         """Of the weights that act in a step: after how many steps the policy had them."""
         match self.options.acting_policy:
@@ -98,41 +104,93 @@ class Rules:
 
 
 def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
-    """One optimizer step; at the end of an iteration the policy becomes the reference."""
+    """One optimizer step; when an iteration after the first begins the policy becomes the reference."""
     iteration = step // rules.steps_per_iteration
+    if iteration and step == rules.beginning(step):
+        with workers.phase("reference"):
+            hand_over(workers.policy, workers.reference)  # π_ref ← π
+            workers.policy.reset_optimizer()
     if iteration == 0 and workers.imitate is not None:
         result = workers.imitate(step, position)
     else:
         result = _rewarded(step, position, workers, rules)
     done = Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
-    if (step + 1) % rules.steps_per_iteration == 0:
-        with workers.phase("reference"):
-            hand_over(workers.policy, workers.reference)  # π_ref ← π
-            workers.policy.reset_optimizer()
     return replace(result, metrics=result.metrics + done, position=rules.position(step + 1))
+
+
+@dataclass(frozen=True)
+class AskedPrompts:
+    """What is answered, and by whom.
+
+    Attributes:
+        position: Row of the first prompt.
+        count: Prompts.
+        iteration: Whose options hold.
+        version: Of the weights that act.
+        key: Of the judge's draws.
+    """
+
+    position: int
+    count: int
+    iteration: int
+    version: int
+    key: int
+
+
+@dataclass(frozen=True)
+class JudgedAnswers:
+    """Answers, what they are worth, and the pairs that are found in them.
+
+    Attributes:
+        refitted: What the refit before told.
+        metrics: Of answers, judges and pairs.
+    """
+
+    answers: Ranked
+    judgements: list[JudgePair]
+    refitted: Metrics
+    metrics: Metrics
+
+    def batch(self) -> Batch:
+        """All pairs to learn from; the column `judge_pair` tells them apart, where there are both."""
+        batch = self.answers.batch()
+        if not self.judgements:
+            return batch
+        told_apart = batch.with_columns(sample={"judge_pair": torch.zeros(len(batch)).bool()})
+        return concat([told_apart, judge_batch(self.judgements)])
+
+
+def answer_and_judge(
+    asked: AskedPrompts, experience: Experience, workers: SelfRewardingWorkers, rules: Rules
+) -> JudgedAnswers:
+    """All of a step before anything is learned: answer, judge, choose."""
+    options = rules.options
+    with experience.engine.at(asked.version) as refitted:
+        with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
+            rollouts = experience.collect(asked.position, asked.count, rules.sampling, options.num_responses_to_gen)
+        with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
+            found = workers.score(rollouts, asked.key)
+        answers = ranked(rollouts, found, options.length_control_of(asked.iteration), options.num_responses_to_gen)
+        room = options.room_for_judge_pairs(asked.iteration, answers.usable)
+        judgements, metrics = _judged_judgements(answers, workers, room, asked.key)
+    metrics += found.metrics()
+    metrics += answer_metrics(answers.rollouts, found, rules.leaks).prefixed("train")
+    metrics += pair_metrics(answers.pairs).prefixed("train")
+    return JudgedAnswers(answers, judgements, refitted, metrics)
 
 
 def _rewarded(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
     """Answer, judge, choose, learn."""
-    options, iteration = rules.options, step // rules.steps_per_iteration
+    size, iteration = rules.options.global_batch_size, step // rules.steps_per_iteration
     experience, told = _asking(step, workers, rules)
-    with experience.engine.at(rules.acting_version(step)) as refitted:
-        with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
-            rollouts = experience.collect(
-                position, options.global_batch_size, rules.sampling, options.num_responses_to_gen
-            )
-        with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
-            found = workers.score(rollouts, step)
-        answers = ranked(rollouts, found, options.length_control_of(iteration), options.num_responses_to_gen)
-        room = options.room_for_judge_pairs(iteration, answers.usable)
-        judgements, metrics = _judged_judgements(answers, workers, room, step)
-    metrics += told + refitted + found.metrics() + _compared(step, rollouts.batch, workers, rules)
-    metrics += answer_metrics(answers.rollouts, found, rules.leaks).prefixed("train")
-    metrics += pair_metrics(answers.pairs).prefixed("train")
-    metrics += _learned(_batch(answers, judgements), workers, rules, iteration)
-    samples = answers.sample_rows(rules.num_logged_samples)
-    samples += [judge_pair_row(pair, experience.decode) for pair in judgements[: rules.num_logged_samples]]
-    return StepResult(metrics, position + options.global_batch_size, rollouts.batch.tokens.numel(), samples)
+    asked = AskedPrompts(position, size, iteration, rules.acting_version(step), step)
+    found = answer_and_judge(asked, experience, workers, rules)
+    batch = found.answers.rollouts.batch
+    metrics = found.metrics + told + found.refitted + _compared(step, batch, workers, rules)
+    metrics += _learned(found.batch(), workers, rules, iteration)
+    samples = found.answers.sample_rows(rules.num_logged_samples)
+    samples += [judge_pair_row(pair, experience.decode) for pair in found.judgements[: rules.num_logged_samples]]
+    return StepResult(metrics, position + size, batch.tokens.numel(), samples)
 
 
 def _compared(step: int, batch: Batch, workers: SelfRewardingWorkers, rules: Rules) -> Metrics:
@@ -165,20 +223,16 @@ def _judged_judgements(
     return found, told.prefixed("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(found), total)})
 
 
-def _batch(answers: Ranked, judgements: list[JudgePair]) -> Batch:
-    """All pairs to learn from; the column `judge_pair` tells them apart, where there are both."""
-    batch = answers.batch()
-    if not judgements:
-        return batch
-    return concat([batch.with_columns(sample={"judge_pair": torch.zeros(len(batch)).bool()}), judge_batch(judgements)])
-
-
 def _learned(batch: Batch, workers: SelfRewardingWorkers, rules: Rules, iteration: int) -> Metrics:
     """One optimizer step on the pairs; none where there are no pairs."""
     if not len(batch):
         return Metrics({"train/updates_skipped": Sum(1.0)})
     with workers.phase("logprobs"):
-        batch = batch.with_columns({"ref_logprob": workers.reference.logprobs(batch)})  # log π_ref(y | x)
-    loss = preference_loss(rules.options, rules.options.beta_of(iteration))
+        batch = with_reference(batch, workers)
     with workers.phase("policy"):
-        return train(workers.policy, batch, loss).prefixed("train")
+        return train(workers.policy, batch, rules.loss(iteration)).prefixed("train")
+
+
+def with_reference(batch: Batch, workers: SelfRewardingWorkers) -> Batch:
+    """The batch with log π_ref(y | x)."""
+    return batch.with_columns({"ref_logprob": workers.reference.logprobs(batch)})

@@ -1,7 +1,7 @@
 "use strict";
 /* Puts the page together: the runs at its head, and views that are made when they are first opened. */
 
-const VIEWS = { curves: curvesView, agreement: agreementView, time: timeView, samples: samplesView, recipe: recipeView };
+const VIEWS = { curves: curvesView, agreement: agreementView, time: timeView, samples: samplesView, heldout: heldOutView, recipe: recipeView };
 
 async function samplesView() {
   const indexes = await Promise.all(state.runs.map((_, run) => inflated(`samples-${run}`)));

@@ -35,9 +35,11 @@ class SamplesView {
     const number = (name, title, width) => ({ title, width, isNumber: true, key: () => this.columns[name], text: (row) => shown(this.columns[name][row]) });
     const text = (title, width, of) => ({ title, width, text: of, key: () => ranks(Array.from({ length: this.count }, (_, row) => of(row))) });
     const run = { title: "run", width: "minmax(50px, 110px)", key: () => this.columns.run, text: (row) => state.runs[this.columns.run[row]].name };
+    const heldOut = { title: "held out", width: "62px", key: () => this.columns.held_out, text: (row) => (this.columns.held_out[row] === 1 ? "held out" : "") };
     return [
       ...(state.runs.length > 1 ? [run] : []),
       number("step", "step", "48px"),
+      ...(this.columns.held_out.includes(1) ? [heldOut] : []),
       number("score", "score", "58px"),
       number("shaped_score", "shaped", "58px"),
       number("tokens", "tokens", "56px"),

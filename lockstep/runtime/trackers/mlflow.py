@@ -20,7 +20,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
 from lockstep.recipe import MLflow
 from lockstep.runtime.track import Outcome
-from lockstep.runtime.trackers.view import Facts, replay, table
+from lockstep.runtime.trackers.view import Facts, replay, sample_kind, table
 
 _STATUS: dict[Outcome, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _UNKNOWN = ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
@@ -64,7 +64,7 @@ class MLflowView:
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """One file per step; MLflow's page of tables shows the newest."""
         columns, cells = table(rows)
-        path = f"samples/step_{step:06}.json"
+        path = f"{sample_kind(rows)}/step_{step:06}.json"
         self._client.log_dict(self._run_id, {"columns": columns, "data": cells}, path)
         self._client.set_tag(self._run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([{"path": path, "type": "table"}]))
 

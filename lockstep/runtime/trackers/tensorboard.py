@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lockstep import yaml12
 from lockstep.runtime.track import Outcome
-from lockstep.runtime.trackers.view import Facts, replay, table
+from lockstep.runtime.trackers.view import Facts, replay, sample_kind, table
 
 _FLUSH_S = 10  # a chart that is being looked at is at most so far behind
 
@@ -50,7 +50,7 @@ class TensorBoardView:
         columns, cells = table(rows)
         for number, row in enumerate(cells):
             text = "\n".join(f"{column}: {cell}" for column, cell in zip(columns, row, strict=True))
-            self._writer.add_text(f"samples/{number}", _verbatim(text), step)
+            self._writer.add_text(f"{sample_kind(rows)}/{number}", _verbatim(text), step)
 
     def close(self, outcome: Outcome) -> None:
         self._writer.add_text("outcome", outcome, self._newest)

@@ -57,7 +57,7 @@ class View(Tracker, Protocol):
 def replay(folder: Path, tracker: Tracker) -> None:
     """Tells a tracker all that stands in a run's logs, step by step, as the run once told it."""
     logs = [_lines(folder, kind) for kind in (METRICS, SAMPLES, TIMINGS)]
-    for (step, kind), told in groupby(heapq.merge(*logs, key=itemgetter(0)), key=itemgetter(0, 1)):
+    for (step, kind, _), told in groupby(heapq.merge(*logs, key=itemgetter(0)), key=_together):
         rows = [row for _, _, row in told]
         if kind == SAMPLES:
             tracker.samples(step, rows)
@@ -66,10 +66,21 @@ def replay(folder: Path, tracker: Tracker) -> None:
             tell(step, numbers(row))
 
 
+def sample_kind(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What rows of the sample log are shown as: those of held-out prompts stand apart from those of training."""
+    return "validation_samples" if rows and rows[0].get("held_out") else "samples"
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Columns and cells; what is no text and no number is written as JSON, and what a row lacks is None."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return columns, [[_cell(row.get(column)) for column in columns] for row in rows]
+
+
+def _together(line: tuple[int, str, dict[str, Any]]) -> tuple[int, str, bool]:
+    """What is alike in lines that a run told at once: step, log, and whether they are of held-out rows."""
+    step, kind, row = line
+    return step, kind, bool(row.get("held_out"))
 
 
 def _lines(folder: Path, kind: str) -> Iterator[tuple[int, str, dict[str, Any]]]:

@@ -19,7 +19,7 @@ from wandb.errors import UsageError
 from lockstep.errors import InputError
 from lockstep.recipe import WandB
 from lockstep.runtime.track import Outcome
-from lockstep.runtime.trackers.view import Facts, replay, table
+from lockstep.runtime.trackers.view import Facts, replay, sample_kind, table
 
 _EXIT_CODES: dict[Outcome, int] = {"finished": 0, "failed": 1, "interrupted": 130}
 
@@ -76,7 +76,7 @@ class WandBView:
         if step >= self._first:
             columns, cells = table(rows)
             shown = wandb.Table(columns=[*columns], data=[*cells], allow_mixed_types=True)
-            self._run.log({"samples": shown}, step=step)
+            self._run.log({sample_kind(rows): shown}, step=step)
 
     def close(self, outcome: Outcome) -> None:
         self._run.finish(exit_code=_EXIT_CODES[outcome])

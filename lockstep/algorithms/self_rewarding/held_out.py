@@ -1,0 +1,129 @@
+"""What a step would tell of held-out prompts: answer, judge and choose as in training, and learn nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, assert_never
+
+from lockstep.algorithms.self_rewarding.meta import judge_pair_row
+from lockstep.algorithms.self_rewarding.step import (
+    AskedPrompts,
+    Rules,
+    SelfRewardingWorkers,
+    answer_and_judge,
+    with_reference,
+)
+from lockstep.batch import Batch
+from lockstep.experience.rollout import PromptStream
+from lockstep.losses.base import Outputs
+from lockstep.losses.preference import interval_of_acc
+from lockstep.metrics import Metrics, merged
+from lockstep.types import Prompt, untimed
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out prompts as training asks its own: by position, here in the order of their file.
+
+    Attributes:
+        prompts: All of them.
+        stream: Knows their right answers, where a verifier reads these.
+    """
+
+    prompts: Sequence[Prompt]
+    stream: PromptStream
+
+    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+        """The prompts `position` … `position + count − 1`, fewer at the end; in one order whatever the seed."""
+        return list(self.prompts[position : position + count])
+
+    def answer(self, prompt: Prompt) -> str:
+        """The right answer of a prompt; empty where the data has none."""
+        return self.stream.answer(prompt)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Held-out answers of one version, judged, and the pairs among them.
+
+    Attributes:
+        metrics: Of answers, judges and pairs.
+        batches: Pairs, with what the reference says of them.
+        table: Rows for the sample log.
+    """
+
+    iteration: int
+    version: int
+    metrics: Metrics
+    batches: Sequence[Batch]
+    table: list[dict[str, Any]]
+
+
+class Twins:
+    """A twin `val/…` of each metric of a training step, and a table of prompts with the chosen and the rejected answer.
+
+    Options, who acts and what π is compared with are those of the newest step, whose iteration may have ended with it.
+    Draws are the same each time, so as long as the same weights act the answers are, too, and are kept: then only π's
+    log-probabilities are new. While the data's answers are imitated there is nothing to tell.
+
+    Args:
+        held_out: The prompts.
+        workers: As of training.
+        rules: Likewise.
+    """
+
+    def __init__(self, held_out: HeldOut, workers: SelfRewardingWorkers, rules: Rules) -> None:
+        self._held_out, self._rules = held_out, rules
+        self._workers = replace(
+            workers, phase=untimed, experience=replace(workers.experience, prompts=held_out)
+        )  # all of it is time of the validation
+        self._pairs: _Pairs | None = None
+
+    def __call__(self, step: int) -> tuple[Metrics, list[dict[str, Any]]]:
+        """Metrics and table after so many steps."""
+        rules, newest = self._rules, max(step - 1, 0)
+        iteration = newest // rules.steps_per_iteration
+        if iteration == 0 and self._workers.imitate is not None:
+            return Metrics(), []
+        version = _acting_version(step, rules)
+        pairs = self._pairs
+        if pairs is None or (pairs.iteration, pairs.version) != (iteration, version):
+            pairs = self._pairs = self._made(iteration, version)
+        metrics, loss = pairs.metrics.prefixed("val"), rules.loss(iteration)
+        if pairs.batches:
+            learned = merged(
+                loss(Outputs(logprob=self._workers.policy.logprobs(batch)), batch)[1] for batch in pairs.batches
+            )
+            metrics += (learned + interval_of_acc(learned)).prefixed("val")
+        return metrics, pairs.table
+
+    def _made(self, iteration: int, version: int) -> _Pairs:
+        """Answers and judges all held-out prompts, as many at once as a step does."""
+        workers, rules, size = self._workers, self._rules, self._rules.options.global_batch_size
+        metrics, batches = Metrics(), list[Batch]()
+        answers, judgements = list[dict[str, Any]](), list[dict[str, Any]]()
+        for position in range(0, len(self._held_out.prompts), size):
+            count = min(size, len(self._held_out.prompts) - position)
+            asked = AskedPrompts(position, count, iteration, version, key=0)
+            found = answer_and_judge(asked, workers.experience, workers, rules)
+            metrics += found.metrics
+            batch = found.batch()
+            batches += [with_reference(batch, workers)] if len(batch) else []
+            answers += found.answers.sample_rows(count)
+            judgements += [judge_pair_row(pair, workers.experience.decode) for pair in found.judgements]
+        shown = rules.num_logged_samples
+        table = [{"held_out": True, **row} for row in (*answers[:shown], *judgements[:shown])]
+        told = Metrics({name.removeprefix("train/"): metric for name, metric in metrics.items()})
+        return _Pairs(iteration, version, told, batches, table)
+
+
+def _acting_version(step: int, rules: Rules) -> int:
+    """Of the weights that act now: until the next iteration begins, the reference is that of the newest step."""
+    match rules.options.acting_policy:
+        case "reference":
+            return rules.acting_version(max(step - 1, 0))
+        case "current":
+            return step
+        case _:
+            assert_never(rules.options.acting_policy)

@@ -1,0 +1,45 @@
+"use strict";
+/* The table of each validation: held-out prompts with the answer that was chosen and the one that was rejected. */
+
+/** Rows of the index that are of held-out prompts, by run and step: [{run, step, rows}], the newest first. */
+function heldOutTables(samples) {
+  const { held_out: heldOut, run, step } = samples.columns;
+  const tables = new Map();
+  heldOut.forEach((flag, row) => {
+    if (flag !== 1) return;
+    const key = `${run[row]} ${step[row]}`;
+    if (!tables.has(key)) tables.set(key, { run: run[row], step: step[row], rows: [] });
+    tables.get(key).rows.push(row);
+  });
+  return [...tables.values()].sort((one, other) => other.step - one.step || one.run - other.run);
+}
+
+async function heldOutView() {
+  const indexes = await Promise.all(state.runs.map((_, run) => inflated(`samples-${run}`)));
+  const samples = joined(indexes.map(unpack));
+  const tables = heldOutTables(samples);
+  if (!tables.length) return [element("p.empty", {}, "No table of held-out prompts has been logged: a run of self-rewarding writes one at each validation.")];
+  const place = element("div.table");
+  const name = ({ run, step }) => (state.runs.length > 1 ? `${state.runs[run].name}, step ${step}` : `step ${step}`);
+  const show = async (number) => place.replaceChildren(await heldOutTable(samples, tables[number]));
+  const options = tables.map((table, number) => element("option", { value: number }, name(table)));
+  const chooser = element("select", { id: "validation", onchange: (event) => show(Number(event.target.value)) }, ...options);
+  await show(0);
+  return [element("div.controls", {}, element("label", {}, "validation after ", chooser)), place];
+}
+
+/** One validation's rows with their texts, which lie in blocks. */
+async function heldOutTable(samples, { rows }) {
+  const { run, block, place, score } = samples.columns;
+  const blocks = new Map();
+  for (const row of rows) {
+    const name = `tokens-${run[row]}-${block[row]}`;
+    if (!blocks.has(name)) blocks.set(name, unpack(await inflated(name)));
+  }
+  const cells = rows.map((row) => {
+    const own = blocks.get(`tokens-${run[row]}-${block[row]}`).header.rows[place[row]];
+    const texts = [own.prompt, own.response, own.rejected].map((text) => visible(text ?? ""));
+    return [own.status, texts[0], texts[1], shown(score[row]), texts[2], shown(own.rejected_score)];
+  });
+  return plainTable(["pair", "prompt", "chosen", "score", "rejected", "score"], cells);
+}
