@@ -9,13 +9,17 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet $(if
 # Types of what calls vLLM can be checked only where that is installed; elsewhere all files but those are named.
 TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out lockstep/samplers/vllm/%,$(shell find lockstep lockstep_logprobs tests benchmarks examples -name '*.py')))
 
-.PHONY: quickstart test check proofs bench published-curve clean
+.PHONY: quickstart test logprobs-alone check proofs bench published-curve clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_arithmetic
 
 test: $(VENV)/.vllm
 	$(BIN)/python -m pytest tests -m "not proof" -n 2 --dist loadfile --no-loadscope-reorder
+
+# The package as a stranger's training stack imports it: torch, numpy and pytest alone, without names newer than torch 2.9.
+logprobs-alone: $(VENV)-alone/.made
+	$(VENV)-alone/bin/python tests/logprobs/alone.py
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -69,5 +73,10 @@ $(VENV)/.curve: $(VENV)/.run
 	else $(PIP) -e '.[vllm,megatron]'; fi
 	@touch $@
 
+$(VENV)-alone/.made: constraints.txt
+	@test -x $(VENV)-alone/bin/python || $(PYTHON) -m venv $(VENV)-alone
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-alone/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt torch numpy pytest hypothesis
+	@touch $@
+
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) $(VENV)-alone runs build *.egg-info

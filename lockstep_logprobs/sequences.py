@@ -63,7 +63,6 @@ def group_all_reduce_sum_with_grad(x: Tensor, group: dist.ProcessGroup | None) -
     return sum_over_ranks(x, None if group_size(group) == 1 else group)
 
 
-@torch.no_grad()
 def group_all_reduce_sum(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """`group_all_reduce_sum_with_grad` for counts and other denominators, without gradient."""
-    return group_all_reduce_sum_with_grad(x, group)
+    return group_all_reduce_sum_with_grad(x.detach(), group)

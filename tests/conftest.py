@@ -20,6 +20,7 @@ from tiny_models import model_folder
 
 from lockstep.experience.sandbox.jail import Limits
 from lockstep.experience.sandbox.sandbox import Sandbox, SandboxError
+from lockstep.runtime.child import forking
 
 NEEDS = ("assets", "browser", "gloo", "megatron", "namespaces", "ray", "vllm")
 FIXTURES = {"ranks": "gloo", "sandboxes": "namespaces"} | {name: name for name in ("assets", "megatron", "ray", "vllm")}
@@ -118,6 +119,6 @@ def sandboxes() -> None:
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     """Processes over gloo; they start with the first call, and take CPU time for as long as they live."""
-    pool = Ranks()
+    pool = Ranks(forking())
     yield pool
     pool.close()

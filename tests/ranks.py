@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from lockstep.runtime.child import forking
 
 DEADLINE_S = 400.0
 GRACE_S = 2.0
@@ -74,10 +73,15 @@ class RanksFailed(AssertionError):
 
 
 class Ranks:
-    """A pool of `world` processes; it starts with the first call, and again after one that not all answered."""
+    """A pool of `world` processes; it starts with the first call, and again after one that not all answered.
 
-    def __init__(self, world: int = 4) -> None:
-        self._world = world
+    Args:
+        context: How they are started.
+        world: How many.
+    """
+
+    def __init__(self, context: ForkServerContext, world: int = 4) -> None:
+        self._context, self._world = context, world
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
@@ -102,12 +106,11 @@ class Ranks:
         return [answers[rank][1] for rank in range(tp * cp)]
 
     def _start(self) -> None:
-        context = forking()
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         store = str(Path(self._folder.name) / "store")
         for rank in range(self._world):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, self._world, store), daemon=True)
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs, rank, self._world, store), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)

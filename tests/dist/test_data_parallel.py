@@ -73,9 +73,7 @@ def test_two_ranks_learn_pairs_as_one(two: MeshLearner, spec: LearnerSpec, tmp_p
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
 
 
-def test_a_rank_without_rows_takes_part_in_the_update(
-    two: MeshLearner, spec: LearnerSpec, tmp_path: Path
-) -> None:
+def test_a_rank_without_rows_takes_part_in_the_update(two: MeshLearner, spec: LearnerSpec, tmp_path: Path) -> None:
     two.save(tmp_path)
     assert two.saved(wait=True)
     one, batch = spec.build(), ragged((15,))

@@ -1,4 +1,4 @@
-"""A learner over ranks that share rows, heads and tokens against one process: the same losses, gradients and weights."""
+"""A learner over ranks that share rows, heads and tokens against one process: equal losses, gradients and weights."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Outcome:
     weight: Tensor | None
     forward: int
     backward: int
-    kept: int
+    kept: list[int]
 
 
 def on_rank(layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> Outcome:
@@ -96,7 +96,7 @@ def on_rank(layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: 
         if not case.inference:
             result.backward(upstream)
     counts = forward.counts.total(), backward.counts.total()
-    return Outcome(result.detach(), share.grad, head.grad, *counts, len(kept))
+    return Outcome(result.detach(), share.grad, head.grad, *counts, [tensor.numel() for tensor in kept])
 
 
 def reference(case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> tuple[Tensor, ...]:
@@ -225,7 +225,7 @@ def test_collectives(ranks: Ranks) -> None:
 def test_inference_only_keeps_nothing(ranks: Ranks, shifts: bool) -> None:
     args = random(S, B, D), random(V, D, seed=2), random_tokens(B, S, vocabulary=V), torch.ones(B, S - shifts)
     for case, keeps in ((Case(even(V, 2), shifts=shifts), True), (Case(even(V, 2), 3, shifts, inference=True), False)):
-        assert all((outcome.kept > 0) == keeps for outcome in ranks.run(on_rank, case, *args, tp=2))
+        assert all(bool(outcome.kept) == keeps for outcome in ranks.run(on_rank, case, *args, tp=2))
 
 
 @pytest.mark.parametrize("chunk", [3, None])
@@ -263,3 +263,11 @@ def test_the_chunk_size_bounds_memory() -> None:
         sizes.append(largest.bytes)
     assert sizes[1] >= 64 * B * 512 * 4
     assert sizes[0] <= sizes[1] / 4
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_backward_keeps_the_shard_of_the_hidden_states_and_gathers_again(ranks: Ranks, tp: int) -> None:
+    """The gathered states would take tp times the memory from forward to backward."""
+    for outcome in check(ranks, Case(even(V, tp))):
+        assert S * B * D not in outcome.kept
+        assert S * B * D // tp in outcome.kept

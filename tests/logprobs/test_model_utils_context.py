@@ -1,4 +1,4 @@
-"""The facade's functions that move tokens: zig-zag shares of a sequence and back, vocabulary shards to rows and back."""
+"""The facade's functions that move tokens: zig-zag shares of a sequence, vocabulary shards to rows, and back."""
 
 from __future__ import annotations
 

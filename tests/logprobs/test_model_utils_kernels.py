@@ -127,7 +127,7 @@ CASES = [(name, tp, chunk) for name, kernel in KERNELS.items() for tp in (1, 2, 
 
 
 def check(ranks: Ranks, kernel: Kernel, logits: Tensor, cut: Cut, chunk: int | None = 2) -> None:
-    """Values and gradients on shards are those of float64, and nothing that all ranks would have to wait for is sent."""
+    """Values and gradients on shards are those of float64, and nothing is sent that all would wait for."""
     argument = kernel.argument(logits)
     upstream = [random(*logits.shape[:2], *kernel.shape[2:], seed=3, scale=1.0)]
     together = run(ranks, kernel.function, cut, logits, argument, chunk, upstream=upstream)

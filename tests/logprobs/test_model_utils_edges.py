@@ -1,4 +1,4 @@
-"""What the reference gets wrong, on the kernels: excluded logits, targets outside the vocabulary, supports, repetitions."""
+"""What the reference gets wrong, on the kernels: excluded logits, foreign targets, supports, repetitions."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import dense
@@ -53,7 +54,7 @@ def packed(
 
 def dealt(target: Tensor, cu_seqlens: list[int], layout: Layout) -> Tensor:
     """Each sequence's next tokens, those of this rank."""
-    pieces = zip(cu_seqlens, cu_seqlens[1:], strict=False)
+    pieces = itertools.pairwise(cu_seqlens)
     rolled = torch.cat([target[:, start:end].roll(-1, -1) for start, end in pieces], -1)
     return rolled if layout.cp == 1 else rolled[:, dense.packed_zigzag(cu_seqlens, layout.cp, layout.cp_rank)]
 

@@ -1,4 +1,4 @@
-"""The facade's functions that shift the targets: rows that are one sequence each, over TP, CP and both, and DTensors."""
+"""The facade's functions that shift the targets: a sequence in each row, over TP, CP and both, and DTensors."""
 
 from __future__ import annotations
 
