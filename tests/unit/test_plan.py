@@ -244,7 +244,7 @@ def planned(models: Models, gpus: int, memory: str, *overrides: str) -> str:
 def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
     roomy = planned(models, 2, "1GB")
     assert "This fits" in roomy
-    assert "lockstep train sft_chat learner.parallel.dp=2" in roomy
+    assert f"lockstep train sft_chat model.path={models('llama')} learner.parallel.dp=2" in roomy
     assert "activation_checkpointing=" not in roomy
     tight = planned(models, 2, "6MB")
     assert "learner.activation_checkpointing=true" in tight
