@@ -1,7 +1,7 @@
 """A model in small: every kind of layer that a configuration asks for, once, with random weights.
 
-Widths that only cost time are cut (vocabulary, hidden units of MLPs, experts), and windows, so that short sequences
-already reach beyond them. Hidden size, heads, rotary positions and the kinds of layers stay.
+Widths that only cost time are cut (vocabulary, hidden units of MLPs, experts), and windows and chunks, so that short
+sequences already reach beyond them. Hidden size, heads, rotary positions and the kinds of layers stay.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _HIDDEN_UNIT_FIELDS = ("intermediate_size", "moe_intermediate_size", "shared_exp
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 _HEAD_FIELDS = (
     "num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads",
-    "mamba_num_heads", "num_heads",
+    "linear_num_heads", "mamba_num_heads", "mamba_d_ssm", "num_heads",
 )  # fmt: skip
-_WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
+_WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size")
+"""What a token sees, or how many a state is computed for at once: shorter than a sequence, so both ends are met."""
 _TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Fields = dict[str, Any]
@@ -123,7 +124,7 @@ def _switches(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _common(fields: Fields) -> Fields:
-    """Windows that short sequences leave."""
+    """Windows and chunks that short sequences leave."""
     cut = dict(fields)
     for name in _WINDOW_FIELDS:
         if fields.get(name) is not None:

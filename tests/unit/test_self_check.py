@@ -160,6 +160,15 @@ def test_a_list_that_is_only_by_chance_as_long_as_there_are_layers_is_kept() -> 
     assert proof({**fields, "head_dim": 8}).largest < 1e-4
 
 
+def test_states_of_a_miniature_are_carried_from_chunk_to_chunk_and_have_few_heads() -> None:
+    """With the chunks of 256 tokens that models have, no test sequence met a border, and a proof took 11 seconds."""
+    small = miniature(AutoConfig.for_model("falcon_h1")).config
+    assert small.mamba_chunk_size == 4
+    assert (small.mamba_d_ssm, small.mamba_n_heads, small.mamba_d_head) == (128, 16, 8)
+    assert miniature(AutoConfig.for_model("kimi_linear")).config.linear_num_heads == 8
+    assert miniature(config(**MAMBA2)).config.chunk_size == 4
+
+
 def test_biases_and_norms_of_a_miniature_are_not_what_they_begin_with() -> None:
     named = dict(miniature(config(model_type="qwen2")).named_parameters())
     assert all(tensor.std() > 0.01 for name, tensor in named.items() if name.endswith(("bias", "norm.weight")))
