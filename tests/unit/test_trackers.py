@@ -99,6 +99,21 @@ def test_tensorboard_shows_the_run(facts: Facts) -> None:
     assert first[0] == '    prompt: # <b>Ada</b>\n    [x](y)\n    tokens: 3\n    parts: {"math": 1.0}\n    score: None'
 
 
+def test_rows_of_held_out_prompts_stand_apart(facts: Facts) -> None:
+    recipe = Trackers(tensorboard=TensorBoard(), wandb=WandB(), mlflow=MLflow(experiment="held out"))
+    with tracked(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
+        tracker.rewind(-1)
+        tracker.samples(3, ROWS)
+        tracker.samples(3, [{"held_out": True, "prompt": "Cy"}])
+    for tag, prompt in (("samples", "Ada"), ("validation_samples", "Cy")):
+        assert prompt in tensorboard_texts(facts.folder, f"{tag}/0/text_summary")[3]
+        [shown] = facts.folder.glob(f"wandb/offline-run-*/files/media/table/{tag}_[0-9]*.table.json")
+        assert prompt in shown.read_text()
+        [run] = mlflow_runs("held out")
+        table = MlflowClient().load_table(run.info.experiment_id, f"{tag}/step_000003.json")
+        assert prompt in table["prompt"].to_list()[0]
+
+
 def test_tensorboard_shows_each_step_once_after_a_kill(facts: Facts) -> None:
     recipe = Trackers(tensorboard=TensorBoard())
     killed_process(facts, recipe, -1, 6)
@@ -236,6 +251,7 @@ def test_a_replay_tells_what_was_told(tmp_path: Path) -> None:
         logs.metrics(step, {"train/reward": 0.5})
         logs.metrics(step, {"validation/accuracy": 0.25})
         logs.samples(step, [{"prompt": "a"}, {"prompt": "b"}])
+        logs.samples(step, [{"held_out": True, "prompt": "c"}])
         logs.timings(step, {"generate": 1.5})
     replay(tmp_path, again)
     assert again.rows == live.rows
