@@ -14,6 +14,9 @@ upstream gradients at the peak, and has a run of its own. Then one process alone
 PyTorch's own fused function, and how time and memory grow with the sequence and the vocabulary, also as a plot
 (`results/logprobs.svg`).
 
+With `--peer FOLDER`, a checkout of NeMo RL that you fetched, its own functions are two more sides of the same run:
+as they are by default, and with chunks of 256 positions.
+
 With `--device cuda` there are as many ranks as GPUs, two at most, over NCCL; seconds are the GPU's and memory is
 that of PyTorch's allocator. This has not been tried: no GPU was at hand.
 """
@@ -22,11 +25,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
+import sys
 import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,7 +43,14 @@ from benchmarks.harness import RESULTS, environment, save
 from benchmarks.logprobs_growth import HEAD_TOKENS, HEAD_VOCAB, HIDDEN, Point, growth, head, plot
 from benchmarks.logprobs_kernels import KERNELS, Kernel, Place
 from benchmarks.logprobs_measure import Figures, measure_work, read
-from benchmarks.logprobs_tables import growth_table, harness_rows, memory_table, products_table, time_table
+from benchmarks.logprobs_tables import (
+    growth_table,
+    harness_rows,
+    memory_table,
+    peer_table,
+    products_table,
+    time_table,
+)
 
 SHAPE = (4, 1024, 32_768)
 """B, S, V."""
@@ -53,6 +66,7 @@ class Setting:
         ranks: How many.
         repeats: Of the timing; slow kernels have half as many.
         folder: Where the ranks meet, and rank 0 leaves its results.
+        peer: A checkout of NeMo RL, or nothing.
     """
 
     only: str
@@ -60,6 +74,13 @@ class Setting:
     ranks: int
     repeats: int
     folder: str
+    peer: str = ""
+
+    def load_peer(self) -> ModuleType | None:
+        if not self.peer:
+            return None
+        sys.path.append(self.peer)
+        return importlib.import_module("nemo_rl.distributed.model_utils")
 
 
 def run_rank(rank: int, setting: Setting) -> None:
@@ -73,7 +94,7 @@ def run_rank(rank: int, setting: Setting) -> None:
         world_size=setting.ranks,
         timeout=timedelta(minutes=10),
     )
-    place = Place(rank, dist.group.WORLD, device, *SHAPE)  # pyright: ignore[reportArgumentType]
+    place = Place(rank, dist.group.WORLD, device, *SHAPE, setting.load_peer())  # pyright: ignore[reportArgumentType]
     results: dict[str, dict[str, Any]] = {}
     for kernel in chosen(setting.only):
         figures = _measure(kernel, place, setting.repeats)
@@ -124,14 +145,17 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", default="", help="only kernels with this in their name, and nothing on one process")
     parser.add_argument("--repeats", type=int, default=4, help="interleaved runs; slow kernels have half as many")
+    parser.add_argument("--peer", default="", help="a checkout of NeMo RL, whose functions are measured too")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/logprobs.json and logprobs.svg")
     args = parser.parse_args()
     ranks = min(2, torch.cuda.device_count()) if args.device == "cuda" else 2
     with tempfile.TemporaryDirectory() as folder:
-        figures = over_ranks(Setting(args.only, args.device, ranks, args.repeats, folder))
+        figures = over_ranks(Setting(args.only, args.device, ranks, args.repeats, folder, args.peer))
     speed = machine_speed(figures)
     print(f"{environment(1)}\n{ranks} ranks; the reference's manner takes {speed:.2f} times its own figure here\n")
     print(f"{time_table(figures, speed)}\n\n{memory_table(figures)}\n\n{products_table(figures)}\n")
+    if args.peer:
+        print(f"{peer_table(figures)}\n")
     if args.only:
         return
     torch.set_num_threads(1)

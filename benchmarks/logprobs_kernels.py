@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.baselines import naive_logprobs as naive
-from benchmarks.logprobs_measure import Work, products
+from benchmarks.logprobs_measure import Forward, Work, products
 from lockstep_logprobs import model_utils as ours
 
 CHUNK = 256
@@ -20,6 +22,9 @@ K = 64
 HIDDEN = 1024
 PACKED = 64
 """Sequences in the packed row."""
+
+Call = Callable[[Any], list[Tensor]]
+"""A call of a library that has the functions of `model_utils`."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Place:
         batch: B.
         sequence: S.
         vocab: V.
+        peer: NeMo RL's module, where a checkout of it is at hand.
     """
 
     rank: int
@@ -41,6 +47,16 @@ class Place:
     batch: int
     sequence: int
     vocab: int
+    peer: ModuleType | None = None
+
+    def ways(self, chunked: Call, plain: Call | None = None) -> dict[str, Forward]:
+        """The same call of Lockstep and of the peer: with chunks, and as the peer does it by default, without."""
+        found: dict[str, Forward] = {"Lockstep": partial(chunked, ours)}
+        if self.peer is not None and plain is not None:
+            found["NeMo RL"] = partial(plain, self.peer)
+            if chunked is not plain:
+                found["NeMo RL, chunked"] = partial(chunked, self.peer)
+        return found
 
     @property
     def size(self) -> int:
@@ -119,11 +135,12 @@ class Kernel:
 
 def logprob(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, target = place.shard(dtype)
-    span = (place.start, place.start + place.columns, CHUNK, place.group)
-    ways = {
-        "Lockstep": lambda: [ours.ChunkedDistributedLogprob.apply(logits, target, *span)],
-        "naive": lambda: [naive.logprobs(logits, target, place.start, place.group)],
-    }
+    start, end, group = place.start, place.start + place.columns, place.group
+    ways = place.ways(
+        lambda library: [library.ChunkedDistributedLogprob.apply(logits, target, start, end, CHUNK, group)],
+        lambda library: [library.DistributedLogprob.apply(logits, target, start, end, group)],
+    )
+    ways["naive"] = lambda: [naive.logprobs(logits, target, start, group)]
     if dtype == torch.float32:
         ways["chunked"] = lambda: [naive.ChunkedLogprobs.apply(logits, target, place.start, CHUNK, place.group)]
     return Work([logits], ways, _tolerance(dtype))
@@ -133,29 +150,26 @@ def gather(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, _ = place.shard(dtype)
     index = place.tokens(place.batch, place.sequence, K)
     span = (place.start, place.start + place.columns, CHUNK, place.group)
-    ways = {
-        "Lockstep": lambda: [ours.ChunkedDistributedGatherLogprob.apply(logits, index, *span)],
-        "naive": lambda: [naive.gather_logprobs(logits, index, place.start, place.group)],
-    }
+    call: Call = lambda library: [library.ChunkedDistributedGatherLogprob.apply(logits, index, *span)]  # noqa: E731
+    ways = place.ways(call, call)
+    ways["naive"] = lambda: [naive.gather_logprobs(logits, index, place.start, place.group)]
     return Work([logits], ways, _tolerance(dtype))
 
 
 def entropy(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, _ = place.shard(dtype)
-    ways = {
-        "Lockstep": lambda: [ours.ChunkedDistributedEntropy.apply(logits, CHUNK, place.group)],
-        "naive": lambda: [naive.negative_entropy(logits, place.group)],
-    }
+    call: Call = lambda library: [library.ChunkedDistributedEntropy.apply(logits, CHUNK, place.group)]  # noqa: E731
+    ways = place.ways(call, call)
+    ways["naive"] = lambda: [naive.negative_entropy(logits, place.group)]
     return Work([logits], ways, _tolerance(dtype))
 
 
 def cross_entropy(place: Place) -> Work:
     student, target = place.shard()
     teacher = place.normal(*target.shape, place.columns, seed=20 + place.rank)
-    ways = {
-        "Lockstep": lambda: [ours.DistributedCrossEntropy.apply(student, teacher, place.group)],
-        "naive": lambda: [naive.cross_entropy(student, teacher, place.group)],
-    }
+    call: Call = lambda library: [library.DistributedCrossEntropy.apply(student, teacher, place.group)]  # noqa: E731
+    ways = place.ways(call, call)
+    ways["naive"] = lambda: [naive.cross_entropy(student, teacher, place.group)]
     return Work([student], ways)
 
 
@@ -165,19 +179,24 @@ def hidden(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     states = place.normal(*share, seed=2 + place.rank).to(dtype).requires_grad_()
     weight = place.normal(place.columns, HIDDEN, seed=20 + place.rank, scale=HIDDEN**-0.5).to(dtype).requires_grad_()
     span = (place.start, place.start + place.columns, CHUNK, place.group)
-    ways = {
-        "Lockstep": lambda: [ours.ChunkedDistributedHiddenStatesToLogprobs.apply(states, target, weight, *span)],
-        "naive": lambda: [naive.hidden_logprobs(states, target, weight, place.start, place.group)],
-    }
+    call: Call = lambda library: [  # noqa: E731
+        library.ChunkedDistributedHiddenStatesToLogprobs.apply(states, target, weight, *span)
+    ]
+    ways = place.ways(call, call)
+    ways["naive"] = lambda: [naive.hidden_logprobs(states, target, weight, place.start, place.group)]
     return Work([states, weight], ways, 10 * _tolerance(dtype), products(target.numel(), weight))
 
 
 def sampled(place: Place, top_k: int | None = None, top_p: float = 1.0) -> Work:
     logits, target = place.shard()
-    ways = {
-        "Lockstep": lambda: [ours.DistributedLogprobWithSampling.apply(logits, target, place.group, top_k, top_p)],
-        "naive": lambda: [naive.sampled_logprobs(logits, target, place.group, top_k, top_p)],
-    }
+    group = place.group
+    ways = place.ways(
+        lambda library: [
+            library.ChunkedDistributedLogprobWithSampling.apply(logits, target, group, top_k, top_p, CHUNK)
+        ],
+        lambda library: [library.DistributedLogprobWithSampling.apply(logits, target, group, top_k, top_p)],
+    )
+    ways["naive"] = lambda: [naive.sampled_logprobs(logits, target, place.group, top_k, top_p)]
     return Work([logits], ways)
 
 
@@ -185,43 +204,34 @@ def distillation(place: Place) -> Work:
     student, target = place.shard()
     index = place.tokens(*target.shape, K)
     teacher = place.normal(*target.shape, K, seed=20)
-    ways = {
-        "Lockstep": lambda: _some(
-            ours.get_distillation_topk_logprobs_from_logits(
-                student, teacher, index, True, True, place.rank, place.group
-            )
-        ),
-        "naive": lambda: naive.distillation(student, teacher, index, place.start, place.group),
-    }
+    args = (student, teacher, index, True, True, place.rank, place.group)
+    call: Call = lambda library: _some(library.get_distillation_topk_logprobs_from_logits(*args))  # noqa: E731
+    ways = place.ways(call, call)
+    ways["naive"] = lambda: naive.distillation(student, teacher, index, place.start, place.group)
     return Work([student], ways)
 
 
 def topk(place: Place) -> Work:
     logits, _ = place.shard()
     logits = logits.detach()
-    call = partial(
-        ours.distributed_vocab_topk, vocab_start_index=place.start, vocab_end_index=place.start + place.columns
+    span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
+    ways = place.ways(
+        lambda library: list(library.distributed_vocab_topk(logits, K, place.group, **span, chunk_size=CHUNK)),
+        lambda library: list(library.distributed_vocab_topk(logits, K, place.group, **span)),
     )
-    ways = {
-        "Lockstep": lambda: call(logits, K, place.group, chunk_size=CHUNK),
-        "naive": lambda: naive.topk(logits, K, place.group),
-    }
+    ways["naive"] = lambda: naive.topk(logits, K, place.group)
     return Work([], ways)
 
 
 def gather_logits(place: Place) -> Work:
     logits, target = place.shard()
     index = place.tokens(*target.shape, K)
-    call = partial(
-        ours.gather_logits_at_global_indices,
-        vocab_start_index=place.start,
-        vocab_end_index=place.start + place.columns,
-        chunk_size=CHUNK,
+    span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
+    ways = place.ways(
+        lambda library: [library.gather_logits_at_global_indices(logits, index, place.group, **span, chunk_size=CHUNK)],
+        lambda library: [library.gather_logits_at_global_indices(logits, index, place.group, **span)],
     )
-    ways = {
-        "Lockstep": lambda: [call(logits, index, place.group)],
-        "naive": lambda: [naive.columns(logits.float(), index, place.start, place.group)],
-    }
+    ways["naive"] = lambda: [naive.columns(logits.float(), index, place.start, place.group)]
     return Work([logits], ways)
 
 
@@ -235,12 +245,13 @@ def packed(place: Place, context_parallel: bool) -> Work:
     share = place.size if context_parallel else 1
     logits = place.normal(1, tokens // share, columns, seed=2 + place.rank).requires_grad_()
     width = tokens // PACKED
-    call = ours.from_parallel_logits_to_logprobs_packed_sequences
-    span = (start, start + columns, vocab, False, context, CHUNK)
-    ways = {
-        "Lockstep": lambda: [call(logits, target, bounds, width, *span)],  # pyright: ignore[reportArgumentType]
-        "naive": lambda: [naive.packed_logprobs(logits, target, bounds, width, start, vocab, context)],
-    }
+    args = (logits, target, bounds, width, start, start + columns, vocab, False, context)
+    name = "from_parallel_logits_to_logprobs_packed_sequences"
+    ways = place.ways(
+        lambda library: [vars(library)[name](*args, CHUNK)],
+        None if context_parallel else lambda library: [vars(library)[name](*args)],  # the peer's wants CUDA
+    )
+    ways["naive"] = lambda: [naive.packed_logprobs(logits, target, bounds, width, start, vocab, context)]
     return Work([logits], ways)
 
 

@@ -47,6 +47,24 @@ def memory_table(figures: dict[str, ByWay]) -> str:
     return markdown(head, rows)
 
 
+def peer_table(figures: dict[str, ByWay]) -> str:
+    """Lockstep beside NeMo RL's functions in the same run: CPU time, and the peak above the inputs."""
+    peers = ("NeMo RL", "NeMo RL, chunked")
+    head = ["CPU ms; MiB at the peak", "Lockstep", *peers, *(f"{peer} ÷ Lockstep" for peer in peers)]
+    rows = []
+    for kernel, ways in figures.items():
+        ours, theirs = ways["Lockstep"], [ways.get(peer) for peer in peers]
+        if any(theirs):
+            cells = ["–" if own is None else f"{_ms(own)}; {_mib(own)}" for own in (ours, *theirs)]
+            cells += ["–" if own is None else _times(own, ours) for own in theirs]
+            rows.append([kernel, *cells])
+    return markdown(head, rows)
+
+
+def _times(theirs: Figures, ours: Figures) -> str:
+    return f"{theirs.seconds / ours.seconds:.1f}×; {theirs.total_bytes / max(ours.total_bytes, 1):.1f}×"
+
+
 def products_table(figures: dict[str, ByWay]) -> str:
     """CPU time beside that of the matrix products alone, for the kernels that make any."""
     head = [

@@ -179,7 +179,7 @@ def get_distillation_topk_logprobs_from_logits(
         )
     length, k = teacher_topk_indices.shape[1:]
     if k == 0:
-        raise ValueError("teacher_topk_logits has no columns; distillation needs the teacher's top k with k > 0")
+        raise ValueError("topk must be positive, but teacher_topk_logits has no columns")
     if isinstance(student_logits, DTensor):
         shard = Shard(vocab_range(student_logits)[0], student_logits.device_mesh.get_group("tp"))
         context_parallel_group = mesh_group(student_logits, "cp")

@@ -26,7 +26,7 @@ class Shard:
     group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if self.group is not None and not isinstance(self.group, dist.ProcessGroup):
+        if isinstance(self.group, str | int):  # a name, or torch's number for a group that this rank is not in
             raise ValueError(f"a shard's group is a process group that this rank belongs to, not {self.group!r}")
 
 

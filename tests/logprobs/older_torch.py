@@ -21,10 +21,24 @@ NEWER: dict[object, tuple[str, ...]] = {
     torch.library: ("EffectType",),
     torch.autograd: ("enforce_grad_layout_policy",),
     torch.autograd.Function: ("boxed_grads_call", "clear_saved_tensors_on_access"),
-    torch.nn.functional: ("ScalingType", "SwizzleType", "linear_cross_entropy", "scaled_mm"),
-    torch.compiler: ("CacheInfo", "NestedCompileRegionOptions", "get_default_backend", "set_default_backend"),
+    torch.nn.functional: (
+        "ScalingType",
+        "SwizzleType",
+        "grouped_mm",
+        "linear_cross_entropy",
+        "scaled_grouped_mm",
+        "scaled_mm",
+    ),
+    torch.compiler: (
+        "CacheInfo",
+        "NestedCompileRegionOptions",
+        "get_default_backend",
+        "keep_portable_guards_unsafe",
+        "set_default_backend",
+        "skip_all_guards_unsafe",
+    ),
 }
-"""What `dir` of torch 2.13.0 has and that of 2.9.1 has not, but for what torch itself looks up at every step."""
+"""What `dir` of torch 2.13.0 has and that of 2.9.1 has not."""
 
 
 def hide_newer_names() -> None:
