@@ -45,7 +45,8 @@ from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.types import Request, SamplingParams
 
 LARGEST_GAP = 1e-3
-"""Bound on |Δ log π| of any token, nats, fp32. Sound models stay below 1e-4; a state that leaks gives 1e-2 and more."""
+"""Bound on |Δ log π| of any token, nats, fp32. Of 55 sound families the largest gap is 6e-4 (Kimi Linear, decoded); a state
+that leaks gives 1e-2 and more."""
 
 LARGEST_BF16_RATIO = 1.1
 """Bound on mean e^|Δ| of bf16 against fp32, random weights; of 60 sound families the worst has 1.03."""
