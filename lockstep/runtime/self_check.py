@@ -45,7 +45,7 @@ from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.types import Request, SamplingParams
 
 LARGEST_GAP = 1e-3
-"""Bound on |Δ log π| of any token, nats, fp32. Of 55 sound families the largest gap is 6e-4 (Kimi Linear, decoded); a state
+"""Bound on |Δ log π| of any token, nats, fp32. Of 55 sound families the worst has 6e-4 (Kimi Linear, decoded); a state
 that leaks gives 1e-2 and more."""
 
 LARGEST_BF16_RATIO = 1.1
