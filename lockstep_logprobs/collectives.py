@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,8 +15,6 @@ else:  # their names before torch 2.13, which still has these and warns
 
 Gradient = Literal["sum", "local"]
 
-_BUCKET_ELEMENTS = 16 * 2**20
-
 
 def all_reduce(
     tensor: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
@@ -26,29 +23,6 @@ def all_reduce(
     if group is not None:
         dist.all_reduce(tensor, op, group)
     return tensor
-
-
-def all_reduce_sum(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replaces each tensor by its sum over the ranks of `group`, in place, in few large messages."""
-    if group is None:
-        return
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if bucket and size + tensor.numel() > _BUCKET_ELEMENTS:
-            _reduce_bucket(bucket, group)
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += tensor.numel()
-    if bucket:
-        _reduce_bucket(bucket, group)
-
-
-def _reduce_bucket(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
-    flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-    dist.all_reduce(flat, group=group)
-    for tensor, piece in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-        tensor.copy_(piece.view_as(tensor))
 
 
 def sum_gradient(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
