@@ -118,7 +118,8 @@ class Loaded:
     def identity(self) -> dict[str, Any]:
         """What makes it this run: without what changes no result, with the digest of what is trained first."""
         tree = self.dump()
-        tree.pop("trackers", None)
+        for section in ("trackers", "acceptance"):  # who looks on, and what a finished run is measured by
+            tree.pop(section, None)
         for option in ("folder", "max_time_s", "require_doctor"):
             tree["run"].pop(option, None)
         for option in ("on_breach", "max_mult_prob_error"):  # of what is compared, not of what is computed
