@@ -5,9 +5,19 @@ from lockstep_logprobs import (
     Scoring,
     Shard,
     hidden_logprobs,
+    sum_gradient,
     support_floor,
     vocab_logprobs,
     vocab_topk,
 )
 
-__all__ = ["Packing", "Scoring", "Shard", "hidden_logprobs", "support_floor", "vocab_logprobs", "vocab_topk"]
+__all__ = [
+    "Packing",
+    "Scoring",
+    "Shard",
+    "hidden_logprobs",
+    "sum_gradient",
+    "support_floor",
+    "vocab_logprobs",
+    "vocab_topk",
+]

@@ -77,7 +77,7 @@ def _best(found: Figure, last: int, kept: Collection[int]) -> str:
         return f"{at}, the last"
     if found.step in kept:
         return f"{at}, whose checkpoint is kept (lockstep export --checkpoint {found.step})"
-    return f"{at}, whose checkpoint is not kept (run.best keeps the best)"
+    return f"{at}, whose checkpoint is not kept (run.best keeps the best of those that run.save_every saves)"
 
 
 def _drawing(rows: list[dict[str, float]]) -> str:

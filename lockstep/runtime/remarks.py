@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lockstep.data.files import Files, open_rows
-from lockstep.recipe import Common, Optimizer, Section
+from lockstep.recipe import Optimizer, Section, TrainingRecipe, acceptance_of
 from lockstep.runtime.rows import DataFiles
 
 _LARGEST_LR = 0.1
@@ -14,7 +14,7 @@ _LARGEST_LR = 0.1
 than 0.01."""
 
 
-def remarks(recipe: Common, files: DataFiles) -> list[str]:
+def remarks(recipe: TrainingRecipe, files: DataFiles) -> list[str]:
     """Sentences for the log of a run, and for a dry run."""
     found = [
         f"{name}.lr={optimizer.lr:g} moves every weight by about {optimizer.lr:g} at each step, and weights of trained "
@@ -28,7 +28,27 @@ def remarks(recipe: Common, files: DataFiles) -> list[str]:
             f"data.validation holds {what} of data.train, so what it measures is memory; hold rows out that are not "
             "trained on"
         )
-    return found
+    return [*found, *_bounds_out_of_reach(recipe), *_best_steps_unsaved(recipe)]
+
+
+def _bounds_out_of_reach(recipe: TrainingRecipe) -> Iterator[str]:
+    """Acceptance bounds on steps that a run of this length does not make."""
+    last = recipe.run.max_steps
+    late = sorted({bound.metric for bound in acceptance_of(recipe) if 0 <= last < bound.steps[1]})
+    if late:
+        yield (
+            f"acceptance has bounds on steps after run.max_steps={last} ({', '.join(late)}), so lockstep check of "
+            "this run will fail; give other bounds, or acceptance=[]"
+        )
+
+
+def _best_steps_unsaved(recipe: TrainingRecipe) -> Iterator[str]:
+    run = recipe.run
+    if run.best is not None and run.validate_every and run.validate_every % run.save_every:
+        yield (
+            f"validations every {run.validate_every} steps are more often than checkpoints, run.save_every="
+            f"{run.save_every}; run.best keeps the best of the steps that are saved"
+        )
 
 
 def _optimizers(section: Section) -> Iterator[tuple[str, Optimizer]]:

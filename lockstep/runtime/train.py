@@ -62,6 +62,8 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     require_writable(folder)
     changed = changed_options(loaded, allow_changes)
     if (folder / "final").exists() and not changed:
+        with locked(folder):
+            adopt(loaded, changed)  # what makes no other run, such as bounds that `lockstep check` reads
         _track_finished(loaded, folder)
         print(f"{loaded.name} is finished: {folder}\n{_summary(folder)}")
         return folder

@@ -152,6 +152,9 @@ def test_a_run_can_be_asked_and_checked(learn: Run, capsys: pytest.CaptureFixtur
     learn("acceptance=[{metric: train/acc, steps: [1, 3], min: 0.0}]", "run.validate_every=3")
     assert "held-out pairs ranked right" in capsys.readouterr().out
     assert main(["check", "run"]) == 0
+    learn("acceptance=[{metric: train/acc, steps: [1, 3], min: 1.1}]", "run.validate_every=3")
+    assert "is finished" in capsys.readouterr().out
+    assert main(["check", "run"]) == 4, "bounds that were mended after the run count"
     assert eval_recipe("run", "run/data/validation.jsonl").dump()["greedy"]["max_tokens"] == 96 - 64
     assert main(["report", "run"]) == 0
 

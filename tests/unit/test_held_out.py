@@ -41,7 +41,8 @@ def test_the_summary_names_interval_and_best_step_and_whether_its_checkpoint_is_
     assert first.split("  ")[0] == "held-out accuracy"
     assert first.endswith("0.250 [0.150, 0.300] → 0.500 [0.400, 0.550]")
     assert second.startswith("  best")
-    assert second.endswith("0.750 [0.650, 0.800] at step 10, whose checkpoint is not kept (run.best keeps the best)")
+    gone = "whose checkpoint is not kept (run.best keeps the best of those that run.save_every saves)"
+    assert second.endswith(f"0.750 [0.650, 0.800] at step 10, {gone}")
     kept = summary(folder, kept=[10, 20])
     assert "at step 10, whose checkpoint is kept (lockstep export --checkpoint 10)" in kept
     best_last = run_folder(tmp_path / "rising", ROWS[:3])
