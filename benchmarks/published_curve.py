@@ -26,6 +26,7 @@ from types import FrameType
 
 from benchmarks.curve_arms import OURS, RECIPES, TEST, TRAIN, Arm, Attempt, Kit, arms_of
 from benchmarks.curve_results import ARCHIVE, SUMMARY, Result, collect, write
+from benchmarks.curve_words import find_mistake
 from lockstep import exit_codes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,17 +124,15 @@ def _parsed(arguments: Sequence[str] | None) -> tuple[Kit, list[int]]:
     parser.add_argument("--seeds", type=_numbers, default="42,43,44", help="of the runs (default: 42,43,44)")
     parser.add_argument("--out", type=Path, default=Path("published-curve"), help="folder (default: published-curve)")
     options = parser.parse_intermixed_args(arguments)
-    model, data = Path(options.model).expanduser(), Path(options.data).expanduser()
-    if not (options.model and (model / "config.json").is_file()):
-        parser.error(f"MODEL is {options.model!r}, which holds no config.json; name the folder of the model")
-    if not (options.data and (data / TRAIN).is_file() and (data / TEST).is_file()):
-        parser.error(f"DATA is {options.data!r}, which has no {TRAIN} and {TEST}; name the folder of GSM8K")
+    mistake = find_mistake(options.model, options.data)
+    if mistake is not None:
+        parser.error(mistake)
     for word in options.overrides:
         key, equals, _ = word.partition("=")
         if not equals or key in OURS:
             parser.error(f"{word!r} is no key=value, or one of those that the kit sets itself: {', '.join(OURS)}")
-    kit = Kit(model.resolve(), data.resolve(), options.out.expanduser().resolve(), tuple(options.overrides))
-    return kit, options.seeds
+    model, data, out = (Path(text).expanduser().resolve() for text in (options.model, options.data, options.out))
+    return Kit(model, data, out, tuple(options.overrides)), options.seeds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -180,7 +180,8 @@ def test_what_cannot_start_is_told_before_the_first_run(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["", "gsm8k"], "MODEL is '', which holds no config.json"),
+        (["", "gsm8k"], "give MODEL, as in make published-curve"),
+        (["elsewhere", "gsm8k"], "MODEL is 'elsewhere', which holds no config.json"),
         (["model", "elsewhere"], "DATA is 'elsewhere', which has no train.jsonl and test.jsonl"),
         (["model", "gsm8k", "seed=1"], "'seed=1' is no key=value, or one of those that the kit sets itself"),
         (["model", "gsm8k", "sampler"], "'sampler' is no key=value"),
@@ -192,6 +193,41 @@ def test_wrong_words_are_refused(
     with pytest.raises(SystemExit):
         published_curve.main(words)
     assert sentence in capsys.readouterr().err
+
+
+def make(*words: str) -> subprocess.CompletedProcess[str]:
+    """`make published-curve` with an environment whose Python only notes in `acted` that it was called."""
+    stub = Path("env/bin/python").absolute()
+    stub.parent.mkdir(parents=True)
+    stub.write_text(f"#!/bin/sh\necho called >> {stub.parent / 'acted'}\n")
+    stub.chmod(0o755)
+    command = ["make", "published-curve", f"VENV={stub.parents[1]}", f"PYTHON={sys.executable}", *words]
+    return subprocess.run(command, cwd=published_curve.ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.usefixtures("in_tmp")
+def test_make_that_only_prints_does_nothing() -> None:
+    done = make("-n", "MODEL=x", "DATA=y")
+    assert done.returncode == 0, done.stderr
+    assert "-e '.[vllm,megatron]'" in done.stdout
+    assert 'benchmarks.published_curve "x" "y"' in done.stdout
+    assert [path.name for path in Path("env").rglob("*")] == ["bin", "python"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "give MODEL and DATA, as in make published-curve MODEL=FOLDER DATA=FOLDER"),
+        (["MODEL=x"], "give DATA, as in make published-curve MODEL=FOLDER DATA=FOLDER"),
+        (["-j2", "MODEL=x", "DATA=y"], "MODEL is 'x', which holds no config.json; name the folder of the model"),
+    ],
+)
+@pytest.mark.usefixtures("in_tmp")
+def test_make_names_a_missing_folder_before_it_installs(words: list[str], sentence: str) -> None:
+    done = make(*words)
+    assert done.returncode == 2
+    assert sentence in done.stderr.splitlines()
+    assert [path.name for path in Path("env").rglob("*")] == ["bin", "python"]
 
 
 def test_the_fault_is_refused_where_it_would_not_arrive() -> None:
