@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-COMPILED = HERE / "test_compile.py"
+COMPILED = HERE / "test_compiled_graphs.py"
 FOREIGN = ("lockstep", "transformers", "safetensors", "pydantic", "yaml")
 TORCHES = {"old": "import older_torch\nolder_torch.hide_newer_names()\n", "new": ""}
 
