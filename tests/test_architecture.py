@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -299,6 +300,12 @@ def test_the_project_keeps(rule: Rule, project: list[SourceFile]) -> None:
         for line, what in rule(file)
     ]
     assert not broken, "\n" + "\n".join(broken)
+
+
+def test_no_two_modules_of_the_tests_have_one_name(project: list[SourceFile]) -> None:
+    """Tests find each other's helpers by bare names, so pytest can import only one of two."""
+    names = [PurePosixPath(file.path).name for file in project if file.path.startswith("tests/")]
+    assert {name for name, count in Counter(names).items() if count > 1} <= {"conftest.py"}
 
 
 def test_every_exception_has_a_reason_and_is_still_needed(project: list[SourceFile]) -> None:
