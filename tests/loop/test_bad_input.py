@@ -199,7 +199,8 @@ def test_a_step_that_trained_on_nothing_is_noted(here: Path, capsys: pytest.Capt
         ),
         (
             "note: the best step may not be saved",
-            "train own.yaml data.validation=copy.jsonl run.validate_every=1 'run.best={metric: train/reward, mode: max}'",
+            "train own.yaml data.validation=copy.jsonl run.validate_every=1 "
+            "'run.best={metric: train/reward, mode: max}'",
         ),
     ],
 )
