@@ -1,6 +1,6 @@
 """The functions of `nemo_rl.distributed.model_utils`, by name and signature: change the import and keep the code.
 
-What differs is for the better: two all-reduces forward whatever the chunk size (top-k adds one gather, top-p alone five
+What differs is for the better: two all-reduces forward with any chunk size (top-k adds one gather, top-p alone five
 sums and maxima) and none backward through logits, a fraction of the memory, and edges that hold (−∞ logits, targets
 outside the vocabulary, uneven shards, no group at all). What is as there: wrappers shift their targets, results are
 fp32, `ChunkedDistributedEntropy` is Σ p log p, context parallelism is zig-zag, and its gathers sum the gradient over

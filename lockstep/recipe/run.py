@@ -77,7 +77,7 @@ class Bound(Section):
         return self.steps[1] - self.steps[0] + 1
 
     @property
-    def needed(self) -> int:
+    def min_rows(self) -> int:
         """Rows of the metric that the window must have."""
         return self.length if self.rows is None else self.rows
 
@@ -89,7 +89,7 @@ class Bound(Section):
     def _a_window_and_a_range(self) -> Bound:
         if self.length < 1:
             raise ValueError(f"steps are the first and the last of a window, but are {list(self.steps)}")
-        if self.needed > self.length:
+        if self.min_rows > self.length:
             raise ValueError(f"rows is {self.rows}, but the window {list(self.steps)} has {self.length} steps")
         if self.min is None and self.max is None:
             raise ValueError(f"a bound on {self.metric} needs min or max, or it would hold whatever the run logs")

@@ -49,7 +49,7 @@ def _verdict(bound: Bound, rows: Sequence[Mapping[str, float]]) -> Verdict:
     }
     value = _measure(bound, list(found.values())) if found else None
     asked = f"{_window(bound)}, {_range(bound)}"
-    if value is None or len(found) < bound.needed:
+    if value is None or len(found) < bound.min_rows:
         there = "" if value is None else f"; over what is there, {value:.6g}"
         sentence = f"failed: {asked}: {_absence(bound, rows, sorted(found))}{there}"
         return Verdict(bound, False, value, len(found), sentence)
@@ -102,4 +102,4 @@ def _absence(bound: Bound, rows: Sequence[Mapping[str, float]], found: Sequence[
         nearest = min(steps, key=lambda step: abs(step - bound.steps[1]))
         return f"not logged there, nearest is step {nearest}"
     shown = ", ".join(map(str, found[:_SHOWN_STEPS])) + ", …" * (len(found) > _SHOWN_STEPS)
-    return f"{len(found)} of {bound.needed} rows, at step{'s' * (len(found) > 1)} {shown}"
+    return f"{len(found)} of {bound.min_rows} rows, at step{'s' * (len(found) > 1)} {shown}"

@@ -227,14 +227,14 @@ def _room(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
     match recipe:
         case DistillRecipe():
             with found.problem():
-                _named(recipe, sizes, found)
+                _check_teacher_tokens(recipe, sizes, found)
         case PPORecipe() | GRPORecipe() | SelfRewardingRecipe() | SFTRecipe() | DPORecipe() | RewardModelRecipe():
             pass
         case _:
             assert_never(recipe)
 
 
-def _named(recipe: DistillRecipe, sizes: Sizes, found: Findings) -> None:
+def _check_teacher_tokens(recipe: DistillRecipe, sizes: Sizes, found: Findings) -> None:
     """What teachers say of a step: a token and its log-probability, as often as they name one, in this process."""
     load, count, there = Load.of(recipe), recipe.distill.top_k or sizes.vocabulary, machine_bytes()
     needed = (INT64 + FP32) * load.scored * load.sequence * count

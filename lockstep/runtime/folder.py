@@ -32,9 +32,15 @@ def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
     if changed and (folder / "final").exists():
         shutil.rmtree(old, ignore_errors=True)
         (folder / "final").rename(old)
-    if recipe.exists() and recipe.read_text() != describe(loaded):
+    if recipe.exists() and not is_current(loaded):
         write_whole(recipe, [describe(loaded).encode()])
     shutil.rmtree(old, ignore_errors=True)
+
+
+def is_current(loaded: Loaded) -> bool:
+    """Whether the folder holds a run of this recipe, to the letter."""
+    recipe = loaded.run_folder / "recipe.yaml"
+    return recipe.exists() and recipe.read_text() == describe(loaded)
 
 
 def changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
@@ -44,7 +50,7 @@ def changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
         ChangedError: If something is, and that is not allowed; another first model never is.
     """
     folder, recipe = loaded.run_folder, loaded.run_folder / "recipe.yaml"
-    if not recipe.exists() or recipe.read_text() == describe(loaded):
+    if not recipe.exists() or is_current(loaded):
         return []
     changed = differences(recipe_identity(load(str(recipe))), recipe_identity(loaded))
     if allow_changes and any(line.startswith("recipe.model.") for line in changed):

@@ -17,7 +17,15 @@ from lockstep.runtime.checkpoint import Checkpoints
 from lockstep.runtime.cluster import Workers, workers_of
 from lockstep.runtime.doctor_reports import examination
 from lockstep.runtime.export import export
-from lockstep.runtime.folder import FRAME, FolderInUseError, adopt, changed_options, locked, require_writable
+from lockstep.runtime.folder import (
+    FRAME,
+    FolderInUseError,
+    adopt,
+    changed_options,
+    is_current,
+    locked,
+    require_writable,
+)
 from lockstep.runtime.identity import identity
 from lockstep.runtime.job import Place
 from lockstep.runtime.jobs import job_of
@@ -62,8 +70,9 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     require_writable(folder)
     changed = changed_options(loaded, allow_changes)
     if (folder / "final").exists() and not changed:
-        with locked(folder):
-            adopt(loaded, changed)  # what makes no other run, such as bounds that `lockstep check` reads
+        if not is_current(loaded):  # in what makes no other run, such as bounds that `lockstep check` reads
+            with locked(folder):
+                adopt(loaded, changed)
         _track_finished(loaded, folder)
         print(f"{loaded.name} is finished: {folder}\n{_summary(folder)}")
         return folder

@@ -1,6 +1,6 @@
 """Every shell command of the documentation, and what the tests do with it.
 
-`python tests/loop/doc_commands.py` lists them. What nobody has said what to do with is a failure of `test_docs.py`.
+`python tests/loop/doc_commands.py` lists them. A command without one is a failure of `test_docs.py`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Command:
 
 
 def fate(command: Command) -> Fate | None:
-    """What becomes of a command; None where nobody has said it."""
+    """What becomes of a command; None where none is written."""
     if command.program in ELSEWHERE or command.text in OTHERS:
         return "elsewhere"
     if command.program not in _PROGRAMS:

@@ -14,7 +14,7 @@ MEMORY = 85_000_000_000
 def show_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
     """Lets torch say that this machine has so many GPUs; none: that it has none.
 
-    The self-check of a model computes, so it alone goes on doing that on the CPU.
+    The self-check of a model computes, so it alone stays on the CPU.
     """
     for name, answer in {
         "is_available": count > 0,

@@ -35,7 +35,7 @@ class HeldOut:
     stream: PromptStream
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
-        """The prompts `position` … `position + count − 1`, fewer at the end; in one order whatever the seed."""
+        """The prompts `position` … `position + count − 1`, fewer at the end; in the same order for every seed."""
         return list(self.prompts[position : position + count])
 
     def answer(self, prompt: Prompt) -> str:
@@ -89,7 +89,7 @@ class Twins:
         version = _acting_version(step, rules)
         pairs = self._pairs
         if pairs is None or (pairs.iteration, pairs.version) != (iteration, version):
-            pairs = self._pairs = self._made(iteration, version)
+            pairs = self._pairs = self._make_pairs(iteration, version)
         metrics, loss = pairs.metrics.prefixed("val"), rules.loss(iteration)
         if pairs.batches:
             learned = merged(
@@ -98,7 +98,7 @@ class Twins:
             metrics += (learned + interval_of_acc(learned)).prefixed("val")
         return metrics, pairs.table
 
-    def _made(self, iteration: int, version: int) -> _Pairs:
+    def _make_pairs(self, iteration: int, version: int) -> _Pairs:
         """Answers and judges all held-out prompts, as many at once as a step does."""
         workers, rules, size = self._workers, self._rules, self._rules.options.global_batch_size
         metrics, batches = Metrics(), list[Batch]()

@@ -113,7 +113,7 @@ def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers,
     if iteration == 0 and workers.imitate is not None:
         result = workers.imitate(step, position)
     else:
-        result = _rewarded(step, position, workers, rules)
+        result = _learn_from_own_judgement(step, position, workers, rules)
     done = Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
     return replace(result, metrics=result.metrics + done, position=rules.position(step + 1))
 
@@ -179,7 +179,7 @@ def answer_and_judge(
     return JudgedAnswers(answers, judgements, refitted, metrics)
 
 
-def _rewarded(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
+def _learn_from_own_judgement(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
     """Answer, judge, choose, learn."""
     size, iteration = rules.options.global_batch_size, step // rules.steps_per_iteration
     experience, told = _asking(step, workers, rules)
