@@ -243,7 +243,9 @@ def _serve(descriptor: str, module: str, *arguments: str) -> None:
     connection = socket.socket(fileno=int(descriptor))
 
     def say(kind: str, said: Any) -> None:
-        connection.sendall(json.dumps([kind, said]).encode() + b"\n")
+        line = json.dumps([kind, said]).encode() + b"\n"
+        with _leaving_with_the_parent():
+            connection.sendall(line)
 
     sys.stdout = sys.stderr = _Printed(say)
     try:
@@ -252,9 +254,24 @@ def _serve(descriptor: str, module: str, *arguments: str) -> None:
         say("failed", str(error))
         return
     say("ready", None)
-    for line in connection.makefile("rb"):
+    questions = connection.makefile("rb")
+    while line := _next_line(questions):
         for reply in answers(json.loads(line)):
             say("reply", reply)
+
+
+def _next_line(questions: io.BufferedReader) -> bytes:
+    with _leaving_with_the_parent():
+        return questions.readline()
+
+
+@contextmanager
+def _leaving_with_the_parent() -> Iterator[None]:
+    """Ends the process where the connection is closed: the parent has left, and nothing would read a traceback."""
+    try:
+        yield
+    except OSError:
+        os._exit(0)
 
 
 def _end_with(parent: int) -> None:
