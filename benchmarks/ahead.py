@@ -27,9 +27,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.harness import Row, environment, save, table
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.report.log import TIMINGS, lines
-from lockstep.runtime.progress import BESIDE
+from lockstep.report.progress import BESIDE
 
 ROOT = Path(__file__).resolve().parent.parent
 BOTH = (

@@ -23,13 +23,13 @@ from transformers import LlamaForCausalLM
 from benchmarks.harness import Row, environment, peak_rss_mb, save, table
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config
 from lockstep.batch import Batch
+from lockstep.config import LearnerSection, Optimizer
 from lockstep.learners.base import train
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.models.heads import LogitsHead
-from lockstep.recipe import LearnerSection, Optimizer
-from lockstep.runtime.checkpoint import Checkpoints
-from lockstep.runtime.saver import Saver
+from lockstep.run.checkpoint import Checkpoints
+from lockstep.run.saver import Saver
 
 HIDDEN, LAYERS = 768, 8
 SAVES = 5

@@ -25,8 +25,8 @@ from typing import Any
 
 import lockstep
 from benchmarks.curve_arms import LATE, Arm, Attempt, Kit
-from lockstep.config import load
-from lockstep.recipe import acceptance_of
+from lockstep.config import acceptance_of
+from lockstep.config.loading import load
 from lockstep.report.acceptance import Verdict, check
 from lockstep.report.log import plain, read_metrics
 

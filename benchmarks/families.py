@@ -22,9 +22,9 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.family_vllm import vllm_with_refit
+from lockstep.cluster.self_check import prove
 from lockstep.errors import LockstepError
 from lockstep.models.load import load_causal_lm
-from lockstep.runtime.self_check import prove
 from lockstep.types import SamplingParams
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"

@@ -19,13 +19,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.specs import SamplerSpec
+from lockstep.config import VLLM, LearnerSection, SamplerSection
 from lockstep.errors import LockstepError
-from lockstep.experience.refit import random_probe, refit
 from lockstep.models.folder import context_of, read_config
-from lockstep.recipe import VLLM, LearnerSection, SamplerSection
-from lockstep.runtime.replicas import Replicas
-from lockstep.runtime.workers import SamplerSpec
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.refit import random_probe, refit
 
 LARGEST_GAP = 1e-3
 """Nats, of any token, fp32."""

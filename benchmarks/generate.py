@@ -28,10 +28,10 @@ from transformers import GenerationConfig, LlamaForCausalLM
 from benchmarks.harness import Row, environment, measure_interleaved, save, table
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
 from lockstep import keyed
+from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.specs import SamplerSpec
+from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models import attention
-from lockstep.recipe import LearnerSection, SamplerSection
-from lockstep.runtime.replicas import Replicas
-from lockstep.runtime.workers import SamplerSpec
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 

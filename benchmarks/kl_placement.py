@@ -30,16 +30,16 @@ from torch import Tensor
 from lockstep.algorithms import grpo
 from lockstep.algorithms.policy_gradient import Workers
 from lockstep.batch import Batch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import GRPORecipe
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
-from lockstep.experience.engine import Engine
-from lockstep.experience.rollout import Experience
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.heads import LogitsHead
+from lockstep.models.source import open_source
 from lockstep.objectives.divergence import k1, k2, k3
-from lockstep.recipe import GRPORecipe
-from lockstep.runtime.source import open_source
-from lockstep.runtime.workers import LearnerSpec
+from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.rollout import Experience
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Prompt, untimed
 

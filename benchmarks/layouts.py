@@ -25,14 +25,14 @@ from benchmarks.harness import environment, save
 from benchmarks.plan_measure import model_folder
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.cluster.learner_group import launch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import LearnerSection, Optimizer, Parallel, Schedule
 from lockstep.learners.base import Learner, train
 from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.models.heads import Head
 from lockstep.models.load import load_causal_lm
-from lockstep.recipe import LearnerSection, Optimizer, Parallel, Schedule
-from lockstep.runtime.parallel import launch
-from lockstep.runtime.workers import LearnerSpec
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 

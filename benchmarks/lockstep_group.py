@@ -19,13 +19,13 @@ from benchmarks.lockstep_ppo import arguments, experience_of, measured
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms import distill, grpo
 from lockstep.algorithms.policy_gradient import Workers
-from lockstep.experience.agreement import Agreement, Promise
-from lockstep.experience.rewards import NoReward
+from lockstep.config import DistillRecipe, GRPORecipe, LearnerSection
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.distill import Distillation
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead
-from lockstep.recipe import DistillRecipe, GRPORecipe, LearnerSection
+from lockstep.monitor.agreement import Agreement, Promise
+from lockstep.rewards.rewards import NoReward
 from lockstep.types import untimed
 
 SECTION = LearnerSection(device="cpu")

@@ -30,15 +30,15 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.harness import peak_rss_mb
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
 from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules
+from lockstep.config import DataSection, PPORecipe, SamplingRecipe
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
-from lockstep.experience.engine import Engine
-from lockstep.experience.rewards import Reward
-from lockstep.experience.rollout import Experience
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, ValueHead
-from lockstep.recipe import DataSection, PPORecipe, SamplingRecipe
+from lockstep.rewards.rewards import Reward
+from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.rollout import Experience
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Prompt, untimed
 

@@ -18,10 +18,11 @@ import torch
 
 from benchmarks.preference_rows import BATCHES, figures, options, rows, tokenizer
 from benchmarks.small_llama import causal_lm, llama_config
+from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.dpo import DPOWorkers, dpo_step
 from lockstep.algorithms.reward_model import RewardModelWorkers, reward_model_step
 from lockstep.algorithms.sft import SFTWorkers, sft_step
-from lockstep.algorithms.step import StepResult
+from lockstep.config import DataSection, LearnerSection, Optimizer, PairSection
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.pairs import Pairs
@@ -30,7 +31,6 @@ from lockstep.losses.preference import Preference
 from lockstep.losses.reward import BradleyTerry
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, ValueHead
-from lockstep.recipe import DataSection, LearnerSection, Optimizer, PairSection
 from lockstep.types import untimed
 
 

@@ -30,11 +30,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.harness import Row, environment, save, table
 from lockstep.batch import Batch
+from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import LearnerSection, Optimizer, Parallel
 from lockstep.learners.base import train
 from lockstep.losses.cross_entropy import CrossEntropy
-from lockstep.recipe import LearnerSection, Optimizer, Parallel
-from lockstep.runtime.parallel import MeshLearner, launch
-from lockstep.runtime.workers import LearnerSpec
 
 VOCABULARY, CONTEXT, TOKENS = 8192, 1024, 4096
 ONE, WEAK = "one process", "dp 2, twice the rows"

@@ -17,10 +17,10 @@ from typing import Any
 
 from benchmarks.harness import Row, environment, save
 from benchmarks.plan_measure import TINY, measured, model_folder
+from lockstep.config import LearnerSection, LoRA, Parallel
 from lockstep.models.folder import read_config, skeleton
-from lockstep.recipe import LearnerSection, LoRA, Parallel
-from lockstep.runtime.plan.memory import Head, Rank
-from lockstep.runtime.plan.sizes import Load, Sizes
+from lockstep.plan.memory import Head, Rank
+from lockstep.plan.sizes import Load, Sizes
 
 AGAIN, BF16, LORA = {"activation_checkpointing": True}, {"dtype": "bf16"}, {"lora": LoRA()}
 CASES: tuple[tuple[str, dict[str, int], dict[str, Any], Head], ...] = (

@@ -13,17 +13,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.harness import MemoryGrowth
 from lockstep.batch import Batch
+from lockstep.cluster.learner_group import RankSpec
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.worker_proxy import outcomes, spawned
+from lockstep.cluster.workers import LOOPBACK
+from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.meeting import Host
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.base import train
 from lockstep.losses.base import Outputs
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.metrics import Metrics
-from lockstep.recipe import LearnerSection, Optimizer
-from lockstep.runtime.cluster import LOOPBACK
-from lockstep.runtime.parallel import RankSpec
-from lockstep.runtime.remote import outcomes, spawned
-from lockstep.runtime.workers import LearnerSpec
 
 _MMAP_THRESHOLD = -3
 """Of the C library's options."""

@@ -20,11 +20,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.harness import Row, environment, measure, save, table
-from lockstep.experience.refit import random_probe, refit
+from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.config import LearnerSection, SamplerSection
 from lockstep.learners.rank import RankLearner
-from lockstep.recipe import LearnerSection, SamplerSection
-from lockstep.runtime.replicas import Replicas
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.weight_sync.refit import random_probe, refit
 
 VOCABULARY, CONTEXT = 32_000, 256
 SHAPES = {  # millions of parameters: hidden size, layers

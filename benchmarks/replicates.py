@@ -35,8 +35,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lockstep.config import load
-from lockstep.recipe import Bound, acceptance_of
+from lockstep.config import Bound, acceptance_of
+from lockstep.config.loading import load
 from lockstep.report.acceptance import check
 
 RECIPE = "ppo_qwen2.5_1.5b_gsm8k_1n8g_dtensor"

@@ -27,10 +27,10 @@ import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.harness import Row, environment, peak_rss_mb, save, table
-from lockstep.experience.samples import rounded
 from lockstep.report.html import write_report
 from lockstep.report.log import SAMPLES, lines
-from lockstep.runtime.track import Logs
+from lockstep.rollouts.samples import rounded
+from lockstep.run.track import Logs
 
 BROWSER = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 COLUMNS = ("step", "id", "score", "shaped_score", "tokens", "truncated", "response", "prompt")

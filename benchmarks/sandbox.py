@@ -17,8 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.harness import Row, environment, save, table
-from lockstep.experience.sandbox.jail import Limits
-from lockstep.experience.sandbox.sandbox import Sandbox
+from lockstep.helpers.sandbox.jail import Limits
+from lockstep.helpers.sandbox.sandbox import Sandbox
 
 PROGRAM = "print(int(input()) * 2)"
 LIMITS = Limits(cpu_s=5, wall_s=20.0, memory_mb=512, file_mb=8, processes=8)

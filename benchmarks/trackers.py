@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.harness import Row, environment, save
-from lockstep.config import load
-from lockstep.recipe import SFTRecipe
+from lockstep.config import SFTRecipe
+from lockstep.config.loading import load
 from lockstep.report.log import TIMINGS, lines
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.curve_arms import LATE
 from lockstep import align, cli
 from lockstep.batch import Batch
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models import heads

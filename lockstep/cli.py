@@ -12,7 +12,7 @@ from lockstep import __version__, exit_codes, process_defaults
 from lockstep.doctor import command as doctor
 from lockstep.errors import InputError, LockstepError
 from lockstep.paths import path_argument
-from lockstep.runtime.stop import Stopped, hear_interrupts
+from lockstep.run.stop import Stopped, hear_interrupts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,15 +141,15 @@ def _add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from lockstep.config import load
+    from lockstep.config.loading import load
 
     if options.dry_run:
-        from lockstep.runtime.dry_run import dry_run
+        from lockstep.run.dry_run import dry_run
 
         print(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
     from lockstep.report.compared import compared_in
-    from lockstep.runtime.train import require_trained, train
+    from lockstep.run.train import require_trained, train
 
     folder = train(load(options.recipe, options.overrides), options.allow_changes)
     compared = compared_in(folder)
@@ -160,10 +160,10 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from lockstep.config import load
+    from lockstep.config.loading import load
 
     loaded = load(options.recipe, options.overrides)
-    from lockstep.runtime.plan.command import plan
+    from lockstep.plan.command import plan
 
     found = plan(loaded, options.gpus, options.memory, options.config)
     print(found.text)
@@ -173,7 +173,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from lockstep.runtime.export import export
+    from lockstep.run.export import export
 
     step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype, options.adapter)
     what, opener = ("adapters of the policy", "peft") if options.adapter else ("the policy", "transformers")
@@ -182,38 +182,38 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from lockstep.runtime.eval_recipe import eval_recipe
+    from lockstep.inference.eval_recipe import eval_recipe
 
     loaded = eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
-    from lockstep.runtime.evaluate import evaluate
+    from lockstep.inference.evaluate import evaluate
 
     evaluate(loaded)
     return 0
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from lockstep.runtime.generate_recipe import generate_recipe
+    from lockstep.inference.generate_recipe import generate_recipe
 
     loaded = generate_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
-    from lockstep.runtime.generate import generate
+    from lockstep.inference.generate import generate
 
     generate(loaded)
     return 0
 
 
 def _judge_eval(options: argparse.Namespace) -> int:
-    from lockstep.runtime.judge_eval_recipe import judge_eval_recipe
+    from lockstep.inference.judge_eval_recipe import judge_eval_recipe
 
     loaded = judge_eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
-    from lockstep.runtime.judge_eval import judge_eval
+    from lockstep.inference.judge_eval import judge_eval
 
     judge_eval(loaded)
     return 0
 
 
 def _config(options: argparse.Namespace) -> int:
-    from lockstep.config import describe, load, shipped
-    from lockstep.recipe_help import explained, headline
+    from lockstep.config.help import explained, headline
+    from lockstep.config.loading import describe, load, shipped
 
     if options.recipe is None:
         print("\n".join(f"{name:<44} {headline(path.read_text())}" for name, path in shipped().items()))
@@ -227,8 +227,8 @@ def _config(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from lockstep.config import load
-    from lockstep.recipe import acceptance_of
+    from lockstep.config import acceptance_of
+    from lockstep.config.loading import load
     from lockstep.report.acceptance import check
     from lockstep.report.log import read_metrics, require_run
 

@@ -18,9 +18,9 @@ from hypothesis import settings
 from ranks import Ranks
 from tiny_models import model_folder
 
-from lockstep.experience.sandbox.jail import Limits
-from lockstep.experience.sandbox.sandbox import Sandbox, SandboxError
-from lockstep.runtime.child import forking
+from lockstep.cluster.child_process import forking
+from lockstep.helpers.sandbox.jail import Limits
+from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
 
 NEEDS = ("assets", "browser", "gloo", "megatron", "namespaces", "ray", "vllm")
 FIXTURES = {"ranks": "gloo", "sandboxes": "namespaces"} | {name: name for name in ("assets", "megatron", "ray", "vllm")}
@@ -99,7 +99,7 @@ def ray() -> Iterator[None]:
     """A Ray of the tests' own, which recipes and clusters join; it takes CPU time also where nobody asks it."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip('needs ray: pip install "lockstep-rl[ray]"')
-    from lockstep.runtime.ray import joined
+    from lockstep.cluster.ray_transport import joined
 
     with joined(None, cpus=16):
         yield

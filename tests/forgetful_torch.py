@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.cluster.specs import SamplerSpec
 from lockstep.models.load import load_causal_lm
-from lockstep.runtime.workers import SamplerSpec
 from lockstep.samplers.torch.sampler import TorchSampler
 
 

@@ -17,11 +17,11 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.config import Computation, LearnerSection, SamplerSection, Section
+from lockstep.config.errors import recipe_classes
 from lockstep.errors import InputError
 from lockstep.models.heads import Head
-from lockstep.recipe import Computation, LearnerSection, SamplerSection, Section
-from lockstep.recipe_errors import recipe_classes
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 
 PACKAGE = Path(__file__).parent.parent / "lockstep"
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if "doctor" not in path.parts]
@@ -31,7 +31,7 @@ EXCEPTIONS = {
     "process_defaults.py: share == 'max'": "the kernel's word for no quota",
     "watch.py: evidence.outcome == 'text'": "a finding of the watch",
     "on_cpu.py: device == 'cuda'": "what Megatron asks of torch, not a recipe's device",
-    "parallel.py: device == 'cuda'": "torch's own word for a device that was resolved",
+    "learner_group.py: device == 'cuda'": "torch's own word for a device that was resolved",
     "dry_rows.py: prompt.row[section.verifier or ''] == 'math'": "what a row says, which a rule has checked",
     "doctor_reports.py: {'torch', sampler} <= self.backends.keys()": "the learner is compared, whatever samples",
     "heads.py: 'forward' in vars(head)": "a method, not a divergence",
@@ -180,7 +180,7 @@ def test_one_more_choice_is_a_type_error_wherever_it_is_added(tmp_path: Path) ->
         added[name] = found[0]
         return f'{found[0][:-1]}, "{name}"]'
 
-    for path in sorted((tmp_path / "lockstep" / "recipe").glob("*.py")):
+    for path in sorted((tmp_path / "lockstep" / "config").glob("*.py")):
         path.write_text(re.sub(r'Literal\[("\w+", )+"\w+"\]', with_one_more, path.read_text()))
     checked = subprocess.run(
         [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "lockstep"],

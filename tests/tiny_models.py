@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, TopKLogits
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import LearnerSection, Optimizer, Parallel, Schedule
 from lockstep.losses.base import Denominator, Outputs, active
 from lockstep.metrics import Mean, Metrics
-from lockstep.recipe import LearnerSection, Optimizer, Parallel, Schedule
-from lockstep.runtime.workers import LearnerSpec
 from lockstep.types import Request, SamplingParams
 
 VOCABULARY = 64

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.policy_gradient import minibatches
-from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
+from lockstep.config import Distill
 from lockstep.data.demonstrations import Demonstrations, batch_of
-from lockstep.experience.agreement import Agreement
-from lockstep.experience.rollout import Experience
-from lockstep.experience.samples import sample_rows
 from lockstep.learners.base import Learner, train
 from lockstep.losses.distill import Distillation
 from lockstep.metrics import Metrics
-from lockstep.recipe import Distill
+from lockstep.monitor.agreement import Agreement
+from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.samples import sample_rows
 from lockstep.types import Phase, SamplingParams
 
 

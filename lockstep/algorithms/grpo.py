@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lockstep.algorithms import policy_gradient
+from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.policy_gradient import (
     Drawn,
     Rules,
@@ -20,14 +21,13 @@ from lockstep.algorithms.policy_gradient import (
     policy_loss,
     prepared,
 )
-from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
-from lockstep.experience.samples import sample_rows
+from lockstep.config import GRPO, GRPORecipe
 from lockstep.learners.base import train
 from lockstep.metrics import Metrics
 from lockstep.objectives.group import group_advantage
 from lockstep.objectives.masks import masked_whiten, sum_before
-from lockstep.recipe import GRPO, GRPORecipe
+from lockstep.rollouts.samples import sample_rows
 
 
 @dataclass(frozen=True, kw_only=True)

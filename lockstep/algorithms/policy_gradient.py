@@ -12,18 +12,18 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.algorithms.kl_coefficient import KLCoefficient
 from lockstep.batch import Batch
-from lockstep.experience.agreement import Agreement
-from lockstep.experience.refit import Snapshot
-from lockstep.experience.rollout import Experience, Rollouts
+from lockstep.config import PolicyGradient, PolicyGradientRecipe
 from lockstep.learners.base import Learner
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.metrics import Mean, Metrics, Sum
+from lockstep.monitor.agreement import Agreement
 from lockstep.objectives.divergence import k1
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.mismatch import Correction, IcePop, SequenceTIS, TokenTIS, agreement, sequence_mismatch
 from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, Shaping, TruncationPenalty
-from lockstep.recipe import PolicyGradient, PolicyGradientRecipe
+from lockstep.rollouts.rollout import Experience, Rollouts
 from lockstep.types import Phase, SamplingParams
+from lockstep.weight_sync.refit import Snapshot
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms import policy_gradient
+from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.policy_gradient import (
     Drawn,
     Rules,
@@ -24,16 +25,15 @@ from lockstep.algorithms.policy_gradient import (
     policy_loss,
     prepared,
 )
-from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
-from lockstep.experience.samples import sample_rows
+from lockstep.config import PPO, PPORecipe
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedValue
 from lockstep.metrics import Metrics
 from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.masks import masked_whiten
 from lockstep.objectives.shaping import token_rewards
-from lockstep.recipe import PPO, PPORecipe
+from lockstep.rollouts.samples import sample_rows
 
 
 @dataclass(frozen=True, kw_only=True)

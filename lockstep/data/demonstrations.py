@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
+from lockstep.config import DataSection
 from lockstep.data import messages
 from lockstep.data.learned import Answers, learned_batch
 from lockstep.data.prompts import fault_of, prompts_of, too_long
 from lockstep.data.rows import Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
 from lockstep.data.templates import render
-from lockstep.recipe import DataSection
 from lockstep.types import Prompt
 
 

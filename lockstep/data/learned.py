@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
+from lockstep.config import DataSection
 from lockstep.data import messages
 from lockstep.data.prompts import is_chat, token_ids
 from lockstep.errors import InputError
-from lockstep.recipe import DataSection
 
 
 class Answers:

@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
+from lockstep.config import PairSection
 from lockstep.data import messages
 from lockstep.data.learned import Answers, learned_batch
 from lockstep.data.prompts import fault_of, prompts_of, too_long
 from lockstep.data.rows import Row, Rows
 from lockstep.data.selection import Head, Needs, Selection
 from lockstep.data.templates import complaint, fields, render
-from lockstep.recipe import PairSection
 from lockstep.types import Prompt
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from lockstep.config import DataSection
 from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.rows import DataError, Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
 from lockstep.data.templates import askers, complaint, fills, render
 from lockstep.errors import InputError
-from lockstep.recipe import DataSection
 from lockstep.types import Prompt
 
 

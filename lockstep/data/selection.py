@@ -15,13 +15,13 @@ import tokenizers
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from lockstep.config import DataSection
+from lockstep.config.sources import FieldType
 from lockstep.data import cache
 from lockstep.data.notes import Ticker, note
 from lockstep.data.order import mixed_rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped, is_error
 from lockstep.data.templates import askers, complaint, doubled_braces, fields, fills, render
-from lockstep.recipe import DataSection
-from lockstep.recipe.sources import FieldType
 
 _ROWS_AT_ONCE = 1024  # rows that are tokenised in one call while the data is gone over
 _BAD, _OVERLONG = "bad rows", "over-long"

@@ -9,10 +9,10 @@ import string
 from collections.abc import Mapping
 from typing import Any, assert_never
 
+from lockstep.config.sources import FieldType
 from lockstep.data.jsonl import AsWritten
 from lockstep.data.rows import DataError, Row
 from lockstep.errors import InputError
-from lockstep.recipe.sources import FieldType
 
 _TYPES: Mapping[FieldType, type | tuple[type, ...]] = {
     "text": str,

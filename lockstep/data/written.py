@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.config import DataSection
 from lockstep.data.rows import Row
 from lockstep.data.templates import fields, render
 from lockstep.errors import InputError
-from lockstep.recipe import DataSection
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class Backend(Protocol):
         ...
 
     def fingerprints(self) -> Mapping[str, int]:
-        """`models.weights.fingerprint` of each tensor that it computes with."""
+        """`weight_sync.fingerprints.fingerprint` of each tensor that it computes with."""
         ...
 
     def network(self, conditions: Conditions = USUAL) -> Network:

@@ -11,7 +11,7 @@ from lockstep import exit_codes
 from lockstep.paths import path_argument
 
 if TYPE_CHECKING:
-    from lockstep.config import Loaded
+    from lockstep.config.loading import Loaded
 
 _CODES = "Exit codes: 0 pass, 2 could not start (wrong usage too), 3 inconclusive, 4 fail."
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import exit_codes
-from lockstep.config import Loaded, usage
+from lockstep.algorithms.rows import files_of
+from lockstep.config import DoctorRecipe
+from lockstep.config.loading import Loaded, usage
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.base import Backend
 from lockstep.doctor.causes import CAUSES
@@ -23,12 +25,10 @@ from lockstep.doctor.plan import Cell, requests_for
 from lockstep.doctor.probes.layers import divergence
 from lockstep.doctor.prompts import PromptSource
 from lockstep.errors import InputError
-from lockstep.recipe import DoctorRecipe
+from lockstep.inference.results import results_of
 from lockstep.report.doctor_folder import REPORT
-from lockstep.runtime.folder import write_whole
-from lockstep.runtime.progress import Progress, progress
-from lockstep.runtime.results import results_of
-from lockstep.runtime.rows import files_of
+from lockstep.report.progress import Progress, progress
+from lockstep.run.folder import write_whole
 
 DIAGNOSIS = "diagnosis.json"
 _LONGEST, _SEQUENCES = 100, 32

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import Layer, Loaded, RecipeError, algorithm_of, load, usage
-from lockstep.recipe_errors import recipe_classes
-from lockstep.runtime.model_recipe import computation_of, weights_of
+from lockstep.config.errors import recipe_classes
+from lockstep.config.loading import Layer, Loaded, RecipeError, algorithm_of, load, usage
+from lockstep.config.model_recipe import computation_of, weights_of
 
 
 def doctor_recipe(

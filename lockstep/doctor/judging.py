@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from lockstep.config import Limits
 from lockstep.doctor.base import Backend
 from lockstep.doctor.measure import Drawn
 from lockstep.doctor.plan import Cell
 from lockstep.doctor.statistics import Compared
 from lockstep.doctor.verdict import Clause, Judgement, Verdict, judge, judge_tails, step_down
 from lockstep.errors import InputError
-from lockstep.recipe import Limits
 
 State = Literal["measured", "beyond context", "cut by budget"]
 Pair = tuple[str, str]

@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lockstep.config import Grid, Method
 from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause
-from lockstep.experience.rollout import requests_of
-from lockstep.recipe import Grid, Method
+from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Prompt, Request, SamplingParams
 
 FEWEST = 2 * LEAST_CLUSTERS

@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lockstep import keyed
+from lockstep.algorithms.rows import files_of, open_prompts
+from lockstep.config import DoctorRecipe
 from lockstep.data.prompts import token_ids
 from lockstep.errors import InputError
 from lockstep.models.folder import read_config
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
-from lockstep.recipe import DoctorRecipe
-from lockstep.runtime.rows import files_of, open_prompts
 from lockstep.types import Prompt
 
 COUNT = 64

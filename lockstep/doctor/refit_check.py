@@ -21,24 +21,24 @@ from torch import Tensor
 
 from lockstep import exit_codes, keyed
 from lockstep.batch import Batch
-from lockstep.config import Loaded, usage
+from lockstep.cluster.sampler_pool import Replicas, processes
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.cluster.workers import workers_of
+from lockstep.config import LearnerSection, Optimizer
+from lockstep.config.doctor import DoctorRecipe
+from lockstep.config.loading import Loaded, usage
 from lockstep.doctor.refit_findings import Finding, Refitted, findings, holds
 from lockstep.errors import InputError
-from lockstep.experience.refit import LARGEST_GAP, Outgoing, Sent, Weighty, random_probe
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.heads import canonical
-from lockstep.recipe import LearnerSection, Optimizer
-from lockstep.recipe.doctor import DoctorRecipe
+from lockstep.report.progress import Progress, progress
 from lockstep.report.terminal import summary_table
-from lockstep.runtime.cluster import workers_of
-from lockstep.runtime.folder import write_whole
-from lockstep.runtime.progress import Progress, progress
-from lockstep.runtime.replicas import Replicas, processes
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.run.folder import write_whole
 from lockstep.samplers.base import Attestation
+from lockstep.weight_sync.refit import LARGEST_GAP, Outgoing, Sent, Weighty, random_probe
 
 REPORT = "refit.json"
 STAGES = ("noise", "refit", "step", "again")

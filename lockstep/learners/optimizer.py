@@ -9,9 +9,9 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
+from lockstep.config import Optimizer, Schedule
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.pieces import Box, Piece
-from lockstep.recipe import Optimizer, Schedule
 
 
 def learning_rate(optimizer: Optimizer, update: int) -> float:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.batch import Batch
+from lockstep.config import Device, LearnerSection, Optimizer
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
 from lockstep.errors import InputError
@@ -27,7 +28,6 @@ from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Last, Mean, Metrics, Sum, merged
-from lockstep.recipe import Device, LearnerSection, Optimizer
 
 Passes = Sequence[Sequence[int]] | None
 """The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed

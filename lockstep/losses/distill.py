@@ -8,10 +8,10 @@ from typing import assert_never
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.config import Divergence
 from lockstep.losses.base import Denominator, Outputs
 from lockstep.metrics import Mean, Metrics
 from lockstep.objectives.distill import forward_kl, jensen_shannon, reverse_kl
-from lockstep.recipe import Divergence
 
 
 @dataclass(frozen=True)

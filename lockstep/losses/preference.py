@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.config import PreferenceLoss, PreferenceSection
 from lockstep.losses.base import Denominator, Outputs, active_pairs, paired
 from lockstep.metrics import Mean, Metrics, StandardDeviation
 from lockstep.objectives import preference
 from lockstep.objectives.estimates import share
 from lockstep.objectives.masks import trainable
-from lockstep.recipe import PreferenceLoss, PreferenceSection
 
 
 @dataclass(frozen=True)

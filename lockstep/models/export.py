@@ -18,9 +18,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lockstep.config import DType, LoRA
 from lockstep.errors import InputError
 from lockstep.models.lora import config_of, in_adapter_file
-from lockstep.recipe import DType, LoRA
 
 _FRAME = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 _OF_WEIGHTS = ".index.json"

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lockstep import keyed
+from lockstep.config import LoRA
 from lockstep.errors import InputError
 from lockstep.models.parallelize import layers
-from lockstep.recipe import LoRA
 
 _ADAPTER = "default"
 

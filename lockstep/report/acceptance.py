@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import assert_never
 
-from lockstep.recipe import Bound
+from lockstep.config import Bound
 
 _SHOWN_STEPS = 5
 

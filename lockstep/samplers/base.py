@@ -12,8 +12,8 @@ from torch import Tensor
 from lockstep.batch import Batch, concat
 from lockstep.distributed.meeting import Meeting
 from lockstep.errors import InputError
-from lockstep.samplers.transfer import Bucket
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.transfer import Bucket
 
 Piece = tuple[Sequence[int], Batch]
 """Some of the requests, by their places, and their responses in that order."""
@@ -25,10 +25,10 @@ class Attestation:
 
     Attributes:
         version: Of the weights.
-        fingerprints: Of each tensor (`models.weights.fingerprint`), read from where the engine computes with it; of
-            those in `columns` and `received`, of the bytes that came.
+        fingerprints: Of each tensor (`weight_sync.fingerprints.fingerprint`), read from where the engine computes with
+            it; of those in `columns` and `received`, of the bytes that came.
         columns: Of matrices that the engine keeps in a form of its own, which only shows in what it computes:
-            `models.weights.column_fingerprint` of the columns that it computes with.
+            `weight_sync.fingerprints.column_fingerprint` of the columns that it computes with.
         received: Tensors that could not be read back at all; the engine makes tables of its own of them, for instance.
         tied: Tensors that were not sent, since they are others' under a second name, and whose.
         kept_caches: Caches that still hold what old weights made.

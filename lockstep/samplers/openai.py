@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from lockstep import recipe
+from lockstep import config
 from lockstep.errors import InputError, RunError
 from lockstep.samplers.dialects import DIALECTS, Answer, Dialect, Ends, Model, Models
 from lockstep.types import Reply, Request, SamplingParams
@@ -70,7 +70,7 @@ class OpenAIClient:
 
     def __init__(
         self,
-        options: recipe.OpenAI,
+        options: config.OpenAI,
         timeout_s: float,
         vocabulary: int | None = None,
         note: Callable[[str], object] = warnings.warn,
@@ -186,7 +186,7 @@ class OpenAIClient:
 class _Server:
     """Connections to a server, and sentences for what goes wrong with them."""
 
-    def __init__(self, options: recipe.OpenAI, timeout_s: float) -> None:
+    def __init__(self, options: config.OpenAI, timeout_s: float) -> None:
         self._options, self._timeout_s = options, timeout_s
         self._key = os.environ.get(options.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in self._key):

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from lockstep.runtime.track import Logs
+from lockstep.run.track import Logs
 
 QUIET = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

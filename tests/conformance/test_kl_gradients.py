@@ -15,10 +15,10 @@ from torch import Tensor
 
 from lockstep.algorithms import grpo, ppo
 from lockstep.batch import Batch
+from lockstep.config import GRPO, PPO
 from lockstep.losses.base import Outputs
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.objectives.divergence import k1, k2, k3
-from lockstep.recipe import GRPO, PPO
 
 VOCABULARY, LENGTH = 4, 3
 RESPONSES = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=LENGTH)))  # [R, T]

@@ -12,13 +12,13 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw, token_scores
-from lockstep.experience.rollout import PromptStream
 from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Mean, Metrics
-from lockstep.models.weights import fingerprint
+from lockstep.rollouts.rollout import PromptStream
 from lockstep.samplers.base import Attestation, Piece
 from lockstep.types import Prompt, Request, SamplingParams
+from lockstep.weight_sync.fingerprints import fingerprint
 
 TOKENS = 4
 

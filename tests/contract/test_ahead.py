@@ -15,17 +15,17 @@ from tabular import TabularLearner, TabularSampler
 from test_algorithms_need_protocols_only import recipe, workers
 from torch import Tensor
 
+from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.policy_gradient import compared, drawn_and_read
 from lockstep.algorithms.ppo import PPOWorkers, learn, policy_version, rules
-from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
-from lockstep.experience.agreement import Agreement, Disagreement, Promise
-from lockstep.experience.engine import Engine
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
-from lockstep.runtime.ahead import Ahead
-from lockstep.runtime.loop import Extent
-from lockstep.runtime.progress import Progress, progress
+from lockstep.monitor.agreement import Agreement, Disagreement, Promise
+from lockstep.report.progress import Progress, progress
+from lockstep.rollouts.engine import Engine
+from lockstep.run.ahead import Ahead
+from lockstep.run.loop import Extent
 from lockstep.types import Request, SamplingParams
 
 PATIENCE_S = 20.0

@@ -11,12 +11,12 @@ import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
 
 from lockstep.algorithms.ppo import PPORules, PPOWorkers, ppo_step, rules
-from lockstep.experience.agreement import Agreement, Promise
-from lockstep.experience.engine import Engine
-from lockstep.experience.refit import RefitError
-from lockstep.experience.rollout import Experience
-from lockstep.recipe import PPORecipe
+from lockstep.config import PPORecipe
+from lockstep.monitor.agreement import Agreement, Promise
+from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.rollout import Experience
 from lockstep.types import Prompt, untimed
+from lockstep.weight_sync.refit import RefitError
 
 Step = Callable[[int], dict[str, float]]
 

@@ -30,13 +30,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from lockstep.batch import Batch, concat
+from lockstep.cluster.learner_group import launch
+from lockstep.cluster.specs import LearnerSpec
 from lockstep.errors import RunError
 from lockstep.learners.base import Learner, train
 from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.models.heads import Head
-from lockstep.runtime.parallel import launch
-from lockstep.runtime.workers import LearnerSpec
 from lockstep.types import SamplingParams
 
 RANKS = {"one rank": 1, "two ranks": 2}

@@ -11,10 +11,10 @@ from tabular import TOKENS, TabularLearner, TabularSampler
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.experience.engine import Engine
-from lockstep.experience.watch import FLOOR, Evidence, Watch
 from lockstep.metrics import Metrics
+from lockstep.monitor.watch import FLOOR, Evidence, Watch
 from lockstep.objectives.sequential import DriftTest
+from lockstep.rollouts.engine import Engine
 from lockstep.types import Request, SamplingParams
 
 TEST = DriftTest(false_alarm_rate=0.01, baseline_steps=3, factor=1.5, floor=FLOOR)

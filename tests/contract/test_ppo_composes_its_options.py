@@ -16,13 +16,13 @@ from test_algorithms_need_protocols_only import recipe, share_of_ones
 from lockstep.algorithms.kl_coefficient import KLCoefficient
 from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules, with_advantages
 from lockstep.batch import Batch
-from lockstep.experience.engine import Engine
-from lockstep.experience.rollout import Experience
+from lockstep.config import PPO, AdaptiveKL
 from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.metrics import Metrics
-from lockstep.recipe import PPO, AdaptiveKL
+from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.rollout import Experience
 from lockstep.types import Request, SamplingParams, untimed
 
 

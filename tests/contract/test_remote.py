@@ -14,10 +14,8 @@ import pytest
 import torch
 from remote_workers import AbacusSpec, BrokenSpec
 
-from lockstep.recipe import ClusterSection, Computation
-from lockstep.runtime.cluster import Workers, workers_of
-from lockstep.runtime.progress import progress
-from lockstep.runtime.remote import (
+from lockstep.cluster.transport import Result, decode, encode
+from lockstep.cluster.worker_proxy import (
     Remote,
     RemoteError,
     RemoteInputError,
@@ -26,7 +24,9 @@ from lockstep.runtime.remote import (
     outcomes,
     spawned,
 )
-from lockstep.runtime.transport import Result, decode, encode
+from lockstep.cluster.workers import Workers, workers_of
+from lockstep.config import ClusterSection, Computation
+from lockstep.report.progress import progress
 
 TENSORS = {
     "fp32": torch.randn(3, 4),
@@ -258,7 +258,7 @@ def test_threads_are_shared_out(own: Remote) -> None:
 
 
 SCRIPT = """
-from lockstep.runtime.remote import spawned
+from lockstep.cluster.worker_proxy import spawned
 from remote_workers import AbacusSpec
 if __name__ == "__main__":
     remote = spawned(AbacusSpec(), "orphan", timeout_s=400.0)

@@ -17,15 +17,15 @@ from tiny_models import SECTION, requests, responses
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.experience.refit import refit
+from lockstep.cluster.sampler_pool import Replicas, SamplerLost
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.cluster.worker_proxy import WorkerDied, spawned
+from lockstep.config import SamplerSection
 from lockstep.models.load import load_causal_lm
-from lockstep.recipe import SamplerSection
-from lockstep.runtime.remote import WorkerDied, spawned
-from lockstep.runtime.replicas import Replicas, SamplerLost
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.refit import refit
 
 SAMPLING = SamplingParams(max_tokens=12)
 

@@ -14,10 +14,10 @@ from test_replicas import SAMPLING, Start, start  # noqa: F401
 from test_sampler_contract import requests
 from tiny_models import SECTION
 
-from lockstep.experience.engine import Engine
-from lockstep.experience.refit import refit
-from lockstep.runtime.replicas import SamplerLost
-from lockstep.runtime.workers import LearnerSpec
+from lockstep.cluster.sampler_pool import SamplerLost
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.rollouts.engine import Engine
+from lockstep.weight_sync.refit import refit
 
 
 def shared_files() -> int:

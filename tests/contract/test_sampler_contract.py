@@ -26,19 +26,19 @@ from tiny_models import (
 from torch import Tensor
 
 from lockstep import keyed
+from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.config import VLLM, SamplerSection
 from lockstep.errors import RunError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.heads import LogitsHead
 from lockstep.models.load import load_causal_lm
-from lockstep.models.weights import fingerprint
-from lockstep.recipe import VLLM, SamplerSection
-from lockstep.runtime.replicas import Replicas
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.fingerprints import fingerprint
 
 PLAIN = SamplingParams(max_tokens=12)
 SHAPED = {

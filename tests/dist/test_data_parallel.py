@@ -15,11 +15,11 @@ import pytest
 import torch
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, over, ragged
 
+from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.worker_proxy import RemoteError, WorkerDied
 from lockstep.learners.base import train
 from lockstep.losses.preference import Preference
-from lockstep.runtime.parallel import MeshLearner, launch
-from lockstep.runtime.remote import RemoteError, WorkerDied
-from lockstep.runtime.workers import LearnerSpec
 
 pytestmark = pytest.mark.needs("gloo")
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)

@@ -10,10 +10,10 @@ import torch
 from test_mesh import Twins, demonstrations, recorded, section, twins
 
 from lockstep.batch import Batch
+from lockstep.config import LoRA
 from lockstep.learners.base import train
 from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedValue
-from lockstep.recipe import LoRA
 
 pytestmark = pytest.mark.needs("gloo")
 Models = Callable[[str], Path]

@@ -11,6 +11,9 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, VOCABULARY, over, ragged, requests
 
 from lockstep.batch import Batch
+from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import LearnerSection, Parallel
 from lockstep.learners.base import Learner, train
 from lockstep.learners.torch.start import Head
 from lockstep.losses.base import Loss
@@ -19,9 +22,6 @@ from lockstep.losses.distill import Distillation
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
-from lockstep.recipe import LearnerSection, Parallel
-from lockstep.runtime.parallel import MeshLearner, launch
-from lockstep.runtime.workers import LearnerSpec
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import SamplingParams
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.runtime.workers import SamplerSpec
+from lockstep.cluster.specs import SamplerSpec
 from lockstep.samplers.vllm.sampler import VLLMSampler
 
 

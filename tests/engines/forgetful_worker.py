@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from lockstep.samplers.transfer import Bucket
 from lockstep.samplers.vllm.worker import WeightReceiver
+from lockstep.weight_sync.transfer import Bucket
 
 
 class ForgetfulReceiver(WeightReceiver):

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import VLLM, Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.vllm import VLLMBackend
 from lockstep.doctor.base import Conditions
 from lockstep.doctor.examine import examine
 from lockstep.doctor.refit_check import STAGES, checked_refits, probe_of
-from lockstep.recipe import VLLM, Computation, LearnerSection, Optimizer, SamplerSection
-from lockstep.runtime.progress import progress
-from lockstep.runtime.workers import LearnerSpec
+from lockstep.report.progress import progress
 from lockstep.types import Request, SamplingParams
 
 pytestmark = pytest.mark.needs("vllm")

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from lockstep.config import OpenAI
+from lockstep.inference.generate import generate
+from lockstep.inference.generate_recipe import generate_recipe
 from lockstep.models.tokenizer import load_tokenizer
-from lockstep.recipe import OpenAI
-from lockstep.runtime.generate import generate
-from lockstep.runtime.generate_recipe import generate_recipe
 from lockstep.samplers.openai import OpenAIClient, ServerError
 from lockstep.types import Reply, Request, SamplingParams
 

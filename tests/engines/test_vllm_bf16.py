@@ -10,12 +10,12 @@ import pytest
 import torch
 from tiny_models import CONTEXT, VOCABULARY, requests
 
-from lockstep.experience.refit import random_probe, refit
+from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.config import VLLM, LearnerSection, SamplerSection
 from lockstep.learners.rank import RankLearner
-from lockstep.recipe import VLLM, LearnerSection, SamplerSection
-from lockstep.runtime.replicas import Replicas
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec
 from lockstep.types import SamplingParams
+from lockstep.weight_sync.refit import random_probe, refit
 
 pytestmark = pytest.mark.needs("vllm")
 

@@ -13,14 +13,14 @@ from tiny_models import CONTEXT, SECTION, VOCABULARY
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.experience.refit import Outgoing, RefitError, differing, random_probe, refit
+from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import VLLM, SamplerSection
 from lockstep.learners.rank import RankLearner
 from lockstep.metrics import Metrics
-from lockstep.recipe import VLLM, SamplerSection
-from lockstep.runtime.replicas import Replicas
-from lockstep.runtime.workers import LearnerSpec
 from lockstep.samplers.base import Attestation, Piece, Sampler
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.refit import Outgoing, RefitError, differing, random_probe, refit
 
 pytestmark = pytest.mark.needs("vllm")
 

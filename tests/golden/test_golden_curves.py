@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.train import train
+from lockstep.run.train import train
 
 HERE = Path(__file__).parent
 

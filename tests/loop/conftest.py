@@ -10,9 +10,9 @@ import pytest
 import yaml
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.train import train
+from lockstep.run.train import train
 
 
 @pytest.fixture

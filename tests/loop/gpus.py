@@ -23,4 +23,4 @@ def show_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
         "get_device_properties": SimpleNamespace(total_memory=MEMORY),
     }.items():
         patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    patch.setattr("lockstep.runtime.self_check.resolve_device", lambda _: torch.device("cpu"))
+    patch.setattr("lockstep.cluster.self_check.resolve_device", lambda _: torch.device("cpu"))

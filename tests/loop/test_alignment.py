@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.config import LearnerSection, Optimizer
 from lockstep.learners.base import train
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.ppo import ClippedValue
@@ -23,7 +24,6 @@ from lockstep.models.heads import ValueHead
 from lockstep.models.load import load_backbone
 from lockstep.objectives.advantage import gae
 from lockstep.objectives.shaping import token_rewards
-from lockstep.recipe import LearnerSection, Optimizer
 
 
 def episodes(count: int, seed: int) -> tuple[Batch, torch.Tensor]:

@@ -17,7 +17,7 @@ from workspace import furnish
 from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.errors import InputError
-from lockstep.runtime.folder import locked
+from lockstep.run.folder import locked
 
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
 ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \| (?P<advice>.+) \|")

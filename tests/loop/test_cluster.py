@@ -12,9 +12,9 @@ from killing import child_process, killing
 from workspace import furnish
 
 from lockstep.cli import main
-from lockstep.config import load
-from lockstep.runtime.remote import WorkerDied
-from lockstep.runtime.train import train
+from lockstep.cluster.worker_proxy import WorkerDied
+from lockstep.config.loading import load
+from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 RAY = "cluster=ray"

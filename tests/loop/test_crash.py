@@ -16,9 +16,9 @@ from tiny_recipe import RECIPE, REWARDS
 
 from lockstep import exit_codes
 from lockstep.cli import main
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.learners.rank import RankLearner
-from lockstep.runtime.train import train
+from lockstep.run.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
 
 
@@ -107,7 +107,7 @@ def test_a_crash_before_the_first_step_leaves_nothing_but_its_trace(
     tiny: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("lockstep.runtime.train.job_of", failing(ZeroDivisionError(), 1, train))
+        patch.setattr("lockstep.run.train.job_of", failing(ZeroDivisionError(), 1, train))
         with pytest.raises(ZeroDivisionError):
             train(load("tiny.yaml", ["run.folder=run"]))
     assert [path.name for path in Path("run").iterdir()] == ["crash.txt"]

@@ -15,15 +15,15 @@ from killing import assert_same, final
 from safetensors.torch import load_file
 from tiny_recipe import RECIPE as PPO
 
-from lockstep.config import RecipeError, load
-from lockstep.data.arithmetic import distinct_problems
+from lockstep.config.loading import RecipeError, load
+from lockstep.plan.sizes import readable
 from lockstep.report.compared import compared
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
-from lockstep.runtime.dry_run import dry_run
-from lockstep.runtime.plan.sizes import readable
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.train import train
+from lockstep.run.dry_run import dry_run
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+from lockstep.tasks.arithmetic import distinct_problems
 
 Run = Callable[..., list[dict[str, Any]]]
 RECIPE = {

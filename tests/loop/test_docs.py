@@ -21,8 +21,8 @@ import pytest
 from doc_commands import PAGES, ROOT, blocks, commands, fate, with_files
 
 from lockstep.cli import _parser, main
-from lockstep.config import load
-from lockstep.recipe import Common
+from lockstep.config import Common
+from lockstep.config.loading import load
 
 SHORT = ["run.max_steps=2", "run.validate_every=0", "learner.device=cpu"]
 TINY = [

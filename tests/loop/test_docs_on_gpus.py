@@ -17,10 +17,10 @@ from doc_commands import Command, commands, fate, with_files
 from gpus import show_gpus
 
 from lockstep.cli import main
-from lockstep.config import load
-from lockstep.recipe import EvalRecipe, GenerateRecipe, JudgeEvalRecipe, SamplerSection
-from lockstep.runtime.plan.command import plan
-from lockstep.runtime.workers import require_sampler
+from lockstep.cluster.specs import require_sampler
+from lockstep.config import EvalRecipe, GenerateRecipe, JudgeEvalRecipe, SamplerSection
+from lockstep.config.loading import load
+from lockstep.plan.command import plan
 
 LLAMA3_8B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,

@@ -10,14 +10,14 @@ import pytest
 from forgetful_torch import WrongTakerSpec
 from tiny_models import CONTEXT, OPTIMIZER, SECTION, VOCABULARY
 
-from lockstep.config import load
+from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import SamplerSection
+from lockstep.config.loading import load
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.refit_check import STAGES, Stage, checked_refits, refit_check, told
-from lockstep.experience.refit import random_probe
-from lockstep.recipe import SamplerSection
-from lockstep.runtime.progress import progress
-from lockstep.runtime.replicas import Replicas
-from lockstep.runtime.workers import LearnerSpec
+from lockstep.report.progress import progress
+from lockstep.weight_sync.refit import random_probe
 
 MATRIX = "model.layers.1.self_attn.q_proj.weight"
 NORM = "model.layers.0.input_layernorm.weight"

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from lockstep import exit_codes
 from lockstep.batch import Batch
 from lockstep.cli import main
-from lockstep.config import describe, load
+from lockstep.config import DoctorRecipe
+from lockstep.config.loading import describe, load
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Backend, Conditions, Scores
@@ -30,8 +31,7 @@ from lockstep.doctor.judging import whole
 from lockstep.doctor.render import junit, markdown
 from lockstep.doctor.report import Found
 from lockstep.doctor.table import measured
-from lockstep.recipe import DoctorRecipe
-from lockstep.runtime.progress import progress
+from lockstep.report.progress import progress
 from lockstep.types import Request, SamplingParams
 
 SMALL = [

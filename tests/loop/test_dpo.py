@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from tiny_recipe import RECIPE
 
 from lockstep.cli import main
-from lockstep.config import RecipeError, load
+from lockstep.config.loading import RecipeError, load
+from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.report.log import read_metrics
-from lockstep.runtime.dry_run import dry_run
-from lockstep.runtime.eval_recipe import eval_recipe
-from lockstep.runtime.findings import DryRunError
-from lockstep.runtime.train import train
+from lockstep.run.dry_run import dry_run
+from lockstep.run.findings import DryRunError
+from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 

@@ -14,9 +14,9 @@ from killing import started, wait_for
 from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.cli import main
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.train import train
+from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -143,7 +143,7 @@ def test_an_interrupt_does_not_wait_for_what_hangs(run: Run, in_tmp: Path, proce
 
 def test_a_calculator_takes_over_at_the_equals_sign(run: Run) -> None:
     calculator = (
-        "environment={class_name: 'lockstep.experience.calculator:Calculator', stop: ['='], max_tokens: 30, "
+        "environment={class_name: 'lockstep.environments.calculator:Calculator', stop: ['='], max_tokens: 30, "
         "pass_score: null}"
     )
     reward = "reward={type: math, marker: '####'}"

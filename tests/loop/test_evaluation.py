@@ -14,15 +14,15 @@ import pytest
 import yaml
 
 from lockstep.cli import main
-from lockstep.config import load
+from lockstep.config.loading import load
+from lockstep.inference.eval_recipe import eval_recipe
+from lockstep.inference.evaluate import evaluate
 from lockstep.objectives.estimates import share
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
-from lockstep.runtime import identity
-from lockstep.runtime.eval_recipe import eval_recipe
-from lockstep.runtime.evaluate import evaluate
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.train import train
+from lockstep.run import identity
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
 
 Run = Callable[..., list[dict[str, Any]]]

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from lockstep.cli import main
-from lockstep.config import load
-from lockstep.runtime.export import export
-from lockstep.runtime.train import train
+from lockstep.config.loading import load
+from lockstep.run.export import export
+from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 PUBLISHED = '{"temperature": 0.6, "eos_token_id": [1, 2]}'  # transformers refuses to write it: it does not sample

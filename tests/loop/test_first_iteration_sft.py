@@ -10,13 +10,13 @@ import pytest
 import yaml
 from test_self_rewarding import SELF_REWARDING, Run, equal, held, trained
 
-from lockstep.config import RecipeError, load
+from lockstep.config.loading import RecipeError, load
 from lockstep.data.rows import DataError
 from lockstep.report.log import read_metrics
-from lockstep.runtime.dry_run import dry_run
-from lockstep.runtime.findings import DryRunError
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.train import train
+from lockstep.run.dry_run import dry_run
+from lockstep.run.findings import DryRunError
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
 
 FIRST = "self_rewarding.first_iteration_sft=true"
 NO_VALIDATION = {"validation_reward": None, "validation_sampling": None}

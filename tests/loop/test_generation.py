@@ -20,19 +20,19 @@ import pytest
 import torch
 from killing import meanwhile, sampler_process, wait_for
 
+from lockstep.algorithms.rows import files_of, open_prompts
 from lockstep.batch import Batch
 from lockstep.cli import main
-from lockstep.config import load
-from lockstep.experience.rollout import requests_of
-from lockstep.recipe import GenerateRecipe, LearnerSection, SamplerSection
-from lockstep.runtime import answers as module
-from lockstep.runtime.generate import generate
-from lockstep.runtime.generate_recipe import generate_recipe
-from lockstep.runtime.progress import Progress
-from lockstep.runtime.replicas import Block
-from lockstep.runtime.rows import files_of, open_prompts
-from lockstep.runtime.source import open_source
-from lockstep.runtime.workers import LearnerSpec, SamplerSpec
+from lockstep.cluster.sampler_pool import Block
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.config import GenerateRecipe, LearnerSection, SamplerSection
+from lockstep.config.loading import load
+from lockstep.inference import answers as module
+from lockstep.inference.generate import generate
+from lockstep.inference.generate_recipe import generate_recipe
+from lockstep.models.source import open_source
+from lockstep.report.progress import Progress
+from lockstep.rollouts.rollout import requests_of
 from lockstep.samplers.base import gathered
 from lockstep.types import SamplingParams
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.config import RecipeError, load
+from lockstep.config.loading import RecipeError, load
 from lockstep.report.compared import compared
 from lockstep.report.log import read_metrics
-from lockstep.runtime.train import train
+from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from test_self_rewarding import SELF_REWARDING, Run
 
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.dry_run import dry_run
-from lockstep.runtime.train import train
+from lockstep.run.dry_run import dry_run
+from lockstep.run.train import train
 
 OF_LEARNING = {"train/grad_norm", "train/lr", "train/iteration", "train/epoch"}
 """Metrics that tell of the update, or of where the run is; nothing held out has any."""

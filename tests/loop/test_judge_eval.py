@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from lockstep.cli import main
-from lockstep.config import RecipeError
-from lockstep.experience.judge.judge import JudgeError
-from lockstep.runtime.judge_eval import judge_eval
-from lockstep.runtime.judge_eval_recipe import judge_eval_recipe
-from lockstep.runtime.parts import Parts
-from lockstep.runtime.stop import Stopped
+from lockstep.config.loading import RecipeError
+from lockstep.inference.judge_eval import judge_eval
+from lockstep.inference.judge_eval_recipe import judge_eval_recipe
+from lockstep.inference.parts import Parts
+from lockstep.judge.judge import JudgeError
+from lockstep.run.stop import Stopped
 from lockstep.samplers.openai import ServerError
 
 KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-77d0"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import load
-from lockstep.data.letters import LETTERS, write
-from lockstep.recipe import Letters
+from lockstep.config import Letters
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.train import train
+from lockstep.run.train import train
+from lockstep.tasks.letters import LETTERS, write
 
 CONTROLS = (0.0, 0.15, 0.3, 0.45)
 STEPS, BATCH = 200, 112

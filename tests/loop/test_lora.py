@@ -23,12 +23,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from lockstep.cli import main
-from lockstep.config import RecipeError, load
+from lockstep.config.loading import RecipeError, load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.checkpoint import CheckpointError
-from lockstep.runtime.dry_run import dry_run
-from lockstep.runtime.export import export
-from lockstep.runtime.train import train
+from lockstep.run.checkpoint import CheckpointError
+from lockstep.run.dry_run import dry_run
+from lockstep.run.export import export
+from lockstep.run.train import train
 
 Rows = list[dict[str, Any]]
 Run = Callable[..., Rows]

@@ -12,10 +12,10 @@ from killing import assert_same, child_process, final, killing
 from tiny_recipe import RECIPE
 from workspace import furnish
 
-from lockstep.config import RecipeError, load
+from lockstep.config.loading import RecipeError, load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.train import train
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
 
 pytestmark = [pytest.mark.needs("megatron"), pytest.mark.usefixtures("megatron")]
 

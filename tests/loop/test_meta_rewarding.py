@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lockstep.config import RecipeError, load
+from lockstep.config.loading import RecipeError, load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.dry_run import dry_run
-from lockstep.runtime.findings import DryRunError
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.train import train
+from lockstep.run.dry_run import dry_run
+from lockstep.run.findings import DryRunError
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 EXACT, ACCURACY = "validation/judge_exact", "validation/meta_judge_accuracy"

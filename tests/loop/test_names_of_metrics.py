@@ -11,9 +11,9 @@ from test_dpo import DPO
 from test_grpo import GRPO
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.train import train
+from lockstep.run.train import train
 
 PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
 METRICS = PAGE[PAGE.index("## Metrics") : PAGE.index("## Different on purpose")]

@@ -23,11 +23,11 @@ from killing import (
     wait_for,
 )
 
-from lockstep.config import load
+from lockstep.cluster.sampler_pool import SamplerLost
+from lockstep.config.loading import load
 from lockstep.report.log import lines, read_metrics
-from lockstep.runtime.replicas import SamplerLost
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.train import train
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 AHEAD = ("ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")

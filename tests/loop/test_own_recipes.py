@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.dry_run import dry_run
-from lockstep.runtime.train import train
+from lockstep.run.dry_run import dry_run
+from lockstep.run.train import train
 
 Folder = Callable[[str, int], Path]
 CHAT = (

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lockstep.experience.refit import RefitError
+from lockstep.weight_sync.refit import RefitError
 
 Run = Callable[..., list[dict[str, Any]]]
 

@@ -18,10 +18,10 @@ from benchmarks import published_curve
 from benchmarks.curve_arms import LATE, Arm, Kit, arms_of
 from benchmarks.curve_results import collect
 from lockstep import exit_codes
-from lockstep.data.arithmetic import distinct_problems
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.report.log import read_metrics
+from lockstep.tasks.arithmetic import distinct_problems
 
 QWEN2 = {
     "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,

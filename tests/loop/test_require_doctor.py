@@ -11,8 +11,8 @@ import pytest
 from workspace import furnish
 
 from lockstep.cli import main
-from lockstep.config import RecipeError, load
-from lockstep.runtime.doctor_reports import weights_digest
+from lockstep.config.loading import RecipeError, load
+from lockstep.run.doctor_reports import weights_digest
 
 REQUIRED = ["train", "own.yaml", "run.require_doctor=true"]
 COMMAND = "`lockstep doctor table model backends=[hf,torch] learner.dtype=fp32` makes one"

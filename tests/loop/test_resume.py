@@ -22,13 +22,13 @@ from tiny_recipe import RECIPE
 
 from lockstep import exit_codes
 from lockstep.cli import main
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.runtime import checkpoint
-from lockstep.runtime.folder import locked
-from lockstep.runtime.identity import ChangedError, differences, identity, inputs
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.train import train
+from lockstep.run import checkpoint
+from lockstep.run.folder import locked
+from lockstep.run.identity import ChangedError, differences, identity, inputs
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -408,7 +408,7 @@ def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_ru
 def test_a_large_file_of_the_first_model_is_known_by_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.runtime.identity._SMALL_BYTES", 1000)
+    monkeypatch.setattr("lockstep.run.identity._SMALL_BYTES", 1000)
     (tmp_path / "weights").write_bytes(bytes(10**6))
     before = inputs(load("ppo_arithmetic"), {}, tmp_path)
     (tmp_path / "weights").write_bytes(b"\1" * 10**6)

@@ -17,9 +17,9 @@ from tiny_recipe import REWARDS
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
-from lockstep.config import RecipeError, load
+from lockstep.config.loading import RecipeError, load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.train import train
+from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 RECIPE = {

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import wanted_letter
 
-from lockstep.config import load
-from lockstep.recipe import SelfRewardingRecipe
+from lockstep.config import SelfRewardingRecipe
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.report.overview import overview
-from lockstep.runtime.train import train
+from lockstep.run.train import train
 
 STEPS, BATCH = 300, 64
 SMALL = [f"model.scratch.config.{size}" for size in ("hidden_size=48", "intermediate_size=128", "num_hidden_layers=2")]

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from lockstep import exit_codes
 from lockstep.cli import main
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.runtime.folder import locked
-from lockstep.runtime.train import train
+from lockstep.run.folder import locked
+from lockstep.run.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
 
 Run = Callable[..., list[dict[str, Any]]]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from killing import assert_same, final, killing, sampler_process
 
-from lockstep.config import RecipeError, load
-from lockstep.runtime.replicas import SamplerLost
+from lockstep.cluster.sampler_pool import SamplerLost
+from lockstep.config.loading import RecipeError, load
 
 Run = Callable[..., list[dict[str, Any]]]
 LONG = ("run.max_steps=40", "run.save_every=100", "sampler.replicas=2", "sampler.max_batch_size=4")

@@ -19,14 +19,14 @@ from tiny_recipe import RECIPE
 
 from lockstep import exit_codes
 from lockstep.cli import main
-from lockstep.config import RecipeError, load
-from lockstep.data.letters import score
-from lockstep.experience.judge.judge import JudgeError
-from lockstep.recipe import PreferenceSection, SelfRewarding
+from lockstep.config import PreferenceSection, SelfRewarding
+from lockstep.config.loading import RecipeError, load
+from lockstep.judge.judge import JudgeError
 from lockstep.report.compared import compared
 from lockstep.report.log import read_metrics
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.train import train
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+from lockstep.tasks.letters import score
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -48,7 +48,7 @@ SELF_REWARDING: dict[str, Any] = {
         "sampling": {"max_tokens": 1},
     },
     "sampling": {"max_tokens": 24},
-    "validation_reward": {"type": "python", "function": "lockstep.data.letters:score"},
+    "validation_reward": {"type": "python", "function": "lockstep.tasks.letters:score"},
     "validation_sampling": {"max_tokens": 8},
     "optimizer": {"lr": 1.0e-3},
     "run": {"save_every": 1, "keep": 9, "folder": "run", "num_logged_samples": 8},

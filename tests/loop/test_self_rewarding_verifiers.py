@@ -10,16 +10,16 @@ import pytest
 import yaml
 from test_self_rewarding import SELF_REWARDING, Run, steps
 
-from lockstep.config import load
-from lockstep.data.letters import demonstrations
+from lockstep.config import Letters
+from lockstep.config.loading import load
 from lockstep.data.rows import DataError
-from lockstep.experience.rewards import RewardError
-from lockstep.recipe import Letters
 from lockstep.report.log import read_metrics
-from lockstep.runtime.dry_run import dry_run
-from lockstep.runtime.identity import ChangedError
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.train import train
+from lockstep.rewards.rewards import RewardError
+from lockstep.run.dry_run import dry_run
+from lockstep.run.identity import ChangedError
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+from lockstep.tasks.letters import demonstrations
 
 VERIFIERS = """
 def silent(prompt, response, answer, row):

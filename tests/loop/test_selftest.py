@@ -20,7 +20,7 @@ from lockstep.doctor.selftest.pairs import PAIRS
 from lockstep.doctor.selftest.run import Bench, Trial, Which, selftest
 from lockstep.doctor.selftest.score import Outcome, Row, markdown
 from lockstep.doctor.selftest.tuning import FIRST, TUNING
-from lockstep.runtime.progress import Progress, progress
+from lockstep.report.progress import Progress, progress
 
 FEW = 8
 HEAD_IN_FP32 = 20

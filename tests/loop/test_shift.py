@@ -14,12 +14,12 @@ from tiny_models import ragged
 
 from lockstep import align
 from lockstep.batch import Batch
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.losses.base import Outputs
 from lockstep.models.heads import ValueHead
 from lockstep.models.load import load_backbone
 from lockstep.report.log import read_metrics
-from lockstep.runtime.train import train
+from lockstep.run.train import train
 
 aligned = ValueHead.forward
 

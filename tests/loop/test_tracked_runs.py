@@ -93,7 +93,7 @@ def test_a_killed_run_goes_on_as_one_run_in_every_tracker(run: Run, killed: tupl
 
 def test_a_run_without_trackers_imports_none_of_them(run: Run, in_tmp: Path) -> None:
     code = (
-        "import sys; from lockstep.config import load; from lockstep.runtime.train import train\n"
+        "import sys; from lockstep.config.loading import load; from lockstep.run.train import train\n"
         "train(load('tiny.yaml', ['run.max_steps=1']))\n"
         "print([name for name in ('tensorboard', 'wandb', 'mlflow') if name in sys.modules])"
     )
@@ -106,7 +106,7 @@ def test_a_missing_package_is_one_sentence_before_anything_is_done(
     run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not there
-    monkeypatch.delitem(sys.modules, "lockstep.runtime.trackers.wandb", raising=False)
+    monkeypatch.delitem(sys.modules, "lockstep.run.trackers.wandb", raising=False)
     with pytest.raises(ValueError, match=r"trackers.wandb needs the package wandb.*pip install 'lockstep-rl\[wandb\]'"):
         run("trackers.wandb={}")
     assert not Path("run/initial").exists()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.config import load
-from lockstep.data.arithmetic import distinct_problems
-from lockstep.runtime.dry_run import dry_run
-from lockstep.runtime.eval_recipe import eval_recipe
-from lockstep.runtime.evaluate import evaluate
+from lockstep.config.loading import load
+from lockstep.inference.eval_recipe import eval_recipe
+from lockstep.inference.evaluate import evaluate
+from lockstep.run.dry_run import dry_run
+from lockstep.tasks.arithmetic import distinct_problems
 
 Run = Callable[..., list[dict[str, Any]]]
 pytestmark = pytest.mark.usefixtures("sandboxes")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from workspace import furnish
 
-from lockstep.config import load
-from lockstep.runtime.folder import locked
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.train import train
+from lockstep.config.loading import load
+from lockstep.run.folder import locked
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
 
 LATER = "base: own.yaml\nmodel: {path: null, from_recipe: ./sft.yaml}\n"
 WAITS = "another process is training run; later waits for it, and begins with its model\n"

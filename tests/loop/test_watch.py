@@ -23,10 +23,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.cli import main
-from lockstep.experience.watch import FLOOR
 from lockstep.models.attention import Cached
+from lockstep.monitor.watch import FLOOR
 from lockstep.report.log import read_metrics
-from lockstep.runtime import job
+from lockstep.run import job
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams

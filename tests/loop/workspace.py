@@ -12,9 +12,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.data.arithmetic import distinct_problems
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
+from lockstep.tasks.arithmetic import distinct_problems
 
 MORE_REWARDS = """
 import os

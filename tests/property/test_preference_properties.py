@@ -15,11 +15,11 @@ from tiny_models import OPTIMIZER, SECTION, plain_logprobs, plain_model, ragged
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import DType
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.preference import Preference
 from lockstep.objectives.preference import rpo_backward_kl
-from lockstep.recipe import DType
-from lockstep.runtime.workers import LearnerSpec
 
 LENGTHS = (7, 12, 19, 4, 23, 9, 5, 30, 11, 6)
 LOSS = Preference("rpo_bwd_kl", beta=0.5, sft_coef=0.1)

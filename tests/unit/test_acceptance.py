@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.recipe import Bound
+from lockstep.config import Bound
 from lockstep.report.acceptance import check
 
 ROWS: list[dict[str, float]] = [

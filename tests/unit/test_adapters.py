@@ -13,14 +13,14 @@ from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, plain
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import DType, LearnerSection, LoRA
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import Head
 from lockstep.models.lora import targets
 from lockstep.models.parallelize import compile_layers
-from lockstep.recipe import DType, LearnerSection, LoRA
-from lockstep.runtime.workers import LearnerSpec
 
 Models = Callable[..., Path]
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)

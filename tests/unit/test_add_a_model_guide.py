@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from lockstep.doctor.causes import CAUSES
-from lockstep.experience.watch import Outcome
+from lockstep.monitor.watch import Outcome
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/add_a_model.md").read_text(encoding="utf-8")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data import arithmetic
+from lockstep.config import Arithmetic
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.recipe import Arithmetic
+from lockstep.tasks import arithmetic
 
 SPEC = Arithmetic(train_questions=300, validation_questions=100, demonstrations=1000)
 GAIN = re.compile(r"buys (\d+) more|brings (\d+) more|finds (\d+)")

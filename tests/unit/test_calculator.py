@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.experience.calculator import Calculator
+from lockstep.environments.calculator import Calculator
 
 
 @pytest.mark.parametrize(

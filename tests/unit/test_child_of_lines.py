@@ -19,7 +19,7 @@ def answers():
 
 ASKING = """
 import threading
-from lockstep.experience.child import Child
+from lockstep.helpers.process import Child
 
 child, begun = Child("asked_here"), threading.Event()
 

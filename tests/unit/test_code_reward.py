@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from lockstep.experience import code_reward
-from lockstep.experience.code_reward import CodeReward, fenced
-from lockstep.experience.sandbox.sandbox import SandboxError
-from lockstep.recipe.sources import CodeSection
+from lockstep.config.sources import CodeSection
+from lockstep.helpers.sandbox.sandbox import SandboxError
+from lockstep.rewards import code_reward
+from lockstep.rewards.code_reward import CodeReward, fenced
 from lockstep.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("sandboxes")

@@ -11,8 +11,8 @@ import pytest
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from lockstep.recipe import Section
-from lockstep.recipe_errors import recipe_classes, section_of
+from lockstep.config import Section
+from lockstep.config.errors import recipe_classes, section_of
 
 PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
 KEYS = PAGE[PAGE.index("## Keys of a recipe") : PAGE.index("## Metrics")]

@@ -11,10 +11,10 @@ from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragge
 from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
+from lockstep.cluster.specs import LearnerSpec
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.models.parallelize import compile_layers
-from lockstep.runtime.workers import LearnerSpec
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"

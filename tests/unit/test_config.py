@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import main
-from lockstep.config import Loaded, RecipeError, describe, load, shipped
-from lockstep.recipe import PPORecipe, SFTRecipe
-from lockstep.recipe_help import explained
+from lockstep.config import PPORecipe, SFTRecipe
+from lockstep.config.help import explained
+from lockstep.config.loading import Loaded, RecipeError, describe, load, shipped
 
 PPO = """
 algorithm: ppo
@@ -351,7 +351,8 @@ def test_a_dump_is_json(recipe: str) -> None:
 
 
 def test_importing_config_pulls_in_no_torch() -> None:
-    code = "import sys, lockstep.config; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    heavy = "('torch', 'transformers', 'numpy')"
+    code = f"import sys, lockstep.config.loading; print([m for m in {heavy} if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
 

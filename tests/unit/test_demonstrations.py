@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from lockstep.config import DataSection
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.recipe import DataSection
 
 ROWS = [{"question": f"Say {'very ' * n}{n}", "answer": "7 " * (3 - n) + "end"} for n in range(4)]
 

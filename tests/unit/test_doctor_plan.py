@@ -11,10 +11,10 @@ from statistics import NormalDist
 import pytest
 import torch
 
+from lockstep.config import DoctorData, DoctorRecipe, Grid, Method, ModelFolder
 from lockstep.doctor.plan import Cell, cells_of, clusters_of, requests_for, sequences_for
 from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.verdict import Clause
-from lockstep.recipe import DoctorData, DoctorRecipe, Grid, Method, ModelFolder
 from lockstep.types import Prompt, Request
 
 SAMPLED, GREEDY = Cell(100, "real", Method(), 8), Cell(100, "real", Method(temperature=0.0), 8)

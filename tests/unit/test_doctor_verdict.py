@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.config.doctor import Limits
 from lockstep.doctor.statistics import Compared
 from lockstep.doctor.verdict import Judgement, judge, judge_tails, step_down
-from lockstep.recipe.doctor import Limits
 from lockstep.types import SamplingParams
 
 LIMITS = Limits()

@@ -12,15 +12,15 @@ import torch
 from tiny_models import model_folder
 
 from lockstep import keyed
+from lockstep.algorithms.episodes import observations
 from lockstep.batch import Batch
+from lockstep.config import DataSection, EnvironmentSection
 from lockstep.data.messages import opened
-from lockstep.experience.engine import Engine
-from lockstep.experience.episodes import EnvironmentFault, Episodes
 from lockstep.models.load import load_causal_lm
+from lockstep.models.source import Source, open_source
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.recipe import DataSection, EnvironmentSection
-from lockstep.runtime.episodes import observations
-from lockstep.runtime.source import Source, open_source
+from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.episodes import EnvironmentFault, Episodes
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Prompt, Request, SamplingParams
 

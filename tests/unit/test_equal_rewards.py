@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.base import StepResult
 from lockstep.metrics import Metrics
-from lockstep.runtime.equal_rewards import EqualRewards
-from lockstep.runtime.loop import Turn
+from lockstep.run.equal_rewards import EqualRewards
+from lockstep.run.loop import Turn
 
 EQUAL, OTHER, MIXED, NONE = (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), ()
 

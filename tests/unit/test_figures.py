@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.experience.evaluation import Grading, Sample, grading
-from lockstep.experience.rewards import MathReward, PythonReward
-from lockstep.experience.votes import votes_of
-from lockstep.recipe import RewardSection
+from lockstep.config import RewardSection
+from lockstep.rewards.rewards import MathReward, PythonReward
+from lockstep.rollouts.evaluation import Grading, Sample, grading
+from lockstep.rollouts.votes import votes_of
 from lockstep.types import Prompt
 
 MATH = Grading(pass_score=1.0, majority=True, graded=False)

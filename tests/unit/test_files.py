@@ -14,12 +14,12 @@ from typing import Any
 import datasets
 import pytest
 
+from lockstep.config import DataSection
 from lockstep.data.files import Files, open_rows
 from lockstep.data.jsonl import DataError
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import Rows
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.recipe import DataSection
 
 ROWS = [{"question": "007", "answer": 3.5, "tags": ["a", None]}, {"question": "null", "answer": None, "tags": []}]
 LINES = b'{"question": "007", "answer": 3.5, "tags": ["a", null]}\n{"question": "null", "answer": null, "tags": []}\n'

@@ -11,7 +11,7 @@ import torch
 
 from lockstep.batch import Batch
 from lockstep.data.jsonl import parse
-from lockstep.experience.generation import account, line_of, replies_of
+from lockstep.rollouts.generation import account, line_of, replies_of
 from lockstep.types import Prompt, Reply
 
 STOP = 9

@@ -12,7 +12,7 @@ import yaml
 from lockstep.report.card import card
 from lockstep.report.held_out import best, figures, headlines, sentence
 from lockstep.report.summary import summary
-from lockstep.runtime.track import Logs
+from lockstep.run.track import Logs
 
 ACCURACY = "validation/accuracy"
 

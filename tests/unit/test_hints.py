@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.recipe.grpo import GRPO
-from lockstep.recipe.ppo import PPO
+from lockstep.config.grpo import GRPO
+from lockstep.config.ppo import PPO
 
 PACKAGE = Path(__file__).parents[2] / "lockstep"
 OWN = {"recipe/ppo.py", "recipe/grpo.py"}

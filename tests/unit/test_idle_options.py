@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.config import RecipeError, describe, load
+from lockstep.config.loading import RecipeError, describe, load
 
 PAGE = (Path(__file__).parents[2] / "docs/errors.md").read_text()
 TABLE = PAGE[PAGE.index("## Options that do nothing") : PAGE.index("## Options that do not go together")]

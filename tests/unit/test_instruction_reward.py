@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from lockstep.config import InstructionSection
 from lockstep.data.jsonl import JsonlIndex
-from lockstep.experience import instruction_reward
-from lockstep.experience.instruction_kinds import KINDS
-from lockstep.experience.instruction_reward import InstructionReward
-from lockstep.recipe import InstructionSection
+from lockstep.rewards import instruction_reward
+from lockstep.rewards.instruction_kinds import KINDS
+from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.types import Prompt
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/rewards.md"

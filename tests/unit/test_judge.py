@@ -17,9 +17,10 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.experience.judge.asking import Reader, SamplerAnswers
-from lockstep.experience.judge.build import meta_case, meta_judge, pair_case, pair_judge, response_case, score_judge
-from lockstep.experience.judge.judge import (
+from lockstep.config import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
+from lockstep.judge.asking import Reader, SamplerAnswers
+from lockstep.judge.build import meta_case, meta_judge, pair_case, pair_judge, response_case, score_judge
+from lockstep.judge.judge import (
     Judge,
     Judged,
     JudgeError,
@@ -27,7 +28,7 @@ from lockstep.experience.judge.judge import (
     mean_score,
     score_variance,
 )
-from lockstep.experience.judge.templates import (
+from lockstep.judge.templates import (
     ADDITIVE,
     META,
     META_FIELDS,
@@ -39,7 +40,6 @@ from lockstep.experience.judge.templates import (
     control_tokens,
     escaping,
 )
-from lockstep.recipe import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.types import Request, SamplingParams
 
 CHAT = (

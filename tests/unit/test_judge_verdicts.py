@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.experience.judge.verdicts import CAUSES, Cause, ScoreParser, Verdict, WinnerParser
+from lockstep.judge.verdicts import CAUSES, Cause, ScoreParser, Verdict, WinnerParser
 
 SCORES = ScoreParser(0, 5, "score|points", decimals=True)
 WINNERS = WinnerParser("winner")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.data.letters import score, write
-from lockstep.experience.judge.verdicts import ScoreParser
-from lockstep.recipe import Letters
+from lockstep.config import Letters
+from lockstep.judge.verdicts import ScoreParser
+from lockstep.tasks.letters import score, write
 
 
 def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:

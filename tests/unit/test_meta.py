@@ -14,13 +14,13 @@ from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judg
 from lockstep.algorithms.self_rewarding.ranked import Ranked
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
-from lockstep.experience.judge.asking import Answer, Conversation
-from lockstep.experience.judge.build import meta_judge
-from lockstep.experience.judge.judge import Judged, Judgement
-from lockstep.experience.judge.verdicts import ScoreParser, Verdict
-from lockstep.experience.rollout import Rollouts
+from lockstep.judge.asking import Answer, Conversation
+from lockstep.judge.build import meta_judge
+from lockstep.judge.judge import Judged, Judgement
+from lockstep.judge.verdicts import ScoreParser, Verdict
 from lockstep.objectives.battles import consistent_wins
 from lockstep.objectives.pairing import Pair
+from lockstep.rollouts.rollout import Rollouts
 from lockstep.types import Prompt
 
 PARSER = ScoreParser(0, 5, "score", decimals=True)

@@ -49,8 +49,8 @@ def test_named_files_are_there(page: Path) -> None:
 
 def test_a_missing_file_is_seen() -> None:
     page = ROOT / "docs/conventions.md"
-    text = "lockstep/recipe.py, `learners/torch/boxes.py` and `learners/boxes.py`, tests/loop/*.py, [judges](judge.md)."
-    assert missing(text, page) == ["lockstep/recipe.py", "learners/torch/boxes.py", "judge.md"]
+    text = "lockstep/config.py, `learners/torch/boxes.py` and `learners/boxes.py`, tests/loop/*.py, [judges](judge.md)."
+    assert missing(text, page) == ["lockstep/config.py", "learners/torch/boxes.py", "judge.md"]
     assert len(PAGES) > 40
 
 

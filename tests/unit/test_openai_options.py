@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.config import RecipeError, load
-from lockstep.recipe import OpenAI, SamplerSection
+from lockstep.config import OpenAI, SamplerSection
+from lockstep.config.loading import RecipeError, load
 
 SERVER = {"base_url": "http://localhost:8000/v1", "model": "m"}
 

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from lockstep.config import Optimizer, Schedule
 from lockstep.learners.boxes import Boxes, written
 from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.torch.pieces import TorchPiece
-from lockstep.recipe import Optimizer, Schedule
 
 
 def rates(schedule: Schedule, updates: int) -> list[float]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.config import SelfRewarding
 from lockstep.objectives.pairing import Answer, Pair, balanced, choose
-from lockstep.recipe import SelfRewarding
 
 
 def answer(score: float | None, length: int = 3, finished: bool = True, variance: float | None = 0.0) -> Answer:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from lockstep.config import PairSection
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.recipe import PairSection
 
 ROWS = [
     {

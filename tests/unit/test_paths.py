@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import main
-from lockstep.config import load
+from lockstep.config.loading import load
 from lockstep.errors import InputError
 from lockstep.paths import expand, path_argument
 

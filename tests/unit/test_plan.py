@@ -15,20 +15,20 @@ from tiny_models import CONTEXT, OPTIMIZER, SECTION, SquaredError, WeightedLogpr
 from torch import Tensor, nn
 
 from lockstep.batch import Batch
-from lockstep.config import load
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import DType, LearnerSection, LoRA, Parallel
+from lockstep.config.loading import load
 from lockstep.learners.base import train
 from lockstep.models.attention import Cached
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import adapt
-from lockstep.recipe import DType, LearnerSection, LoRA, Parallel
-from lockstep.runtime.plan.command import bytes_of, plan
-from lockstep.runtime.plan.estimate import checkpoint_bytes
-from lockstep.runtime.plan.memory import Head, Rank
-from lockstep.runtime.plan.sizes import Load, Sizes, readable
-from lockstep.runtime.plan.traffic import flows
-from lockstep.runtime.workers import LearnerSpec
+from lockstep.plan.command import bytes_of, plan
+from lockstep.plan.estimate import checkpoint_bytes
+from lockstep.plan.memory import Head, Rank
+from lockstep.plan.sizes import Load, Sizes, readable
+from lockstep.plan.traffic import flows
 
 Models = Callable[..., Path]
 

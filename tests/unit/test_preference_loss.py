@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.config import PreferenceLoss, PreferenceSection
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.losses.preference import Preference, build
 from lockstep.losses.reward import BradleyTerry
 from lockstep.metrics import merged
-from lockstep.recipe import PreferenceLoss, PreferenceSection
 
 NAN = float("nan")
 KINDS: list[PreferenceLoss] = ["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lockstep.runtime.progress import progress
+from lockstep.report.progress import progress
 
 
 @dataclass

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import keyed
+from lockstep.config import DataSection, NewPromptsSection
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.data.written import TextField, text_field
-from lockstep.experience.judge.asking import Answer, Conversation
-from lockstep.experience.judge.templates import Template
-from lockstep.experience.new_prompts import PromptWriter, TooFewPromptsError, request_template
+from lockstep.judge.asking import Answer, Conversation
+from lockstep.judge.new_prompts import PromptWriter, TooFewPromptsError, request_template
+from lockstep.judge.templates import Template
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.recipe import DataSection, NewPromptsSection
 
 
 class Scripted:

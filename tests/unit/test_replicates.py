@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.replicates import PUBLISHED_QUESTIONS, SINGLE_STEPS, STEPS, WORLDS, bounds, count_passing, simulate
-from lockstep.config import load
-from lockstep.recipe import acceptance_of
+from lockstep.config import acceptance_of
+from lockstep.config.loading import load
 from lockstep.report.acceptance import check
 
 RUNS = 100

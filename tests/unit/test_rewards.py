@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from lockstep.config import CodeSection, InstructionSection, RewardSection
 from lockstep.data.jsonl import DataError, JsonlIndex
-from lockstep.experience import math_verifier
-from lockstep.experience.child import Child
-from lockstep.experience.code_reward import CodeReward
-from lockstep.experience.evaluation import Grading, grading
-from lockstep.experience.instruction_reward import InstructionReward
-from lockstep.experience.rewards import ByRow, MathReward, PythonReward, Reward, RewardError, build, rule_of, unverified
-from lockstep.recipe import CodeSection, InstructionSection, RewardSection
+from lockstep.helpers.process import Child
+from lockstep.rewards import math_verifier
+from lockstep.rewards.code_reward import CodeReward
+from lockstep.rewards.instruction_reward import InstructionReward
+from lockstep.rewards.rewards import ByRow, MathReward, PythonReward, Reward, RewardError, build, rule_of, unverified
+from lockstep.rollouts.evaluation import Grading, grading
 from lockstep.types import Prompt
 
 PROMPT = Prompt("rows.jsonl:7", "What?", (1, 2), {"answer": "18", "level": 3})

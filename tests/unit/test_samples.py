@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep.batch import Batch
-from lockstep.experience.rollout import Experience, Rollouts
-from lockstep.experience.samples import rounded, sample_rows
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
+from lockstep.rollouts.rollout import Experience, Rollouts
+from lockstep.rollouts.samples import rounded, sample_rows
 from lockstep.types import Prompt
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 import pytest
 
-from lockstep.experience.sandbox import linux, warden
-from lockstep.experience.sandbox.jail import Limits
-from lockstep.experience.sandbox.sandbox import Sandbox, SandboxError
+from lockstep.helpers.sandbox import linux, warden
+from lockstep.helpers.sandbox.jail import Limits
+from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
 
 LIMITS = Limits(cpu_s=1, wall_s=10.0, memory_mb=128, file_mb=1, processes=8)
 FORKS_HERE = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import pytest
 
-from lockstep.recipe import Computation, DataSection, LearnerSection, Parallel, PromptSection, QuestionSection, Sampling
-from lockstep.recipe.doctor import DoctorData
-from lockstep.recipe.evaluation import EvalData
-from lockstep.recipe.generation import GenerateData
+from lockstep.config import Computation, DataSection, LearnerSection, Parallel, PromptSection, QuestionSection, Sampling
+from lockstep.config.doctor import DoctorData
+from lockstep.config.evaluation import EvalData
+from lockstep.config.generation import GenerateData
 
 FIELDS = PromptSection.model_fields
 TALKS = PromptSection(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from lockstep.config import DataSection
 from lockstep.data import prompts as prompts_module
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import Files, open_rows
@@ -16,7 +17,6 @@ from lockstep.data.prompts import Prompts
 from lockstep.data.selection import texts
 from lockstep.data.templates import complaint
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.recipe import DataSection
 
 LINES = [
     '{"question": "one two", "answer": "1"}',

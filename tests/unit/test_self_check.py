@@ -11,14 +11,14 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from lockstep.batch import Batch
+from lockstep.cluster import self_check
+from lockstep.cluster.self_check import prove, require_proof
+from lockstep.config import Computation
 from lockstep.models import cut, heads
 from lockstep.models.attention import Packed, SideBySide
 from lockstep.models.folder import ModelError, context_of
 from lockstep.models.heads import PLAIN
 from lockstep.models.miniature import miniature
-from lockstep.recipe import Computation
-from lockstep.runtime import self_check
-from lockstep.runtime.self_check import prove, require_proof
 from lockstep.types import SamplingParams
 
 SHAPE: dict[str, Any] = {

@@ -6,18 +6,18 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
-from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
-from lockstep.experience.judge.judge import Judged, Judgement, mean_score
-from lockstep.experience.judge.verdicts import ScoreParser, Verdict
-from lockstep.experience.rollout import Rollouts
+from lockstep.config import SelfRewarding
+from lockstep.judge.judge import Judged, Judgement, mean_score
+from lockstep.judge.verdicts import ScoreParser, Verdict
 from lockstep.metrics import Metrics
 from lockstep.objectives.pairing import Pair
-from lockstep.recipe import SelfRewarding
-from lockstep.runtime.collapse import Collapse
-from lockstep.runtime.loop import Turn
+from lockstep.rollouts.rollout import Rollouts
+from lockstep.run.collapse import Collapse
+from lockstep.run.loop import Turn
 from lockstep.types import Prompt
 
 SCORES = ScoreParser(0.0, 5.0, "score|points", True)

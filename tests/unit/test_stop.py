@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep import exit_codes
-from lockstep.runtime.stop import Stop
+from lockstep.run.stop import Stop
 
 
 def steps(deadline_s: float, lengths: list[float], start_up_s: float = 0.0) -> int:

@@ -21,13 +21,13 @@ from read_trackers import (
     wandb_series,
 )
 
-from lockstep.recipe import MLflow, TensorBoard, Trackers, WandB
-from lockstep.runtime.stop import Stopped
-from lockstep.runtime.track import Logs, Outcome
-from lockstep.runtime.trackers.guard import Guarded
-from lockstep.runtime.trackers.run import RunTracker, tracked, views_of
-from lockstep.runtime.trackers.tensorboard import TensorBoardView
-from lockstep.runtime.trackers.view import Facts, View, replay
+from lockstep.config import MLflow, TensorBoard, Trackers, WandB
+from lockstep.run.stop import Stopped
+from lockstep.run.track import Logs, Outcome
+from lockstep.run.trackers.guard import Guarded
+from lockstep.run.trackers.run import RunTracker, tracked, views_of
+from lockstep.run.trackers.tensorboard import TensorBoardView
+from lockstep.run.trackers.view import Facts, View, replay
 
 ROWS = [
     {"prompt": "# <b>Ada</b>\n[x](y)", "tokens": 3, "parts": {"math": 1.0}},

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lockstep.distributed.meeting import Host
-from lockstep.samplers import transfer
-from lockstep.samplers.transfer import Bucket, GroupBroadcast, SharedMemory, joined, opened
+from lockstep.weight_sync import transfer
+from lockstep.weight_sync.transfer import Bucket, GroupBroadcast, SharedMemory, joined, opened
 
 SHAPES = {
     "odd": (5,), "scalar": (), "bf16": (7, 3), "flags": (9,), "large": (40, 40), "after": (6, 6), "larger": (60, 40),

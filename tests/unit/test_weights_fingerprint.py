@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.models.weights import column_fingerprint, fingerprint, sampled_columns
+from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, sampled_columns
 
 WEIGHT = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
 

@@ -15,10 +15,10 @@ from lockstep.algorithms.self_rewarding.step import (
     with_reference,
 )
 from lockstep.batch import Batch
-from lockstep.experience.rollout import PromptStream
 from lockstep.losses.base import Outputs
 from lockstep.losses.preference import interval_of_acc
 from lockstep.metrics import Metrics, merged
+from lockstep.rollouts.rollout import PromptStream
 from lockstep.types import Prompt, untimed
 
 

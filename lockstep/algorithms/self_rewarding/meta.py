@@ -18,10 +18,10 @@ from torch import Tensor
 
 from lockstep.algorithms.self_rewarding.ranked import Ranked
 from lockstep.batch import Batch
-from lockstep.experience.judge.asking import Answer
-from lockstep.experience.judge.build import meta_case
-from lockstep.experience.judge.judge import Case, Judge, Judged, disagreement, judge_metrics
-from lockstep.experience.judge.verdicts import Winner as Named
+from lockstep.judge.asking import Answer
+from lockstep.judge.build import meta_case
+from lockstep.judge.judge import Case, Judge, Judged, disagreement, judge_metrics
+from lockstep.judge.verdicts import Winner as Named
 from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.objectives.battles import Battles, Winner, bradley_terry
 from lockstep.objectives.pairing import balanced

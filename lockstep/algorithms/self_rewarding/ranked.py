@@ -10,9 +10,9 @@ import torch
 
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
-from lockstep.experience.judge.judge import Judged, disagreement
-from lockstep.experience.rollout import Rollouts
+from lockstep.judge.judge import Judged, disagreement
 from lockstep.objectives.pairing import Answer, Pair, choose
+from lockstep.rollouts.rollout import Rollouts
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.experience.judge.build import response_case
-from lockstep.experience.judge.judge import Judge, Judged, judge_metrics, mean_score
-from lockstep.experience.rewards import RewardError, unverified
-from lockstep.experience.rollout import Rollouts
+from lockstep.config import RewardSection
+from lockstep.judge.build import response_case
+from lockstep.judge.judge import Judge, Judged, judge_metrics, mean_score
 from lockstep.metrics import Mean, Metrics, Sum
-from lockstep.recipe import RewardSection
+from lockstep.rewards.rewards import RewardError, unverified
+from lockstep.rollouts.rollout import Rollouts
 from lockstep.types import Prompt
 
 

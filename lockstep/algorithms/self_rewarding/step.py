@@ -14,20 +14,20 @@ from typing import assert_never
 
 import torch
 
+from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
 from lockstep.algorithms.self_rewarding.ranked import Ranked, ranked
 from lockstep.algorithms.self_rewarding.scoring import Scoring
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
-from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch, concat
+from lockstep.config import SelfRewarding
 from lockstep.data.prompts import Prompts
-from lockstep.experience.agreement import Agreement
-from lockstep.experience.rollout import Experience
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import Preference
 from lockstep.losses.preference import build as preference_loss
 from lockstep.metrics import Last, Mean, Metrics, Sum
-from lockstep.recipe import SelfRewarding
+from lockstep.monitor.agreement import Agreement
+from lockstep.rollouts.rollout import Experience
 from lockstep.types import Phase, SamplingParams
 
 

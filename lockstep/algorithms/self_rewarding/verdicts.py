@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from lockstep.algorithms.self_rewarding.scoring import Scored
-from lockstep.experience.judge.judge import disagreement
-from lockstep.experience.judge.verdicts import Parser
-from lockstep.experience.rollout import Rollouts
+from lockstep.judge.judge import disagreement
+from lockstep.judge.verdicts import Parser
 from lockstep.metrics import Mean, Metrics, StandardDeviation
 from lockstep.objectives.pairing import Pair, Status
+from lockstep.rollouts.rollout import Rollouts
 
 _STATUSES: tuple[Status, ...] = ("ok", "unscored", "tie", "identical", "unfinished")
 

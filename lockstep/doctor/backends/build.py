@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from lockstep.cluster.workers import Workers, workers_of
+from lockstep.config import DoctorRecipe, LearnerSection
+from lockstep.config.doctor import ranks_of
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.mesh import MeshBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Backend
 from lockstep.errors import InputError
-from lockstep.recipe import DoctorRecipe, LearnerSection
-from lockstep.recipe.doctor import ranks_of
-from lockstep.runtime.cluster import Workers, workers_of
-from lockstep.runtime.progress import Progress
+from lockstep.report.progress import Progress
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from lockstep.doctor.backends.variants import Alteration, Variants, flat, tensor
 from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Layout
 from lockstep.errors import InputError
 from lockstep.models.folder import context_of
-from lockstep.models.weights import fingerprint
+from lockstep.weight_sync.fingerprints import fingerprint
 
 _CONDITIONS: tuple[Capability, ...] = ("dtype", "batch_size", "layout", "parts", "config", "evaluation")
 _SHOWN: tuple[Capability, ...] = ("generate", "shaped", "weights", "load", "fingerprints", "modules")

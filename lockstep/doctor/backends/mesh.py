@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.cluster.learner_group import launch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.workers import Workers
+from lockstep.config import LearnerSection
 from lockstep.doctor.backends.variants import flat
 from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
 from lockstep.models.folder import context_of, read_config
-from lockstep.recipe import LearnerSection
-from lockstep.runtime.cluster import Workers
-from lockstep.runtime.parallel import launch
-from lockstep.runtime.workers import LearnerSpec
 from lockstep.types import Request, SamplingParams
 
 _TIMEOUT_S = 600.0

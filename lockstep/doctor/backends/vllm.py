@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.batch import Batch, concat
+from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.specs import SamplerSpec, require_sampler
+from lockstep.cluster.worker_proxy import Remote
+from lockstep.cluster.workers import HERE, Workers
+from lockstep.config import Computation, SamplerSection
 from lockstep.doctor.backends.variants import TORCH_TYPES, flat_fields, tensors
 from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
 from lockstep.errors import InputError
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.load import load_causal_lm
-from lockstep.models.weights import fingerprint
-from lockstep.recipe import Computation, SamplerSection
-from lockstep.runtime.cluster import HERE, Workers
-from lockstep.runtime.remote import Remote
-from lockstep.runtime.replicas import Replicas
-from lockstep.runtime.workers import SamplerSpec, require_sampler
 from lockstep.samplers.vllm.sampler import VLLMSampler
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.fingerprints import fingerprint
 
 _BATCH_TOKENS = 4096
 """What vLLM may read in one pass, where it reads prompts whole."""

@@ -19,7 +19,7 @@ from lockstep.doctor.selftest.heldout import HELD_OUT
 from lockstep.doctor.selftest.pairs import PAIRS
 from lockstep.doctor.selftest.score import Row, markdown, row
 from lockstep.doctor.selftest.tuning import TUNING
-from lockstep.runtime.progress import Progress, progress
+from lockstep.report.progress import Progress, progress
 
 Which = Literal["tuning", "heldout", "pairs", "controls", "all"]
 HEALTHY_RUNS = 50

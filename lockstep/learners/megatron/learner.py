@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.megatron.model import Stage
@@ -19,7 +20,6 @@ from lockstep.learners.rank import MicroBatches, RankLearner, nothing
 from lockstep.losses.base import Loss, Outputs
 from lockstep.metrics import Metrics
 from lockstep.models.heads import canonical
-from lockstep.recipe import LearnerSection, Optimizer
 
 
 class MegatronLearner(RankLearner):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.megatron.learner import MegatronLearner
@@ -19,7 +20,6 @@ from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import Head, in_folder, scores_tokens
 from lockstep.models.parallelize import checkpoint_layers
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
-from lockstep.recipe import LearnerSection, Optimizer
 
 
 def started(

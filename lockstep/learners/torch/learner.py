@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.rank import MicroBatches, RankLearner, nothing
 from lockstep.learners.torch.pieces import TorchPiece
@@ -15,7 +16,6 @@ from lockstep.losses.base import Loss, Outputs
 from lockstep.metrics import Metrics
 from lockstep.models.heads import canonical
 from lockstep.models.lora import is_adapter, learns, merging
-from lockstep.recipe import LearnerSection, Optimizer
 
 
 class TorchLearner(RankLearner):

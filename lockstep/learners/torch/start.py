@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lockstep.config import LearnerSection
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.torch.pieces import TorchPiece
@@ -19,7 +20,6 @@ from lockstep.models.heads import Head, LogitsHead, ValueHead, in_folder, scores
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.parallelize import FAMILIES, checkpoint_layers, compile_layers, layers, parallelize
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
-from lockstep.recipe import LearnerSection
 
 
 def started(

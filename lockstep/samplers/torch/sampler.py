@@ -19,10 +19,10 @@ from lockstep.errors import RunError
 from lockstep.models.attention import Cached
 from lockstep.models.folder import context_of
 from lockstep.models.heads import PLAIN, LogitsHead
-from lockstep.models.weights import fingerprint
 from lockstep.samplers.base import Attestation, Piece, gathered, require_room
-from lockstep.samplers.transfer import Bucket, joined, opened
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.fingerprints import fingerprint
+from lockstep.weight_sync.transfer import Bucket, joined, opened
 
 _COMPACT_BELOW = 0.8
 """Finished rows are dropped once fewer than this share still runs: a copy of the cache costs about a step."""

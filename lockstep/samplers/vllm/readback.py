@@ -18,9 +18,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
 from lockstep.errors import InputError
-from lockstep.models.weights import column_fingerprint, fingerprint, sampled_columns
 from lockstep.samplers.vllm.experts import in_loaded_order, kernel_of
 from lockstep.samplers.vllm.landings import Landing, Landings, sent_tensors
+from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, sampled_columns
 
 _COLUMNS_AT_ONCE = 512
 _INSTEAD = "so weights that were sent to it could not be proven to have arrived; use sampler=torch"
@@ -52,7 +52,7 @@ class Readable:
         return fingerprint(self.tensor())
 
     def column_fingerprint(self) -> int:
-        """Of the columns that kernels compute with; see `models.weights.column_fingerprint`."""
+        """Of the columns that kernels compute with; see `weight_sync.fingerprints.column_fingerprint`."""
         if not all(self._straight(landing) for landing in self.landings):
             return column_fingerprint(self.tensor())
         columns = sampled_columns(self.shape[1])

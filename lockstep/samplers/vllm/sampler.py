@@ -18,14 +18,14 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.config import Computation, SamplerSection
 from lockstep.distributed.meeting import Meeting
 from lockstep.errors import InputError, first_line
 from lockstep.models.folder import context_of, read_config
-from lockstep.recipe import Computation, SamplerSection
 from lockstep.samplers.base import Attestation, Piece
-from lockstep.samplers.transfer import Bucket
 from lockstep.samplers.vllm.environment import prepare
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.transfer import Bucket
 
 ENGINE_DIED = 70
 """Exit code of a sampler's process that has lost a tensor-parallel worker of its engine: it is of no use without."""

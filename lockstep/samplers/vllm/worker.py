@@ -19,12 +19,12 @@ from vllm.platforms import current_platform
 
 from lockstep.distributed.meeting import Meeting
 from lockstep.models.folder import read_config, skeleton
-from lockstep.models.weights import fingerprint
-from lockstep.samplers.transfer import Bucket, joined, opened
 from lockstep.samplers.vllm.experts import SetAside
 from lockstep.samplers.vllm.landings import as_in_files, survey
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
 from lockstep.samplers.vllm.readback import Readable, readable, tied_names
+from lockstep.weight_sync.fingerprints import fingerprint
+from lockstep.weight_sync.transfer import Bucket, joined, opened
 
 if current_platform.is_cpu():
     torch.cpu._init_amx()  # the kernels for bf16 use tiles that a process must ask for first, and do not ask

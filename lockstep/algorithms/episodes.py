@@ -1,0 +1,87 @@
+"""The episodes of a recipe: its environment, and how what that says becomes tokens of this model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lockstep.config import DataSection, EnvironmentSection
+from lockstep.data import messages
+from lockstep.data.prompts import is_chat
+from lockstep.errors import InputError
+from lockstep.models.source import Source
+from lockstep.rollouts.episodes import Episodes, Observed
+
+
+def episodes_of(
+    section: EnvironmentSection | None, data: DataSection, source: Source, note: Callable[[str], None]
+) -> Episodes | None:
+    """Starts the environment that a recipe asks for, if any.
+
+    Args:
+        section: The environment.
+        data: Says whether prompts are conversations.
+        source: The model.
+        note: Is told of episodes that failed.
+
+    Raises:
+        EnvironmentFault: There is no such environment.
+        ValueError: A stop is no token of this model, or its chat template takes no answers to answers.
+    """
+    if section is None:
+        return None
+    stops = tuple(_token(text, source) for text in section.stop)
+    return Episodes(section, stops, source.decode, observations(data, stops, source, note), note)
+
+
+def observations(data: DataSection, stops: Sequence[int], source: Source, note: Callable[[str], None]) -> Observed:
+    """A user's message where the policy has ended its own in a conversation; else the bare text.
+
+    Args:
+        data: Says whether prompts are conversations.
+        stops: Tokens that end a turn inside of a message.
+        source: The model.
+        note: Is told, once, of text that the model has no token for.
+
+    Raises:
+        ValueError: Its chat template takes no answers to answers.
+    """
+
+    unknown = source.tokenizer.unk_token_id
+    told: list[str] = []
+
+    def tokens_of(text: str, last: int) -> Sequence[int]:
+        if last in stops or not is_chat(data):
+            return source.token_ids(text)
+        tokens = source.token_ids(messages.answered_back(text, source.tokenizer))
+        return tokens[tokens.index(last) + 1 :] if last in tokens else tokens
+
+    def observed(text: str, last: int) -> Sequence[int]:
+        tokens = tokens_of(text, last)
+        if unknown in tokens and not told:
+            told.append(text)
+            note(
+                f"the model has no token for part of what the environment says, at first in {text!r}, and reads "
+                f"{source.tokenizer.unk_token} there; let it say what the model can read"
+            )
+        return tokens
+
+    try:
+        tokens_of("Tried.", source.stop_token_ids[0])
+    except messages.ChatTemplateError as error:
+        raise InputError(
+            f"the chat template in {source.folder} takes no message behind an answer ({error}), so no environment can "
+            "answer; use a model whose template does"
+        ) from None
+    return observed
+
+
+def _token(text: str, source: Source) -> int:
+    tokens = source.token_ids(text)
+    if len(tokens) == 1 and tokens[0] != source.tokenizer.unk_token_id:
+        return tokens[0]
+    known = source.tokenizer.get_vocab()
+    if text not in known:
+        raise InputError(
+            f"environment.stop has {text!r}, which is no single token of the model in {source.folder}; name one that is"
+        )
+    return known[text]

@@ -1,0 +1,98 @@
+"""The rows of a run: its data files, opened for what they are for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from lockstep.config import Arithmetic, DataSection, Letters, PairsRecipe, SelfRewardingRecipe
+from lockstep.data.demonstrations import Demonstrations, answer_of
+from lockstep.data.files import Files, open_rows
+from lockstep.data.pairs import Pairs
+from lockstep.data.prompts import Prompts
+from lockstep.data.rows import DataError
+from lockstep.data.selection import ANY_ROW, Head, Rule
+from lockstep.models.source import Source
+from lockstep.tasks import arithmetic, letters
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """Files of rows: to draw prompts from, to imitate (the same, unless the data is made), to validate on.
+
+    Made data may bring judgements, and comparisons of judgements, that are known to be right.
+    """
+
+    train: Files
+    demonstrations: Files
+    validation: Files | None
+    judgements: Files | None = None
+    comparisons: Files | None = None
+
+    def digests(self) -> dict[str, str]:
+        """A digest of the content of the files, by what they are for first; the rows' index has it, so none is read."""
+        names = {self.validation: "validation", self.demonstrations: "demonstrations", self.train: "train"}
+        return {name: open_rows(files, "skip").digest[:16] for files, name in names.items() if files is not None}
+
+
+def data_files(section: DataSection, folder: Path) -> DataFiles:
+    """The recipe's files, made first where the recipe says so."""
+    if section.made is None:
+        assert section.train is not None, "a recipe names data or makes it"
+        train = files_of(section.train, section.weights)
+        return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
+    made = _written(folder / "data", section.made)
+    judgements, comparisons = (None if file is None else Files((file,)) for file in (made.judgements, made.comparisons))
+    imitated = Files((made.demonstrations or made.train,))
+    return DataFiles(Files((made.train,)), imitated, Files((made.validation,)), judgements, comparisons)
+
+
+def _written(folder: Path, made: Arithmetic | Letters) -> arithmetic.Files:
+    return arithmetic.write(folder, made) if isinstance(made, Arithmetic) else letters.write(folder, made)
+
+
+def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> Files:
+    """Files as a recipe names them."""
+    return Files(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
+
+
+def open_prompts(
+    files: Files,
+    section: DataSection,
+    tokenizer: PreTrainedTokenizerBase,
+    rule: Rule = ANY_ROW,
+    head: Head = None,
+) -> Prompts:
+    """Opens files of rows as prompts; `rule` is what a reward wants of them."""
+    return Prompts(open_rows(files, section.bad_rows), tokenizer, section, rule, head)
+
+
+def open_demonstrations(
+    files: Files, data: DataSection, source: Source, longest: int, limit: str, head: Head = None, rule: Rule = ANY_ROW
+) -> Demonstrations:
+    """Opens files of rows as demonstrations of at most `longest` tokens, which the option `limit` says."""
+    rows = open_rows(files, data.bad_rows)
+    return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, head, rule, limit)
+
+
+def open_own_answers(files: Files, recipe: SelfRewardingRecipe, source: Source, head: Head = None) -> Demonstrations:
+    """Opens files of rows as demonstrations for an iteration that learns the data's own answers.
+
+    Raises:
+        DataError: A row has no answer, or a longer one than the policy may give, and is not to be skipped.
+    """
+    data = recipe.data
+    answered = Rule(lambda row: None if answer_of(row, "row", data).strip() else "has an empty answer", "answered")
+    longest, limit = data.max_prompt_tokens + recipe.sampling.max_tokens, "data.max_prompt_tokens + sampling.max_tokens"
+    try:
+        return open_demonstrations(files, data, source, longest, limit, head, answered)
+    except DataError as error:
+        raise DataError(f"self_rewarding.first_iteration_sft learns the answers of the data, but {error}") from error
+
+
+def open_pairs(files: Files, recipe: PairsRecipe, source: Source, head: Head = None) -> Pairs:
+    """Opens files of rows as pairs."""
+    data, rows = recipe.data, open_rows(files, recipe.data.bad_rows)
+    return Pairs(rows, source.tokenizer, data, recipe.pairs.max_tokens, source.stop_token_ids, head, recipe.limit)

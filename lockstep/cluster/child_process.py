@@ -1,0 +1,116 @@
+"""The first transport: a child process of this machine at the other end of a socket.
+
+Children are not forked from their parent, so that they inherit neither its threads nor its locks, but from a server
+that has imported what workers need and done nothing else: the seconds which that takes are spent once for all of them.
+As always with such processes, a script that starts them does so under `if __name__ == "__main__":`, since each child
+imports the script again; without that guard the child stops with Python's own explanation on stderr, and the parent
+reports that it died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+from multiprocessing import connection
+from multiprocessing.context import ForkServerContext
+
+from tqdm import tqdm
+
+from lockstep.cluster.transport import CLOSED, GRACE_S, Build, Channel, Factory, Message, serve, take_threads
+
+
+class ChildProcess:
+    """Implements `transport.Transport`. The child ends with its parent, however that ends.
+
+    Args:
+        factory: Builds the object that answers calls; the first message from the child says how that went.
+        name: Of the process, for people.
+        threads: Torch threads of the child.
+    """
+
+    def __init__(self, factory: Factory, name: str, threads: int) -> None:
+        ours, theirs = socket.socketpair()
+        args = theirs, threads, dict(os.environ)
+        self._process = forking().Process(target=_main, args=args, name=name, daemon=True)
+        self._process.start()
+        theirs.close()
+        self._channel = Channel(ours)
+        self._closed = False
+        # A child that dies while it starts makes this fail; the first `recv` then tells how it died.
+        with contextlib.suppress(ConnectionError):
+            self._channel.send(Build(factory))
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        self._channel.send(message, timeout_s)
+
+    def recv(self, timeout_s: float) -> Message:
+        return self._channel.recv(timeout_s)
+
+    def poll(self, timeout_s: float) -> bool:
+        return self._closed or bool(connection.wait([self._channel.fileno()], timeout_s))
+
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def ending(self) -> str:
+        if self._closed:
+            return CLOSED
+        self._process.join(GRACE_S)
+        code = self._process.exitcode
+        if code is None:
+            return "it closed its connection"
+        return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+    def close(self, at_once: bool = False) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._channel.close()
+        if not at_once:
+            self._process.join(GRACE_S)
+        self._process.kill()
+        self._process.join()
+
+
+def forking() -> ForkServerContext:
+    """Starts processes by the server that has imported what workers need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lockstep.cluster.specs"])
+    return context
+
+
+def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> None:
+    """The child. Ctrl-C, SIGTERM and SIGHUP are the parent's to handle: it closes its children.
+
+    The environment is the parent's of now, where the server's is that of when the first child was started. It leaves
+    without the interpreter's tidying-up, which takes seconds once `transformers` is loaded.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(environment)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    take_threads(threads)
+    tqdm.set_lock(threading.RLock())  # its own is for several processes, and Python would call it leaked
+    with contextlib.suppress(EOFError, ConnectionError):
+        serve(Channel(ours))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """A worker deep in a verb does not see its connection close, so a thread waits for the parent's end."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a child process has a parent"
+    parent.join()
+    os._exit(1)

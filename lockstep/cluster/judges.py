@@ -1,0 +1,174 @@
+"""Who judges: the policy's sampler, another model in a folder, or a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lockstep.cluster.sampler_pool import nearest
+from lockstep.cluster.specs import SamplerSpec
+from lockstep.cluster.workers import Workers
+from lockstep.config import AskedSection, Computation, SamplerSection
+from lockstep.judge.asking import Answer, Answering, Conversation, Generates, Reader, SamplerAnswers
+from lockstep.judge.templates import COMMON_CONTROLS, escaping
+from lockstep.models.source import Source, open_source
+from lockstep.report.progress import Progress
+from lockstep.samplers.base import Sampler
+from lockstep.types import Reply, SamplingParams
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The policy as a judge: what samples from it already, and what is known of its model."""
+
+    sampler: Generates
+    source: Source
+
+
+def answering(
+    section: AskedSection,
+    computation: Computation,
+    policy: Policy,
+    shown: Progress,
+    workers: Workers,
+    name: str = "judge",
+) -> Answering:
+    """Whom a recipe of training lets judge: the policy, unless it says another model or a server.
+
+    Arguments and errors are those of `judge_answers`.
+    """
+    if not section.is_policy:
+        return judge_answers(section, computation, shown, workers, name)
+    return policy_answers(section, policy, name)
+
+
+def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answering:
+    """The policy judges, with a sampler that is there already.
+
+    Raises:
+        ValueError: As `judge_answers`.
+    """
+    _require_room(section, policy.source, name)
+    return _answers(section, policy.sampler, policy.source, name)
+
+
+def judge_answers(
+    section: AskedSection, computation: Computation, shown: Progress, workers: Workers, name: str = "judge"
+) -> Answering:
+    """Another model judges, or a server; it is started, or greeted.
+
+    Args:
+        section: Says who.
+        computation: How a model in a folder computes.
+        shown: Tells the user what happens.
+        workers: Ends what was started.
+        name: Of the section, for messages.
+
+    Raises:
+        ValueError: The questions that the section allows do not fit the model, or there is no chat template.
+        ServerError: The server cannot be used.
+    """
+    sampler = SamplerSection() if section.sampler is None else section.sampler
+    if sampler.openai is not None:
+        return _server(section, sampler, shown)
+    assert section.path is not None, "who judges is the policy, a folder, or a server"
+    source = open_source(section.path)
+    _require_room(section, source, name)
+    started = _awake(nearest(SamplerSpec(source.folder, sampler, computation), shown, workers))
+    return _answers(section, started, source, name)
+
+
+def _awake(sampler: Sampler) -> Sampler:
+    """A judge keeps its weights, so it is woken once."""
+    sampler.wake()
+    return sampler
+
+
+def _answers(section: AskedSection, sampler: Generates, source: Source, name: str) -> SamplerAnswers:
+    reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens, name)
+    return SamplerAnswers(sampler, reader, source.sampling(section.sampling))
+
+
+def _require_room(section: AskedSection, source: Source, name: str) -> None:
+    tokens = section.max_prompt_tokens + section.sampling.max_tokens
+    source.require_room(f"{name}.max_prompt_tokens + {name}.sampling.max_tokens", tokens)
+
+
+def _server(section: AskedSection, sampler: SamplerSection, shown: Progress) -> Answering:
+    from lockstep.samplers.openai import OpenAIClient
+
+    assert sampler.openai is not None, "a server has an address"
+    client = OpenAIClient(sampler.openai, sampler.timeout_s, note=shown.note)
+    source = None if section.path is None else open_source(section.path)
+    reader = None if source is None else Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
+    stops = () if source is None else source.stop_token_ids
+    sampling = section.sampling.params(stops)
+    return ServerAnswers(client.chat, sampling, sampler.openai.max_concurrency, reader, shown.note)
+
+
+class Chat(Protocol):
+    """As `OpenAIClient.chat`."""
+
+    def __call__(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, str]]],
+        sampling: SamplingParams,
+        keys: Sequence[int],
+        lost: Callable[[int, RuntimeError], object] | None = None,
+        /,
+    ) -> Iterator[tuple[int, Reply]]: ...
+
+
+@dataclass(frozen=True)
+class ServerAnswers:
+    """A server answers; implements `Answering`.
+
+    Attributes:
+        chat: Asks it.
+        sampling: The distribution that replies are drawn from.
+        patience: So many failures before the first answer mean that there will be none.
+        reader: Of the server's model; None: nobody knows how it reads.
+        note: Tells the user something.
+    """
+
+    chat: Chat
+    sampling: SamplingParams
+    patience: int
+    reader: Reader | None
+    note: Callable[[str], object]
+
+    def escaped(self, text: str) -> str:
+        """Without a tokenizer, of the control tokens that are common."""
+        return _escaped_in_general(text) if self.reader is None else self.reader.escaped(text)
+
+    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+        """Without a tokenizer, 0."""
+        return [0] * len(conversations) if self.reader is None else self.reader.excesses(conversations)
+
+    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+        """See `Answering`.
+
+        Raises:
+            ServerError: Nobody is answered.
+        """
+        failures: list[RuntimeError] = []
+        found: dict[int, Answer] = {}
+
+        def lost(place: int, error: RuntimeError) -> None:
+            failures.append(error)
+            if not found and len(failures) >= self.patience:
+                raise error
+
+        for place, reply in self.chat(conversations, self.sampling, keys, lost):
+            found[place] = Answer(reply.text, reply.finish_reason == "stop")
+        if failures and not found:
+            raise failures[0]
+        if failures:
+            self.note(
+                f"{len(failures)} of {len(conversations)} questions got no answer; the last of them: {failures[-1]}"
+            )
+        return [found.get(place) for place in range(len(conversations))]
+
+
+_escaped_in_general = escaping(COMMON_CONTROLS)

@@ -1,0 +1,239 @@
+"""One learner made of several ranks, each a process with its part of the model and its share of the rows.
+
+Ranks sum gradients and counts among themselves, so that the result is that of one process whatever their number. Here
+is the driver's side: what each rank reads in which pass is decided here, once for all; all are asked at once, and those
+that compute the same answer through one of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, assert_never
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from lockstep.batch import Batch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.worker_proxy import Pending, Remote, RemoteTimeout, WorkerDied, outcomes
+from lockstep.cluster.workers import HERE, Workers
+from lockstep.config import LearnerSection
+from lockstep.distributed.meeting import Host, Meeting
+from lockstep.distributed.ranks import Ranks
+from lockstep.errors import InputError
+from lockstep.learners.packing import deal
+from lockstep.learners.rank import RankLearner, resolve_device, restored
+from lockstep.losses.base import Loss
+from lockstep.metrics import Metrics, merged
+from lockstep.models.folder import carries_state, read_config, skeleton
+from lockstep.models.lora import require_peft, targets
+from lockstep.models.megatron import require_known, stages
+from lockstep.models.parallelize import require_divisible
+
+_RANKS_WAIT_LONGER_S = 30.0
+"""For each other, than this process does for them: it then says which verb took too long, not a rank its socket."""
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """One rank of a learner.
+
+    Attributes:
+        learner: The same on every rank.
+        meeting: Where the ranks find each other.
+    """
+
+    learner: LearnerSpec
+    meeting: Meeting
+
+    def build(self) -> RankLearner:
+        """Joins the other ranks; returns when all are there."""
+        device, parallel = resolve_device(self.learner.section.device).type, self.learner.section.parallel
+        if device == "cuda":
+            torch.cuda.set_device(self.meeting.rank % torch.cuda.device_count())
+        dist.init_process_group(
+            "cuda:nccl,cpu:gloo" if device == "cuda" else "gloo",  # what is offloaded lies on the CPU
+            store=self.meeting.store(),
+            rank=self.meeting.rank,
+            world_size=self.meeting.size,
+            timeout=self.meeting.timeout,
+        )
+        return self.learner.build(Ranks.of(device, parallel.model_dump()))
+
+
+def require_computable(config: PreTrainedConfig, section: LearnerSection) -> None:
+    """Raises ValueError if the backend cannot compute the model, or ranks cannot share it like that."""
+    require_divisible(config, section.parallel.tp)
+    if section.parallel.cp > 1 and carries_state(config):
+        raise InputError(
+            f"learner.parallel.cp is {section.parallel.cp}, but layers of a {config.model_type} carry a state along "
+            "each sequence, which cp would cut; use dp"
+        )
+    match section.backend:
+        case "torch":
+            pass
+        case "megatron":
+            _require_megatron(config, section)
+        case _:
+            assert_never(section.backend)
+    if section.lora is not None:
+        require_peft()
+        targets(skeleton(config, "learner.lora"), section.lora)
+
+
+def _require_megatron(config: PreTrainedConfig, section: LearnerSection) -> None:
+    if importlib.util.find_spec("megatron") is None:
+        raise InputError('learner.backend is megatron, which is not installed; pip install "lockstep-rl[megatron]"')
+    if section.is_bf16 and resolve_device(section.device).type == "cpu":
+        raise InputError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
+    require_known(config)
+    stages(int(config.num_hidden_layers), section.parallel.pp)
+
+
+def require_gpus(section: LearnerSection) -> None:
+    """Raises ValueError if this machine has fewer GPUs than the learner has ranks that want one."""
+    ranks, there = section.parallel.ranks, torch.cuda.device_count()
+    if ranks > there and resolve_device(section.device).type == "cuda":
+        raise InputError(f"learner.parallel asks for {ranks} ranks, but there are {there} GPUs")
+
+
+def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> MeshLearner:
+    """Starts the ranks of `spec.section.parallel` and waits until all have built their model.
+
+    Args:
+        spec: What each rank builds.
+        timeout_s: The longest that one verb may take.
+        workers: Says where.
+
+    Raises:
+        ValueError: If the model cannot be cut like that, or there are fewer GPUs than ranks.
+    """
+    parallel = spec.section.parallel
+    require_computable(read_config(spec.model), spec.section)
+    if workers.here:
+        require_gpus(spec.section)
+    host = Host(workers.address, parallel.ranks, timeout_s + _RANKS_WAIT_LONGER_S)
+    ranks = [
+        workers.start(
+            RankSpec(spec, host.meeting.of(rank)),
+            f"{spec.head} learner rank {rank}",
+            timeout_s,
+            role="learner",
+            number=rank,
+            of=parallel.ranks,
+        )
+        for rank in range(parallel.ranks)
+    ]
+    learner = MeshLearner(ranks, spec.section, host)
+    learner.ready()
+    return learner
+
+
+class MeshLearner:
+    """Implements `learners.base.Learner` over ranks.
+
+    Args:
+        ranks: Proxies of learners that share a process group, in the order of `Ranks.number`.
+        section: How the ranks share the work.
+        host: Lets them find each other, as long as they live.
+    """
+
+    def __init__(self, ranks: Sequence[Remote], section: LearnerSection, host: Host) -> None:
+        self.ranks, self.section, self.host = ranks, section, host
+
+    def ready(self) -> None:
+        """Waits until every rank has built its model."""
+        self._outcomes([rank.pending for rank in self.ranks])
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        order, parts = self._on_shares("logprobs", batch)
+        return restored(torch.cat(parts), order, batch.lengths)
+
+    def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
+        return self._columns("topk", batch, k)
+
+    def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self._columns("values", batch)
+
+    def _columns(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
+        order, parts = self._on_shares(verb, batch, *args)
+        first, second = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        return restored(first, order, batch.lengths), restored(second, order, batch.lengths)
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
+        return merged(self._on_shares("forward_backward", batch, loss)[1])
+
+    def optim_step(self) -> Metrics:
+        """On every rank; all say the same, since gradients are summed before their norm is taken."""
+        return self._on_all("optim_step")[0]
+
+    def reset_optimizer(self) -> None:
+        self._on_all("reset_optimizer")
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Through the first rank; the others take part."""
+        others = [rank.submit("take_part_in_weights") for rank in self.ranks[1:]]
+        try:
+            yield from self.ranks[0].stream("weights")
+        except (WorkerDied, RemoteTimeout):  # which is the story; that the others were left alone is not
+            while others:
+                others.pop().abandon()
+            self.close()
+            raise
+        finally:
+            self._outcomes(others)
+
+    def save(self, folder: Path) -> None:
+        self._on_all("save", folder)
+
+    def saved(self, wait: bool) -> bool:
+        return all(self._on_all("saved", wait))
+
+    def load(self, folder: Path) -> None:
+        self._on_all("load", folder)
+
+    def close(self) -> None:
+        """Ends all ranks."""
+        for rank in self.ranks:
+            rank.close()
+
+    def _on_all(self, verb: str, *args: Any) -> list[Any]:
+        return self._outcomes(rank.submit(verb, *args) for rank in self.ranks)
+
+    def _on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:
+        """Runs a verb on each data-parallel share of the rows, by all ranks that hold the model for it together.
+
+        Returns:
+            The rows in the order of the shares, int64 [B], and each share's result.
+        """
+        parallel = self.section.parallel
+        shares = deal(batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.row_shares)
+        rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
+        alike = parallel.pp * parallel.cp * parallel.tp
+        calls = [
+            rank.submit(verb, batch.select(rows[number // alike]), *args, passes=_numbered(shares[number // alike]))
+            for number, rank in enumerate(self.ranks)
+        ]
+        first_of_last_stage = (parallel.pp - 1) * parallel.cp * parallel.tp
+        results = self._outcomes(calls)[first_of_last_stage::alike]
+        return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
+
+    def _outcomes(self, calls: Iterable[Pending]) -> list[Any]:
+        """Waits for all; where a rank is gone its group is broken, and the others are ended too."""
+        try:
+            return outcomes(list(calls))
+        except (WorkerDied, RemoteTimeout):
+            self.close()
+            raise
+
+
+def _numbered(passes: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The same passes over groups that lie in their order."""
+    ends = list(accumulate((len(one) for one in passes), initial=0))
+    return [list(range(start, end)) for start, end in pairwise(ends)]

@@ -1,0 +1,247 @@
+"""The second transport: workers as actors of a Ray cluster.
+
+An actor serves as a child process does (`transport.serve`); messages reach it and leave it as the bytes that would go
+through a socket, by Ray's object store. A Ray that is started here listens on loopback alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, assert_never
+
+import numpy as np
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # says nothing to anybody about who runs what
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine takes longer than its 30 s
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # so named; a Ray of one machine is then on loopback
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util import get_node_ip_address
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from lockstep.cluster.transport import (
+    CLOSED,
+    GRACE_S,
+    Build,
+    Factory,
+    Message,
+    Role,
+    decode,
+    encode,
+    serve,
+    take_threads,
+)
+from lockstep.config import RaySection
+from lockstep.errors import InputError, first_line
+
+Frame = list[Any]
+"""The parts of a message, each an array of bytes; Ray moves those without copying them on a machine."""
+
+_TOLD_S = 30.0
+"""How long Ray may take to find out how an actor that does not answer any more has ended."""
+
+_SHARE = 1 / 16
+"""What an actor asks for of its place: policy, critic, reference, judges and samplers take turns there."""
+
+
+class RayCluster:
+    """Places for workers in a cluster, which is joined, or started on this machine.
+
+    Args:
+        section: Which cluster, and who shares a place.
+        learners: How many ranks a learner has.
+        samplers: How many samplers there are.
+        gpus: Whether workers compute on GPUs where the cluster has some.
+
+    Raises:
+        ValueError: If there is no such cluster, or no room in it.
+    """
+
+    def __init__(self, section: RaySection, learners: int, samplers: int, gpus: bool) -> None:
+        count, self._first_sampler = section.places(learners, samplers)
+        self._end = contextlib.ExitStack()
+        self._end.enter_context(joined(section.address, round(count * section.cpus_per_worker)))
+        self._gpu = float(gpus and ray.cluster_resources().get("GPU", 0) > 0)
+        self._cpus = section.cpus_per_worker
+        self._places = self._reserved(count, section.timeout_s)
+        self.address = str(get_node_ip_address())
+
+    @property
+    def threads(self) -> int:
+        """Of torch, in a worker."""
+        return max(1, int(self._cpus))
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether all workers are where this process is."""
+        nodes = set(placement_group_table(self._places)["bundles_to_node_id"].values())
+        return nodes == {ray.get_runtime_context().get_node_id()}
+
+    def actor(self, factory: Factory, role: Role, number: int, threads: int) -> RayWorker:
+        """Starts a worker in its place: that of the n-th learner, or of the n-th sampler."""
+        match role:
+            case "learner":
+                first = 0
+            case "sampler":
+                first = self._first_sampler
+            case _:
+                assert_never(role)
+        place = (first + number) % self._places.bundle_count
+        strategy = PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=place)
+        asked = {"num_cpus": self._cpus * _SHARE, "num_gpus": self._gpu * _SHARE, "scheduling_strategy": strategy}
+        return RayWorker(factory, threads, asked)
+
+    def close(self) -> None:
+        """Gives the places back, and ends a Ray that was started here."""
+        with self._end, contextlib.suppress(RayError):
+            remove_placement_group(self._places)
+
+    def _reserved(self, count: int, timeout_s: float) -> Any:
+        bundle = {"CPU": self._cpus} | ({"GPU": self._gpu} if self._gpu else {})
+        places = placement_group([bundle] * count, strategy="PACK")
+        if places.wait(timeout_s):
+            return places
+        remove_placement_group(places)
+        there = ray.cluster_resources()
+        has = ", ".join(f"{there.get(kind, 0):g} {kind}s" for kind in bundle)
+        raise InputError(
+            f"the Ray cluster has no room for {count} workers with {self._cpus:g} CPUs each (it has {has}) and none "
+            f"came free in cluster.ray.timeout_s={timeout_s:g}; lower sampler.replicas or learner.parallel, set "
+            "cluster.ray.placement=colocated, or add nodes"
+        )
+
+
+class RayWorker:
+    """Implements `transport.Transport`. An actor ends with the process that has started it."""
+
+    def __init__(self, factory: Factory, threads: int, asked: dict[str, Any]) -> None:
+        self._actor = _ACTOR.options(**asked).remote()
+        self._life = self._actor.live.remote(threads, os.getcwd(), sys.path)
+        self._next = self._actor.give.remote()
+        self._closed = False
+        self.send(Build(factory), 0.0)
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        """Ray takes a message at once, whatever the worker does."""
+        if not self.alive():
+            raise ConnectionError("the worker is gone")
+        self._actor.take.remote([np.frombuffer(part, np.uint8) for part in encode(message)])
+
+    def recv(self, timeout_s: float) -> Message:
+        if self._closed:
+            raise ConnectionError("the worker was ended")
+        try:
+            frame = ray.get(self._next, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise TimeoutError(str(error)) from None
+        except RayError as error:
+            raise ConnectionError(first_line(error)) from error
+        if frame is None:
+            raise EOFError("the worker has ended")
+        self._next = self._actor.give.remote()
+        return decode([bytearray(part) for part in frame])
+
+    def poll(self, timeout_s: float) -> bool:
+        return self._closed or bool(ray.wait([self._next], timeout=timeout_s)[0])
+
+    def alive(self) -> bool:
+        return not self._closed and not ray.wait([self._life], timeout=0)[0]
+
+    def ending(self) -> str:
+        if self._closed:
+            return CLOSED
+        try:
+            ray.get(self._life, timeout=_TOLD_S)
+        except GetTimeoutError:
+            return "it gives no answer"
+        except RayError as error:
+            return f"Ray says: {first_line(error)}"
+        return "it has left"
+
+    def close(self, at_once: bool = False) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if not at_once:
+            self._actor.take.remote(None)
+            ray.wait([self._life], timeout=GRACE_S)
+        ray.kill(self._actor)
+
+
+class _Worker:
+    """The worker's end: three threads, of which one serves and the others carry messages to and from it."""
+
+    def __init__(self) -> None:
+        self._taken: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._given: queue.Queue[Frame | None] = queue.Queue(maxsize=2)
+
+    def live(self, threads: int, folder: str, paths: list[str]) -> None:
+        """Serves until it is told to end; in the folder and with the modules of who asks, where they are found."""
+        sys.path += [path for path in paths if path not in sys.path]
+        with contextlib.suppress(FileNotFoundError):
+            os.chdir(folder)
+        take_threads(threads)
+        with contextlib.suppress(EOFError):
+            serve(self)
+        self._given.put(None)
+
+    @ray.method(concurrency_group="taking")
+    def take(self, frame: Frame | None) -> None:
+        """A message to the worker; None: no more will come."""
+        self._taken.put(frame)
+
+    @ray.method(concurrency_group="giving")
+    def give(self) -> Frame | None:
+        """The worker's next message; None: it has ended."""
+        return self._given.get()
+
+    def frame(self) -> Sequence[bytearray]:
+        frame = self._taken.get()
+        if frame is None:
+            raise EOFError("no more messages will come")
+        return [bytearray(part) for part in frame]
+
+    def send(self, message: Message) -> None:
+        self._given.put([np.frombuffer(part, np.uint8).copy() for part in encode(message)])
+
+
+_ACTOR: Any = ray.remote(concurrency_groups={"taking": 1, "giving": 1})(_Worker)  # pyright: ignore[reportCallIssue]
+
+
+@contextlib.contextmanager
+def joined(address: str | None, cpus: int) -> Iterator[None]:
+    """In a cluster, if this process is in none yet.
+
+    Args:
+        address: The cluster's; None: one on this machine, which ends with the block.
+        cpus: Of a cluster on this machine, where that has fewer.
+
+    Raises:
+        ValueError: If there is no such cluster.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        if address is None:
+            ray.init(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
+        else:
+            ray.init(address, log_to_driver=False)
+    except Exception as error:  # Ray raises all kinds
+        ray.shutdown()
+        if address is None:
+            raise InputError(f"no Ray could be started here: {first_line(error)}") from error
+        raise InputError(
+            f"cluster.ray.address={address} cannot be joined: {first_line(error)}; `ray start --head` starts a cluster "
+            "and says its address"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,355 @@
+"""Samplers in processes of their own: they share the work, and one that dies or hangs is started again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar, assert_never
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.cluster.specs import FAR_GPUS, SamplerSpec, require_sampler
+from lockstep.cluster.transport import Item
+from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
+from lockstep.cluster.workers import HERE, Workers
+from lockstep.distributed.meeting import Host
+from lockstep.errors import InputError, RunError
+from lockstep.learners.rank import resolve_device
+from lockstep.report.progress import Progress
+from lockstep.samplers.base import Attestation, Piece, Sampler, gathered, require_room
+from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.transfer import Carrier, GroupBroadcast, SharedMemory, joined
+
+T = TypeVar("T")
+Block = tuple[int, Sequence[Request]]
+"""Requests that go to one sampler together, and the block's number."""
+
+
+class SamplerLost(RunError):
+    """A sampler died, or hung, more often than is allowed."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The newest weights, as they came, and what the workers said they hold."""
+
+    stream: Iterable[tuple[str, Tensor]]
+    version: int
+    attestation: Attestation
+
+
+@dataclass
+class _Work:
+    """A block that a replica has been given, and what has come back of it."""
+
+    number: int
+    requests: Sequence[Request]
+    pieces: list[Piece] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    pending: Pending | None = None
+
+    def ask(self, remote: Remote, sampling: SamplingParams) -> None:
+        """Asks for all that is missing."""
+        there = {place for places, _ in self.pieces for place in places}
+        self.asked = [place for place in range(len(self.requests)) if place not in there]
+        self.pending = remote.submit("pieces", [self.requests[place] for place in self.asked], sampling)
+
+    def advance(self) -> bool:
+        """Takes what has come. Returns whether the block is whole.
+
+        Raises:
+            WorkerDied, RemoteTimeout, RemoteError: As `Remote.call`.
+        """
+        assert self.pending is not None, "work that was given out is under way"
+        while self.pending.done(POLL_S):
+            message = self.pending.next_message()
+            if not isinstance(message, Item):
+                return True
+            places, batch = message.value
+            self.pieces.append(([self.asked[place] for place in places], batch))
+        return False
+
+    def wait(self) -> None:
+        """Lets the worker finish, so that it can be used again."""
+        if self.pending is not None:
+            self.pending.drain()
+
+    def leave(self) -> None:
+        """Ends the worker, if it is still at it."""
+        if self.pending is not None and self.pending.open:
+            self.pending.abandon()
+
+
+class Replicas:
+    """Workers that hold a sampler each; implements `samplers.base.Sampler`.
+
+    Args:
+        spec: Builds a worker's sampler.
+        note: Tells the user what happens.
+        workers: Says where they start.
+
+    Raises:
+        ValueError: If weights cannot reach them as the recipe says.
+
+    Attributes:
+        dtype: As of `Sampler`.
+        remotes: The workers.
+        restarts: How often one of them was started again.
+    """
+
+    def __init__(self, spec: SamplerSpec, note: Callable[[str], object], workers: Workers = HERE) -> None:
+        _require_way(spec, workers)
+        self._address = workers.address
+        self.dtype, self._section, self._note = spec.dtype, spec.section, note
+        self._context = spec.context
+        self.restarts = 0
+        self._loaded: _Loaded | None = None
+        self._abandoned = False
+        self._shared_memory = SharedMemory()
+        self._group: GroupBroadcast | None = None
+        self.remotes = [
+            workers.start(
+                spec,
+                f"sampler {number + 1}",
+                spec.section.timeout_s,
+                role="sampler",
+                number=number,
+                of=spec.section.replicas,
+                threads=spec.threads,
+            )
+            for number in range(spec.section.replicas)
+        ]
+
+    def ready(self) -> None:
+        """Waits until every worker has built its sampler."""
+        for remote in self.remotes:
+            self._insist(remote.ready, [remote])
+
+    def blocks(self, blocks: Iterable[Block], sampling: SamplingParams) -> Generator[tuple[int, Batch], None, None]:
+        """Answers blocks, each whole by one worker, so that bits do not depend on how many workers there are.
+
+        What a worker had finished before it died is kept; the one that takes its place answers the rest.
+
+        Yields:
+            A block's number and its responses, in the order of its requests, as soon as it is whole.
+
+        Raises:
+            SamplerLost: If workers die too often.
+        """
+        waiting, idle, busy = iter(blocks), list(self.remotes), dict[Remote, _Work]()
+        try:
+            while True:
+                while idle and (block := next(waiting, None)) is not None:
+                    remote, work = idle.pop(), _Work(*block)
+                    busy[remote] = work
+                    self._insist(partial(work.ask, remote, sampling), [remote])
+                if not busy:
+                    return
+                for remote in [remote for remote in busy if self._advanced(remote, busy[remote], sampling)]:
+                    work = busy.pop(remote)
+                    idle.append(remote)
+                    yield work.number, gathered(work.pieces)
+        except RemoteError:
+            for work in busy.values():
+                work.wait()
+            raise
+        finally:
+            for work in busy.values():
+                work.leave()
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        """Each worker gets every n-th request."""
+        require_room(requests, self._context)
+        count = len(self.remotes)
+        shares = [range(first, len(requests), count) for first in range(min(count, len(requests)))]
+        blocks = ((number, [requests[place] for place in share]) for number, share in enumerate(shares))
+        for number, batch in self.blocks(blocks, sampling):
+            yield shares[number], batch
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        return gathered(self.pieces(requests, sampling))
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """By the first worker."""
+        return self._insist(lambda: self.remotes[0].call("logprobs", batch), self.remotes[:1])
+
+    def show(self, name: str) -> Tensor:
+        """A tensor as the first worker computes with it."""
+        return self._insist(lambda: self.remotes[0].call("show", name), self.remotes[:1])
+
+    @property
+    def version(self) -> int | None:
+        return None if self._loaded is None else self._loaded.version
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+        """All workers read the same buckets; where one dies over it, all get the weights once more."""
+        attestations = self._insist(lambda: self._load(self.remotes, stream, version), self.remotes, restored=False)
+        self._loaded = _Loaded(stream, version, attestations[0])
+        return attestations
+
+    def wake(self) -> None:
+        self._on_all("wake")
+
+    def sleep(self) -> None:
+        self._on_all("sleep")
+
+    def close(self) -> None:
+        """Ends all workers, those at rest in good order."""
+        resting = [remote for remote in self.remotes if remote.alive() and not remote.pending.open]
+        with contextlib.suppress(WorkerDied, RemoteTimeout, RemoteError):
+            outcomes([remote.submit("close") for remote in resting])
+        for remote in self.remotes:
+            remote.close()
+
+    def abandon(self) -> None:
+        """Ends all workers at once, also those that another thread waits for; what it does then fails."""
+        self._abandoned = True
+        for remote in self.remotes:
+            remote.close(at_once=True)
+
+    def _on_all(self, verb: str) -> None:
+        """A worker that is started again between rollouts needs a refit: the learner has learned since."""
+        self._insist(lambda: outcomes([remote.submit(verb) for remote in self.remotes]), self.remotes, restored=False)
+
+    def _load(
+        self, remotes: Sequence[Remote], stream: Iterable[tuple[str, Tensor]], version: int
+    ) -> Sequence[Attestation]:
+        """Streams weights to some workers; the next bucket is filled while they take one."""
+        carrier, calls = self._carrier_to(remotes), list[Pending]()
+        with contextlib.closing(carrier.buckets(stream)) as buckets:
+            for bucket in buckets:
+                outcomes(calls)
+                calls = [remote.submit("receive", bucket) for remote in remotes]
+                _blaming(calls, partial(carrier.ship, bucket))
+        outcomes(calls)
+        return outcomes([remote.submit("attest", version) for remote in remotes])
+
+    def _carrier_to(self, remotes: Sequence[Remote]) -> Carrier:
+        """The way to some workers. Shared memory is open to any; a process group has members."""
+        match self._section.transfer:
+            case "shared_memory":
+                return self._shared_memory
+            case "process_group":
+                return self._group_with(remotes)
+            case _:
+                assert_never(self._section.transfer)
+
+    def _group_with(self, remotes: Sequence[Remote]) -> GroupBroadcast:
+        """A process group with some workers; that with all of them is kept."""
+        if self._group is not None and len(remotes) == len(self.remotes):
+            return self._group
+        host = Host(self._address, len(remotes) + 1, self._section.timeout_s)
+        calls = [remote.submit("join", host.meeting.of(rank)) for rank, remote in enumerate(remotes, start=1)]
+        carrier = GroupBroadcast(_blaming(calls, lambda: joined(host.store, host.meeting)))
+        outcomes(calls)
+        if len(remotes) == len(self.remotes):
+            self._group = carrier
+        return carrier
+
+    def _insist(self, action: Callable[[], T], remotes: Sequence[Remote], restored: bool = True) -> T:
+        """Does something with workers, again and again where one dies over it.
+
+        Args:
+            action: What is done.
+            remotes: With whom.
+            restored: Whether a worker that was started again gets the weights that the others hold; else nobody is
+                known to hold any.
+        """
+        while True:
+            try:
+                return action()
+            except (WorkerDied, RemoteTimeout) as error:
+                dead = [remote for remote in remotes if not remote.alive()]
+                if not dead:  # but a learner, whose weights were on their way
+                    raise
+                self._loaded = self._loaded if restored else None
+                self._count(error)
+                for remote in dead:
+                    self._start_again(remote)
+
+    def _advanced(self, remote: Remote, work: _Work, sampling: SamplingParams) -> bool:
+        """Whether a block is whole now; one whose worker died is asked for again."""
+        try:
+            return work.advance()
+        except (WorkerDied, RemoteTimeout) as error:
+            self._count(error)
+            self._start_again(remote)
+            self._insist(partial(work.ask, remote, sampling), [remote])
+            return False
+
+    def _count(self, error: Exception) -> None:
+        """Tells that workers are started again.
+
+        Raises:
+            SamplerLost: If that was done too often.
+        """
+        if self._abandoned:
+            raise SamplerLost(f"{error}; it is not started again, since nobody waits for it any more") from error
+        most = self._section.max_restarts
+        if self.restarts == most:
+            raise SamplerLost(f"{error}; it is not started again, since sampler.max_restarts={most}") from error
+        self.restarts += 1
+        self._note(f"{error}; starting it again ({self.restarts} of {most} times)")
+
+    def _start_again(self, remote: Remote) -> None:
+        """Starts a worker again, and gives it the weights that the others hold, where that is known."""
+        self._group = None
+        remote.restart()
+        if self._abandoned:  # meanwhile
+            remote.close(at_once=True)
+        self._insist(partial(self._restored, remote), [remote])
+
+    def _restored(self, remote: Remote) -> None:
+        remote.ready()
+        if self._loaded is None:
+            return
+        (attestation,) = self._load([remote], self._loaded.stream, self._loaded.version)
+        if attestation != self._loaded.attestation:
+            raise SamplerLost(f"worker {remote.name} was started again, and does not hold the weights that it was sent")
+
+
+def _require_way(spec: SamplerSpec, workers: Workers) -> None:
+    """Raises InputError where weights cannot reach workers as the recipe says."""
+    match spec.section.transfer:
+        case "shared_memory":
+            if not workers.one_machine:
+                beside_gpus = resolve_device(spec.learner.device).type == "cuda"
+                raise InputError(
+                    "sampler.transfer=shared_memory is within one machine, and workers are on others; "
+                    + (FAR_GPUS if beside_gpus else "use sampler.transfer=process_group")
+                )
+        case "process_group":
+            pass
+        case _:
+            assert_never(spec.section.transfer)
+
+
+def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
+    """Does a sender's part of a collective; where that fails, the fate of the receivers is the better story."""
+    try:
+        return action()
+    except RuntimeError:
+        outcomes(calls)
+        raise
+
+
+def nearest(spec: SamplerSpec, shown: Progress, workers: Workers) -> Sampler:
+    """A sampler in this process where that is possible, else in processes of its own."""
+    if workers.here and spec.section.in_process:
+        spec.require_proof()
+        return spec.torch()
+    return processes(spec, shown, workers)
+
+
+def processes(spec: SamplerSpec, shown: Progress, workers: Workers) -> Replicas:
+    """Starts the samplers of a run, all at once, and waits until they are ready; they end with it."""
+    require_sampler(spec.section, spec.learner)
+    spec.require_proof()
+    started = Replicas(spec, shown.note, workers)
+    workers.callback(started.close)
+    with shown.phase("start samplers"):
+        started.ready()
+    return started

@@ -1,0 +1,318 @@
+"""The proof, before a model is opened, that Lockstep computes it as plain `transformers` does, or a refusal.
+
+On a model in small that has every kind of its layers (`models.miniature`) four things have to agree: ragged sequences
+packed into one pass, each sequence alone, the sampler's own log-probabilities while it decodes token by token, and
+`transformers` with its own attention, one sequence at a time. Then the model is exported and opened again.
+
+A proof holds for a configuration, versions, source and machine, and is kept in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+import lockstep
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.config import Computation
+from lockstep.data.cache import entry, kept
+from lockstep.distributed.ranks import ALONE
+from lockstep.distributed.sampling import token_scores
+from lockstep.errors import InputError, first_line
+from lockstep.learners.rank import resolve_device
+from lockstep.models import attention
+from lockstep.models.cut import Cut
+from lockstep.models.export import assemble
+from lockstep.models.folder import ModelError, carries_state, context_of, read_config
+from lockstep.models.heads import PLAIN, LogitsHead
+from lockstep.models.miniature import miniature, plain_logits
+from lockstep.models.parallelize import layers
+from lockstep.samplers.torch.stateful import torch_sampler
+from lockstep.types import Request, SamplingParams
+
+LARGEST_GAP = 1e-3
+"""Bound on |Δ log π| of any token, nats, fp32. Of 55 sound families the worst has 6e-4 (Kimi Linear, decoded); a state
+that leaks gives 1e-2 and more."""
+
+LARGEST_BF16_RATIO = 1.1
+"""Bound on mean e^|Δ| of bf16 against fp32, random weights; of 60 sound families the worst has 1.03."""
+
+_INSTEAD = "choose a model of docs/models.md, which lists those that were proven"
+
+_PROMPTS = (5, 1, 9, 5, 13, 2)
+_RESPONSE = 8
+_PROVEN = (
+    "batch.py",
+    "align.py",
+    "keyed.py",
+    "types.py",
+    "models",
+    "samplers",
+    "distributed",
+    "runtime/self_check.py",
+)
+"""Files and folders of this package that a proof is about."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How far apart four computations of one model are: the largest |Δ log π| to plain `transformers`, nats, fp32.
+
+    Attributes:
+        packed: Of ragged sequences, as a learner scores them.
+        alone: Of each sequence by itself.
+        decoded: Of what the torch sampler drew, by its own account; 0 where it draws nothing.
+        bf16_ratio: Mean e^|Δ| of packed sequences in bf16 against fp32; 1 where that is not asked for.
+    """
+
+    packed: float
+    alone: float
+    decoded: float
+    bf16_ratio: float = 1.0
+
+    @property
+    def largest(self) -> float:
+        return max(self.packed, self.alone, self.decoded)
+
+
+def require_proof(folder: str | Path, computation: Computation, sampling: SamplingParams | None) -> Proof:
+    """Proves a model, or finds that it was proven before on this machine.
+
+    Args:
+        folder: Of the model; its weights are not read.
+        computation: Where and in which type it will be computed.
+        sampling: The distribution that the torch sampler will draw from; None: it will draw nothing.
+
+    Raises:
+        ModelError: If Lockstep would compute something else than `transformers`; names the class of the layer.
+    """
+    config, device = read_config(folder, headless=True), resolve_device(computation.device)
+    shape = None if sampling is None else replace(sampling, max_tokens=_RESPONSE, stop_token_ids=())
+    said = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    about = json.dumps(said, sort_keys=True, default=str), str(shape), computation.dtype, str(device)
+    key = about, _versions(), _machine(), _source()
+
+    def write(file: BinaryIO) -> None:
+        file.write(json.dumps(asdict(prove(config, device, computation.is_bf16, shape))).encode())
+
+    path = kept(entry("self-check", key), write)
+    return Proof(**json.loads(path.read_bytes()))
+
+
+@torch.no_grad()
+def prove(config: PreTrainedConfig, device: torch.device, bf16: bool, sampling: SamplingParams | None) -> Proof:
+    """Computes the proof; see `require_proof`."""
+    model = miniature(config)
+    nn.Module.to(model, device)
+    with torch.random.fork_rng(devices=[]), _refused_where_it_cannot_run(config):
+        drawn = _drawn(model, sampling)
+        every = replace(drawn, sampling=None).with_columns({"mask": drawn.position > 0})
+        plain = [plain_logits(model, tokens) for tokens in drawn.sequences()]
+        wanted_N, head = _scores(plain, every, PLAIN), LogitsHead(model)
+        alone_N = torch.cat([_logprob(head, part) for part in every.split(1)])
+        decoded = 0.0
+        if drawn.sampling is not None:
+            decoded = _gap(drawn["sampler_logprob"], _scores(plain, drawn, drawn.sampling))
+        proof = Proof(_gap(_logprob(head, every), wanted_N), _gap(alone_N, wanted_N), decoded)
+        _require_gaps(model, every, proof)
+        if bf16:
+            with torch.autocast(device.type, torch.bfloat16):
+                proof = replace(proof, bf16_ratio=_ratio(_logprob(head, every), wanted_N, every))
+        _require_export(model)
+    if proof.bf16_ratio > LARGEST_BF16_RATIO:
+        raise ModelError(
+            f"a {config.model_type} in bf16 is too far from itself in fp32 (mean e^|Δ log π| is "
+            f"{proof.bf16_ratio:.3f}, at most {LARGEST_BF16_RATIO} is right); use learner.dtype=fp32"
+        )
+    return proof
+
+
+def _drawn(model: PreTrainedModel, sampling: SamplingParams | None) -> Batch:
+    """Responses of the torch sampler; where none is asked, ragged sequences."""
+    requests = _requests(model)
+    if sampling is not None:
+        return torch_sampler(model, 3).generate(requests, sampling)
+    tokens = torch.tensor([token for request in requests for token in request.tokens])
+    return Batch(tokens, torch.tensor([len(request.tokens) for request in requests]))
+
+
+def _requests(model: PreTrainedModel) -> list[Request]:
+    """Prompts of uneven lengths, which fit the model's context."""
+    most = max(1, context_of(model.config) - _RESPONSE)
+    sizes = torch.tensor([min(length, most) for length in _PROMPTS])
+    tokens = keyed.bits(torch.tensor([keyed.key("self-check prompts")]), torch.arange(int(sizes.sum())))[0]
+    tokens = tokens.remainder(int(model.config.vocab_size)).abs()
+    return [
+        Request(tuple(part.tolist()), keyed.key("self-check", number))
+        for number, part in enumerate(tokens.split(sizes.tolist()))
+    ]
+
+
+def _logprob(head: LogitsHead, batch: Batch) -> Tensor:
+    logprob = head(batch.to(head.lm.device)).logprob
+    assert logprob is not None, "a head of logits scores tokens"
+    return logprob.float().cpu()
+
+
+def _ratio(found_N: Tensor, wanted_N: Tensor, batch: Batch) -> float:
+    """Mean e^|Δ| over the masked tokens; infinite where a number is none."""
+    return float((found_N - wanted_N)[batch.mask].abs().exp().nan_to_num(float("inf")).mean())
+
+
+def _scores(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tensor:
+    """log π of the masked tokens by logits of each sequence [N]; 0 elsewhere."""
+    columns: list[Tensor] = []
+    for logits_TV, tokens_T, mask_T in zip(plain, batch.sequences(), batch.sequences("mask"), strict=True):
+        own = token_scores(logits_TV[:-1].float().cpu(), tokens_T[1:], sampling)[0]
+        columns.append(torch.cat([own.new_zeros(1), own]) * mask_T)
+    return torch.cat(columns)
+
+
+def _gap(found_N: Tensor, wanted_N: Tensor) -> float:
+    """The largest |Δ|; infinite where a number is none."""
+    return float((found_N - wanted_N).abs().nan_to_num(float("inf")).max())
+
+
+def _require_gaps(model: PreTrainedModel, every: Batch, proof: Proof) -> None:
+    kind = model.config.model_type
+    if proof.alone > LARGEST_GAP:
+        where = _first_difference(model, _alone(model, every, "eager"), _alone(model, every, attention.NAME))
+        raise ModelError(
+            f"a {kind} is not computed as transformers does: {where} gives other numbers with Lockstep's attention "
+            f"(log-probabilities up to {proof.alone:.2g} nats off), so it cannot be trained here; {_INSTEAD}"
+        )
+    if proof.packed > LARGEST_GAP:
+        where = _first_difference(model, _alone(model, every, attention.NAME), _together(model, every))
+        raise ModelError(
+            f"a {kind} computes a sequence differently beside others: {where} mixes them (log-probabilities up to "
+            f"{proof.packed:.2g} nats off those of transformers), so it cannot be trained here; {_INSTEAD}"
+        )
+    if proof.decoded > LARGEST_GAP:
+        where = ", ".join(sorted({type(layer).__name__ for layer in layers(model)}))
+        raise ModelError(
+            f"a {kind} is not decoded as transformers reads it: token by token, {where} gives log-probabilities up to "
+            f"{proof.decoded:.2g} nats off, so it cannot be sampled with sampler.backend=torch; use "
+            "sampler.backend=vllm, if that runs it, or another model of docs/models.md"
+        )
+
+
+def _require_export(model: PreTrainedModel) -> None:
+    """Writes the model as a run does, and opens it with `transformers`."""
+    kind, tokens = model.config.model_type, torch.arange(_RESPONSE) % int(model.config.vocab_size)
+    kept_names = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept_names}
+    try:
+        with tempfile.TemporaryDirectory(prefix="lockstep-self-check-") as made:
+            frame, out = Path(made) / "frame", Path(made) / "out"
+            model.config.save_pretrained(frame)
+            assemble(frame, {**dict(model.named_parameters()), **buffers}, out, "fp32", card="")
+            again = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation=attention.NAME)
+    except (ValueError, RuntimeError, NotImplementedError, KeyError, OSError) as error:
+        raise ModelError(f"a {kind} cannot be exported: {first_line(error)}; {_INSTEAD}") from error
+    opened = again.state_dict()
+    changed = [name for name, tensor in model.state_dict().items() if not torch.equal(opened[name], tensor)]
+    gap = _gap(plain_logits(again.eval(), tokens), plain_logits(model, tokens))
+    if changed or gap > LARGEST_GAP:
+        what = f"has another {changed[0]}" if changed else f"computes other logits (by up to {gap:.2g})"
+        raise ModelError(f"a {kind} that is exported and opened again {what}; {_INSTEAD}")
+
+
+Outputs = dict[str, Tensor]
+"""Hidden states of the tokens of a batch [N, D], by the names of modules, in the order in which they finish."""
+
+
+def _alone(model: PreTrainedModel, batch: Batch, implementation: str) -> Outputs:
+    """Hidden states of each sequence by itself."""
+    model.set_attn_implementation(implementation)
+    try:
+        parts = [_together(model, part) for part in batch.split(1)]
+    finally:
+        model.set_attn_implementation(attention.NAME)
+    shared = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: torch.cat([part[name] for part in parts]) for name in shared}
+
+
+def _together(model: PreTrainedModel, batch: Batch) -> Outputs:
+    """Hidden states as a learner computes them."""
+    cut, seen = Cut.of(batch, ALONE, carries_state(model.config)), Outputs()
+    place_N = torch.arange(batch.tokens.numel()) if cut.place is None else cut.place
+
+    def note(name: str, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        if isinstance(states, Tensor) and states.dim() > 1 and states.shape[:2].numel() == cut.tokens.numel():
+            seen[name] = states.flatten(0, 1).flatten(1)[place_N]
+
+    hooks = [
+        module.register_forward_hook(lambda module, _, output, name=name: note(name, output))
+        for name, module in model.named_modules()
+    ]
+    try:
+        model(**cut.inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _first_difference(model: PreTrainedModel, right: Outputs, wrong: Outputs) -> str:
+    """The class of the part of a layer in which numbers first change, such as its attention."""
+    inside = {id(layer) for layer in layers(model)}
+    parts = {
+        f"{name}.{part}": type(child).__name__
+        for name, module in model.named_modules()
+        if id(module) in inside
+        for part, child in module.named_children()
+    }
+    for name, states in right.items():
+        if name in wrong and _gap(wrong[name], states) > LARGEST_GAP * max(float(states.abs().max()), 1.0):
+            return next((kind for part, kind in parts.items() if f"{name}.".startswith(f"{part}.")), "the model")
+    return type(model).__name__
+
+
+@contextmanager
+def _refused_where_it_cannot_run(config: PreTrainedConfig) -> Iterator[None]:
+    """A model of `transformers` that Lockstep's attention, packing or cache does not fit fails in its own ways."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError) as error:
+        raise ModelError(
+            f"a {config.model_type} cannot be computed by Lockstep ({type(error).__name__}: {first_line(error)}); "
+            f"{_INSTEAD}"
+        ) from error
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    return lockstep.__version__, torch.__version__, transformers.__version__, platform.python_version()
+
+
+@cache
+def _machine() -> tuple[str, ...]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), gpu
+
+
+@cache
+def _source() -> str:
+    """A hash of the source that a proof is about."""
+    root, digest = Path(lockstep.__file__).parent, hashlib.sha256()
+    for name in _PROVEN:
+        for path in sorted([root / name] if name.endswith(".py") else (root / name).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,268 @@
+"""One generic proxy: verbs of an object that lives in another process, with deadlines, death and restart.
+
+A worker does one thing at a time, so a proxy has at most one call under way; `submit` returns at once, so that several
+workers work side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, assert_never
+
+import torch
+
+from lockstep.cluster.child_process import ChildProcess
+from lockstep.cluster.transport import Call, Factory, Failure, Item, Message, Result, Transport
+from lockstep.errors import BrokenPromiseError, InputError, RunError
+
+POLL_S = 0.002
+"""How long a poll of one of several workers may wait."""
+
+_TOGETHER_S = 0.05
+"""The same where all have to answer, so that only a failure is seen so much later for each of the others."""
+
+BUILD = "build"
+"""The call under way when a worker has just been started."""
+
+
+class RemoteError(RuntimeError):
+    """A verb raised in its worker; the text ends with the worker's traceback. The worker can be asked again."""
+
+
+class RemoteInputError(RemoteError, InputError):
+    """A worker refused what it was given: the text is its sentence alone, the worker's traceback is a note."""
+
+
+class RemoteRunError(RemoteError, RunError):
+    """A worker cannot continue: the text is its sentence alone, as of `RemoteInputError`."""
+
+
+class RemoteBrokenPromiseError(RemoteError, BrokenPromiseError):
+    """A worker is not in lockstep: the text is its sentence alone, as of `RemoteInputError`."""
+
+
+class RemoteNotFiniteError(RemoteError, FloatingPointError):
+    """A worker met a number that is not finite: the text is its sentence alone, as of `RemoteInputError`."""
+
+
+class RemoteTimeout(RunError):
+    """A worker took longer than its deadline and was given up."""
+
+
+class WorkerDied(RunError):
+    """A worker's process is gone."""
+
+
+class Pending:
+    """A call under way."""
+
+    def __init__(self, transport: Transport, name: str, verb: str, timeout_s: float) -> None:
+        self.name, self.verb = name, verb
+        self.open = True
+        self._transport, self._timeout_s = transport, timeout_s
+        self._unsent: WorkerDied | RemoteTimeout | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Sets the deadline anew, counted from now."""
+        self._deadline = time.monotonic() + self._timeout_s
+
+    def send(self, call: Call) -> None:
+        """Hands the worker the call; where it is gone, whoever asks for the outcome is told, as of any death."""
+        try:
+            self._transport.send(call, self._timeout_s)
+        except TimeoutError:
+            self._unsent = self._given_up()
+        except OSError:
+            self._unsent = self._died("before")
+
+    def done(self, wait_s: float = 0.0) -> bool:
+        """Whether `result` would return, or raise, without waiting; waits up to `wait_s` for that."""
+        return self._unsent is not None or self._transport.poll(wait_s) or time.monotonic() > self._deadline
+
+    def result(self) -> Any:
+        """Waits for the outcome; raises as `Remote.call`."""
+        message = self.next_message()
+        if isinstance(message, Item):
+            self.drain()
+            raise TypeError(f"{self.verb} of worker {self.name} streams its result; use Remote.stream")
+        assert isinstance(message, Result), f"a worker answers with a result, not {type(message).__name__}"
+        return message.value
+
+    def next_message(self) -> Message:
+        """An item of a stream, each with a deadline of its own, or the result that ends the call."""
+        if self._unsent is not None:
+            raise self._unsent
+        try:
+            message = self._transport.recv(max(0.0, self._deadline - time.monotonic()))
+        except TimeoutError as error:
+            raise self._given_up() from error
+        except (EOFError, OSError) as error:
+            raise self._died("in") from error
+        self.renew()
+        self.open = isinstance(message, Item)
+        if isinstance(message, Failure):
+            raise _error(self.name, self.verb, message)
+        return message
+
+    def drain(self) -> None:
+        """Reads what is left of a call whose outcome nobody wants, so that the worker is free for the next."""
+        with contextlib.suppress(RemoteError):
+            while self.open:
+                self.next_message()
+
+    def abandon(self) -> None:
+        """Ends the worker, since this call will not end by itself."""
+        self.open = False
+        self._transport.close(at_once=True)
+
+    def _given_up(self) -> RemoteTimeout:
+        self.abandon()
+        return RemoteTimeout(
+            f"worker {self.name} took longer than {self._timeout_s:g} s over {self.verb} and was ended"
+        )
+
+    def _died(self, when: str) -> WorkerDied:
+        self.open = False
+        return WorkerDied(f"worker {self.name} died {when} {self.verb}: {self._transport.ending()}")
+
+
+class Remote:
+    """A worker and the call under way.
+
+    Args:
+        connect: Starts the worker; also what `restart` does.
+        name: Of the worker, for error messages.
+        timeout_s: The longest that one call, or one item of a stream, may take.
+
+    Attributes:
+        pending: The newest call, at first the building of the worker's object.
+    """
+
+    def __init__(self, connect: Callable[[], Transport], name: str, timeout_s: float) -> None:
+        self._connect, self.name, self.timeout_s = connect, name, timeout_s
+        self._start()
+
+    def ready(self) -> None:
+        """Waits until the worker has built its object. Any call does so too; here an error in building shows first."""
+        if self.pending.verb == BUILD and self.pending.open:
+            self.pending.result()
+
+    def submit(self, verb: str, *args: Any, **keywords: Any) -> Pending:
+        """Starts a call and returns at once, also where the worker is gone, so that others can be asked beside it.
+
+        Raises:
+            WorkerDied: If the worker was lost while it built its object.
+            RuntimeError: If another call is under way.
+        """
+        self.ready()
+        if self.pending.open:
+            raise RuntimeError(f"worker {self.name} was asked for {verb} while {self.pending.verb} is under way")
+        pending = Pending(self._transport, self.name, verb, self.timeout_s)
+        pending.send(Call(verb, args, keywords))
+        self.pending = pending
+        return pending
+
+    def call(self, verb: str, *args: Any, **keywords: Any) -> Any:
+        """Runs a method of the worker's object.
+
+        Raises:
+            RemoteInputError: If it raised an InputError; likewise for the other errors that users are told.
+            RemoteError: If it raised anything else.
+            RemoteTimeout: If it took too long; the worker is then ended.
+            WorkerDied: If the worker is gone.
+        """
+        return self.submit(verb, *args, **keywords).result()
+
+    def stream(self, verb: str, *args: Any, **keywords: Any) -> Generator[Any, None, None]:
+        """Runs a method that returns an iterator and yields its items as they come; raises as `call`."""
+        pending = self.submit(verb, *args, **keywords)
+        try:
+            while isinstance(message := pending.next_message(), Item):
+                yield message.value
+        finally:
+            pending.drain()
+
+    def restart(self) -> None:
+        """Ends the worker, if it runs, and starts the same one anew; what it held is lost."""
+        self.close()
+        self._start()
+
+    def close(self, at_once: bool = False) -> None:
+        """Ends the worker, which may first finish what it does unless `at_once`."""
+        self._transport.close(at_once)
+
+    def alive(self) -> bool:
+        """Whether the worker runs."""
+        return self._transport.alive()
+
+    def _start(self) -> None:
+        self._transport = self._connect()
+        self.pending = Pending(self._transport, self.name, BUILD, self.timeout_s)
+
+
+def spawned(factory: Factory, name: str, timeout_s: float, threads: int | None = None, workers: int = 1) -> Remote:
+    """A worker in a child process.
+
+    Args:
+        factory: Builds the worker's object in the child.
+        name: Of the worker.
+        timeout_s: The longest that one call may take.
+        threads: Torch threads of the worker; None: this process's share among `workers`.
+        workers: How many work side by side.
+    """
+    share = max(1, torch.get_num_threads() // workers)
+    return Remote(partial(ChildProcess, factory, name, threads or share), name, timeout_s)
+
+
+def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
+    """Waits for calls on several workers.
+
+    Args:
+        calls: All under way.
+        grace_s: After the first failure the others get so long; then those that still work are ended, since they may
+            be waiting, in a collective, for the one that failed.
+
+    Returns:
+        Results, in the order of the calls.
+
+    Raises:
+        WorkerDied, RemoteTimeout, RemoteError: As the calls; a death before errors of others, which it may have caused.
+    """
+    results: dict[Pending, Any] = {}
+    failures: list[RemoteError | RemoteTimeout | WorkerDied] = []
+    waiting, deadline = list(calls), float("inf")
+    while waiting and time.monotonic() < deadline:
+        for call in [call for call in waiting if call.done(_TOGETHER_S)]:
+            waiting.remove(call)
+            try:
+                results[call] = call.result()
+            except (RemoteError, RemoteTimeout, WorkerDied) as error:
+                failures.append(error)
+                deadline = min(deadline, time.monotonic() + grace_s)
+    for call in waiting:
+        call.abandon()
+    if failures:
+        raise next((error for error in failures if isinstance(error, WorkerDied)), failures[0])
+    return [results[call] for call in calls]
+
+
+def _error(name: str, verb: str, failure: Failure) -> RemoteError:
+    match failure.family:
+        case "crash":
+            return RemoteError(f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}")
+        case "input":
+            error = RemoteInputError(failure.message)
+        case "run":
+            error = RemoteRunError(failure.message)
+        case "broken promise":
+            error = RemoteBrokenPromiseError(failure.message)
+        case "not finite":
+            error = RemoteNotFiniteError(failure.message)
+        case _:
+            assert_never(failure.family)
+    error.add_note(f"raised in {verb} of worker {name}:\n{failure.trace}")
+    return error

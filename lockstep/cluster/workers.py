@@ -1,0 +1,103 @@
+"""Where workers start: as child processes of this one, or in the places of a Ray cluster; and what ends with a run."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lockstep.cluster.transport import Factory, Role
+from lockstep.cluster.worker_proxy import Remote, spawned
+from lockstep.config import ClusterSection, Computation
+from lockstep.errors import InputError
+from lockstep.report.progress import Progress
+
+if TYPE_CHECKING:
+    from lockstep.cluster.ray_transport import RayCluster
+
+LOOPBACK = "127.0.0.1"
+
+
+class Workers(ExitStack):
+    """What a run starts, all of which ends when it is left.
+
+    Args:
+        cluster: Where workers start; None: as child processes.
+    """
+
+    def __init__(self, cluster: RayCluster | None = None) -> None:
+        super().__init__()
+        self._cluster = cluster
+        if cluster is not None:
+            self.callback(cluster.close)
+
+    @property
+    def here(self) -> bool:
+        """Whether workers are of this machine's processes, so that one alone may as well be this process."""
+        return self._cluster is None
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether workers share memory with this process."""
+        return self._cluster is None or self._cluster.one_machine
+
+    @property
+    def address(self) -> str:
+        """Of this process, where workers reach it."""
+        return LOOPBACK if self._cluster is None else self._cluster.address
+
+    def start(
+        self,
+        factory: Factory,
+        name: str,
+        timeout_s: float,
+        role: Role,
+        number: int,
+        of: int,
+        threads: int | None = None,
+    ) -> Remote:
+        """Starts a worker.
+
+        Args:
+            factory: Builds the worker's object.
+            name: Of the worker.
+            timeout_s: The longest that one call may take.
+            role: What it is.
+            number: Which of them, from 0.
+            of: How many work side by side.
+            threads: Torch threads of the worker; None: its share of the machine.
+        """
+        if self._cluster is None:
+            return spawned(factory, name, timeout_s, threads, of)
+        connect = partial(self._cluster.actor, factory, role, number, threads or self._cluster.threads)
+        return Remote(connect, name, timeout_s)
+
+
+HERE = Workers()
+"""Child processes; whoever starts them ends them."""
+
+
+def workers_of(
+    section: ClusterSection, computation: Computation, shown: Progress, learners: int = 0, samplers: int = 0
+) -> Workers:
+    """Workers where a recipe says.
+
+    Args:
+        section: Says it.
+        computation: How they compute.
+        shown: What the user sees.
+        learners: Ranks of a learner that need a place.
+        samplers: Samplers that do.
+
+    Raises:
+        ValueError: If there is no such cluster, or no room in it.
+    """
+    if section.on_this_machine or not learners + samplers:
+        return Workers()
+    if importlib.util.find_spec("ray") is None:
+        raise InputError('cluster.backend is ray, which is not installed; pip install "lockstep-rl[ray]"')
+    from lockstep.cluster.ray_transport import RayCluster
+
+    with shown.phase("join the Ray cluster"):
+        return Workers(RayCluster(section.ray, learners, samplers, computation.may_use_gpu))

@@ -1,0 +1,54 @@
+"""The options of the comparison of sampler and learner while a run trains."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, assert_never
+
+from pydantic import Field, PositiveInt
+
+from lockstep.config.section import Section
+
+_CEILING_FP32, _CEILING_BF16 = 1.001, 1.05
+
+
+class DriftSection(Section):
+    """The drift monitor, which compares each step with the first ones; see docs/guides/add_a_model.md."""
+
+    false_alarm_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        default=0.01, description="bound on the chance that a healthy run ever has an alarm"
+    )
+    baseline_steps: PositiveInt = Field(default=20, description="first steps, from which the usual mismatch is learned")
+    factor: Annotated[float, Field(gt=1.0)] = Field(
+        default=1.5, description="how many times the usual mismatch, and three of its standard errors, is still healthy"
+    )
+
+
+class AgreementSection(Section):
+    """The promise that sampler and learner give the same tokens the same probability; docs/guides/add_a_model.md."""
+
+    on_breach: Literal["stop", "warn"] = Field(
+        default="stop", description="stop before training on a step that breaks the bound; or warn, and exit with 4"
+    )
+    max_mult_prob_error: Annotated[float, Field(gt=1.0)] | None = Field(
+        default=None, description="bound on the mean of e^|Δ| over a step's tokens; null: 1.001 in fp32, 1.05 in bf16"
+    )
+    drift: DriftSection | None = Field(
+        default=DriftSection(), description="alarm when the mismatch rises above that of the first steps; null: off"
+    )
+
+    @property
+    def stops(self) -> bool:
+        """Whether a run ends where the bound is broken."""
+        match self.on_breach:
+            case "stop":
+                return True
+            case "warn":
+                return False
+            case _:
+                assert_never(self.on_breach)
+
+    def bound(self, is_bf16: bool) -> float:
+        """On the mean of e^|Δ|, for a run that computes in bf16 or in fp32."""
+        if self.max_mult_prob_error is not None:
+            return self.max_mult_prob_error
+        return _CEILING_BF16 if is_bf16 else _CEILING_FP32

@@ -1,0 +1,128 @@
+"""The options of distillation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from lockstep.config.agreement import AgreementSection
+from lockstep.config.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.config.run import Bound, Common
+from lockstep.config.section import Section
+from lockstep.config.sources import ModelFolder, RewardSection
+
+Divergence = Literal["forward", "reverse", "mixed", "jsd"]
+
+
+class Distill(Section):
+    """Distillation (Hinton et al. 2015; Agarwal et al. 2024); see docs/algorithms/distill.md."""
+
+    on_policy: bool = Field(
+        default=True, description="learn from responses of the student; false: from the answers of the data"
+    )
+    num_prompts_per_step: PositiveInt = Field(description="rows that a step learns from")
+    num_generations: PositiveInt = Field(default=1, description="responses per prompt, with on_policy")
+    global_batch_size: PositiveInt = Field(description="responses or answers per optimizer step")
+    max_tokens: PositiveInt | None = Field(
+        default=None, description="longest prompt and answer together, without on_policy"
+    )
+    kl_type: Divergence = Field(
+        default="reverse",
+        description="KL(teacher ‖ student), KL(student ‖ teacher), their weighted sum, or the divergence of Jensen and "
+        "Shannon",
+    )
+    mixed_kl_weight: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        default=None, description="with mixed: of the forward KL; with jsd: of the teacher in the mixture"
+    )
+    top_k: PositiveInt | None = Field(
+        default=None, description="learn the teacher's likeliest tokens at each place; null: the whole vocabulary"
+    )
+    zero_outside_topk: bool = Field(
+        default=False,
+        description="with top_k: the student is to give nothing to other tokens; false: only the named ones matter",
+    )
+    teacher_field: str | None = Field(
+        default=None, description="field of a row that names its teacher, where there are several"
+    )
+
+    @property
+    def responses(self) -> int:
+        """Of a step."""
+        return self.num_prompts_per_step * self.num_generations
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of a step."""
+        return self.responses // self.global_batch_size
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Distill:
+        if self.responses % self.global_batch_size:
+            raise ValueError(
+                f"num_prompts_per_step × num_generations = {self.responses} do not divide into global_batch_size = "
+                f"{self.global_batch_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_are_there_once(self) -> Distill:
+        if self.on_policy == (self.max_tokens is not None):
+            raise ValueError("max_tokens is of the data's answers: say it with on_policy=false, and only then")
+        if not self.on_policy and self.num_generations > 1:
+            raise ValueError("num_generations is of the student's responses, and goes with on_policy")
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_is_outside(self) -> Distill:
+        if self.zero_outside_topk and self.top_k is None:
+            raise ValueError("zero_outside_topk is about tokens that are not among the top_k; say top_k as well")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_weigh(self) -> Distill:
+        if (self.kl_type in ("mixed", "jsd")) != (self.mixed_kl_weight is not None):
+            raise ValueError("mixed_kl_weight is for kl_type mixed or jsd: say it with them, and only then")
+        return self
+
+
+class DistillRecipe(Common):
+    """`algorithm: distill`"""
+
+    algorithm: Literal["distill"] = Field(description="what is run")
+    distill: Distill
+    teachers: dict[str, ModelFolder] = Field(description="models to learn from, each under a name", min_length=1)
+    sampling: Sampling | None = Field(default=None, description="how the student's responses are drawn, with on_policy")
+    sampler: EngineSection = SamplerSection()
+    agreement: AgreementSection = AgreementSection()
+    optimizer: Optimizer
+    validation_reward: RewardSection | None = Field(
+        default=None, description="what answers to held-out prompts are worth; null: no validation"
+    )
+    validation_sampling: RepeatedSampling | None = Field(default=None, description="how they are drawn")
+    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
+
+    @model_validator(mode="after")
+    def _each_row_has_a_teacher(self) -> DistillRecipe:
+        if (len(self.teachers) > 1) != (self.distill.teacher_field is not None):
+            raise ValueError("distill.teacher_field names a row's teacher: say it with several teachers, and only then")
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_answers(self) -> DistillRecipe:
+        if self.distill.on_policy != (self.sampling is not None):
+            raise ValueError("sampling is of the student's responses: say it with distill.on_policy, and only then")
+        if not self.distill.on_policy and self.data.truncates:
+            raise ValueError(
+                "data.overlong_prompts=truncate is for prompts that a sampler answers; the data's answers are learned "
+                "whole, so say error or skip"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _validation_is_whole(self) -> DistillRecipe:
+        if self.data.validation is not None and self.validation_reward is None:
+            raise ValueError("data.validation has prompts whose answers nothing scores; set validation_reward")
+        if (self.validation_reward is None) != (self.validation_sampling is None):
+            raise ValueError("validation_reward and validation_sampling go together; say both, or none")
+        return self

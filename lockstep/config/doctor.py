@@ -1,0 +1,140 @@
+"""The options of `lockstep doctor`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from lockstep.config.machinery import ClusterSection, Computation, Parallel, SamplerSection
+from lockstep.config.section import LocalPath, Probability, Section
+from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
+from lockstep.errors import InputError
+
+_LAYOUT = re.compile(r"(dp|tp|cp|pp)([1-9]\d*)")
+_NAMES = r"^(hf|vllm(-tp[1-9]\d*)?|torch(-((dp|tp|cp)[1-9]\d*)+)?|megatron(-((dp|tp|cp|pp)[1-9]\d*)+)?)$"
+BackendName = Annotated[str, Field(pattern=_NAMES)]
+"""`torch-dp2tp2` and `megatron-pp2` are learners over so many ranks, `vllm-tp2` is a vLLM of two."""
+
+
+def ranks_of(backend: BackendName) -> Parallel:
+    """The ranks that a backend's name asks for.
+
+    Raises:
+        InputError: If it names one twice.
+    """
+    sizes = _LAYOUT.findall(backend.partition("-")[2])
+    if len({name for name, _ in sizes}) < len(sizes):
+        raise InputError(f"backends: {backend} says one size twice")
+    return Parallel(**{name: int(size) for name, size in sizes})
+
+
+class DoctorData(PromptSection):
+    """Where real prompts come from."""
+
+    prompts: Paths | None = Field(
+        default=None, description="file of rows, or a list of files; null: the few that ship with Lockstep"
+    )
+
+    def cut(self, rows: Paths, room: int) -> DataSection:
+        """The same for whoever reads `rows`: in their order, no prompt longer than `room` leaves it."""
+        return self.as_data(rows, answer="", room=room)
+
+
+class Method(Section):
+    """A way to draw."""
+
+    temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
+    top_k: NonNegativeInt = Field(default=0, description="0: all")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(default=1.0, description="1: all")
+
+    @property
+    def name(self) -> str:
+        """What it is called in a table."""
+        if self.temperature == 0:
+            return "greedy"
+        cuts = [f"top_k={self.top_k}"] * (self.top_k > 0) + [f"top_p={self.top_p:g}"] * (self.top_p < 1)
+        return " ".join([f"T={self.temperature:g}", *cuts])
+
+    @model_validator(mode="after")
+    def _greedy_takes_the_likeliest(self) -> Method:
+        if self.temperature == 0 and (self.top_k or self.top_p < 1):
+            raise ValueError("temperature 0 takes the likeliest token, so top_k and top_p must be left at 0 and 1")
+        return self
+
+
+class Grid(Section):
+    """The cells of the table: every length with every kind of data, method and batch size."""
+
+    lengths: tuple[PositiveInt, ...] = Field(default=(100, 1000, 10000), description="tokens of a response")
+    data: tuple[Literal["real", "counting"], ...] = Field(
+        default=("real", "counting"), description="prompts: text, or numbers in a row"
+    )
+    methods: tuple[Method, ...] = Field(
+        default=(Method(temperature=0.0), Method(), Method(temperature=0.7), Method(top_p=0.9)),
+        description="ways to draw",
+    )
+    batch_sizes: tuple[PositiveInt, ...] = Field(default=(1, 8, 32), description="sequences side by side")
+    sequences: PositiveInt = Field(
+        default=32, description="of a cell of the shortest length, at least; longer ones get as many as they need"
+    )
+    max_sequences: PositiveInt = Field(default=256, description="of any cell, whatever it needs")
+    repeats: PositiveInt = Field(default=10, description="how often a cell of the shortest length is asked the same")
+    budget_s: PositiveFloat | None = Field(
+        default=None,
+        description="begin no cell after so many seconds; those left out are shown as such; null: no limit",
+    )
+
+
+class Limits(Section):
+    """What counts as agreement."""
+
+    max_mult_prob_error: PositiveFloat = Field(default=1.05, description="mean of e^|Δ|; the field's usual limit")
+    floor_factor: PositiveFloat = Field(
+        default=3.0, description="how many times the mismatch may be what rounding alone makes of the same tokens"
+    )
+    outlier_nats: PositiveFloat = Field(default=1.0, description="a token is an outlier from this |Δ| on")
+    max_outlier_rate: Probability = Field(default=1e-3, description="share of outliers; 1e-2 for mixtures of experts")
+    confidence: Probability = Field(default=0.99, description="of one-sided bounds, over the whole table")
+    max_bias_z: PositiveFloat = Field(default=4.0, description="standard errors that a bias may be away from none")
+    min_sequence_ess: Probability = Field(
+        default=0.5, description="effective share of sequences if each were weighted by its importance ratio"
+    )
+
+
+class DoctorRun(Section):
+    """Where to."""
+
+    folder: LocalPath | None = Field(
+        default=None, description="folder of the results; null: doctor/<model>-<hash of all that matters>"
+    )
+
+
+class DoctorRecipe(Section):
+    """`algorithm: doctor`"""
+
+    algorithm: Literal["doctor"] = Field(description="what is run")
+    seed: int = Field(default=0, description="key of every random number")
+    model: ModelFolder
+    data: DoctorData
+    backends: tuple[BackendName, ...] = Field(
+        default=("hf", "torch"), description="what is compared, each with each; the earlier of a pair is the trainer"
+    )
+    grid: Grid = Grid()
+    limits: Limits = Limits()
+    learner: Computation = Computation()
+    cluster: ClusterSection = ClusterSection()
+    sampler: SamplerSection = SamplerSection()
+    run: DoctorRun = DoctorRun()
+
+    @model_validator(mode="after")
+    def _each_backend_once(self) -> DoctorRecipe:
+        if len(self.backends) < 2:
+            raise ValueError(
+                "backends names whom to compare: two or more of hf, torch, vllm, megatron, torch-dp2tp2, vllm-tp2, "
+                "megatron-pp2"
+            )
+        if len(set(self.backends)) < len(self.backends):
+            raise ValueError("backends names one twice; its repeats are measured anyway")
+        return self

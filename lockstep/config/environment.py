@@ -1,0 +1,42 @@
+"""The options of episodes: responses and observations by turns."""
+
+from __future__ import annotations
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from lockstep.config.section import LocalPath, Probability, Section
+
+
+class EnvironmentSection(Section):
+    """What answers the policy's responses, until the episode ends."""
+
+    class_name: LocalPath = Field(
+        description="file.py:Class or package.module:Class, with reset(row, seed) and step(response) → (observation, "
+        "reward, done)"
+    )
+    stop: tuple[str, ...] = Field(
+        default=(),
+        description="tokens that end a turn, besides those that end a response, so that what the environment says "
+        "follows them at once; each must be one token",
+    )
+    max_turns: PositiveInt = Field(default=8, description="responses of an episode; one that goes on is truncated")
+    max_tokens: PositiveInt = Field(
+        description="of an episode, observations among them; one that has no room left for a response of "
+        "sampling.max_tokens is truncated"
+    )
+    pass_score: float | None = Field(
+        default=None, description="where the environment rewards: a held-out episode passes with this; null: no pass@k"
+    )
+    timeout_s: PositiveFloat = Field(default=30.0, description="an environment that takes longer over a call is ended")
+    max_concurrency: PositiveInt = Field(default=1, description="processes that share the episodes")
+    max_no_verdict_rate: Probability = Field(
+        default=0.5, description="stop where more of the episodes that are played at once fail by the environment"
+    )
+
+    def require_room(self, section: str, max_tokens: int) -> None:
+        """Raises ValueError if not even one response fits."""
+        if max_tokens > self.max_tokens:
+            raise ValueError(
+                f"{section}.max_tokens={max_tokens} is of one response, and environment.max_tokens={self.max_tokens} "
+                "of a whole episode; raise that, or lower the other"
+            )

@@ -1,0 +1,151 @@
+"""Sentences for what is wrong with a recipe: the option by its full name, and what would be right. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from lockstep.config import Recipe, Section
+from lockstep.errors import InputError
+
+KeyPath = Sequence[int | str]
+"""Keys, and indices of lists, from the top of a recipe to an option."""
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "model_type": "a group of options",
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+
+
+class RecipeError(InputError):
+    """A recipe or an override is wrong. One sentence per line: where, what, and what would be right."""
+
+
+def recipe_classes() -> dict[str, type[Section]]:
+    """The recipe's class for each algorithm."""
+    classes = get_args(get_args(Recipe)[0])
+    return {get_args(cls.model_fields["algorithm"].annotation)[0]: cls for cls in classes}
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section that a field of this type holds: itself, optional, or as items of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((section for section in map(section_of, get_args(annotation)) if section), None)
+
+
+def kinds_at(recipe: type[Section], path: KeyPath) -> set[object]:
+    """The types that the option at `path` may have, one of several each; none where there is no such option."""
+    field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
+    return set() if field is None else set(_kinds(field.annotation))
+
+
+def _kinds(annotation: Any) -> Iterator[object]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _kinds(member)
+    else:
+        yield annotation if origin is None else origin
+
+
+def algorithm_sentence(given: Any) -> str:
+    """For a recipe that is none, because its `algorithm` is missing or unknown."""
+    found = "is missing" if given is None else f"is {shown(given)}"
+    return f"algorithm {found}; there are: {', '.join(recipe_classes())}"
+
+
+def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Section]) -> str:
+    """For one problem that validation found at `path`."""
+    key, message = ".".join(map(str, path)), problem["msg"]
+    match problem["type"]:
+        case "extra_forbidden":
+            wrong = _wrong(problem["input"], path, recipe)
+            return f"there is no option {'.'.join(map(str, wrong))}; {nearest(recipe, wrong)}"
+        case "missing":
+            return f"{key} is missing{_description(recipe, path)}"
+        case "value_error":
+            said = message.removeprefix("Value error, ")
+            return f"{key}: {said}" if key else said
+    expected = _EXPECTED.get(problem["type"])
+    if expected is None and not message.startswith("Input should be "):
+        return f"{key}: {message}"
+    expected = expected or message.removeprefix("Input should be ")
+    quoting = (
+        f"""; quote text that YAML reads as something else: {key}='"…"'""" if problem["type"] == "string_type" else ""
+    )
+    return f"{key} is {shown(problem['input'])}, but should be {expected}{quoting}"
+
+
+def _wrong(said: Any, path: KeyPath, recipe: type[Section]) -> KeyPath:
+    """The option that is told to be wrong: of an unknown section the only one in it, where another section has it."""
+    found = list(path)
+    while isinstance(said, dict) and len(said) == 1:
+        [(key, said)] = said.items()
+        found.append(key)
+    known = {key.rsplit(".", 1)[-1] for key in _all_keys(recipe, ())}
+    return found if found[-1] in known else path
+
+
+def shown(value: Any) -> str:
+    """A value for people, long ones by their kind."""
+    match value:
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+def nearest(recipe: type[Section], path: KeyPath) -> str:
+    """What may have been meant: a neighbour, an option of that name elsewhere, or one that reads alike."""
+    *parents, wrong = map(str, path)
+    if [*parents, wrong] == ["doctor"] and "agreement" in recipe.model_fields:
+        return "the drift monitor's options are in agreement.drift now, and agreement.drift=null switches it off"
+    if ":" in wrong:
+        return "write a space behind each colon, as in {key: value}"
+    siblings = _fields_at(recipe, path[:-1])
+    everywhere = list(_all_keys(recipe, ()))
+    meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
+    meant = meant or [key for key in everywhere if key.rsplit(".", 1)[-1] == wrong]
+    meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)
+    if meant:
+        return f"did you mean {' or '.join(meant)}?"
+    return f"{'.'.join(parents) or 'this recipe'} has: {', '.join(siblings)}"
+
+
+def _description(recipe: type[Section], path: KeyPath) -> str:
+    field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
+    return f" ({field.description})" if field is not None and field.description else ""
+
+
+def _fields_at(section: type[Section] | None, path: KeyPath) -> dict[str, FieldInfo]:
+    """The options of the section at `path`; none where there is no section."""
+    for key in path:
+        if section is not None and isinstance(key, str):
+            field = section.model_fields.get(key)
+            section = section_of(field.annotation) if field else None
+    return section.model_fields if section else {}
+
+
+def _all_keys(section: type[Section], above: tuple[str, ...]) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield ".".join((*above, name))
+        inner = section_of(field.annotation)
+        if inner is not None:
+            yield from _all_keys(inner, (*above, name))

@@ -1,0 +1,71 @@
+"""The options of an evaluation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from lockstep.config.environment import EnvironmentSection
+from lockstep.config.machinery import ClusterSection, Computation, EngineSection, RepeatedSampling, SamplerSection
+from lockstep.config.section import LocalPath, Section
+from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSection, RewardSection
+
+
+class EvalData(QuestionSection):
+    """The rows that are asked."""
+
+    validation: Paths = Field(description="file to evaluate on, or a list of files")
+
+    @property
+    def in_order(self) -> DataSection:
+        """The same for whoever reads rows: those of the file, in its order."""
+        return self.as_data(self.validation, self.answer, self.max_validation_samples)
+
+
+class Greedy(Section):
+    """One response per question, each token the likeliest."""
+
+    max_tokens: PositiveInt = Field(description="longest response")
+
+
+class EvalRun(Section):
+    """Where to, and how often."""
+
+    folder: LocalPath | None = Field(
+        default=None, description="folder of the results; null: evals/<model>-<data>-<hash of all that matters>"
+    )
+    save_every: PositiveInt = Field(
+        default=32, description="questions that are answered and written together; a stopped evaluation loses no more"
+    )
+
+
+class EvalRecipe(Section):
+    """`algorithm: eval`"""
+
+    algorithm: Literal["eval"]
+    seed: int = 0
+    model: ModelFolder
+    data: EvalData
+    reward: RewardSection | None = Field(
+        default=None, description="what responses are worth; null: the environment says"
+    )
+    environment: EnvironmentSection | None = Field(
+        default=None, description="answers each response, until an episode has ended"
+    )
+    greedy: Greedy | None = Field(default=None, description="null: no greedy responses")
+    sampling: RepeatedSampling | None = Field(default=None, description="null: no sampled responses")
+    sampler: EngineSection = SamplerSection()
+    learner: Computation = Computation()
+    cluster: ClusterSection = ClusterSection()
+    run: EvalRun = EvalRun()
+
+    @model_validator(mode="after")
+    def _something_is_asked(self) -> EvalRecipe:
+        if self.greedy is None and self.sampling is None:
+            raise ValueError("greedy and sampling are both null, so there is nothing to evaluate; set one of them")
+        if self.reward is None and self.environment is None:
+            raise ValueError("say what responses are worth: set reward, or an environment that rewards")
+        if self.sampling is not None and self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0; greedy responses have a section of their own, greedy")
+        return self

@@ -1,0 +1,93 @@
+"""The options of `lockstep generate`."""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+from pydantic import Field, PositiveInt, model_validator
+
+from lockstep.config.machinery import ClusterSection, Computation, SamplerSection, Sampling
+from lockstep.config.section import LocalPath, Section
+from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
+
+
+class GenerateData(PromptSection):
+    """The rows that are answered."""
+
+    prompts: Paths = Field(description="file of rows, or a list of files: JSONL (also .gz), Parquet, data set folders")
+    max_prompts: PositiveInt | None = Field(default=None, description="answer only the first so many rows")
+
+    @property
+    def in_order(self) -> DataSection:
+        """The same for whoever reads rows: those of the file, in its order, with nothing asked of a right answer."""
+        return self.as_data(self.prompts, answer="")
+
+
+class GenerateRun(Section):
+    """Where to, and how often."""
+
+    folder: LocalPath | None = Field(
+        default=None, description="folder of the results; null: generations/<model>-<data>-<hash of all that matters>"
+    )
+    save_every: PositiveInt = Field(
+        default=32,
+        description="prompts of a block, whose responses are drawn and written together; whoever stops loses no more "
+        "than the blocks under way",
+    )
+
+
+class GenerateRecipe(Section):
+    """`algorithm: generate`"""
+
+    algorithm: Literal["generate"] = Field(description="what is run")
+    seed: int = Field(default=0, description="key of every random number")
+    model: ModelFolder
+    data: GenerateData
+    sampling: Sampling
+    num_generations: PositiveInt = Field(default=1, description="responses per prompt")
+    logprobs: Literal["none", "processed", "raw"] = Field(
+        default="none",
+        description="write the log-probability of each drawn token: processed, under the distribution it was drawn "
+        "from, after temperature, top_k and top_p; raw, at temperature 1 and among all tokens",
+    )
+    sampler: SamplerSection = SamplerSection()
+    learner: Computation = Computation()
+    cluster: ClusterSection = ClusterSection()
+    run: GenerateRun = GenerateRun()
+
+    @property
+    def logprobs_are_wanted(self) -> bool:
+        """Whether responses come with log-probabilities."""
+        match self.logprobs:
+            case "none":
+                return False
+            case "processed" | "raw":
+                return True
+            case _:
+                assert_never(self.logprobs)
+
+    @property
+    def logprobs_are_raw(self) -> bool:
+        """Whether these are of the model's own distribution, not of the one that was drawn from."""
+        match self.logprobs:
+            case "none" | "processed":
+                return False
+            case "raw":
+                return True
+            case _:
+                assert_never(self.logprobs)
+
+    @model_validator(mode="after")
+    def _a_server_tells_one_kind_of_logprobs(self) -> GenerateRecipe:
+        if self.sampler.backend == "openai" and self.logprobs_are_wanted and not self.sampling.params().unshaped:
+            raise ValueError(
+                "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or "
+                "1, top_k 0 and top_p 1, where both are the same"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _responses_differ(self) -> GenerateRecipe:
+        if self.sampling.temperature == 0 and self.num_generations > 1:
+            raise ValueError("sampling.temperature 0 gives the same response every time, so num_generations must be 1")
+        return self

@@ -1,0 +1,107 @@
+"""What the options of a recipe are: value, kind, range, default, meaning. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import takewhile
+from typing import Any
+
+from lockstep.config import Section
+from lockstep.config.errors import RecipeError, nearest, section_of, shown
+from lockstep.config.loading import Loaded
+from lockstep.yaml12 import Keys
+
+_KINDS = {
+    "boolean": "true or false",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "array": "list",
+    "object": "mapping",
+    "null": "null",
+}
+_LIMITS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
+
+
+def headline(recipe: str) -> str:
+    """The first sentence of the comment that a recipe begins with."""
+    comment = takewhile(lambda line: line.startswith("#"), recipe.splitlines())
+    return re.split(r"(?<=\.) (?=[A-Z]|lockstep )", " ".join(line.lstrip("# ") for line in comment), maxsplit=1)[0]
+
+
+def explained(loaded: Loaded, keys: Sequence[str] = ()) -> str:
+    """The options with these keys, and all in the sections with these keys; every option where there are no keys.
+
+    Raises:
+        RecipeError: If there is no such option; names the nearest.
+    """
+    recipe = type(loaded.recipe)
+    every = list(_options(recipe, ()))
+    wanted = [tuple(key.split(".")) for key in keys] or [()]
+    for want in wanted:
+        if not any(path[: len(want)] == want for path, _, _ in every):
+            raise RecipeError(f"there is no option {'.'.join(want)}; {nearest(recipe, want)}")
+    found = [option for option in every if any(option[0][: len(want)] == want for want in wanted)]
+    return "\n".join(_entry(loaded, *option) for option in found)
+
+
+def _options(section: type[Section], above: Keys) -> Iterator[tuple[Keys, type[Section], type[Section] | None]]:
+    """Keys of each option, the section it stands in, and the one that it is, if any."""
+    for name, field in section.model_fields.items():
+        inner = section_of(field.annotation)
+        yield (*above, name), section, inner
+        if inner is not None:
+            yield from _options(inner, (*above, name))
+
+
+def _entry(loaded: Loaded, keys: Keys, holder: type[Section], inner: type[Section] | None) -> str:
+    schema, key = _schema(holder), ".".join(keys)
+    field = schema["properties"][keys[-1]]
+    meaning = field.get("description") or (inner.__doc__ if inner is not None else "")
+    value = _value(loaded.dump(), keys)
+    if isinstance(value, dict):
+        return f"{key}:\n    {meaning}\n"
+    now = f" = {_written(value)} ({loaded.origin(keys)})" if value is not _ABSENT else ""
+    default = "required" if keys[-1] in schema.get("required", ()) else f"default {_written(field.get('default'))}"
+    return f"{key}{now}\n    {_kind(field)}; {default}\n    {meaning}\n"
+
+
+_ABSENT = object()
+
+
+def _written(value: Any) -> str:
+    """A value as one would write it, unless it is a list of groups."""
+    nested = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+    return shown(value) if nested else json.dumps(value, ensure_ascii=False)
+
+
+def _value(tree: Any, keys: Keys) -> Any:
+    """The value of an option; `_ABSENT` where its section is off."""
+    for key in keys:
+        if not isinstance(tree, dict) or key not in tree:
+            return _ABSENT
+        tree = tree[key]
+    return tree
+
+
+@cache
+def _schema(section: type[Section]) -> dict[str, Any]:
+    return section.model_json_schema()
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """What an option may be, in words."""
+    if "anyOf" in schema:
+        return " or ".join(_kind(choice) for choice in schema["anyOf"])
+    if "const" in schema or "enum" in schema:
+        *others, last = [shown(value) for value in schema.get("enum", [schema.get("const")])]
+        return f"{', '.join(others)} or {last}" if others else last
+    if "type" not in schema:
+        return "group of options"
+    limits = [f"{word} {schema[name]:g}" for name, word in _LIMITS.items() if name in schema]
+    items = schema.get("prefixItems")
+    of = f" of {len(items)}, each {_kind(items[0])}" if items else ""
+    return f"{_KINDS[schema['type']]}{of}{' ' if limits else ''}{' and '.join(limits)}"

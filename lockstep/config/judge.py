@@ -1,0 +1,159 @@
+"""The options of a judge: who judges, what is asked, how a reply becomes a score."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, assert_never
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from lockstep.config.machinery import SamplerSection, Sampling
+from lockstep.config.section import LocalPath, Probability, Section
+
+SCALE = (0.0, 5.0)
+"""Of the rubric that ships."""
+
+
+class AskedSection(Section):
+    """Who is asked to judge, and how; for judges of every kind."""
+
+    path: LocalPath | None = Field(
+        default=None,
+        description="folder of the model that judges; null: the policy itself, or, where a server judges, no folder "
+        "with its tokenizer, so that nothing is known about lengths",
+    )
+    sampler: SamplerSection | None = Field(
+        default=None, description="what generates for the model in `path`, or the server; null: sampler of torch"
+    )
+    chat: bool = Field(default=True, description="put the question through the judge's chat template")
+    system_prompt: str | None = Field(default=None, description="system message, with `chat`")
+    sampling: Sampling
+    max_prompt_tokens: PositiveInt = Field(description="a longer question is over-long")
+    overlong_judge_prompts: Literal["drop", "truncate_response"] = Field(
+        default="drop",
+        description="what to do with them: no verdict, or show the judge only as much of the response as fits, if that "
+        "is at least half of it; both are counted",
+    )
+    unfinished_judgements: Literal["no_verdict", "read"] = Field(
+        default="no_verdict", description="what becomes of a reply that sampling.max_tokens cut off"
+    )
+    max_no_verdict_rate: Probability = Field(
+        default=0.5, description="stop where more of the judgements that are asked for at once have no verdict"
+    )
+
+    @property
+    def truncates_responses(self) -> bool:
+        """Whether a response is cut where the question is over-long."""
+        match self.overlong_judge_prompts:
+            case "drop":
+                return False
+            case "truncate_response":
+                return True
+            case _:
+                assert_never(self.overlong_judge_prompts)
+
+    @property
+    def reads_unfinished(self) -> bool:
+        """Whether a reply that was cut off can have a verdict."""
+        match self.unfinished_judgements:
+            case "no_verdict":
+                return False
+            case "read":
+                return True
+            case _:
+                assert_never(self.unfinished_judgements)
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether the policy judges, where there is one."""
+        return self.path is None and self.sampler is None
+
+    @model_validator(mode="after")
+    def _a_judge_has_one_engine(self) -> AskedSection:
+        served = self.sampler is not None and self.sampler.backend == "openai"
+        if self.sampler is not None and self.path is None and not served:
+            raise ValueError(
+                "the policy judges with its own sampler; set path to let another model judge, or no sampler"
+            )
+        if served and not self.chat:
+            raise ValueError("a server puts every question through its chat template; leave chat on")
+        if self.system_prompt is not None and not self.chat:
+            raise ValueError("system_prompt needs chat: true")
+        return self
+
+
+class JudgeSection(AskedSection):
+    """An LLM that scores responses."""
+
+    template: str | None = Field(
+        default=None,
+        description="the question, with {prompt} and {response} where they go; null: an additive rubric of five points",
+    )
+    num_evals_to_average: PositiveInt = Field(
+        default=3, description="judgements of each response; its score is the mean of those with a verdict"
+    )
+    judge_score_low: float = Field(default=SCALE[0], description="lowest valid score")
+    judge_score_high: float = Field(default=SCALE[1], description="highest valid score")
+    decimals: bool = Field(default=True, description="whether 3.5 is a valid score")
+    score_pattern: str = Field(
+        default="score|points",
+        description="regular expression of the word before the colon that announces the score; the last one counts",
+    )
+
+    @field_validator("score_pattern")
+    @classmethod
+    def _an_expression(cls, pattern: str) -> str:
+        return expression(pattern)
+
+    @model_validator(mode="after")
+    def _scores_differ(self) -> JudgeSection:
+        if self.judge_score_low >= self.judge_score_high:
+            raise ValueError("judge_score_low must be below judge_score_high")
+        if self.template is None and (self.judge_score_low, self.judge_score_high) != SCALE:
+            raise ValueError("the rubric that ships counts from 0 to 5; another scale needs a template of yours")
+        if self.sampling.temperature == 0 and self.num_evals_to_average > 1:
+            raise ValueError(
+                "sampling.temperature 0 gives the same judgement every time, so num_evals_to_average must be 1"
+            )
+        return self
+
+
+class ComparisonSection(Section):
+    """An LLM that says which of two is better."""
+
+    template: str | None = Field(
+        default=None,
+        description="the question, with {prompt}, {response_a} and {response_b} for two responses, and {prompt}, "
+        "{response}, {judgement_a} and {judgement_b} for two judgements; null: the one that ships",
+    )
+    winner_pattern: str = Field(
+        default="winner",
+        description="regular expression of the word before the colon that announces A or B; the last one counts",
+    )
+
+    @field_validator("winner_pattern")
+    @classmethod
+    def _an_expression(cls, pattern: str) -> str:
+        return expression(pattern)
+
+
+class MetaJudgeSection(AskedSection, ComparisonSection):
+    """An LLM that says which of two judgements is better."""
+
+    battles: Literal["order_consistency", "position"] = Field(
+        default="order_consistency",
+        description="each two judgements are shown in both orders; a win counts if both agree, or weighs less in the "
+        "place that wins more often",
+    )
+    max_judgement_tokens: PositiveInt | None = Field(
+        default=None, description="a judgement that is longer is not preferred; null: any may be"
+    )
+
+
+def expression(pattern: str) -> str:
+    """Raises ValueError for what is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression ({error})") from error
+    return pattern

@@ -1,0 +1,433 @@
+"""From the name of a recipe and overrides to one validated, frozen recipe. Imports no torch.
+
+A recipe is a YAML file, one that ships with Lockstep or one of yours. It may name another one as `base:` and then says
+only what differs: mappings are merged key by key, everything else, lists included, is replaced. Overrides `key=value`
+come last; their values are YAML.
+
+Two conveniences, the same in files and overrides:
+
+- A scalar for a whole section sets its backend, or the run's folder: `sampler=torch` means `sampler.backend=torch`,
+  and `run=FOLDER` means `run.folder=FOLDER`.
+- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, arithmetic, and prompt,
+  messages; `reward`: marker, function; `run`: max_steps, max_epochs), to give one takes back another that
+  an underlying recipe gave: `model.path=FOLDER` is enough.
+
+Every key must be known and every value of the right type (`"3"` is not 3): nothing is ignored, nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from lockstep import yaml12
+from lockstep.config import Common, Recipe, Section, TrainingRecipe
+from lockstep.config.errors import (
+    KeyPath,
+    RecipeError,
+    algorithm_sentence,
+    kinds_at,
+    recipe_classes,
+    section_of,
+    sentence,
+    shown,
+)
+from lockstep.paths import expand
+
+_EXCLUSIVE = (
+    ("model", ("path", "from_recipe", "scratch")),
+    ("data", ("train", "arithmetic", "letters")),
+    ("data", ("prompt", "messages")),
+    ("data", ("ranks", "best", "tree")),
+    ("reward", ("marker", "function")),
+)
+_LENGTH = ("run", ("max_steps", "max_epochs"))
+"""Likewise, in recipes where only one of them counts; -1 is none."""
+_MADE_ALIKE = ("train_questions", "validation_questions", "train_prompts", "validation_prompts", "seed")
+"""Options of made rows that say which are held out."""
+Keys = yaml12.Keys
+_OVERRIDE = re.compile(r"(?P<key>\w+(\.\w+)*)=(?P<value>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A resolved recipe.
+
+    Attributes:
+        name: Of the recipe: its file's name without the suffix.
+        recipe: What it says, after bases and overrides.
+        origins: Who said what, by an option's keys: a recipe or `override`; the rest are defaults.
+        arguments: What was asked for: the recipe and its overrides, as a command takes them.
+    """
+
+    name: str
+    recipe: Recipe
+    origins: Mapping[Keys, str]
+    arguments: tuple[str, ...]
+
+    @property
+    def training(self) -> TrainingRecipe:
+        """The recipe, where it is one that trains.
+
+        Raises:
+            RecipeError: It is one that only asks a model.
+        """
+        if not isinstance(self.recipe, Common):
+            raise RecipeError(f"{self.name} trains nothing; it is for: {usage(self.recipe.algorithm, self.name)}")
+        return self.recipe
+
+    def dump(self) -> dict[str, Any]:
+        """Every option with its value, defaults included, as JSON types."""
+        return self.recipe.model_dump(mode="json")
+
+    def origin(self, keys: Keys) -> str:
+        """Who said what the option with these keys is; an option within a list is its list's."""
+        said = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
+        return next((origin for origin in said if origin), "default")
+
+    @property
+    def warm_start(self) -> Loaded | None:
+        """The recipe that is trained first, with this one's seed, backend, and questions where both make theirs.
+
+        Otherwise what is held out here could be what was learned there.
+        """
+        recipe = self.recipe
+        if not isinstance(recipe, Common) or recipe.model.from_recipe is None:
+            return None
+        first, learner, data = recipe.model.from_recipe, recipe.learner, recipe.data
+        same: dict[str, Any] = {"seed": recipe.seed, "learner.backend": learner.backend}
+        same |= {"learner.device": learner.device, "learner.dtype": learner.dtype}
+        same |= {f"learner.parallel.{name}": size for name, size in learner.parallel.model_dump().items()}
+        for kind, made in (("arithmetic", data.arithmetic), ("letters", data.letters)):
+            if made is not None and getattr(load(first).training.data, kind) is not None:
+                shared = {name: value for name, value in made.model_dump().items() if name in _MADE_ALIKE}
+                same |= {f"data.{kind}.{name}": value for name, value in shared.items()}
+        return load(first, [f"{key}={value}" for key, value in same.items()])
+
+    def identity(self) -> dict[str, Any]:
+        """What makes it this run: without what changes no result, with the digest of what is trained first."""
+        tree = self.dump()
+        for section in ("trackers", "acceptance"):  # who looks on, and what a finished run is measured by
+            tree.pop(section, None)
+        for option in ("folder", "max_time_s", "require_doctor"):
+            tree["run"].pop(option, None)
+        for option in ("on_breach", "max_mult_prob_error"):  # of what is compared, not of what is computed
+            tree.get("agreement", {}).pop(option, None)
+        # What is generated alone is cut into blocks; elsewhere a batch is shared, and bits depend on the shares.
+        alone = ("replicas",) if self.recipe.algorithm == "generate" else ()
+        for sampler in (tree.get("sampler", {}), (tree.get("judge") or {}).get("sampler") or {}):
+            for option in ("max_restarts", "timeout_s", *alone):
+                sampler.pop(option, None)
+            for option in ("base_url", "api_key_env", "max_concurrency", "max_retries"):  # a server may move
+                (sampler.get("openai") or {}).pop(option, None)
+        first = self.warm_start
+        if first is not None:
+            tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"
+        return tree
+
+    @property
+    def digest(self) -> str:
+        """Ten hexadecimal digits of the SHA-256 of the identity: another option is another run."""
+        canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the run lives: `run.folder`, or `runs/<name>-<digest>`."""
+        folder = self.recipe.run.folder
+        return Path("runs") / f"{self.name}-{self.digest}" if folder is None else Path(folder)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Part of what a recipe says, and who says it."""
+
+    source: str
+    tree: dict[str, Any]
+
+
+def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ()) -> Loaded:
+    """Resolves a recipe.
+
+    Args:
+        recipe: Name of one that ships, or path of a YAML file.
+        overrides: `key.sub=value` each, later than every file.
+        also: What others say, later than every file and before the overrides.
+
+    Raises:
+        RecipeError: One sentence for each thing that is wrong.
+    """
+    path = _find(recipe, Path(), "")
+    said = [*_layers(path, ()), *also]
+    overriding = _overrides(overrides, recipe_classes().get(str(_joined(said).get("algorithm"))))
+    layers = [*said, Layer("override", _joined(overriding))]
+    exclusive = _exclusive(_joined(layers).get("algorithm"))
+    tree: dict[str, Any] = {}
+    origins: dict[Keys, str] = {}
+    for layer in layers:
+        tree = _laid_over(tree, layer.tree, exclusive)
+        origins |= dict.fromkeys(_options(layer.tree), layer.source)
+    standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
+    return Loaded(path.stem, _validated(tree, said, overriding), standing, (recipe, *overrides))
+
+
+def algorithm_of(recipe: str) -> Any:
+    """What a recipe says its `algorithm` is, before anything is validated."""
+    return _joined(_layers(_find(recipe, Path(), ""), ())).get("algorithm")
+
+
+def usage(algorithm: str, recipe: str) -> str:
+    """The command that a recipe of this algorithm is for."""
+    if issubclass(recipe_classes()[algorithm], Common):
+        return f"lockstep train {recipe}"
+    asked = "doctor table MODEL" if algorithm == "doctor" else f"{algorithm.replace('_', '-')} MODEL DATA"
+    return f"lockstep {asked} --recipe {recipe}"
+
+
+def describe(loaded: Loaded, origins: bool = False) -> str:
+    """The resolved recipe as YAML, with comments that say where each value comes from where `origins` are wanted.
+
+    As a recipe of its own it resolves to the same.
+    """
+    return yaml12.annotated(loaded.dump(), loaded.origin) if origins else yaml12.dump(loaded.dump())
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    folder = Path(str(files("lockstep").joinpath("recipes")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _find(recipe: str, beside: Path, asker: str) -> Path:
+    """The file of a recipe; a path is relative to `beside`, and `asker` begins the error."""
+    if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
+        path = beside / expand(recipe)
+        if path.is_dir():
+            raise RecipeError(f"{asker}{path} is a folder; a recipe is a YAML file{_run_hint(path)}")
+        if not path.is_file():
+            raise RecipeError(f"{asker}there is no recipe file {path}")
+        return path
+    names = shipped()
+    if recipe not in names:
+        meant = (beside / recipe).with_suffix(".yaml")
+        if (beside / recipe).exists() or meant.is_file():
+            hint = f"; did you mean {meant}?" if meant.is_file() else _run_hint(beside / recipe)
+            raise RecipeError(
+                f"{asker}{recipe} is no recipe: that is a name from `lockstep config`, or a YAML file{hint}"
+            )
+        close = get_close_matches(recipe, names, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise RecipeError(
+            f"{asker}no recipe {recipe!r} ships with Lockstep; {hint}there are: {', '.join(names) or 'none'}; "
+            "a file of yours ends in .yaml"
+        )
+    return names[recipe]
+
+
+def _run_hint(path: Path) -> str:
+    """For a run's folder, which may be meant where a recipe is asked for."""
+    return f"; {path} is a run, whose recipe is {path / 'recipe.yaml'}" if (path / "recipe.yaml").is_file() else ""
+
+
+def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
+    """What a file says, after what its base says."""
+    source = path.stem if path in shipped().values() else str(path)
+    try:
+        tree = yaml12.parse(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{source}: byte {error.start + 1} is not UTF-8; save the recipe as UTF-8") from None
+    except (ValueError, OSError) as error:
+        raise RecipeError(f"{source}: {error}") from None
+    if tree is None:
+        raise RecipeError(
+            f"{source}: this file is empty; begin with base: and the name of a recipe, and say what differs"
+        )
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {shown(tree)}")
+    base = tree.pop("base", None)
+    layer = Layer(source, _expanded(tree))
+    if base is None:
+        return [layer]
+    if not isinstance(base, str):
+        raise RecipeError(f"{source}: base must name one recipe, but is {shown(base)}")
+    above = (*above, path.resolve())
+    base_path = _find(base, path.parent, f"{source}: base: ")
+    if base_path.resolve() in above:
+        raise RecipeError(f"{source}: base: {base} leads back to itself")
+    return [*_layers(base_path, above), layer]
+
+
+def _overrides(overrides: Sequence[str], recipe: type[Section] | None) -> list[Layer]:
+    """One layer per override, so that an error can quote it; all that are none are told at once."""
+    layers: dict[str, Layer] = {}
+    wrong: list[str] = []
+    taken = False
+    for text, following in zip_longest(overrides, overrides[1:], fillvalue=""):
+        match = _OVERRIDE.fullmatch(text)
+        if match is None and taken:  # the hint before has it as a value
+            taken = False
+            continue
+        try:
+            taken = match is None and "=" not in text + following
+            if match is None:
+                raise RecipeError(f"override {text!r}: {_override_hint(text, following)}")
+            layers.pop(match["key"], None)  # the last one counts, so that a script can add to what it was given
+            layers[match["key"]] = Layer(f"override {text}", _override_tree(text, match["key"], match["value"], recipe))
+        except RecipeError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise RecipeError("\n".join(wrong))
+    return list(layers.values())
+
+
+def _override_tree(text: str, key: str, value: str, recipe: type[Section] | None) -> dict[str, Any]:
+    """What an override says, as a recipe would say it."""
+    tree: Any = _override_value(text, key, value, recipe)
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    return _expanded(tree)
+
+
+def _override_hint(text: str, following: str) -> str:
+    """What to say instead of something that is no override."""
+    bare = text.lstrip("-").replace(" ", "")
+    if not _OVERRIDE.fullmatch(bare) and following and "=" not in following:
+        bare = f"{bare}={following}"
+    meant = bare if _OVERRIDE.fullmatch(bare) else "seed=1"
+    return f"say key=value without dashes and spaces, {'here' if meant == bare else 'such as'} {meant}"
+
+
+def _override_value(text: str, key: str, value: str, recipe: type[Section] | None) -> Any:
+    kinds = set() if recipe is None else kinds_at(recipe, key.split("."))
+    if not value.strip():
+        raise RecipeError(f"override {text}: the value is missing; {_nothing(key, kinds)}")
+    if re.search(r"(^|\s)#", value) and value.lstrip()[0] not in "\"'[{":
+        raise RecipeError(f"""override {text}: # begins a comment in YAML; quote the text: {key}='"{value}"'""")
+    only_text = str in kinds and kinds <= {str, type(None)}
+    try:
+        said = yaml12.parse(value)
+    except ValueError as error:
+        if only_text:
+            raise RecipeError(f"override {text}: {_quoting(key, value)}") from None
+        raise RecipeError(f"override {text}: {error}") from None
+    if only_text and isinstance(said, dict | list):
+        raise RecipeError(f"override {text}: {_quoting(key, value)}")
+    return said
+
+
+def _nothing(key: str, kinds: set[object]) -> str:
+    """How to say nothing of an option that takes values of these kinds."""
+    if type(None) in kinds:
+        return f"{key}=null takes an option back"
+    return f"""{key}='""' is empty text""" if str in kinds else "write it behind the =, or leave the override out"
+
+
+def _quoting(key: str, value: str) -> str:
+    """What to say instead of text that YAML reads as something else; where Jinja doubles braces, single ones do."""
+    meant = "…" if set(value) & set("\"'\\") else re.sub(r"\{\{\s*(\w+)\s*\}\}", r"{\1}", value)
+    return f"""{key} is text, and YAML reads braces, brackets and colons as more; quote it twice: {key}='"{meant}"'"""
+
+
+def _expanded(tree: dict[str, Any]) -> dict[str, Any]:
+    """Spells out scalars that stand for a section."""
+    shorthands = _shorthands()
+    return {
+        key: {shorthands[key]: value} if key in shorthands and not isinstance(value, dict | list | None) else value
+        for key, value in tree.items()
+    }
+
+
+@cache
+def _shorthands() -> dict[str, str]:
+    fields = (field for recipe in recipe_classes().values() for field in recipe.model_fields.items())
+    sections = ((name, section_of(info.annotation)) for name, info in fields)
+    backends = {name: "backend" for name, section in sections if section and "backend" in section.model_fields}
+    return backends | {"run": "folder"}
+
+
+def _joined(layers: Iterable[Layer]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for layer in layers:
+        tree = _merged(tree, layer.tree)
+    return tree
+
+
+def _exclusive(algorithm: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Sections of such a recipe, each with options of which one counts."""
+    recipe = recipe_classes().get(str(algorithm))
+    both = recipe is None or not issubclass(recipe, Common) or recipe.steps_and_epochs
+    return _EXCLUSIVE if both else (*_EXCLUSIVE, _LENGTH)
+
+
+def _laid_over(
+    below: dict[str, Any], above: dict[str, Any], exclusive: Sequence[tuple[str, tuple[str, ...]]]
+) -> dict[str, Any]:
+    """`above` over `below`, where an option that is given takes back the others of its group."""
+    for section, group in exclusive:
+        given, taken = above.get(section), below.get(section)
+        if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(k) not in (None, -1) for k in group):
+            kept = {key: value for key, value in taken.items() if key not in group or key in given}
+            below = below | {section: kept}
+    return _merged(below, above)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _merged(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _validated(tree: dict[str, Any], said: Sequence[Layer], overriding: Sequence[Layer]) -> Recipe:
+    """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number."""
+    adapter: TypeAdapter[Recipe] = TypeAdapter(Recipe)
+    try:
+        return adapter.validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    recipe = recipe_classes().get(str(tree.get("algorithm")))
+    if recipe is None:
+        raise RecipeError(f"{_source(said, overriding, ['algorithm'])}: {algorithm_sentence(tree.get('algorithm'))}")
+    paths = [problem["loc"][1:] for problem in problems]  # the first of loc is the algorithm's name
+    sentences = [
+        f"{_source(said, overriding, path)}: {sentence(problem, path, recipe)}"
+        for problem, path in zip(problems, paths, strict=True)
+    ]
+    raise RecipeError("\n".join(sentences))
+
+
+def _source(said: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> str:
+    """Who said last what stands at `path`; the recipe itself for what nobody said."""
+    sayers = [layer.source for layer in [*said, *overriding] if path and _says(layer.tree, path)]
+    return sayers[-1] if sayers else said[-1].source
+
+
+def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
+    """The keys of all that is no mapping, or an empty one."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _options(value, (*above, key))
+        else:
+            yield (*above, key)
+
+
+def _says(tree: Any, path: KeyPath) -> bool:
+    for key in path:
+        if isinstance(tree, list) and isinstance(key, int):
+            return True
+        if not isinstance(tree, dict) or key not in tree:
+            return False
+        tree = tree[key]
+    return True

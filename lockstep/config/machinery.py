@@ -1,0 +1,430 @@
+"""Who computes, and how: optimizers, learners, samplers, processes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Literal, assert_never
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from lockstep.config.section import Probability, Section
+from lockstep.types import SamplingParams
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["fp32", "bf16"]
+TrainingBackend = Literal["torch", "megatron"]
+SamplerBackend = Literal["torch", "vllm", "openai"]
+
+
+class Schedule(Section):
+    """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine."""
+
+    warmup_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which the rate rises to lr")
+    decay: Literal["constant", "linear", "cosine"] = Field(default="constant", description="what follows the warm-up")
+    decay_steps: PositiveInt | None = Field(
+        default=None, description="optimizer steps until the end of the decay, warm-up included"
+    )
+    final_fraction: Probability = Field(default=0.0, description="the decay ends at lr times this")
+
+    @model_validator(mode="after")
+    def _decay_has_an_end(self) -> Schedule:
+        if (self.decay == "constant") != (self.decay_steps is None):
+            raise ValueError("decay_steps goes with decay: linear and decay: cosine, and only with them")
+        if self.decay == "constant" and self.final_fraction:
+            raise ValueError("final_fraction goes with decay: linear and decay: cosine, and only with them")
+        return self
+
+
+class Optimizer(Section):
+    """AdamW (Loshchilov & Hutter 2019) with fp32 weights and moments."""
+
+    lr: PositiveFloat = Field(description="learning rate after the warm-up")
+    betas: tuple[Probability, Probability] = Field(
+        default=(0.9, 0.999), description="decay of the running means of the gradient and of its square"
+    )
+    eps: PositiveFloat = Field(default=1e-8, description="added to the root of the mean square")
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="share of a weight that lr · this takes away")
+    max_grad_norm: PositiveFloat | None = Field(default=1.0, description="clip the gradient's norm; null: do not")
+    schedule: Schedule = Schedule()
+
+
+class Parallel(Section):
+    """How many processes share the work: the product of all."""
+
+    dp: PositiveInt = Field(default=1, description="ranks that share rows; what they hold of the model is cut (FSDP2)")
+    tp: PositiveInt = Field(default=1, description="ranks that share heads, hidden units and the vocabulary")
+    cp: PositiveInt = Field(default=1, description="ranks that share the tokens of each sequence")
+    pp: PositiveInt = Field(default=1, description="ranks that share layers, one group of them after the other")
+    dp_replicate: PositiveInt = Field(
+        default=1, description="copies of the model, which share rows, each cut over dp, tp and cp (HSDP)"
+    )
+
+    @property
+    def ranks(self) -> int:
+        """How many processes that makes."""
+        return self.dp_replicate * self.copy_ranks
+
+    @property
+    def copy_ranks(self) -> int:
+        """How many of them hold one copy of the model together."""
+        return self.dp * self.tp * self.cp * self.pp
+
+    @property
+    def row_shares(self) -> int:
+        """Among how many the rows of a batch are dealt."""
+        return self.dp_replicate * self.dp
+
+
+class Computation(Section):
+    """Where numbers are computed, and in which precision; a sampler computes where and as the learner does."""
+
+    device: Device = Field(default="auto", description="auto: cuda where there is one")
+    dtype: DType = Field(default="fp32", description="of the computation; weights and moments are always fp32")
+
+    @property
+    def may_use_gpu(self) -> bool:
+        """Whether it computes on a GPU where there is one."""
+        match self.device:
+            case "auto" | "cuda":
+                return True
+            case "cpu":
+                return False
+            case _:
+                assert_never(self.device)
+
+    @property
+    def is_bf16(self) -> bool:
+        """Whether products are computed in bf16."""
+        match self.dtype:
+            case "bf16":
+                return True
+            case "fp32":
+                return False
+            case _:
+                assert_never(self.dtype)
+
+
+class LoRA(Section):
+    """Low-rank adapters (Hu et al. 2021): W + (alpha / rank) · B·A, of which A and B alone are learned."""
+
+    rank: PositiveInt = Field(default=8, description="rows of A and columns of B")
+    alpha: PositiveInt = Field(default=16, description="B·A is scaled by alpha / rank")
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None, description="endings of names of linear maps in the layers, such as q_proj; null: all there are"
+    )
+
+
+class LearnerSection(Computation):
+    """The training backend, for policy, critic and reference alike."""
+
+    backend: TrainingBackend = Field(default="torch", description="who trains")
+    parallel: Parallel = Parallel()
+    micro_batch_tokens: PositiveInt = Field(
+        default=8192, description="tokens packed into one forward and backward pass"
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="keep each layer's inputs alone and compute it again for its gradient: less memory"
+    )
+    compile: bool = Field(
+        default=False,
+        description="compile each layer with torch.compile: the first steps take minutes, later ones less",
+    )
+    cpu_offload: bool = Field(
+        default=False, description="keep weights, gradients and moments of ranks in the host's memory; needs several"
+    )
+    lora: LoRA | None = Field(default=None, description="learn adapters of policy and critic alone; null: all weights")
+
+    @classmethod
+    def of(
+        cls, computation: Computation, backend: TrainingBackend = "torch", parallel: Parallel | None = None
+    ) -> LearnerSection:
+        """A learner that computes so, and is else as it is by default."""
+        return cls(device=computation.device, dtype=computation.dtype, backend=backend, parallel=parallel or Parallel())
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the learner can be in the process that asks it: one of torch, on one rank."""
+        match self.backend:
+            case "torch":
+                return self.parallel.ranks == 1
+            case "megatron":
+                return False
+            case _:
+                assert_never(self.backend)
+
+    @model_validator(mode="after")
+    def _a_backend_has_what_is_asked_of_it(self) -> LearnerSection:
+        match self.backend:
+            case "torch":
+                if self.parallel.pp > 1:
+                    raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
+            case "megatron":
+                self._megatron_has_what_is_asked_of_it()
+            case _:
+                assert_never(self.backend)
+        return self
+
+    def _megatron_has_what_is_asked_of_it(self) -> None:
+        if self.parallel.dp_replicate > 1:
+            raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
+        torchs = {"compile": self.compile, "cpu_offload": self.cpu_offload, "lora": self.lora is not None}
+        for name, asked in torchs.items():
+            if asked:
+                raise ValueError(f"{name} is of learner.backend=torch; leave it out")
+
+    @model_validator(mode="after")
+    def _what_is_compiled_holds_its_weights_whole(self) -> LearnerSection:
+        if self.compile and self.parallel.tp > 1:
+            raise ValueError(
+                "torch.compile cannot follow what tp cuts while the lengths of batches vary; leave compile out, "
+                "or use parallel.dp and parallel.cp"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_of_whole_maps(self) -> LearnerSection:
+        if self.lora is not None and self.parallel.tp > 1:
+            raise ValueError("lora has adapters of whole linear maps, which tp cuts; use parallel.dp and parallel.cp")
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_offloaded_is_cut(self) -> LearnerSection:
+        if self.cpu_offload and self.parallel.dp * self.parallel.cp == 1:
+            raise ValueError("cpu_offload is of what ranks share; set parallel.dp or parallel.cp above 1, too")
+        return self
+
+
+class Sampling(Section):
+    """The distribution that responses are drawn from."""
+
+    max_tokens: PositiveInt = Field(description="longest response")
+    temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
+    top_k: NonNegativeInt = Field(default=0, description="0: all")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=1.0, description="draw from the fewest likeliest tokens that together have this probability; 1: all"
+    )
+
+    @model_validator(mode="after")
+    def _greedy_takes_the_likeliest(self) -> Sampling:
+        if self.temperature == 0 and (self.top_k or self.top_p < 1):
+            raise ValueError("temperature 0 takes the likeliest token, so top_k and top_p must be left at 0 and 1")
+        return self
+
+    def params(self, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
+        """What samplers are told, with the tokens of a model that end a response."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            stop_token_ids=stop_token_ids,
+        )
+
+
+class RepeatedSampling(Sampling):
+    """The same, with the number of responses that a question gets when it is validated or evaluated."""
+
+    num_samples: PositiveInt = Field(default=1, description="responses per question")
+    k: tuple[PositiveInt, ...] | None = Field(
+        default=None, description="the k of pass@k and maj@k, besides 1; null: 4, 16, … and num_samples"
+    )
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of pass@k and maj@k, rising; 1 is the first."""
+        if self.k is not None:
+            return tuple(sorted({1, *self.k}))
+        powers = itertools.takewhile(lambda power: power < self.num_samples, (4**i for i in itertools.count()))
+        return (*powers, self.num_samples)
+
+    @model_validator(mode="after")
+    def _samples_differ_and_suffice(self) -> RepeatedSampling:
+        if self.temperature == 0 and self.num_samples > 1:
+            raise ValueError("temperature 0 gives the same response every time, so num_samples must be 1")
+        if self.ks[-1] > self.num_samples:
+            raise ValueError(f"k is {self.ks[-1]}, but each question gets num_samples={self.num_samples} responses")
+        return self
+
+
+class VLLM(Section):
+    """What only vLLM has."""
+
+    kv_cache_gib: PositiveFloat | None = Field(
+        default=None, description="memory for keys and values; null: 1 on a CPU, on a GPU what vLLM takes"
+    )
+    sleep: bool = Field(
+        default=False, description="free the GPU's memory while nothing is generated, for a learner on the same GPU"
+    )
+
+
+class OpenAI(Section):
+    """A server that is there already and speaks OpenAI's protocol."""
+
+    base_url: str = Field(description="the server's address, such as http://localhost:8000/v1")
+    model: str = Field(description="the name under which the server serves the model")
+    api_key_env: str = Field(
+        default="OPENAI_API_KEY", description="environment variable with the server's key; not set: no key is sent"
+    )
+    max_concurrency: PositiveInt = Field(default=64, description="requests that are under way at once")
+    max_retries: NonNegativeInt = Field(
+        default=5, description="how often a request goes out again after a lost connection, a timeout, 429 or 5xx"
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _an_address_and_no_secret(cls, base_url: str) -> str:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("a server's address begins with http:// or https://, such as http://localhost:8000/v1")
+        if parts.username is not None or parts.query:
+            raise ValueError("an address holds no key; put the key into the environment variable api_key_env")
+        return base_url
+
+
+class SamplerSection(Section):
+    """The engine that generates."""
+
+    backend: SamplerBackend = Field(default="torch", description="who generates")
+    max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
+    replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
+    max_restarts: NonNegativeInt = Field(
+        default=3, description="how often, in one session, an engine that died or hangs is started again"
+    )
+    timeout_s: PositiveFloat = Field(
+        default=600.0, description="an engine that is silent for longer, or starts for longer, is taken to hang"
+    )
+    transfer: Literal["shared_memory", "process_group"] = Field(
+        default="shared_memory", description="how weights come to an engine in a process of its own"
+    )
+    vllm: VLLM = VLLM()
+    openai: OpenAI | None = None
+
+    @property
+    def engines(self) -> int:
+        """Those that Lockstep starts; a server has its own."""
+        match self.backend:
+            case "torch" | "vllm":
+                return self.replicas
+            case "openai":
+                return 0
+            case _:
+                assert_never(self.backend)
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the engine can be in the process that asks it: one of torch, alone."""
+        match self.backend:
+            case "torch":
+                return self.replicas == 1
+            case "vllm" | "openai":
+                return False
+            case _:
+                assert_never(self.backend)
+
+    @model_validator(mode="after")
+    def _options_of_the_backend(self) -> SamplerSection:
+        if self.backend != "vllm" and self.vllm != VLLM():
+            raise ValueError(f"sampler.vllm has options of vLLM, but the sampler is {self.backend}")
+        if self.backend == "openai" and self.openai is None:
+            raise ValueError("backend: openai needs to know which server; set sampler.openai.base_url and .model")
+        if self.backend != "openai" and self.openai is not None:
+            raise ValueError(f"sampler.openai names a server, but the sampler is {self.backend}")
+        return self
+
+    @model_validator(mode="after")
+    def _a_server_has_engines_of_its_own(self) -> SamplerSection:
+        ours = {"max_batch_size", "replicas", "max_restarts"}
+        if self.backend == "openai" and self.model_dump(include=ours) != SamplerSection().model_dump(include=ours):
+            raise ValueError(
+                "max_batch_size, replicas and max_restarts are of engines that Lockstep starts; a server has its own, "
+                "and openai.max_concurrency bounds what it is asked at once"
+            )
+        return self
+
+
+def _holds_weights(section: SamplerSection) -> SamplerSection:
+    match section.backend:
+        case "torch" | "vllm":
+            return section
+        case "openai":
+            raise ValueError(
+                "a server takes no weights from here and answers in text, so backend: openai cannot be used for this; "
+                "choose torch or vllm"
+            )
+        case _:
+            assert_never(section.backend)
+
+
+EngineSection = Annotated[SamplerSection, AfterValidator(_holds_weights)]
+"""A sampler that is given weights."""
+
+
+class RaySection(Section):
+    """A Ray cluster, and how workers are placed in it."""
+
+    address: str | None = Field(
+        default=None,
+        description="of a cluster to join; auto: this machine's; null: start one here, on loopback",
+    )
+    placement: Literal["colocated", "separate"] = Field(
+        default="colocated",
+        description="whether learners and samplers take turns in the same places",
+    )
+    cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs of a place; where there are GPUs, it has one")
+    timeout_s: PositiveFloat = Field(default=300.0, description="how long to wait until the cluster has room")
+
+    def places(self, learners: int, samplers: int) -> tuple[int, int]:
+        """How many places so many ranks of a learner and samplers take, and which is the first with a sampler."""
+        match self.placement:
+            case "separate":
+                return learners + samplers, learners
+            case "colocated":
+                return max(learners, samplers), 0
+            case _:
+                assert_never(self.placement)
+
+
+class ClusterSection(Section):
+    """Where processes live."""
+
+    backend: Literal["local", "ray"] = Field(
+        default="local", description="local: child processes of this machine, none where every size is 1; ray: actors"
+    )
+    ray: RaySection = RaySection()
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether processes are children of the one that asks for them."""
+        match self.backend:
+            case "local":
+                return True
+            case "ray":
+                return False
+            case _:
+                assert_never(self.backend)
+
+    @model_validator(mode="after")
+    def _options_of_the_backend(self) -> ClusterSection:
+        if self.backend != "ray" and self.ray != RaySection():
+            raise ValueError(f"cluster.ray has options of Ray, but cluster.backend is {self.backend}")
+        return self
+
+
+class Cluster(ClusterSection):
+    """Where processes live, and how long a run bears with them."""
+
+    timeout_s: PositiveFloat = Field(default=1800.0, description="a worker that takes longer over one call is given up")
+    max_restarts: NonNegativeInt = Field(
+        default=3,
+        description="how often, in one session, a run whose learner is lost goes on from its newest checkpoint",
+    )

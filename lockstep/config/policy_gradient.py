@@ -1,0 +1,270 @@
+"""What PPO and GRPO share: rollouts, what is learned from them, the clipped objective and its reference."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, assert_never
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from lockstep.config.agreement import AgreementSection
+from lockstep.config.environment import EnvironmentSection
+from lockstep.config.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.config.run import Bound, Common
+from lockstep.config.section import Section
+from lockstep.config.sources import ModelFolder, RewardSection
+
+_RIGHT = "the reward takes k1 and the loss k2 · π/π_old, whose gradients are those of KL(π ‖ π_ref)"
+_ESTIMATORS = {
+    ("reward", "k2"): "k2 in the reward is no penalty, because its expected gradient points elsewhere",
+    ("reward", "k3"): "k3 in the reward is no penalty, because its expected gradient points elsewhere, even away",
+    ("loss", "k1"): "k1 in the loss does nothing, because its expected gradient is 0",
+    ("loss", "k3"): "k3 in the loss has the gradient of KL(π_ref ‖ π), which is another divergence",
+}
+_BIASED = "a bound on the estimate biases its gradient"
+
+
+class AdaptiveKL(Section):
+    """A coefficient that follows a target: β ← β·(1 + gain·clip(KL/target − 1, −0.2, 0.2)) after each step.
+
+    Ziegler et al. 2019, 'Fine-Tuning Language Models from Human Preferences', §2.2, where gain is 0.1.
+    """
+
+    target: PositiveFloat = Field(description="of train/kl, nats per token")
+    gain: Annotated[float, Field(gt=0.0, le=1.0)] = Field(default=0.1, description="how fast the coefficient follows")
+
+
+class KL(Section):
+    """The divergence KL(π ‖ π_ref) from the reference policy, which is the initial one; see docs/algorithms/ppo.md."""
+
+    coef: NonNegativeFloat = Field(description="β, of the divergence of each token in nats; 0: no reference is loaded")
+    placement: Literal["reward", "loss"] = Field(
+        default="loss",
+        description="subtract from the reward of each token, so that one pays for what follows it; or add to the loss, "
+        "where a token pays for itself alone",
+    )
+    adaptive: AdaptiveKL | None = Field(default=None, description="let coef, the first value, follow a target")
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether it is a term of the loss, and no part of the reward."""
+        match self.placement:
+            case "loss":
+                return True
+            case "reward":
+                return False
+            case _:
+                assert_never(self.placement)
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        return {} if self.coef else dict.fromkeys(("placement", "adaptive"), "where coef is 0")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _the_estimator_is_right(cls, said: Any) -> Any:
+        """Says why options of other libraries are not here; to leave them out silently would change what is trained."""
+        for name in ("estimator", "clamp", "clamp_logratio"):
+            if isinstance(said, dict) and name in said:
+                where = (said.get("placement", "loss"), said[name])
+                reason = _ESTIMATORS.get(where, "the placement decides it") if name == "estimator" else _BIASED
+                raise ValueError(f"there is no {name} to choose: {reason}; leave it out, {_RIGHT}")
+        return said
+
+
+class RewardScaling(Section):
+    """Linear map of rewards: source range, clamped, to target range."""
+
+    source: tuple[float, float] = Field(default=(0.0, 1.0), description="range of the rewards as given")
+    target: tuple[float, float] = Field(default=(-1.0, 1.0), description="what that range becomes")
+
+    @model_validator(mode="after")
+    def _source_is_a_range(self) -> RewardScaling:
+        if self.source[1] <= self.source[0]:
+            raise ValueError(f"source must rise, but is {list(self.source)}")
+        return self
+
+
+class Overlong(Section):
+    """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13), linear over the last `buffer` tokens of `max_tokens`."""
+
+    buffer: PositiveInt = Field(description="tokens before sampling.max_tokens over which the penalty grows")
+    penalty: PositiveFloat = Field(default=1.0, description="of a response of sampling.max_tokens tokens")
+
+
+class DynamicSampling(Section):
+    """Draw until the step has enough prompts whose rewards differ (DAPO, Yu et al. 2025, §3.2)."""
+
+    max_batches: PositiveInt = Field(
+        default=10, description="give up, with an error, after so many batches of prompts in one step"
+    )
+
+
+class Correction(Section):
+    """Importance weights from sampler to learner, for engines whose log-probabilities differ from the learner's."""
+
+    kind: Literal["token_tis", "sequence_tis", "icepop"] = Field(
+        description="truncated weights per token, or per sequence, or tokens masked outside of low to high"
+    )
+    high: PositiveFloat = Field(default=2.0, description="truncate (TIS) or mask (IcePop) ratios above this")
+    low: NonNegativeFloat | None = Field(default=None, description="IcePop: mask ratios below this")
+
+    @model_validator(mode="after")
+    def _icepop_has_two_ends(self) -> Correction:
+        if (self.kind == "icepop") != (self.low is not None):
+            raise ValueError("low goes with kind: icepop, and only with it")
+        if self.low is not None and self.low >= self.high:
+            raise ValueError(f"ratios from low to high are kept, but low is {self.low} and high {self.high}")
+        return self
+
+
+class PolicyGradient(Section):
+    """Options of every algorithm that samples from the policy and improves it by the clipped objective."""
+
+    num_prompts_per_step: PositiveInt = Field(description="prompts that a step answers")
+    num_generations: PositiveInt = Field(default=1, description="responses per prompt")
+    global_batch_size: PositiveInt = Field(description="responses per optimizer step")
+    ppo_epochs: PositiveInt = Field(default=1, description="passes over the responses of a step")
+    whiten_advantages: bool = Field(default=True, description="advantages of a step get mean 0 and variance 1")
+    clip: PositiveFloat = Field(default=0.2, description="ratio is clipped to [1 − clip, 1 + clip_high]")
+    clip_high: PositiveFloat | None = Field(default=None, description="null: as clip")
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
+        default=None, description="bound on the ratio where the advantage is negative"
+    )
+    entropy_coef: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus, per token")
+    kl: KL | None = Field(default=None, description="null: nothing holds the policy near its reference")
+    reward_scaling: RewardScaling | None = None
+    overlong_penalty: Overlong | None = None
+    truncation_penalty: NonNegativeFloat = Field(
+        default=0.0, description="subtracted from the reward of a truncated response"
+    )
+    overlong_filtering: bool = Field(default=False, description="truncated responses leave the loss")
+    dynamic_sampling: DynamicSampling | None = None
+    correction: Correction | None = None
+    one_step_ahead: bool = Field(
+        default=False,
+        description="while a step learns, the sampler draws what the next step learns from; needs a correction",
+    )
+    max_sequence_mismatch: Annotated[float, Field(ge=1.0)] | None = Field(
+        default=None, description="drop responses whose mean exp|Δ| exceeds this"
+    )
+
+    @property
+    def responses(self) -> int:
+        """Of a step."""
+        return self.num_prompts_per_step * self.num_generations
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of a step."""
+        return self.responses // self.global_batch_size * self.ppo_epochs
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the reference policy is loaded."""
+        return self.kl is not None and self.kl.coef > 0
+
+    @model_validator(mode="after")
+    def _older_weights_are_corrected_for(self) -> PolicyGradient:
+        if self.one_step_ahead and self.correction is None:
+            raise ValueError(
+                "one_step_ahead learns from responses of weights that are a step old, so they must be weighed; set "
+                "correction.kind=token_tis, or another kind"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_can_differ(self) -> PolicyGradient:
+        if self.dynamic_sampling is not None and self.num_generations < 2:
+            raise ValueError(
+                "dynamic_sampling compares the responses to a prompt, so num_generations must be 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> PolicyGradient:
+        if self.responses % self.global_batch_size:
+            raise ValueError(
+                f"num_prompts_per_step × num_generations = {self.responses} responses do not divide into "
+                f"global_batch_size = {self.global_batch_size}"
+            )
+        return self
+
+
+class PolicyGradientRecipe(Common):
+    """What the recipes of these algorithms share."""
+
+    section: ClassVar[str]
+    """The key of the algorithm's own section."""
+    reward: RewardSection | None = None
+    reward_model: ModelFolder | None = Field(
+        default=None,
+        description="in place of `reward`: what `algorithm: reward_model` trained says what a response is worth",
+    )
+    validation_reward: RewardSection | None = Field(
+        default=None, description="what held-out responses are worth; null: as in training"
+    )
+    environment: EnvironmentSection | None = Field(
+        default=None,
+        description="answers each response, until an episode has ended; it rewards, too, where nothing else does",
+    )
+    sampling: Sampling
+    validation_sampling: RepeatedSampling
+    sampler: EngineSection = SamplerSection()
+    agreement: AgreementSection = AgreementSection()
+    policy: Optimizer
+    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle = super().idle_options
+        if self.data.validation is None and self.data.made is None:
+            idle["validation_reward"] = "where data has no rows to validate on"
+        if self.reward is not None or self.reward_model is not None:
+            idle["environment.pass_score"] = "where reward or reward_model judges the episodes"
+        return idle
+
+    @property
+    def options(self) -> PolicyGradient:
+        """The algorithm's own section."""
+        raise NotImplementedError(f"{type(self).__name__} has no section of its own")
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """Of all that follows a prompt while training."""
+        return self.sampling.max_tokens if self.environment is None else self.environment.max_tokens
+
+    @model_validator(mode="after")
+    def _somebody_rewards(self) -> PolicyGradientRecipe:
+        said = (self.reward is not None) + (self.reward_model is not None)
+        if said > 1 or (said == 0 and self.environment is None):
+            raise ValueError(
+                "say one of reward and reward_model, or an environment that rewards: who tells what a response is worth"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_learned_reward_is_held(self) -> PolicyGradientRecipe:
+        if self.reward_model is not None and self.options.kl is None:
+            raise ValueError(
+                "a reward model is right only near the answers that it was trained on, so say what moving away from "
+                f"the reference costs: {self.section}.kl.coef=0.05, or 0 to do without"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _episodes_have_room(self) -> PolicyGradientRecipe:
+        if self.environment is not None:
+            self.environment.require_room("sampling", self.sampling.max_tokens)
+            self.environment.require_room("validation_sampling", self.validation_sampling.max_tokens)
+        if self.environment is not None and self.options.overlong_penalty is not None:
+            raise ValueError("overlong_penalty is about the length of one response; leave it out with an environment")
+        return self
+
+    @model_validator(mode="after")
+    def _sampler_and_learner_are_apart(self) -> PolicyGradientRecipe:
+        if self.options.one_step_ahead and self.sampler.vllm.sleep:
+            raise ValueError(
+                "sampler.vllm.sleep gives the learner memory while nothing is generated, and with one_step_ahead both "
+                "work at once; leave one of them out"
+            )
+        return self

@@ -1,0 +1,65 @@
+"""The options of PPO with a critic."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+
+from lockstep.config.machinery import Optimizer
+from lockstep.config.policy_gradient import PolicyGradient, PolicyGradientRecipe
+from lockstep.config.section import Probability
+from lockstep.config.sources import ModelFolder
+
+
+class PPO(PolicyGradient):
+    """Proximal policy optimisation with a critic (Schulman et al. 2017); see docs/algorithms/ppo.md."""
+
+    critic_warmup_steps: NonNegativeInt = Field(default=0, description="steps in which only the critic learns")
+    gamma: Probability = Field(default=1.0, description="discount per token")
+    gae_lambda: Probability = Field(default=0.95, description="λ of generalised advantage estimation")
+    gae_lambda_policy: Probability | None = Field(default=None, description="for advantages, where it differs (VAPO)")
+    gae_lambda_value: Probability | None = Field(
+        default=None, description="for the critic's returns, where it differs (VAPO: 1)"
+    )
+    length_adaptive_alpha: NonNegativeFloat = Field(
+        default=0.0, description="advantages with λ = 1 − 1/(α·length) (VAPO: 0.05); 0: off"
+    )
+    bootstrap_truncated: bool = Field(
+        default=False, description="a truncated response goes on being worth V of its last state"
+    )
+    value_clip: PositiveFloat | None = Field(default=0.2, description="null: plain squared error")
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle = super().idle_options
+        advantages = self.gae_lambda_policy is not None or self.length_adaptive_alpha > 0
+        if advantages and self.gae_lambda_value is not None:
+            idle["gae_lambda"] = "where advantages and returns both have a λ of their own"
+        if self.overlong_filtering:
+            reason = "where overlong_filtering takes truncated responses out of the loss"
+            idle |= dict.fromkeys(("bootstrap_truncated", "truncation_penalty"), reason)
+        return idle
+
+    @model_validator(mode="after")
+    def _one_lambda_for_advantages(self) -> PPO:
+        if self.length_adaptive_alpha and self.gae_lambda_policy is not None:
+            raise ValueError("length_adaptive_alpha sets λ by length, so gae_lambda_policy must be null")
+        return self
+
+
+class PPORecipe(PolicyGradientRecipe):
+    """`algorithm: ppo`"""
+
+    section = "ppo"
+    algorithm: Literal["ppo"] = Field(description="what is run")
+    ppo: PPO
+    critic: Optimizer
+    critic_model: ModelFolder | None = Field(
+        default=None,
+        description="what the critic begins with, such as a reward model; null: as the policy",
+    )
+
+    @property
+    def options(self) -> PPO:
+        return self.ppo

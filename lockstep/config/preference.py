@@ -1,0 +1,62 @@
+"""The options of learning from pairs of answers, a chosen and a rejected one, which several algorithms have."""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from lockstep.config.section import Section
+
+PreferenceLoss = Literal["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+
+
+class PreferenceSection(Section):
+    """What is learned from a pair; see `lockstep.objectives.preference` for the losses."""
+
+    preference_loss: PreferenceLoss = Field(default="dpo", description="of a pair; `scale` and `rpo_…` read its scores")
+    preference_loss_weight: NonNegativeFloat = Field(default=1.0, description="of that loss in the whole")
+    sft_loss_weight: NonNegativeFloat = Field(
+        default=0.0, description="of the maximum likelihood of chosen answers in the whole"
+    )
+    preference_average_log_probs: bool = Field(
+        default=False, description="the loss sees means over an answer's tokens instead of sums"
+    )
+    sft_average_log_probs: bool | None = Field(
+        default=None, description="likewise for the likelihood of chosen answers; null: as preference_average_log_probs"
+    )
+    gt_reward_scale: PositiveFloat = Field(
+        default=1.0, description="rpo_…: a difference of scores times this is the difference of rewards to aim at"
+    )
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether pairs need the scores of their answers."""
+        match self.preference_loss:
+            case "dpo" | "ipo":
+                return False
+            case "scale" | "rpo_sq" | "rpo_bwd_kl" | "rpo_fwd_kl":
+                return True
+            case _:
+                assert_never(self.preference_loss)
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle: dict[str, str] = {}
+        if not self.preference_loss.startswith("rpo_"):
+            idle["gt_reward_scale"] = f"with preference_loss: {self.preference_loss}; it is for rpo_…"
+        if not self.sft_loss_weight:
+            idle["sft_average_log_probs"] = "where sft_loss_weight is 0"
+        if not self.preference_loss_weight:
+            idle |= dict.fromkeys(("preference_loss", "gt_reward_scale"), "where preference_loss_weight is 0")
+            if self.sft_average_log_probs is not None:
+                idle["preference_average_log_probs"] = "where preference_loss_weight is 0"
+        return idle
+
+    @model_validator(mode="after")
+    def _something_is_learned(self) -> PreferenceSection:
+        if not self.preference_loss_weight and not self.sft_loss_weight:
+            raise ValueError(
+                "preference_loss_weight and sft_loss_weight are both 0, so nothing is learned; raise one of them"
+            )
+        return self

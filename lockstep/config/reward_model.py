@@ -1,0 +1,41 @@
+"""The options of training a reward model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, model_validator
+
+from lockstep.config.pairs import LearnedPairs, PairsRecipe
+
+
+class RewardModel(LearnedPairs):
+    """A reward model of pairs (Bradley and Terry 1952; Ouyang et al. 2022); see docs/algorithms/reward_model.md."""
+
+    margin: bool = Field(
+        default=False,
+        description="a chosen answer has to be better by the difference of the pair's scores (Touvron et al. 2023)",
+    )
+    center_rewards_coefficient: NonNegativeFloat = Field(
+        default=0.0, description="weight of (r_chosen + r_rejected)², which keeps rewards around 0 (Eisenstein 2023)"
+    )
+
+
+class RewardModelRecipe(PairsRecipe):
+    """`algorithm: reward_model`"""
+
+    limit = "reward_model.max_tokens"
+    algorithm: Literal["reward_model"] = Field(description="what is run")
+    reward_model: RewardModel
+
+    @property
+    def pairs(self) -> RewardModel:
+        return self.reward_model
+
+    @model_validator(mode="after")
+    def _margins_are_there(self) -> RewardModelRecipe:
+        if self.reward_model.margin and not self.data.score_fields:
+            raise ValueError(
+                "reward_model.margin reads scores; name their fields by data.chosen_score and data.rejected_score"
+            )
+        return self

@@ -1,0 +1,160 @@
+"""What every recipe has, and how long, how often, where to; and what those share that sample nothing."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from lockstep.config.machinery import Cluster, LearnerSection
+from lockstep.config.section import LocalPath, Section
+from lockstep.config.sources import DataSection, ModelSection
+from lockstep.config.trackers import Trackers
+
+
+class Best(Section):
+    """The checkpoints at which a metric was best."""
+
+    metric: str = Field(description="as in metrics.jsonl, such as validation/accuracy")
+    mode: Literal["max", "min"] = Field(default="max", description="whether higher or lower is better")
+    count: PositiveInt = Field(default=1, description="how many are kept")
+
+
+class Run(Section):
+    """How long, how often, where to."""
+
+    max_steps: int = Field(default=-1, ge=-1, description="stop after so many steps; -1: after max_epochs")
+    max_epochs: PositiveInt = Field(default=1, description="passes over the training data, where max_steps is -1")
+    validate_every: NonNegativeInt = Field(default=0, description="steps between validations; 0: only first and last")
+    save_every: PositiveInt = Field(default=10, description="steps between checkpoints; the last step is always saved")
+    keep: PositiveInt = Field(default=2, description="newest checkpoints that are kept")
+    best: Best | None = Field(default=None, description="checkpoints that are kept besides, by a metric")
+    max_time_s: PositiveFloat | None = Field(
+        default=None, description="save and stop before so many seconds are over; the same command goes on later"
+    )
+    num_logged_samples: NonNegativeInt = Field(default=8, description="responses a step writes to samples.jsonl")
+    folder: LocalPath | None = Field(
+        default=None, description="run folder; null: runs/<recipe>-<hash of the resolved recipe>"
+    )
+    require_doctor: bool = Field(
+        default=False, description="start only with a model that `lockstep doctor table` has passed with this sampler"
+    )
+
+    @model_validator(mode="after")
+    def _best_is_known_when_saving(self) -> Run:
+        if self.best is None or not self.best.metric.startswith(("validation/", "val/")):
+            return self
+        if not self.validate_every or self.save_every % self.validate_every:
+            raise ValueError(
+                f"best.metric {self.best.metric} is known only where there is a validation, so save_every = "
+                f"{self.save_every} must be a multiple of validate_every = {self.validate_every}"
+            )
+        return self
+
+
+Statistic = Literal["mean", "median", "max"]
+"""What is made of the rows of a window."""
+
+
+class Bound(Section):
+    """A metric that `lockstep check` expects over a window of steps: its mean, median or largest value in [min, max].
+
+    A window has less noise than a step, and a row that is missing in it is told: the bound is broken then.
+    """
+
+    metric: str = Field(description="a name in metrics.jsonl")
+    steps: tuple[NonNegativeInt, NonNegativeInt] = Field(description="first and last step of the window, both included")
+    statistic: Statistic = Field(default="mean", description="what is made of the window's rows")
+    rows: PositiveInt | None = Field(
+        default=None, description="steps of the window that must have the metric; null: all of them"
+    )
+    min: float | None = Field(default=None, description="null: no lower bound")
+    max: float | None = Field(default=None, description="null: no upper bound")
+
+    @property
+    def length(self) -> int:
+        """Steps of the window."""
+        return self.steps[1] - self.steps[0] + 1
+
+    @property
+    def min_rows(self) -> int:
+        """Rows of the metric that the window must have."""
+        return self.length if self.rows is None else self.rows
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        return {"statistic": "where the window is a single step"} if self.length == 1 else {}
+
+    @model_validator(mode="after")
+    def _a_window_and_a_range(self) -> Bound:
+        if self.length < 1:
+            raise ValueError(f"steps are the first and the last of a window, but are {list(self.steps)}")
+        if self.min_rows > self.length:
+            raise ValueError(f"rows is {self.rows}, but the window {list(self.steps)} has {self.length} steps")
+        if self.min is None and self.max is None:
+            raise ValueError(f"a bound on {self.metric} needs min or max, or it would hold whatever the run logs")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"nothing lies between min {self.min:g} and max {self.max:g} of {self.metric}")
+        return self
+
+
+class Common(Section):
+    """What every recipe has."""
+
+    steps_and_epochs: ClassVar[bool] = False
+    """Whether run.max_steps and run.max_epochs both count; else the first goes before the other."""
+    seed: int = Field(default=0, description="key of every random number of the run")
+    model: ModelSection
+    data: DataSection
+    learner: LearnerSection = LearnerSection()
+    cluster: Cluster = Cluster()
+    trackers: Trackers = Trackers()
+    run: Run
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        counted = self.run.max_steps >= 0 and not self.steps_and_epochs
+        return {"run.max_epochs": "where run.max_steps counts"} if counted else {}
+
+    @model_validator(mode="after")
+    def _validation_has_rows(self) -> Common:
+        rows = self.data.validation is not None or self.data.made is not None
+        limits = (self.data.max_validation_samples, self.data.limit_val_batches)
+        if not rows and (self.run.validate_every or any(limit is not None for limit in limits)):
+            raise ValueError(
+                "run.validate_every, data.max_validation_samples and data.limit_val_batches need rows to validate on; "
+                "set data.validation"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_doctor_can_have_seen_it(self) -> Common:
+        if self.run.require_doctor and self.model.path is None:
+            raise ValueError(
+                "run.require_doctor asks for a report on a model that is made only now; give a folder by model.path"
+            )
+        return self
+
+
+class Supervised(Common):
+    """What recipes share that learn rows as they are."""
+
+    learned: ClassVar[str]
+    """What is learned from a row."""
+
+    @model_validator(mode="after")
+    def _rows_are_whole(self) -> Supervised:
+        if self.data.truncates:
+            raise ValueError(
+                f"data.overlong_prompts=truncate is for prompts that a sampler answers; {self.learned} is learned "
+                "whole, so say error or skip"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_samples(self) -> Supervised:
+        if self.run.require_doctor:
+            raise ValueError(
+                "run.require_doctor is about training and sampling, but nothing samples here; leave it out"
+            )
+        return self

@@ -1,0 +1,259 @@
+"""The options of self-rewarding training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from lockstep.config.agreement import AgreementSection
+from lockstep.config.judge import JudgeSection, MetaJudgeSection, expression
+from lockstep.config.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.config.new_prompts import NewPromptsSection
+from lockstep.config.preference import PreferenceSection
+from lockstep.config.run import Bound, Common
+from lockstep.config.section import LocalPath, Probability, Section
+from lockstep.config.sources import ModelFolder, RewardSection
+
+Control = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class SelfRewarding(PreferenceSection):
+    """Self-rewarding training (Yuan et al. 2024); see docs/guides/self_rewarding.md."""
+
+    max_iterations: PositiveInt = Field(
+        default=3, description="rounds; at the end of each, the policy becomes the reference"
+    )
+    global_batch_size: PositiveInt = Field(description="prompts, and so at most pairs, per optimizer step")
+    num_responses_to_gen: Annotated[int, Field(ge=2)] = Field(default=4, description="answers to each prompt")
+    length_control: Control | tuple[Control, ...] = Field(
+        default=0.0,
+        description="ρ: of answers scored within this share of the range, prefer the shortest and reject the longest; "
+        "a list has one for each iteration",
+    )
+    ref_policy_kl_penalty: PositiveFloat | tuple[PositiveFloat, ...] = Field(
+        default=0.1, description="β: how dear it is to move away from the reference; a list has one for each iteration"
+    )
+    acting_policy: Literal["reference", "current"] = Field(
+        default="reference", description="who answers and judges: the policy of the iteration's beginning, or as it is"
+    )
+    prompt_source: Literal["same", "split", "new"] = Field(
+        default="same",
+        description="prompts of an iteration: all, a share of its own that no other has, or new ones that the policy "
+        "of its beginning writes (`new_prompts`)",
+    )
+    first_iteration_sft: bool = Field(
+        default=False,
+        description="the first iteration learns the data's own answers as SFT does, and generates and judges nothing",
+    )
+    use_meta_judge: bool = Field(
+        default=False,
+        description="Meta-Rewarding (Wu et al. 2024): judgements are judged, too, and learned from in pairs; section "
+        "meta_judge says how",
+    )
+    meta_judge_pcnt: Control | tuple[Control, ...] = Field(
+        default=0.15,
+        description="largest share of pairs of judgements among all pairs of a step; a list has one for each "
+        "iteration, 0 for those without any",
+    )
+    meta_max_relative_pcnt: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=0.4,
+        description="of a step's pairs of judgements, no more than this share prefer a judgement of one and the same "
+        "score; one of each may always be there",
+    )
+    max_class_share: Probability = Field(
+        default=0.9, description="warn where more of the verdicts are one and the same score"
+    )
+    max_leak_share: Probability = Field(
+        default=0.1, description="warn where more of the answers hold a verdict, as judgements do"
+    )
+    leak_pattern: str | None = Field(
+        default=None,
+        description="regular expression of what tells a judgement from an answer; null: a verdict that is announced",
+    )
+
+    def length_control_of(self, iteration: int) -> float:
+        """ρ of an iteration, counted from 0."""
+        return _of(self.length_control, iteration)
+
+    def beta_of(self, iteration: int) -> float:
+        """β of an iteration, counted from 0."""
+        return _of(self.ref_policy_kl_penalty, iteration)
+
+    def room_for_judge_pairs(self, iteration: int, answer_pairs: int) -> int:
+        """How many pairs of judgements may join so many pairs of answers, to be at most their share of them all."""
+        share = _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
+        return int(share / (1 - share) * answer_pairs + 1e-9)
+
+    @field_validator("leak_pattern")
+    @classmethod
+    def _an_expression(cls, pattern: str | None) -> str | None:
+        return None if pattern is None else expression(pattern)
+
+    @model_validator(mode="after")
+    def _an_iteration_is_left(self) -> SelfRewarding:
+        if self.first_iteration_sft and self.max_iterations == 1:
+            raise ValueError(
+                "first_iteration_sft takes the only iteration; raise max_iterations, or run algorithm: sft"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lists_have_one_for_each_iteration(self) -> SelfRewarding:
+        for name in ("length_control", "ref_policy_kl_penalty", "meta_judge_pcnt"):
+            values = getattr(self, name)
+            if isinstance(values, tuple) and len(values) != self.max_iterations:
+                raise ValueError(
+                    f"{name} has {len(values)} values for max_iterations = {self.max_iterations}; give one for each "
+                    "iteration, or a single one"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _judge_pairs_are_asked_for(self) -> SelfRewarding:
+        said = [name for name in ("meta_judge_pcnt", "meta_max_relative_pcnt") if name in self.model_fields_set]
+        if said and "use_meta_judge" not in self.model_fields_set:
+            raise ValueError(f"{said[0]} is of pairs of judgements; say use_meta_judge as well, true or false")
+        return self
+
+    @model_validator(mode="after")
+    def _judge_pairs_have_room(self) -> SelfRewarding:
+        rewarded = range(1 if self.first_iteration_sft else 0, self.max_iterations)
+        room = any(self.room_for_judge_pairs(iteration, self.global_batch_size) for iteration in rewarded)
+        if self.use_meta_judge and not room:
+            raise ValueError(
+                f"meta_judge_pcnt leaves no room for a pair of judgements beside {self.global_batch_size} pairs of "
+                "answers; raise it or global_batch_size, or turn use_meta_judge off"
+            )
+        return self
+
+
+class KnownSection(Section):
+    """Judgements that are known to be right, by which the policy is measured as a judge each time it is validated."""
+
+    judgements: LocalPath | None = Field(default=None, description="file of rows with prompt, response and score")
+    comparisons: LocalPath | None = Field(
+        default=None,
+        description="with use_meta_judge: file of rows with prompt, response, judgement_a, judgement_b, and A or B as "
+        "winner",
+    )
+    min_meta_accuracy: Probability = Field(
+        default=0.85, description="warn where the meta-judge names the winner less often; each is asked in both orders"
+    )
+
+
+class SelfRewardingRecipe(Common):
+    """`algorithm: self_rewarding`"""
+
+    steps_and_epochs = True  # epochs are of an iteration, steps of the run
+    algorithm: Literal["self_rewarding"] = Field(description="what is run")
+    self_rewarding: SelfRewarding
+    judge: JudgeSection | None = Field(default=None, description="who judges answers")
+    reward_model: ModelFolder | None = Field(
+        default=None,
+        description="in place of `judge`: what `algorithm: reward_model` trained says what an answer is worth",
+    )
+    meta_judge: MetaJudgeSection | None = Field(default=None, description="with use_meta_judge: who judges judgements")
+    verifier: RewardSection | None = Field(
+        default=None,
+        description="programs that score answers in place of the judge, of rows that name one; null: all are judged",
+    )
+    new_prompts: NewPromptsSection | None = Field(
+        default=None, description="how prompts are written, with self_rewarding.prompt_source=new"
+    )
+    sampling: Sampling
+    sampler: EngineSection = SamplerSection()
+    agreement: AgreementSection = AgreementSection()
+    optimizer: Optimizer
+    validation_reward: RewardSection | None = Field(
+        default=None,
+        description="what answers to held-out prompts are really worth; null: only those judge them who judge those of "
+        "training",
+    )
+    validation_sampling: RepeatedSampling | None = Field(default=None, description="how they are drawn")
+    known: KnownSection = KnownSection()
+    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
+
+    @model_validator(mode="after")
+    def _somebody_judges(self) -> SelfRewardingRecipe:
+        if (self.judge is None) == (self.reward_model is None):
+            raise ValueError("say one of judge and reward_model: who tells what an answer is worth")
+        if self.judge is None and self.verifier is not None:
+            raise ValueError("verifier scores on the judge's scale, and a reward model has none; leave one of them out")
+        if self.judge is None and self.known.judgements is not None:
+            raise ValueError("known.judgements measures a judge, and a reward model is none; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _answers_differ(self) -> SelfRewardingRecipe:
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature 0 gives the same answer every time, and pairs need two")
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_are_gone_through_once(self) -> SelfRewardingRecipe:
+        if self.self_rewarding.prompt_source == "split" and self.run.max_epochs > 1:
+            raise ValueError("prompt_source=split gives each iteration prompts of its own, once; leave max_epochs at 1")
+        return self
+
+    @model_validator(mode="after")
+    def _new_prompts_are_the_judges(self) -> SelfRewardingRecipe:
+        written = self.self_rewarding.prompt_source == "new"
+        if written != (self.new_prompts is not None):
+            raise ValueError(
+                "new_prompts goes with self_rewarding.prompt_source=new; say both, or none "
+                "(docs/guides/self_rewarding.md shows the section)"
+            )
+        if written and self.verifier is not None:
+            raise ValueError(
+                "verifier scores rows of the data, but with prompt_source=new no row is answered; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _judges_see_what_is_answered(self) -> SelfRewardingRecipe:
+        if self.data.truncates and (self.data.chat or self.data.messages is not None):
+            raise ValueError(
+                "data.overlong_prompts=truncate cuts what the policy reads of a conversation, while judges are shown "
+                "all of it; say error or skip"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _demonstrations_are_whole(self) -> SelfRewardingRecipe:
+        if self.self_rewarding.first_iteration_sft and self.data.truncates:
+            raise ValueError(
+                "data.overlong_prompts=truncate is for prompts that a sampler answers; first_iteration_sft learns "
+                "whole rows, so say error or skip"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _judgements_can_be_learned_from(self) -> SelfRewardingRecipe:
+        if self.self_rewarding.use_meta_judge != (self.meta_judge is not None):
+            raise ValueError(
+                "self_rewarding.use_meta_judge and the section meta_judge go together; say both, or none (the recipe "
+                "self_rewarding_meta_llama3_8b shows the section)"
+            )
+        if self.meta_judge is None:
+            if self.known.comparisons is not None:
+                raise ValueError("known.comparisons measures a meta-judge, and there is none; set use_meta_judge")
+            return self
+        if self.judge is None or not self.judge.is_policy:
+            raise ValueError(
+                "use_meta_judge trains the policy to judge, so the policy must be the judge; leave judge.path and "
+                "judge.sampler out"
+            )
+        if self.judge.num_evals_to_average < 2:
+            raise ValueError("use_meta_judge compares judgements of one answer; raise judge.num_evals_to_average to 2")
+        return self
+
+    @model_validator(mode="after")
+    def _validation_is_whole(self) -> SelfRewardingRecipe:
+        if (self.validation_reward is None) != (self.validation_sampling is None):
+            raise ValueError("validation_reward and validation_sampling go together; say both, or none")
+        return self
+
+
+def _of(values: float | tuple[float, ...], iteration: int) -> float:
+    return values[iteration] if isinstance(values, tuple) else values

@@ -1,0 +1,377 @@
+"""Where things come from: the first weights, the rows, the rewards."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, assert_never
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import custom_error_schema
+
+from lockstep.config.section import LocalPath, Probability, Section
+from lockstep.paths import expand
+
+
+class Scratch(Section):
+    """A new model with random weights: a `transformers` configuration, and a tokenizer made from the training text."""
+
+    config: dict[str, Any] = Field(description="fields of a transformers config, `model_type` among them")
+    tokenizer: Literal["words"] = Field(
+        default="words", description="one token per word, number, sign and newline of the data"
+    )
+
+
+class ModelSection(Section):
+    """Where the first weights come from: exactly one of the three."""
+
+    path: LocalPath | None = Field(default=None, description="a Hugging Face folder on this machine")
+    from_recipe: LocalPath | None = Field(
+        default=None, description="a recipe that is trained first, with the same seed"
+    )
+    scratch: Scratch | None = Field(default=None, description="build a new model")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if sum(source is not None for source in (self.path, self.from_recipe, self.scratch)) != 1:
+            raise ValueError("say exactly one of path, from_recipe and scratch (model.path=FOLDER names your model)")
+        return self
+
+
+class ModelFolder(Section):
+    """A model that is asked and does not learn."""
+
+    path: LocalPath = Field(description="a Hugging Face folder on this machine, or the folder of a finished run")
+
+
+class Arithmetic(Section):
+    """Word problems that are made, not read; see `lockstep.tasks.arithmetic`."""
+
+    train_questions: PositiveInt = Field(description="distinct training questions")
+    validation_questions: PositiveInt = Field(description="held-out questions, none of them a training question")
+    demonstrations: NonNegativeInt = Field(
+        default=0, description="solved rows for SFT, drawn from the training questions; 0: none"
+    )
+    direct_from: Probability = Field(
+        default=0.75, description="share of the demonstrations after which direct answers appear"
+    )
+    direct_share: Probability = Field(
+        default=0.6, description="share of questions that are then answered without reasoning"
+    )
+    pairs: bool = Field(
+        default=False, description="rows for DPO: `chosen` is answered step by step, `rejected` directly"
+    )
+    seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        shares = ("direct_from", "direct_share")
+        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
+
+
+class Letters(Section):
+    """Orders to write letters, that are made, not read; see `lockstep.tasks.letters`."""
+
+    train_prompts: PositiveInt = Field(description="distinct orders to train on")
+    validation_prompts: PositiveInt = Field(description="held-out orders; nothing that is learned shows them")
+    demonstrations: NonNegativeInt = Field(default=0, description="answers and judgements for SFT; 0: none")
+    judge_share: Probability = Field(default=0.57, description="share of judgements among the demonstrations")
+    compare_share: Probability = Field(default=0.0, description="share of comparisons of two judgements among them")
+    known: NonNegativeInt = Field(
+        default=0,
+        description="held-out judgements, and as many comparisons of two, by which judges are measured; 0: none",
+    )
+    seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        shares = ("judge_share", "compare_share")
+        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
+
+    @model_validator(mode="after")
+    def _there_are_so_many(self) -> Letters:
+        if self.train_prompts + self.validation_prompts > 500_000:
+            raise ValueError(
+                "there are 524,160 different orders; ask for at most 500,000 prompts to train and validate on"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_leave_room(self) -> Letters:
+        if self.judge_share + self.compare_share > 1:
+            raise ValueError("judge_share and compare_share are shares of the same rows; together they are above 1")
+        return self
+
+
+class OneSentence:
+    """One complaint about a value, instead of one for each thing that it could have been."""
+
+    def __init__(self, expected: str) -> None:
+        self._message = f"Input should be {expected}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return custom_error_schema(handler(source), "one_of_several", custom_error_message=self._message)
+
+
+FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
+Paths = Annotated[
+    str | Annotated[tuple[str, ...], Field(min_length=1)],
+    OneSentence("the name of a file or a list of names"),
+    AfterValidator(lambda named: expand(named) if isinstance(named, str) else tuple(map(expand, named))),
+]
+
+
+BatchLimit = Annotated[
+    PositiveInt | Annotated[float, Field(gt=0.0, le=1.0)],
+    OneSentence("a whole number of batches, or a share above 0.0 and up to 1.0"),
+]
+
+
+class PromptSection(Section):
+    """How rows of data files become prompts. `{field}` in a template stands for a field of the row."""
+
+    prompt: str = Field(
+        default="{question}", description="template of the prompt, or of the user's message where `chat` is on"
+    )
+    messages: str | None = Field(
+        default=None,
+        description="instead of `prompt`: the field with a list of {role, content}, which goes through the tokenizer's "
+        "chat template; where the assistant has the last word, that is the answer and is left off",
+    )
+    chat: bool = Field(default=False, description="put the prompt through the tokenizer's chat template")
+    system_prompt: str | None = Field(default=None, description="system message, with `chat`")
+    max_prompt_tokens: PositiveInt = Field(description="a longer prompt is over-long")
+    overlong_prompts: Literal["error", "skip", "truncate"] = Field(
+        default="error",
+        description="what to do with them; skipped ones are counted, and so are truncated ones, which keep their last "
+        "max_prompt_tokens tokens (and the tokenizer's bos in front, where it was there)",
+    )
+    bad_rows: Literal["error", "skip"] = Field(
+        default="error", description="what to do with a line that is no JSON object or lacks a field; likewise"
+    )
+    fields: dict[str, FieldType] | None = Field(
+        default=None, description="fields that each row must have besides those of the templates, with their types"
+    )
+
+    @property
+    def prompt_templates(self) -> dict[str, str]:
+        """Whose fields a row needs for its prompt, by their options."""
+        return {"data.prompt": self.prompt} if self.messages is None else {}
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the end of an over-long prompt is used."""
+        match self.overlong_prompts:
+            case "error" | "skip":
+                return False
+            case "truncate":
+                return True
+            case _:
+                assert_never(self.overlong_prompts)
+
+    def as_data(
+        self, rows: Paths, answer: str, max_validation_samples: int | None = None, room: int | None = None
+    ) -> DataSection:
+        """The same for whoever reads `rows`: in their order, no prompt longer than `room`, if any, leaves it."""
+        longest = self.max_prompt_tokens if room is None else min(room, self.max_prompt_tokens)
+        return DataSection(
+            train=rows,
+            shuffle=False,
+            prompt=self.prompt,
+            messages=self.messages,
+            chat=self.chat,
+            system_prompt=self.system_prompt,
+            max_prompt_tokens=longest,
+            overlong_prompts="truncate" if longest < self.max_prompt_tokens else self.overlong_prompts,
+            bad_rows=self.bad_rows,
+            fields=self.fields,
+            answer=answer,
+            max_validation_samples=max_validation_samples,
+        )
+
+    @model_validator(mode="after")
+    def _one_way_to_ask(self) -> PromptSection:
+        if self.messages is not None and self.prompt != type(self).model_fields["prompt"].default:
+            raise ValueError("say one of prompt and messages; a row's messages need no template")
+        if self.messages is not None and (self.chat or self.system_prompt is not None):
+            raise ValueError(
+                "chat and system_prompt go with prompt; messages always go through the chat template, as they are"
+            )
+        if self.system_prompt is not None and not self.chat:
+            raise ValueError("system_prompt needs chat: true")
+        return self
+
+
+class QuestionSection(PromptSection):
+    """Prompts that have a right answer, and those that are held out."""
+
+    answer: str = Field(default="{answer}", description="template of the right answer that a reward sees")
+    max_validation_samples: PositiveInt | None = Field(default=None, description="validate on the first so many rows")
+
+
+class DataSection(QuestionSection):
+    """The rows that a run trains and validates on."""
+
+    train: Paths | None = Field(
+        default=None, description="file to train on, or a list of files: JSONL (also .gz), Parquet, data set folders"
+    )
+    validation: Paths | None = Field(default=None, description="file to validate on, or a list of files")
+    weights: tuple[PositiveFloat, ...] | None = Field(
+        default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
+    )
+    arithmetic: Arithmetic | None = Field(default=None, description="make the data instead of reading it")
+    letters: Letters | None = Field(
+        default=None, description="make orders to write letters, as data, instead of reading it"
+    )
+    completion: str | None = Field(
+        default=None,
+        description="template of what SFT learns; null: {answer}, or with `messages` the assistant's last word",
+    )
+    shuffle: bool = Field(default=True, description="a new order each epoch, keyed by the seed")
+
+    limit_train_batches: BatchLimit | None = Field(
+        default=None, description="an epoch is the first so many batches of rows, or that share of the rows; null: all"
+    )
+    limit_val_batches: BatchLimit | None = Field(
+        default=None, description="likewise for the rows to validate on, in batches of as many rows as a step takes"
+    )
+
+    @property
+    def made(self) -> Arithmetic | Letters | None:
+        """The rows that are made, if any."""
+        return self.letters if self.arithmetic is None else self.arithmetic
+
+    @property
+    def completion_templates(self) -> dict[str, str]:
+        """Whose fields a row needs for what is learned, by their options; none where its messages have it."""
+        completion = "{answer}" if self.completion is None and self.messages is None else self.completion
+        return {} if completion is None else {"data.completion": completion}
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> DataSection:
+        if self.max_validation_samples is not None and self.limit_val_batches is not None:
+            raise ValueError("say one of max_validation_samples (rows) and limit_val_batches (batches, or a share)")
+        return self
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataSection:
+        if sum(source is not None for source in (self.train, self.arithmetic, self.letters)) != 1:
+            raise ValueError("say exactly one of train (a file of rows), arithmetic and letters")
+        if self.made is not None and self.validation is not None:
+            raise ValueError("validation does not go with arithmetic and letters, which make their own")
+        if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
+            raise ValueError("weights needs a list of files in train, and one number for each of them")
+        return self
+
+
+class InstructionSection(Section):
+    """Instructions in a row that a program can check, see docs/guides/rewards.md."""
+
+    field: str = Field(description="the field with a list of {id, ...}, one for each instruction")
+    all_or_nothing: bool = Field(default=False, description="1 where every one is followed, else 0; not the share")
+
+
+class CodeSection(Section):
+    """Programs that are run against the tests of their row, each in a process with limits."""
+
+    tests: str = Field(description="the field with a list of tests, see docs/guides/rewards.md")
+    program: Literal["fenced", "text"] = Field(
+        default="fenced", description="where it stands: in the last ``` block, or the whole text is one"
+    )
+    all_or_nothing: bool = Field(default=False, description="1 where every test is passed, else 0; not the share")
+    sandboxes: PositiveInt = Field(default=4, description="programs that are run at a time")
+    cpu_s: PositiveInt = Field(default=5, description="CPU time of each process of a program, for one test")
+    wall_s: PositiveFloat = Field(default=20.0, description="the longest that a test may take on the clock")
+    memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of each process")
+    file_mb: PositiveInt = Field(default=8, description="the largest file, and the most that is printed")
+    processes: PositiveInt = Field(default=8, description="processes and threads of a program")
+    isolation: Literal["namespaces", "limits"] = Field(
+        default="namespaces",
+        description="`namespaces`: no network, no other process, no files of yours; `limits`: only time, memory, "
+        "files and processes are limited, and programs can reach the network and what this user can",
+    )
+
+    @property
+    def is_namespaced(self) -> bool:
+        """Whether programs are cut off from the rest of the machine."""
+        match self.isolation:
+            case "namespaces":
+                return True
+            case "limits":
+                return False
+            case _:
+                assert_never(self.isolation)
+
+
+Verifier = Literal["math", "instructions", "code", "python"]
+
+
+class RewardSection(Section):
+    """What a response is worth."""
+
+    type: Literal["math", "instructions", "code", "python", "by_row"] = Field(
+        description="`math`: right or wrong by math-verify; `instructions`: the share that is followed; `code`: the "
+        "share of tests that its program passes; `python`: your function; `by_row`: each row names one of these"
+    )
+    marker: str | None = Field(
+        default=None, description="math: the answer is what follows the last of these; null: the whole text"
+    )
+    instructions: InstructionSection | None = Field(default=None, description="for type: instructions, or by_row")
+    code: CodeSection | None = Field(default=None, description="for type: code, or by_row")
+    function: LocalPath | None = Field(
+        default=None, description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md"
+    )
+    pass_score: float | None = Field(
+        default=None,
+        description="python: a response passes with this reward or more, for pass@k; null: no pass@k",
+    )
+    timeout_s: PositiveFloat = Field(
+        default=60.0, description="python: the longest the function may take over one response"
+    )
+    verifier: str | None = Field(
+        default=None,
+        description="by_row: the field that names the row's verifier, one of those that this section sets up; or "
+        "`none`, or, where a recipe has a judge, `judge`",
+    )
+
+    @property
+    def verifiers(self) -> tuple[Verifier, ...]:
+        """What rows may name, of what a program can tell."""
+        others: dict[Verifier, object] = {"instructions": self.instructions, "code": self.code, "python": self.function}
+        return ("math", *(name for name, given in others.items() if given is not None))
+
+    @model_validator(mode="after")
+    def _type_has_what_it_needs(self) -> RewardSection:
+        if self.type != "by_row" and self.type not in self.verifiers:
+            option = "function" if self.type == "python" else self.type
+            raise ValueError(f"type: {self.type} needs {option}")
+        if (self.type == "by_row") != (self.verifier is not None):
+            raise ValueError("verifier goes with type: by_row, and only with it")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_left_over(self) -> RewardSection:
+        if self.type == "by_row":
+            return self
+        for name in self.verifiers[1:]:
+            if name != self.type:
+                option = "function" if name == "python" else name
+                raise ValueError(f"{option} goes with type: {name} or by_row")
+        if self.type != "math" and self.marker is not None:
+            raise ValueError("marker goes with type: math or by_row; nothing else looks for an answer")
+        return self
+
+    @model_validator(mode="after")
+    def _a_function_has_its_own(self) -> RewardSection:
+        if self.function is None and self.pass_score is not None:
+            raise ValueError("pass_score goes with type: python; with the others 1 passes")
+        if self.function is None and self.timeout_s != type(self).model_fields["timeout_s"].default:
+            raise ValueError("timeout_s goes with type: python; the others have limits of their own")
+        return self

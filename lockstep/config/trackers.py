@@ -1,0 +1,49 @@
+"""Where a run is shown besides its own files. Addresses, users and keys come from each tool's own environment."""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+from pydantic import Field
+
+from lockstep.config.section import Section
+
+
+class TensorBoard(Section):
+    """Event files in the run's `tensorboard/`."""
+
+
+class WandB(Section):
+    """Weights & Biases; `wandb login` or WANDB_API_KEY says who you are."""
+
+    project: str = Field(default="lockstep", min_length=1, description="W&B project")
+    name: str | None = Field(default=None, min_length=1, description="of the run; null: its folder's name")
+    mode: Literal["offline", "online"] = Field(
+        default="offline", description="offline: files in the run's `wandb/`, which `wandb sync` uploads"
+    )
+
+    @property
+    def is_online(self) -> bool:
+        """Whether the run is uploaded while it lasts."""
+        match self.mode:
+            case "offline":
+                return False
+            case "online":
+                return True
+            case _:
+                assert_never(self.mode)
+
+
+class MLflow(Section):
+    """MLflow; MLFLOW_TRACKING_URI says where, else it is `mlflow.db` in the folder the command runs in."""
+
+    experiment: str = Field(default="lockstep", min_length=1, description="MLflow experiment, made where there is none")
+    name: str | None = Field(default=None, min_length=1, description="of the run; null: its folder's name")
+
+
+class Trackers(Section):
+    """Each shows the run's logs, and is off unless named; `{}` turns it on. See docs/guides/trackers.md."""
+
+    tensorboard: TensorBoard | None = None
+    wandb: WandB | None = None
+    mlflow: MLflow | None = None

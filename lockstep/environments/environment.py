@@ -1,0 +1,132 @@
+"""What answers a policy turn by turn: a class of the user's, and how its process plays with it (see `child`).
+
+Imports nothing heavy, so that the child holds what the environment needs and no more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from lockstep.errors import InputError
+from lockstep.helpers import user_code
+from lockstep.helpers.process import Answers
+
+
+class Environment(Protocol):
+    """One episode: what the policy meets after its prompt. Each has an instance of its own, made without arguments.
+
+    What it says may depend on the row, the seed and the responses alone: where its process was lost by another episode,
+    it is played again with the same responses, and has to say the same.
+    """
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        """Begins.
+
+        Args:
+            row: The data row that the prompt is made of.
+            seed: For all that the environment draws.
+        """
+        ...
+
+    def step(self, response: str) -> tuple[str, float | None, bool]:
+        """Answers a response of the policy's.
+
+        Args:
+            response: Its text, without a special token at its end.
+
+        Returns:
+            What the policy reads next; a reward, which adds to those before it (None: no verdict on the episode); and
+            whether the episode has ended.
+        """
+        ...
+
+
+_METHODS = {"reset": ("row", "seed"), "step": ("response",)}
+
+CALLED = "called"
+"""A reply that says only that time starts anew: one of several calls has returned."""
+
+
+def answers(class_name: str) -> Answers:
+    """In the child: reads a list of moves, and says for each what the environment answered, or what went wrong.
+
+    Raises:
+        ValueError: There is no such class, or it cannot be made, or lacks a method.
+    """
+    return _Episodes(user_code.load(class_name, "environment.class_name", "class"), class_name)
+
+
+class _Nonsense(Exception):
+    """What an environment returned and must not; the text says what."""
+
+
+class _Episodes:
+    """Episodes that have not ended, by number. One that no move of a question is for has been given up."""
+
+    def __init__(self, make: Callable[[], Environment], name: str) -> None:
+        try:
+            first = make()
+        except Exception as error:  # whatever the user's code raises
+            raise InputError(
+                f"environment.class_name {name} cannot be made without arguments: it {_what(error)}"
+            ) from None
+        lacks = [method for method in _METHODS if not callable(getattr(first, method, None))]
+        if lacks:
+            raise InputError(f"environment.class_name {name} has no method {' and no method '.join(lacks)}")
+        for method, takes in _METHODS.items():
+            try:
+                inspect.signature(getattr(first, method)).bind(*takes)
+            except TypeError as error:
+                raise InputError(
+                    f"environment.class_name {name}: {method} has to take ({', '.join(takes)}), and: {error}"
+                ) from None
+        self._make = make
+        self._live: dict[int, Environment] = {}
+
+    def __call__(self, question: list[dict[str, Any]], /) -> Iterator[Any]:
+        before, self._live = self._live, {}
+        for move in question:
+            try:
+                yield from self._moved(move, before.get(move["episode"]))
+            except Exception as error:  # whatever the user's code raises
+                yield {"wrong": _what(error)}
+
+    def _moved(self, move: dict[str, Any], environment: Environment | None) -> Iterator[Any]:
+        """The answer to the newest response; an episode that this process does not know is played up to there."""
+        if environment is None:
+            environment = self._make()
+            environment.reset(move["row"], move["seed"])
+            yield CALLED
+            for response, heard in zip(move["said"], move["heard"], strict=False):  # but for the newest
+                if _step(environment, response)["observation"] != heard:
+                    raise _Nonsense(
+                        "said something else when it was played again; let it depend on the row, the seed and the "
+                        "responses alone"
+                    )
+                yield CALLED
+        answer = _step(environment, move["said"][-1])
+        if not answer["done"]:
+            self._live[move["episode"]] = environment
+        yield answer
+
+
+def _step(environment: Environment, response: str) -> dict[str, Any]:
+    said: Any = environment.step(response)
+    if not isinstance(said, (tuple, list)) or len(said) != 3:
+        raise _Nonsense(f"returned {said!r}; return (observation, reward, done)")
+    observation, reward, done = said
+    if not isinstance(observation, str):
+        raise _Nonsense(f"returned the observation {observation!r}; return text")
+    if reward is not None and not (isinstance(reward, numbers.Real) and math.isfinite(reward)):
+        raise _Nonsense(f"returned the reward {reward!r}; return a finite number, or None for no verdict")
+    if done not in (True, False):
+        raise _Nonsense(f"returned {done!r} for whether it is done; return True or False")
+    return {"observation": observation, "reward": None if reward is None else float(reward), "done": bool(done)}
+
+
+def _what(error: Exception) -> str:
+    return str(error) if isinstance(error, _Nonsense) else user_code.raised(error)

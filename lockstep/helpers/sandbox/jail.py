@@ -1,0 +1,220 @@
+"""What lies between a fork and a program that nobody has read: namespaces, a user without rights, limits.
+
+With namespaces the program sees no network and no other process, and of all files only the system's and Python's,
+read-only, and an empty folder in memory that goes away with it. Without them there are the limits alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from lockstep.helpers.sandbox import linux
+
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
+_FOLDER = "/tmp"
+_FILES = 1024  # that may lie there
+_ROOM_MB = 16  # for them, besides one of the largest
+_ROOT = "/proc"  # where it is put together: every Linux has the folder, and the program should not see into it
+_OPEN_FILES = 64
+_NOBODY = 65534
+_FIRST_USER = (1 << 31) - (1 << 22)  # process ids are below 2²², and nobody's user id is up there
+_MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may use.
+
+    Attributes:
+        cpu_s: Seconds of CPU time of each process.
+        wall_s: Seconds on the clock.
+        memory_mb: Memory (address space) of each process, MB.
+        file_mb: Size of each file that it writes, its output among them, MB.
+        processes: How many there may be at a time, threads counted.
+    """
+
+    cpu_s: int
+    wall_s: float
+    memory_mb: int
+    file_mb: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is to be run.
+
+    Attributes:
+        arguments: Of the interpreter.
+        files: Their names and content, written into its folder first.
+        streams: Descriptors that become its input, output and errors; it gets no others.
+    """
+
+    arguments: Sequence[str]
+    files: Mapping[str, bytes]
+    streams: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Jail:
+    """How a program is shut in.
+
+    Attributes:
+        limits: What it may use.
+        interpreter: The Python that runs it.
+        folder: Where it works; None: in namespaces, in a folder that only they know.
+    """
+
+    limits: Limits
+    interpreter: str
+    folder: str | None
+
+    def enter(self, program: Program, report: int) -> NoReturn:
+        """Starts the program, and ends this process when and as it ends.
+
+        To be called in a fork that has one thread. Where its parent is killed, it and the program are, too.
+
+        Args:
+            program: What is to be run.
+            report: A descriptor that is closed once the program has started.
+
+        Raises:
+            OSError: Something cannot be set up; the text says what. It may come from a fork of this process.
+        """
+        parent = os.getppid()
+        os.setsid()
+        with contextlib.suppress(OSError):  # a container may forbid it
+            Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, this goes first
+        user = _FIRST_USER + os.getpid() if _is_root() else None
+        others = self._others(user)
+        if self.folder is None:
+            _unshare(users=user is None)
+        linux.die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)
+        watch, hold = os.pipe()
+        for_the_program = (report, watch, *program.streams)
+        _keep(hold, *for_the_program)
+        if os.fork() == 0:
+            os.close(hold)
+            self._become(program, user, others, watch)
+        for descriptor in for_the_program:  # whoever reads them must see the program end
+            os.close(descriptor)
+        code = os.waitstatus_to_exitcode(os.wait()[1])
+        os._exit(code if code >= 0 else 128 - code)
+
+    def _others(self, user: int | None) -> int:
+        """How many processes besides the program's count with them."""
+        if user is not None:  # that nobody else is
+            return 0
+        return 1 if self.folder is None else _tasks_of(os.getuid())
+
+    def _become(self, program: Program, user: int | None, others: int, watch: int) -> NoReturn:
+        """`watch` is closed where the parent has ended."""
+        os.setsid()
+        if self.folder is None:
+            self._change_root()
+        os.chdir(self.folder or _FOLDER)
+        for name, content in program.files.items():
+            Path(name).write_bytes(content)
+        if user is not None:
+            os.chown(".", user, user)
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        self._limit(others)
+        linux.forbid_privileges()
+        linux.die_with_parent()
+        if select.select([watch], [], [], 0)[0]:
+            os._exit(1)
+        for number, descriptor in enumerate(program.streams):
+            os.dup2(descriptor, number)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.execve(self.interpreter, [self.interpreter, *program.arguments], {})
+
+    def _change_root(self) -> None:
+        """Puts a file system together of what the program may see."""
+        linux.mount("none", "/", flags=linux.PRIVATE | linux.RECURSIVE)
+        room = f"mode=0755,size={self.limits.file_mb + _ROOM_MB}m,nr_inodes={_FILES}"
+        linux.mount("tmpfs", _ROOT, "tmpfs", linux.NOSUID | linux.NODEV, room)
+        for path in (*_SYSTEM, str(Path(self.interpreter).parents[1])):
+            _show(path)
+        os.makedirs(_ROOT + _FOLDER, exist_ok=True)  # Python may lie there
+        os.chdir(_ROOT)
+        linux.mount(".", "/", flags=linux.MOVE)
+        os.chroot(".")
+
+    def _limit(self, others: int) -> None:
+        limits = self.limits
+        bounds = {
+            resource.RLIMIT_CPU: limits.cpu_s,
+            resource.RLIMIT_AS: limits.memory_mb * _MB,
+            resource.RLIMIT_FSIZE: limits.file_mb * _MB,
+            resource.RLIMIT_NPROC: limits.processes + others,
+            resource.RLIMIT_NOFILE: _OPEN_FILES,
+            resource.RLIMIT_CORE: 0,
+        }
+        for kind, bound in bounds.items():
+            hard = resource.getrlimit(kind)[1]
+            bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+            resource.setrlimit(kind, (bound, bound))
+
+
+def _unshare(users: bool) -> None:
+    """Enters namespaces of its own; without root's rights that needs users of its own, of whom there is one."""
+    user, group = os.geteuid(), os.getegid()
+    kinds = linux.NEW_MOUNTS | linux.NEW_PROCESSES | linux.NEW_NETWORK | linux.NEW_IPC
+    linux.unshare(kinds | (linux.NEW_USERS if users else 0))
+    if users:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{_NOBODY} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{_NOBODY} {group} 1")
+
+
+def _show(path: str) -> None:
+    """Puts a file or folder at the same place below the new root, as it is, to be read."""
+    inside = Path(_ROOT + path)
+    if inside.exists() or not Path(path).exists():
+        return
+    inside.parent.mkdir(parents=True, exist_ok=True)
+    if Path(path).is_symlink():
+        inside.symlink_to(os.readlink(path))
+        return
+    if Path(path).is_dir():
+        inside.mkdir()
+    else:
+        inside.touch()
+    linux.mount(path, str(inside), flags=linux.BIND | linux.RECURSIVE)
+    linux.make_read_only(str(inside))
+
+
+def _is_root() -> bool:
+    """Whether this is the system's own root and not that of a container with users of its own."""
+    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", str((1 << 32) - 1)]
+
+
+def _tasks_of(user: int) -> int:
+    """How many threads a user has at the moment."""
+    count = 0
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            if process.name.isdigit() and process.stat().st_uid == user:
+                count += len(os.listdir(process / "task"))
+    return count
+
+
+def _keep(*descriptors: int) -> None:
+    """Closes all descriptors but these and the three standard ones."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in descriptors:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(int(name))

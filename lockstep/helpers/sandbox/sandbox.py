@@ -1,0 +1,88 @@
+"""The asking side of the sandbox: what a program printed, and whether test code passes with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lockstep.errors import InputError
+from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
+from lockstep.helpers.sandbox import warden
+from lockstep.helpers.sandbox.jail import Limits
+
+_GRACE_S = 60.0  # for a warden on a busy machine, besides the limit of the program
+_VERSION = ".".join(map(str, sys.version_info[:2]))
+_INTERPRETER = os.path.realpath(f"{sys.base_exec_prefix}/bin/python{_VERSION}")
+
+
+class SandboxError(InputError):
+    """Programs cannot be run apart from everything else; the message says why."""
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Runs Python programs that nobody has read, one at a time; may be asked from any thread.
+
+    Attributes:
+        limits: What each program may use.
+        namespaces: Whether each is put into namespaces of its own; else there are the limits alone.
+        interpreter: The Python that runs them, with its standard library and no other packages.
+    """
+
+    limits: Limits
+    namespaces: bool = True
+    interpreter: str = _INTERPRETER
+    _warden: Child = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        options = {"limits": asdict(self.limits), "namespaces": self.namespaces, "interpreter": self.interpreter}
+        object.__setattr__(self, "_warden", Child(warden.__name__, json.dumps(options)))
+
+    def start(self) -> None:
+        """Tries whether programs can be run here.
+
+        Raises:
+            SandboxError: They cannot.
+        """
+        try:
+            self._warden.start()
+        except (ChildError, ChildDied, ChildHangs) as error:
+            raise SandboxError(f"programs cannot be run in a sandbox here ({error})") from None
+
+    def output(self, program: str, given: str) -> str | None:
+        """What a program prints that reads `given`; None where it fails or reaches a limit.
+
+        Raises:
+            SandboxError: It could not be run.
+        """
+        return self._ended(program, given, tested=False).get("output")
+
+    def passes(self, program: str, test: str) -> bool:
+        """Whether test code runs to its end in a module that holds what the program defines; errors as `output`."""
+        # A program that ends the process before the test has run exits with 0, too, and does not say the word.
+        word = secrets.token_hex()
+        end = f"import os as o; o.write(1, b'{word}'); o._exit(0)"
+        output = self._ended(program, f"{test}\n{end}\n", tested=True).get("output")
+        return output is not None and output.endswith(word)
+
+    def close(self) -> None:
+        """Ends the process that starts programs."""
+        self._warden.close()
+
+    def _ended(self, program: str, given: str, tested: bool) -> dict[str, Any]:
+        self.start()
+        try:
+            with self._warden.asked({"program": program, "input": given, "tested": tested}) as reply:
+                ended = reply(self.limits.wall_s + _GRACE_S)
+        except (ChildDied, ChildHangs) as error:
+            how = f"ended ({error})" if isinstance(error, ChildDied) else "does not answer"
+            raise SandboxError(
+                f"the process that starts programs in a sandbox {how}; the same command goes on"
+            ) from None
+        if "wrong" in ended:
+            raise SandboxError(f"a program could not be run in a sandbox ({ended['wrong']}); the same command goes on")
+        return ended

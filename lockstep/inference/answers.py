@@ -1,0 +1,62 @@
+"""Who answers blocks of requests with text: samplers in processes of their own, or a server that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from lockstep.cluster.sampler_pool import Block, processes
+from lockstep.cluster.specs import SamplerSpec
+from lockstep.cluster.workers import Workers
+from lockstep.config import GenerateRecipe, OpenAI
+from lockstep.models.folder import read_config
+from lockstep.models.source import Source
+from lockstep.report.progress import Progress
+from lockstep.rollouts.generation import replies_of
+from lockstep.types import Reply
+
+Answers = Callable[[Iterator[Block]], Iterator[tuple[int, list[Reply]]]]
+"""From blocks to a block's number and its replies, in the order of its requests; blocks may come back in any order, and
+one is taken when there is somebody to answer it."""
+
+
+def answering(recipe: GenerateRecipe, source: Source, shown: Progress, workers: Workers) -> Answers:
+    """Starts, or greets, whoever the recipe says.
+
+    Args:
+        recipe: Says who, and how responses are drawn.
+        source: The model.
+        shown: Tells the user what happens.
+        workers: Ends what was started.
+    """
+    if recipe.sampler.openai is not None:
+        return _server(recipe, source, recipe.sampler.openai, shown)
+    return _samplers(recipe, source, shown, workers)
+
+
+def _samplers(recipe: GenerateRecipe, source: Source, shown: Progress, workers: Workers) -> Answers:
+    """Even one sampler has a process of its own, so that bits do not depend on how many there are."""
+    sampling = source.sampling(recipe.sampling)
+    spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=recipe.logprobs_are_raw)
+    samplers = processes(spec, shown, workers)
+
+    def answers(asked: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
+        for number, batch in samplers.blocks(asked, sampling):
+            yield number, replies_of(batch, source.decode, recipe.logprobs_are_wanted)
+
+    return answers
+
+
+def _server(recipe: GenerateRecipe, source: Source, options: OpenAI, shown: Progress) -> Answers:
+    """One block after the other; a server has its log-probabilities only where processed and raw are the same."""
+    from lockstep.samplers.openai import OpenAIClient
+
+    vocabulary = int(read_config(source.folder).get_text_config().vocab_size)
+    client = OpenAIClient(options, recipe.sampler.timeout_s, vocabulary, shown.note)
+    sampling = source.sampling(recipe.sampling)
+
+    def answers(asked: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
+        for number, requests in asked:
+            replies = dict(client.replies(requests, sampling, recipe.logprobs_are_wanted))
+            yield number, [replies[place] for place in range(len(requests))]
+
+    return answers

@@ -1,0 +1,165 @@
+"""`lockstep eval`: from a resolved evaluation to a folder with every response and what they come to.
+
+    samples.jsonl   one response per line, as it was judged (`experience.evaluation.Sample`) and in which setting
+    results.json    figures with intervals, made of the samples alone
+    recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
+
+Questions are answered in blocks, and a block is written when it is judged. A stopped evaluation goes on after the last
+whole one, and comes to the same numbers, for every draw is keyed by its question and its number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms.episodes import episodes_of
+from lockstep.algorithms.rows import files_of, open_prompts
+from lockstep.cluster.sampler_pool import nearest
+from lockstep.cluster.specs import SamplerSpec
+from lockstep.cluster.workers import workers_of
+from lockstep.config import EvalRecipe
+from lockstep.config.loading import Loaded, usage
+from lockstep.errors import InputError
+from lockstep.inference.results import results_of
+from lockstep.inference.sample_log import Block, SampleLog, Setting
+from lockstep.models.source import Source, open_source
+from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
+from lockstep.report.progress import Progress, progress
+from lockstep.rewards.rewards import build as build_reward
+from lockstep.rewards.rewards import rule_of
+from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.evaluation import Grading, Sample, answered, grading, lengths
+from lockstep.rollouts.rollout import Experience
+from lockstep.run.folder import write_once
+from lockstep.run.stop import Stop, Stopped, heeding_signals
+from lockstep.types import Prompt, SamplingParams
+
+
+def evaluate(loaded: Loaded) -> Path:
+    """Answers and judges every question, from the first that has not been answered yet, and prints what it came to.
+
+    Returns:
+        The folder of the results.
+
+    Raises:
+        Stopped: If it was asked to end before its end.
+        ChangedError: If the folder holds another evaluation.
+    """
+    recipe = loaded.recipe
+    if not isinstance(recipe, EvalRecipe):
+        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    source = open_source(recipe.model.path)
+    settings = list(_settings(recipe, source))
+    rows = {"validation": files_of(recipe.data.validation)}
+    results = results_of(loaded, recipe.model.path, rows, "evals", "another evaluation")
+    folder = results.folder
+    with results.opened() as started:
+        if not (folder / RESULTS).exists():
+            _examine(recipe, settings, source, folder, started)
+    print(f"{results_table(folder)}\n\nevaluation: {folder}")
+    return folder
+
+
+def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
+    """What the recipe asks for, where the model has room for it."""
+    greedy, sampled, longest = recipe.greedy, recipe.sampling, recipe.data.max_prompt_tokens
+    if recipe.environment is not None:
+        source.require_room("data.max_prompt_tokens + environment.max_tokens", longest + recipe.environment.max_tokens)
+    if greedy is not None:
+        source.require_room("data.max_prompt_tokens + greedy.max_tokens", longest + greedy.max_tokens)
+        sampling = SamplingParams(greedy.max_tokens, temperature=0.0, stop_token_ids=source.stop_token_ids)
+        yield Setting("greedy", sampling, 1, (1,))
+    if sampled is not None:
+        source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest + sampled.max_tokens)
+        yield Setting("sampled", source.sampling(sampled), sampled.num_samples, sampled.ks)
+
+
+def _examine(
+    recipe: EvalRecipe, settings: Sequence[Setting], source: Source, folder: Path, started: Callable[[], None]
+) -> None:
+    """Answers what has not been answered, and writes the results."""
+    with (
+        progress(f"{recipe.model.path} → {folder}") as shown,
+        workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.engines) as workers,
+    ):
+        asked = files_of(recipe.data.validation)
+        rows = open_prompts(asked, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))
+        spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner)
+        engine = Engine(nearest(spec, shown, workers))
+        environment = episodes_of(recipe.environment, recipe.data.in_order, source, shown.note)
+        experience = Experience(engine, rows, build_reward(recipe.reward), source.decode, recipe.seed, environment)
+        prompts = rows.first(recipe.data.max_validation_samples)
+        graded = grading(recipe.reward, recipe.environment)
+        blocks = list(_blocks(settings, len(prompts), recipe.run.save_every))
+        responses = sum(block.responses for block in blocks)
+        shown.total(
+            len(blocks),
+            f"{len(prompts)} questions ({rows.selection.account}) → {responses} responses; "
+            f"a step is {recipe.run.save_every} questions",
+        )
+        unknown = sum(source.tokenizer.unk_token_id in prompt.tokens for prompt in prompts)
+        if unknown:
+            shown.note(f"{unknown} of {len(prompts)} questions have words that the model's tokenizer does not know")
+        log = SampleLog(folder / SAMPLES, blocks)
+        started()
+        _answer(log, prompts, experience, graded, shown)
+    results = {
+        "model": recipe.model.path,
+        "data": ", ".join(map(str, files_of(recipe.data.validation).paths)),
+        "questions": len(prompts),
+        "skipped_rows": rows.selection.skipped,
+        "settings": {setting.name: _results(setting, log.samples[setting.name], graded) for setting in settings},
+    }
+    write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
+
+
+def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[Block]:
+    for setting in settings:
+        for start in range(0, questions, size):
+            yield Block(setting, start, min(size, questions - start))
+
+
+def _answer(
+    log: SampleLog, prompts: Sequence[Prompt], experience: Experience, graded: Grading, shown: Progress
+) -> None:
+    """Answers the blocks that are not in the log yet."""
+    stop = Stop(None)
+    if log.done:
+        shown.note(f"goes on after step {log.done}")
+    with heeding_signals(stop, shown.note):
+        for block in log.blocks[log.done :]:
+            setting, own = block.setting, prompts[block.start : block.start + block.count]
+            with shown.phase(setting.name), experience.engine.at():
+                new = answered(experience, own, block.start, setting.sampling, setting.num_samples)
+            log.add(new)
+            figures = graded.figures(log.samples[setting.name], (1,))
+            tokens = sum(sample.tokens for sample in new)
+            shown.step(log.done, {name: figure.value for name, figure in figures.items()}, tokens)
+            _leave(stop, log)
+
+
+def _leave(stop: Stop, log: SampleLog) -> None:
+    """Raises Stopped where somebody asked for it and there is more to do."""
+    why = stop.stepped()
+    if why is not None and log.done < len(log.blocks):
+        reason, code = why
+        raise Stopped(f"stopped after step {log.done}, because {reason}; the same command goes on from there", code)
+
+
+def _results(setting: Setting, samples: Sequence[Sample], graded: Grading) -> dict[str, Any]:
+    figures = graded.figures(samples, setting.ks)
+    return {
+        "sampling": asdict(setting.sampling),
+        "num_samples": setting.num_samples,
+        "figures": {name: _plain(asdict(figure)) for name, figure in figures.items()},
+        "responses": lengths(samples).floats(),
+    }
+
+
+def _plain(figure: dict[str, float]) -> dict[str, float | None]:
+    """JSON has no word for what is no number."""
+    return {name: value if value == value else None for name, value in figure.items()}

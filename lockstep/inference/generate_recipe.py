@@ -1,0 +1,26 @@
+"""What `lockstep generate MODEL DATA` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.config import PromptSection
+from lockstep.config.loading import Loaded
+from lockstep.config.model_recipe import Command, room_of_demonstrations
+
+
+def generate_recipe(
+    model: str, data: str, overrides: Sequence[str] = (), recipe: str | None = None, folder: str | None = None
+) -> Loaded:
+    """Resolves what is to be generated. Arguments and errors: `Command.resolved`."""
+    return _GENERATE.resolved(model, data, overrides, recipe, folder)
+
+
+def _drawn(tree: dict[str, Any]) -> dict[str, Any]:
+    """The distribution that a run trains with, or as much room for a response as its demonstrations had."""
+    drawn = tree.get("sampling") or room_of_demonstrations(tree)
+    return {} if drawn is None else {"sampling": drawn}
+
+
+_GENERATE = Command("generate", "generate", "prompts", ("seed", "sampler"), PromptSection, _drawn)

@@ -1,0 +1,169 @@
+"""`lockstep judge-eval`: from ranked responses to a folder with every judgement, and how far people agree with them.
+
+    judgements.jsonl   one prompt per line: its responses, their ranks, and all that the judge said of them
+    results.json       figures with intervals, made of the judgements alone
+    recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
+
+Prompts are judged in blocks, and a block is written whole, in `parts/`; whoever is stopped or killed goes on with those
+that are missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms.rows import files_of
+from lockstep.cluster.judges import judge_answers
+from lockstep.cluster.workers import workers_of
+from lockstep.config import JudgeEvalRecipe
+from lockstep.config.loading import Loaded, usage
+from lockstep.data.files import open_rows
+from lockstep.data.ranked import Ranked, described, read_ranked
+from lockstep.data.rows import Skipped
+from lockstep.errors import InputError
+from lockstep.inference.parts import Parts
+from lockstep.inference.results import results_of
+from lockstep.judge.agreement import (
+    Assessment,
+    assessed,
+    assessment_of,
+    counts,
+    pair_figures,
+    score_figures,
+)
+from lockstep.judge.build import pair_judge, score_judge
+from lockstep.judge.judge import Judge
+from lockstep.judge.verdicts import Winner
+from lockstep.objectives.estimates import Estimate
+from lockstep.report.evaluation import RESULTS
+from lockstep.report.judge_eval import JUDGEMENTS, judge_table
+from lockstep.report.progress import Progress, progress
+from lockstep.run.folder import write_once
+from lockstep.run.stop import Stop, Stopped, heeding_signals
+
+
+def judge_eval(loaded: Loaded) -> Path:
+    """Judges all that has not been judged yet, and prints how far the judge agrees with people.
+
+    Returns:
+        The folder of the results.
+
+    Raises:
+        Stopped: If it was asked to end before its end.
+        ChangedError: If the folder holds another evaluation.
+        JudgeError: If too few judgements have a verdict.
+    """
+    recipe = loaded.recipe
+    if not isinstance(recipe, JudgeEvalRecipe):
+        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    files = files_of(recipe.data.ranked)
+    results = results_of(loaded, recipe.judge.path, {"ranked": files}, "judge-evals", "another evaluation")
+    with results.opened() as started:
+        if (results.folder / RESULTS).exists():
+            Parts(results.folder / JUDGEMENTS, 0).clear()
+        else:
+            ranked = read_ranked(open_rows(files, recipe.data.bad_rows), recipe.data)
+            _judge(recipe, ranked, results.folder, started)
+    print(f"{judge_table(results.folder)}\n\nevaluation of a judge: {results.folder}")
+    return results.folder
+
+
+def _judge(
+    recipe: JudgeEvalRecipe, read: tuple[list[Ranked], Skipped], folder: Path, started: Callable[[], None]
+) -> None:
+    """Judges what is missing, and writes the results."""
+    ranked, skipped = read
+    size = recipe.run.save_every
+    parts = Parts(folder / JUDGEMENTS, -(-len(ranked) // size))
+    with progress(f"{_who(recipe)} → {folder}") as shown:
+        if not parts.whole.exists() and parts.missing():
+            with workers_of(recipe.cluster, recipe.learner, shown, samplers=_samplers(recipe)) as workers:
+                answering = judge_answers(recipe.judge, recipe.learner, shown, workers)
+                scorer = score_judge(recipe.judge, answering, recipe.seed)
+                comparer = (
+                    None if recipe.pairs is None else pair_judge(recipe.pairs, recipe.judge, answering, recipe.seed)
+                )
+                started()
+                shown.total(len(ranked), described(ranked, skipped), unit="prompts")
+                _write(ranked, size, parts, (scorer, comparer), shown)
+        with shown.phase("join"):
+            if not parts.whole.exists():
+                parts.join()
+            found = [assessment_of(json.loads(line)) for line in parts.whole.read_bytes().split(b"\n") if line]
+    results = _results(recipe, found) | {"skipped_rows": skipped.count}
+    write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
+
+
+def _samplers(recipe: JudgeEvalRecipe) -> int:
+    return 1 if recipe.judge.sampler is None else recipe.judge.sampler.engines
+
+
+def _write(
+    ranked: Sequence[Ranked],
+    size: int,
+    parts: Parts,
+    judges: tuple[Judge[float], Judge[Winner] | None],
+    shown: Progress,
+) -> None:
+    """Writes the blocks that are missing.
+
+    Raises:
+        Stopped: If somebody asked for it; the block that is judged is finished first.
+    """
+    stop, missing = Stop(None), parts.missing()
+    done = len(ranked) - sum(len(ranked[number * size : (number + 1) * size]) for number in missing)
+    if done:
+        shown.note(f"goes on: the responses to {done} prompts are judged already")
+    with heeding_signals(stop, shown.note):
+        for number in missing:
+            _leave(stop, done, len(ranked))
+            own = ranked[number * size : (number + 1) * size]
+            with shown.phase("judge"):
+                new = assessed(own, *judges)
+            parts.write(number, "".join(json.dumps(asdict(one), allow_nan=False) + "\n" for one in new))
+            done += len(own)
+            shown.step(done, {}, 0, len(own))
+
+
+def _leave(stop: Stop, done: int, total: int) -> None:
+    why = stop.stepped()
+    if why is not None:
+        reason, code = why
+        raise Stopped(
+            f"stopped after {done} of {total} prompts, because {reason}; the same command goes on from there", code
+        )
+
+
+def _who(recipe: JudgeEvalRecipe) -> str:
+    served = None if recipe.judge.sampler is None else recipe.judge.sampler.openai
+    return str(recipe.judge.path) if served is None else f"{served.model} at {served.base_url}"
+
+
+def _results(recipe: JudgeEvalRecipe, found: Sequence[Assessment]) -> dict[str, Any]:
+    said = [said for one in found for own in one.judgements for said in own]
+    ways = {
+        "scores": {"figures": _plain(score_figures(found, recipe.judge.judge_score_high)), "judgements": counts(said)}
+    }
+    if recipe.pairs is not None:
+        compared = [pair.said for one in found for pair in one.pairs]
+        ways["pairs"] = {"figures": _plain(pair_figures(found)), "judgements": counts(compared)}
+    return {
+        "judge": _who(recipe),
+        "data": ", ".join(map(str, files_of(recipe.data.ranked).paths)),
+        "prompts": len(found),
+        "responses": sum(len(one.responses) for one in found),
+        "unscored_responses": sum(score is None for one in found for score in one.scores),
+        "ways": ways,
+    }
+
+
+def _plain(figures: dict[str, Estimate]) -> dict[str, Any]:
+    """JSON has no word for what is no number."""
+    return {
+        name: {key: value if value == value else None for key, value in asdict(figure).items()}
+        for name, figure in figures.items()
+    }

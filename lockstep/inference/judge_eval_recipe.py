@@ -1,0 +1,63 @@
+"""What `lockstep judge-eval MODEL DATA` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import JudgeEvalRecipe
+from lockstep.config.errors import recipe_classes
+from lockstep.config.loading import Layer, Loaded, RecipeError, algorithm_of, load, usage
+from lockstep.config.model_recipe import computation_of, weights_of
+
+_NAME, _RECIPE = "judge_eval", "judge_eval"
+
+
+def judge_eval_recipe(
+    model: str, data: str, overrides: Sequence[str] = (), recipe: str | None = None, folder: str | None = None
+) -> Loaded:
+    """Resolves an evaluation of a judge.
+
+    Args:
+        model: A Hugging Face folder; the folder of a finished run, which then says how it judges, where it does; or the
+            address of a server, `http://…/v1`.
+        data: A file of ranked responses.
+        overrides: `key.sub=value` each.
+        recipe: Where to begin; None: the one that ships, and over it what a run says.
+        folder: Of the results.
+
+    Raises:
+        RecipeError: One sentence for each thing that is wrong.
+    """
+    first, own = recipe or _RECIPE, Path(model) / "recipe.yaml"
+    algorithm = algorithm_of(first)
+    if algorithm != _NAME and algorithm in recipe_classes():
+        raise RecipeError(f"{first} is for another command: {usage(algorithm, first)}")
+    said: dict[str, Any] = {"data": {"ranked": data}, "judge": _judge(model)}
+    if folder is not None:
+        said["run"] = {"folder": folder}
+    begun = [_as_trained(own)] if own.is_file() and recipe is None else []
+    loaded = load(first, overrides, [*begun, Layer("lockstep judge-eval", said)])
+    return replace(loaded, name=f"{_model_name(loaded, model)}-{Path(data).stem}")
+
+
+def _judge(model: str) -> dict[str, Any]:
+    if model.startswith(("http://", "https://")):
+        return {"path": None, "sampler": {"backend": "openai", "openai": {"base_url": model}}}
+    return {"path": str(weights_of(model))}
+
+
+def _as_trained(own: Path) -> Layer:
+    """How a run computes, and how it judges where it does."""
+    training = load(str(own)).training
+    tree, said = training.model_dump(mode="json"), {"seed": training.seed, "learner": computation_of(training)}
+    return Layer(str(own), said | ({"judge": tree["judge"]} if "judge" in tree else {}))
+
+
+def _model_name(loaded: Loaded, model: str) -> str:
+    assert isinstance(loaded.recipe, JudgeEvalRecipe), "the recipe was checked to be for this command"
+    sampler = loaded.recipe.judge.sampler
+    served = None if sampler is None else sampler.openai
+    return Path(model).resolve().name if served is None else served.model.replace("/", "-")

@@ -1,0 +1,77 @@
+"""The folder of what a model was asked: named by all that the results depend on, so that it never holds another's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.config.loading import Loaded
+from lockstep.data.files import Files, open_rows
+from lockstep.run.folder import require_writable, write_once
+from lockstep.run.identity import ChangedError, Identity, differences, digest, inputs
+from lockstep.run.opened import opened
+
+_INPUTS = "inputs.json"
+
+
+@dataclass(frozen=True)
+class Results:
+    """A folder for the results of a recipe.
+
+    Attributes:
+        loaded: The recipe.
+        folder: Where to.
+        inputs: What the results depend on.
+    """
+
+    loaded: Loaded
+    folder: Path
+    inputs: Identity
+
+    @contextmanager
+    def opened(self) -> Iterator[Callable[[], None]]:
+        """Makes the folder and keeps others out of it.
+
+        What was made is taken back if the block fails before it calls the function it is given.
+
+        Raises:
+            ValueError: If the folder cannot be made, or another process has it.
+        """
+        require_writable(self.folder)
+        with opened(self.loaded, self.folder) as started:
+            write_once(self.folder / _INPUTS, json.dumps(self.inputs, indent=1) + "\n")
+            yield started
+
+
+def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, Files], root: str, others: str) -> Results:
+    """Where the results of a recipe go: `run.folder`, or a folder of their own in `root`.
+
+    Args:
+        loaded: The recipe.
+        model: Folder of the model. Weights count by all their bytes, since two often differ in nothing else. None: a
+            server has it, and its name is in the recipe.
+        rows: What is asked, by name.
+        root: Folder of all such results.
+        others: What to call those of other options, weights or rows.
+
+    Raises:
+        ChangedError: If the folder holds those.
+    """
+    digests = {name: open_rows(files, "skip").digest[:16] for name, files in rows.items()}
+    place = None if model is None else Path(model)
+    weights = {f"model.{path.name}": digest([path]) for path in sorted(place.glob("*.safetensors"))} if place else {}
+    now = inputs(loaded, digests, place) | weights
+    key = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:10]
+    named = loaded.recipe.run.folder
+    folder = Path(root) / f"{loaded.name}-{key}" if named is None else Path(named)
+    noted = folder / _INPUTS
+    changed = differences(json.loads(noted.read_text()), now) if noted.exists() else []
+    if changed:
+        raise ChangedError(
+            f"{folder} holds {others}:\n  " + "\n  ".join(changed) + "\nchoose another folder by --out, or remove it"
+        )
+    return Results(loaded, folder, now)

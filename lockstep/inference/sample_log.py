@@ -1,0 +1,93 @@
+"""The samples of an evaluation on disk: whole blocks, in order, so that a stopped evaluation goes on after the last."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lockstep.errors import InputError
+from lockstep.rollouts.evaluation import Sample
+from lockstep.run.track import append
+from lockstep.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to answer every question.
+
+    Attributes:
+        name: `greedy` or `sampled`.
+        sampling: The distribution that responses are drawn from.
+        num_samples: Responses per question.
+        ks: The k of pass@k and maj@k.
+    """
+
+    name: str
+    sampling: SamplingParams
+    num_samples: int
+    ks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Questions `start` … `start + count − 1`, answered in one setting."""
+
+    setting: Setting
+    start: int
+    count: int
+
+    @property
+    def responses(self) -> int:
+        return self.count * self.setting.num_samples
+
+
+class SampleLog:
+    """A file with one sample per line, and the samples that are in it.
+
+    Args:
+        path: The file. Whole blocks that it begins with are read, and what follows them is cut off.
+        blocks: All that the evaluation consists of, in order.
+
+    Raises:
+        ValueError: A line is no sample.
+    """
+
+    def __init__(self, path: Path, blocks: Sequence[Block]) -> None:
+        self._path, self.blocks = path, blocks
+        self.samples: dict[str, list[Sample]] = {block.setting.name: [] for block in blocks}
+        self.done = 0
+        if path.exists():
+            self._read()
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Appends the next block, whole."""
+        setting = self.blocks[self.done].setting.name
+        rows = ({"setting": setting, **asdict(sample)} for sample in samples)
+        append(self._path, b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows))
+        self.samples[setting] += samples
+        self.done += 1
+
+    def _read(self) -> None:
+        lines = [line for line in self._path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        position = 0
+        for block in self.blocks:
+            if position + block.responses > len(lines):
+                break
+            numbers = range(position, position + block.responses)
+            self.samples[block.setting.name] += [self._sample(number, lines[number]) for number in numbers]
+            position += block.responses
+            self.done += 1
+        os.truncate(self._path, sum(map(len, lines[:position])))
+
+    def _sample(self, number: int, line: bytes) -> Sample:
+        try:
+            row = json.loads(line)
+            del row["setting"]
+            return Sample(**row)
+        except (ValueError, KeyError, TypeError):
+            raise InputError(
+                f"{self._path}:{number + 1} is no sample, but {line[:60]!r}; remove the file to begin again"
+            ) from None

@@ -1,0 +1,82 @@
+"""Judges from their options, and the cases that they judge."""
+
+from __future__ import annotations
+
+from lockstep.config import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
+from lockstep.judge.asking import Answering, Conversation
+from lockstep.judge.judge import Case, Judge, Rules
+from lockstep.judge.templates import (
+    ADDITIVE,
+    META,
+    META_FIELDS,
+    PAIR_FIELDS,
+    PAIRWISE,
+    SCORE_FIELDS,
+    Template,
+)
+from lockstep.judge.verdicts import ScoreParser, Winner, WinnerParser
+
+
+def score_judge(section: JudgeSection, answering: Answering, seed: int) -> Judge[float]:
+    """Scores responses (`response_case`).
+
+    Raises:
+        ValueError: The template has not the fields that it must have.
+    """
+    template = Template(ADDITIVE if section.template is None else section.template, SCORE_FIELDS, "judge.template")
+    rules = rules_of(section, section.num_evals_to_average)
+    return Judge(answering, template, score_parser(section), ("response",), rules, seed, "judge", "judge")
+
+
+def score_parser(section: JudgeSection) -> ScoreParser:
+    """Reads scores as a recipe wants them."""
+    return ScoreParser(section.judge_score_low, section.judge_score_high, section.score_pattern, section.decimals)
+
+
+def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int) -> Judge[Winner]:
+    """Says which of two responses is better (`pair_case`); asked as `asked` says, which is the section `judge`.
+
+    Raises:
+        ValueError: As `score_judge`.
+    """
+    text = PAIRWISE if comparison.template is None else comparison.template
+    template, parser = Template(text, PAIR_FIELDS, "pairs.template"), WinnerParser(comparison.winner_pattern)
+    return Judge(answering, template, parser, PAIR_FIELDS[1:], rules_of(asked, 1), seed, "pairs", "judge")
+
+
+def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Judge[Winner]:
+    """Says which of two judgements is better (`meta_case`).
+
+    Raises:
+        ValueError: As `score_judge`.
+    """
+    text = META if section.template is None else section.template
+    template, parser = Template(text, META_FIELDS, "meta_judge.template"), WinnerParser(section.winner_pattern)
+    name = "meta_judge"
+    return Judge(answering, template, parser, ("response",), rules_of(section, 1), seed, name, name)
+
+
+def rules_of(section: AskedSection, draws: int) -> Rules:
+    """How a recipe wants a judge to be asked."""
+    return Rules(
+        draws,
+        section.system_prompt,
+        section.truncates_responses,
+        section.reads_unfinished,
+        section.max_no_verdict_rate,
+    )
+
+
+def response_case(conversation: Conversation, response: str, key: tuple[int | str, ...]) -> Case:
+    """A response to be scored."""
+    return Case(conversation, {"response": response}, key)
+
+
+def pair_case(conversation: Conversation, first: str, second: str, key: tuple[int | str, ...]) -> Case:
+    """Two responses to be compared, A and B in this order."""
+    return Case(conversation, dict(zip(PAIR_FIELDS[1:], (first, second), strict=True)), key)
+
+
+def meta_case(conversation: Conversation, response: str, first: str, second: str, key: tuple[int | str, ...]) -> Case:
+    """Two judgements of a response to be compared, A and B in this order."""
+    return Case(conversation, dict(zip(META_FIELDS[1:], (response, first, second), strict=True)), key)

@@ -1,0 +1,253 @@
+"""The judge: each case becomes a question, is asked k times, and every reply becomes a verdict or a cause.
+
+A question that is too long is not asked, or the text that is judged is shortened at its end, as the recipe says, and
+counted. Nothing else is ever judged in its place, and what has no verdict has no score.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from lockstep import keyed
+from lockstep.errors import InputError
+from lockstep.judge.asking import Answer, Answering, Conversation
+from lockstep.judge.templates import Template, as_text
+from lockstep.judge.verdicts import CAUSES, UNANSWERED, Cause, Parser, V, Verdict
+from lockstep.metrics import Mean, Metrics, Sum
+
+CUT_OFF = " […]"
+"""Stands where a text was shortened."""
+
+_LEAST_KEPT = 0.5
+"""A text of which less would be left is not judged: that would be another text's score."""
+
+_SHOWN = 80
+
+
+class JudgeError(InputError):
+    """Too few judgements have a verdict to go on."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is judged.
+
+    Attributes:
+        conversation: The `prompt` of the template, in its messages.
+        texts: The other fields.
+        key: What the random numbers depend on, besides seed, role and number of the judgement: it names the case over
+            runs, such as step, row and draw.
+    """
+
+    conversation: Conversation
+    texts: Mapping[str, str]
+    key: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Judgement(Generic[V]):
+    """One reply of a judge, and what it comes to; no reply where the cause says that there is none."""
+
+    verdict: Verdict[V]
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True)
+class Judged(Generic[V]):
+    """All judgements of a case.
+
+    Attributes:
+        judgements: In the order of their numbers.
+        shortened: Whether the judge saw only the beginning of a text.
+    """
+
+    judgements: tuple[Judgement[V], ...]
+    shortened: bool = False
+
+    @property
+    def values(self) -> list[V]:
+        """The verdicts that there are."""
+        found = (judgement.verdict.value for judgement in self.judgements)
+        return [value for value in found if value is not None]
+
+
+def mean_score(judged: Judged[float]) -> float | None:
+    """The mean of the verdicts; None where there is none."""
+    return math.fsum(judged.values) / len(judged.values) if judged.values else None
+
+
+def score_variance(judged: Judged[float]) -> float | None:
+    """The population variance of the verdicts; None where there is none."""
+    mean = mean_score(judged)
+    return None if mean is None else sum((score - mean) ** 2 for score in judged.values) / len(judged.values)
+
+
+def disagreement(judged: Judged[float]) -> float | None:
+    """The variance of the verdicts where there are two or more; one alone agrees with nobody."""
+    return score_variance(judged) if len(judged.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a judge is asked.
+
+    Attributes:
+        draws: Judgements of each case.
+        system_prompt: System message; None: none.
+        shortens: Whether too long a question is shortened; else it is not asked.
+        reads_unfinished: Whether a reply that was cut off is read.
+        max_no_verdict_rate: More judgements without a verdict are an error.
+    """
+
+    draws: int
+    system_prompt: str | None
+    shortens: bool
+    reads_unfinished: bool
+    max_no_verdict_rate: float
+
+
+@dataclass(frozen=True)
+class Judge(Generic[V]):
+    """Judges cases.
+
+    Attributes:
+        answering: Who is asked.
+        template: What is asked.
+        parser: Reads replies.
+        judged_fields: The fields that are shortened where a question is too long, all to one length.
+        rules: How it is asked.
+        seed: Of all draws.
+        role: Keeps the draws of one kind of judge apart from those of another.
+        section: Of the recipe, with its limits; for messages.
+    """
+
+    answering: Answering
+    template: Template
+    parser: Parser[V]
+    judged_fields: tuple[str, ...]
+    rules: Rules
+    seed: int
+    role: str
+    section: str
+
+    def __call__(self, cases: Sequence[Case]) -> list[Judged[V]]:
+        """Judges each case; draws depend on its key, and not on what else is judged with it.
+
+        Raises:
+            JudgeError: If more judgements than allowed have no verdict.
+        """
+        questions = self._questions(cases)
+        asked = [
+            (question, keyed.key(self.seed, self.role, *case.key, draw))
+            for case, (question, _) in zip(cases, questions, strict=True)
+            if question is not None
+            for draw in range(self.rules.draws)
+        ]
+        answers = iter(self.answering.answers([question for question, _ in asked], [key for _, key in asked]))
+        judged = [
+            Judged(tuple(self._judgement(question, answers) for _ in range(self.rules.draws)), shortened)
+            for question, shortened in questions
+        ]
+        self._require_verdicts(judged)
+        return judged
+
+    def fits(self, cases: Sequence[Case]) -> bool:
+        """Whether none of the questions would be too long, or too long ones are shortened."""
+        whole = [self._conversation(self._fields(case)) for case in cases]
+        return self.rules.shortens or not any(self.answering.excesses(whole))
+
+    def _questions(self, cases: Sequence[Case]) -> list[tuple[Conversation | None, bool]]:
+        """The question about each case, None where it is too long; and whether it was shortened."""
+        filled = [self._fields(case) for case in cases]
+        whole = [self._conversation(texts) for texts in filled]
+        excesses = self.answering.excesses(whole)
+        return [
+            (question, False) if not excess else self._shortened(texts)
+            for question, excess, texts in zip(whole, excesses, filled, strict=True)
+        ]
+
+    def _fields(self, case: Case) -> dict[str, str]:
+        texts = {"prompt": as_text(case.conversation), **case.texts}
+        return {name: self.answering.escaped(text) for name, text in texts.items()}
+
+    def _conversation(self, texts: Mapping[str, str]) -> Conversation:
+        prompt = self.rules.system_prompt
+        system = () if prompt is None else ({"role": "system", "content": prompt},)
+        return (*system, {"role": "user", "content": self.template.filled(texts)})
+
+    def _shortened(self, texts: Mapping[str, str]) -> tuple[Conversation | None, bool]:
+        """The question with as much of what is judged as fits."""
+        if not self.rules.shortens:
+            return None, False
+        longest = max(len(texts[name]) for name in self.judged_fields)
+        fitting = bisect_left(range(longest), True, key=lambda length: self._too_long(texts, length + 1))
+        if fitting < max(1, math.ceil(_LEAST_KEPT * longest)):
+            return None, False
+        return self._conversation(self._cut(texts, fitting)), True
+
+    def _too_long(self, texts: Mapping[str, str], length: int) -> bool:
+        return self.answering.excesses([self._conversation(self._cut(texts, length))])[0] > 0
+
+    def _cut(self, texts: Mapping[str, str], length: int) -> dict[str, str]:
+        long = {name: texts[name] for name in self.judged_fields if len(texts[name]) > length}
+        return {**texts, **{name: text[:length] + CUT_OFF for name, text in long.items()}}
+
+    def _judgement(self, question: Conversation | None, answers: Iterator[Answer | None]) -> Judgement[V]:
+        """The next reply, where the question was asked."""
+        if question is None:
+            return Judgement(Verdict(None, "prompt_too_long"))
+        answer = next(answers)
+        if answer is None:
+            return Judgement(Verdict(None, "unreachable"))
+        if not (answer.finished or self.rules.reads_unfinished):
+            return Judgement(Verdict(None, "unfinished"), answer)
+        return Judgement(self.parser(answer.text), answer)
+
+    def _require_verdicts(self, judged: Sequence[Judged[V]]) -> None:
+        causes = Counter(cause for cause in _causes(judged) if cause is not None)
+        total, limit = len(judged) * self.rules.draws, self.rules.max_no_verdict_rate
+        if causes.total() <= limit * total:
+            return
+        counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+        raise JudgeError(
+            f"{causes.total()} of {total} judgements have no verdict ({counts}), more than "
+            f"{self.section}.max_no_verdict_rate={limit:g} allows; {_example(judged)}look at the template, at "
+            f"{self.section}.sampling.max_tokens and at the judge, or raise the limit"
+        )
+
+
+def judge_metrics(judged: Sequence[Judged[V]]) -> Metrics:
+    """How many judgements have no verdict, by cause; and how often a reply could not be read, or a text was cut.
+
+    `parse_failures` is the share of replies without a verdict, `no_verdict` that of all judgements that were due.
+    """
+    causes = Counter(_causes(judged))
+    total, unanswered = causes.total(), sum(causes[cause] for cause in UNANSWERED)
+    failed = total - causes[None] - unanswered
+    return Metrics(
+        no_verdict=Mean(failed + unanswered, total),
+        parse_failures=Mean(failed, total - unanswered),
+        truncated_judge_prompts=Mean(sum(one.shortened for one in judged), len(judged)),
+        **{f"no_verdict_{cause}": Sum(causes[cause]) for cause in CAUSES},
+    )
+
+
+def _causes(judged: Sequence[Judged[V]]) -> Iterator[Cause | None]:
+    return (judgement.verdict.cause for one in judged for judgement in one.judgements)
+
+
+def _example(judged: Sequence[Judged[V]]) -> str:
+    """The end of the first reply without a verdict, where the verdict should have been."""
+    replies = (
+        judgement.answer.text
+        for one in judged
+        for judgement in one.judgements
+        if judgement.answer is not None and judgement.verdict.value is None
+    )
+    reply = next(replies, None)
+    return "" if reply is None else f"one of them ends in {reply[-_SHOWN:]!r}; "

@@ -1,0 +1,124 @@
+"""Judgements that are known to be right, and how often a judge finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from lockstep.config.sources import FieldType
+from lockstep.data.rows import DataError, Rows
+from lockstep.data.templates import complaint
+from lockstep.judge.asking import Conversation
+from lockstep.judge.build import meta_case, response_case
+from lockstep.judge.judge import Judge
+from lockstep.judge.verdicts import Winner
+from lockstep.metrics import Mean, Metrics
+from lockstep.objectives.estimates import share
+
+
+@dataclass(frozen=True)
+class KnownScore:
+    """A response, and what it is worth."""
+
+    conversation: Conversation
+    response: str
+    score: float
+
+
+@dataclass(frozen=True)
+class KnownWinner:
+    """Two judgements of a response, and which one is better."""
+
+    conversation: Conversation
+    response: str
+    judgements: tuple[str, str]
+    winner: Winner
+
+
+def read_scores(rows: Rows, scale: tuple[float, float]) -> list[KnownScore]:
+    """Reads rows with `prompt`, `response` and `score`.
+
+    Args:
+        rows: Of a file.
+        scale: The lowest and the highest score that a judge can give.
+
+    Raises:
+        DataError: A row lacks one of them, or has another score.
+    """
+    return [
+        KnownScore(_asked(row), row["response"], _score(row["score"], scale, where))
+        for where, row in _all(rows, {"prompt": "text", "response": "text", "score": "number"})
+    ]
+
+
+def read_winners(rows: Rows) -> list[KnownWinner]:
+    """Reads rows with `prompt`, `response`, `judgement_a`, `judgement_b`, and `winner`, which is A or B.
+
+    Raises:
+        DataError: A row lacks one of them, or nobody has won.
+    """
+    found: list[KnownWinner] = []
+    for where, row in _all(rows, dict.fromkeys(("prompt", "response", "judgement_a", "judgement_b", "winner"), "text")):
+        if row["winner"] not in ("A", "B"):
+            raise DataError(f"{where}: winner is {row['winner']!r}, which is neither A nor B")
+        judgements = row["judgement_a"], row["judgement_b"]
+        found.append(KnownWinner(_asked(row), row["response"], judgements, cast("Winner", row["winner"])))
+    return found
+
+
+def judged_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
+    """How often a judge says the right score, and by how much it is above it on average; no verdict is not right."""
+    cases = [response_case(one.conversation, one.response, ("known", place)) for place, one in enumerate(known)]
+    found = list(zip(judge(cases), known, strict=True))
+    off = [value - one.score for judged, one in found for value in judged.values]
+    exact = share([sum(value == one.score for value in judged.values) / judge.rules.draws for judged, one in found])
+    return Metrics(judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))) + exact.ends("judge_exact")
+
+
+def judged_winners(known: Sequence[KnownWinner], judge: Judge[Winner], reasons: Callable[[str], str]) -> Metrics:
+    """How often a meta-judge names the winner, asked in both orders; no verdict is not right.
+
+    Args:
+        known: Judgements.
+        judge: Compares them.
+        reasons: Takes the score from a judgement, as in training.
+    """
+    cases = [
+        meta_case(one.conversation, one.response, said[first], said[1 - first], ("known", place, first))
+        for place, one in enumerate(known)
+        for said in [[reasons(judgement) for judgement in one.judgements]]
+        for first in (0, 1)
+    ]
+    wanted = [winner for one in known for winner in (one.winner, "B" if one.winner == "A" else "A")]
+    right = [judged.values == [winner] for judged, winner in zip(judge(cases), wanted, strict=True)]
+    accuracy = share([(first + second) / 2 for first, second in zip(right[0::2], right[1::2], strict=True)])
+    return Metrics(meta_judge_accuracy=Mean(accuracy.value)) + accuracy.ends("meta_judge_accuracy")
+
+
+def _all(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
+    """Each row with its place, once it has all that it needs."""
+    found = list(zip(map(rows.where, range(len(rows))), rows.rows(range(len(rows))), strict=True))
+    for where, row in found:
+        missing = [name for name in wanted if name not in row]
+        if missing:
+            raise DataError(
+                f"{where}: lacks {', '.join(missing)}; a row of what is known has {', '.join(wanted)}; correct the row"
+            )
+        fault = complaint(row, wanted)
+        if fault is not None:
+            raise DataError(f"{where}: {fault}")
+    return found
+
+
+def _asked(row: Mapping[str, Any]) -> Conversation:
+    return ({"role": "user", "content": row["prompt"]},)
+
+
+def _score(value: object, scale: tuple[float, float], where: str) -> float:
+    score, (low, high) = float(str(value)), scale
+    if not low <= score <= high:
+        raise DataError(
+            f"{where}: score is {value}, but the judge's scores go from {low:g} to {high:g}; correct the row"
+        )
+    return score

@@ -1,0 +1,166 @@
+"""New prompts that the policy writes after examples: self-instruct (Wang et al. 2022, arXiv 2212.10560).
+
+Self-Rewarding has each iteration's prompts made so (Yuan et al. 2024, §2.3); the words of the request are ours. What is
+written depends on the weights, the prompts of the data, and the keys of the draws alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from lockstep import keyed
+from lockstep.config import NewPromptsSection
+from lockstep.data.prompts import Prompts
+from lockstep.data.templates import fields
+from lockstep.data.written import TextField
+from lockstep.errors import RunError
+from lockstep.judge.asking import Answer, Answering, Conversation
+from lockstep.judge.templates import Template
+from lockstep.metrics import Metrics, Sum
+
+_EXAMPLES = 8
+_BLOCK = 1024
+_LIST = "\n\n".join(f"Request {number}:\n{{example_{number}}}" for number in range(1, _EXAMPLES + 1))
+WRITE = f"""\
+Below are {_EXAMPLES} requests to an assistant. Different people have written them, and none has to do with another.
+
+{_LIST}
+
+Write one more request such as somebody else could send: about something else, complete in itself, and such that an
+assistant can answer it in writing. Write the request alone: no number in front of it, and no answer behind it.
+
+Request {_EXAMPLES + 1}:
+"""
+
+Outcome = Literal["made", "request_too_long", "unfinished", "empty", "too_long", "known", "repeated"]
+"""What became of an attempt: a prompt; no text, as the request was too long; or a text that was cut off, is empty, is
+longer than a prompt may be, is a prompt of the data, or was written before in this iteration."""
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+class TooFewPromptsError(RunError):
+    """Attempts are used up, and prompts are missing."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written for an iteration.
+
+    Attributes:
+        rows: Of new prompts, as many as were wanted.
+        outcomes: Of all attempts.
+    """
+
+    rows: list[dict[str, Any]]
+    outcomes: Counter[Outcome]
+
+    def metrics(self) -> Metrics:
+        """How many attempts there were, and what became of them."""
+        by_outcome = {outcome: Sum(self.outcomes[outcome]) for outcome in OUTCOMES}
+        return Metrics(attempts=Sum(self.outcomes.total()), **by_outcome)
+
+
+def request_template(section: NewPromptsSection) -> Template:
+    """What the policy is asked; as many examples as the template has fields for.
+
+    Raises:
+        ValueError: Its fields are not {example_1}, {example_2} and so on.
+    """
+    text = WRITE if section.template is None else section.template
+    count = max(1, len(set(fields(text))))
+    names = tuple(f"example_{number}" for number in range(1, count + 1))
+    return Template(text, names, "new_prompts.template")
+
+
+@dataclass(frozen=True)
+class PromptWriter:
+    """Has new prompts written.
+
+    Attributes:
+        answering: Who writes.
+        template: The request, with fields for examples.
+        prompts: The data's; examples, and what is not to be written again.
+        field: Where a row has its text.
+        max_attempts: Requests for each prompt that is wanted, at most.
+        seed: Of all draws.
+    """
+
+    answering: Answering
+    template: Template
+    prompts: Prompts
+    field: TextField
+    max_attempts: int
+    seed: int
+
+    def __call__(self, iteration: int, count: int) -> Written:
+        """`count` new prompts.
+
+        Raises:
+            TooFewPromptsError: The attempts do not give as many.
+        """
+        found: dict[int, str] = {}
+        outcomes = Counter[Outcome]()
+        limit = count * self.max_attempts
+        while len(found) < count and outcomes.total() < limit:
+            start = outcomes.total()
+            for text, fault in self._attempts(iteration, range(start, min(start + count - len(found), limit))):
+                outcome = fault or self._novelty(text, found)
+                outcomes[outcome] += 1
+                found |= {_mark(text): text} if outcome == "made" else {}
+        if len(found) < count:
+            causes = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common() if outcome != "made")
+            raise TooFewPromptsError(
+                f"iteration {iteration}: {limit} attempts gave {len(found)} new prompts of {count} ({causes}); look at "
+                "new_prompts.template and new_prompts.sampling, or raise new_prompts.max_attempts"
+            )
+        return Written([self.field.row(text) for text in found.values()], outcomes)
+
+    def _attempts(self, iteration: int, numbers: Sequence[int]) -> list[tuple[str, Outcome | None]]:
+        """What is written, and what is wrong with it in itself, if anything."""
+        requests = [self._request(iteration, number) for number in numbers]
+        keys = [keyed.key(self.seed, "new prompts", iteration, number) for number in numbers]
+        fitting = [not excess for excess in self.answering.excesses(requests)]
+        asked = [pair for pair, fits in zip(zip(requests, keys, strict=True), fitting, strict=True) if fits]
+        replies = iter(self.answering.answers([request for request, _ in asked], [key for _, key in asked]))
+        answers = [next(replies) if fits else None for fits in fitting]
+        texts = ["" if answer is None else self.answering.escaped(answer.text.strip()) for answer in answers]
+        short = self.prompts.short_enough([self.field.row(text) for text in texts])
+        return [(text, _fault(*one)) for text, one in zip(texts, zip(answers, texts, short, strict=True), strict=True)]
+
+    def _request(self, iteration: int, number: int) -> Conversation:
+        """What is asked, with examples drawn for this attempt."""
+        names = self.template.fields
+        places = keyed.sample(len(self.prompts), len(names), self.seed, "examples", iteration, number)
+        texts = [self.answering.escaped(self.field.text(row)) for row in self.prompts.contents(places)]
+        return ({"role": "user", "content": self.template.filled(dict(zip(names, texts, strict=True)))},)
+
+    def _novelty(self, text: str, found: Mapping[int, str]) -> Outcome:
+        mark = _mark(text)
+        if mark in self._given:
+            return "known"
+        return "repeated" if mark in found else "made"
+
+    @cached_property
+    def _given(self) -> set[int]:
+        """Marks of the data's prompts."""
+        blocks = (range(len(self.prompts))[start : start + _BLOCK] for start in range(0, len(self.prompts), _BLOCK))
+        return {_mark(self.field.text(row)) for places in blocks for row in self.prompts.contents(places)}
+
+
+def _fault(answer: Answer | None, text: str, short: bool) -> Outcome | None:
+    if answer is None:
+        return "request_too_long"
+    if not answer.finished:
+        return "unfinished"
+    if not text:
+        return "empty"
+    return None if short else "too_long"
+
+
+def _mark(text: str) -> int:
+    """The same for texts that differ in space and capitals only."""
+    return keyed.key(" ".join(text.split()).casefold())

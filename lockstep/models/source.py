@@ -1,0 +1,123 @@
+"""The first model of a run: read from a folder, or made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from lockstep.config import Common, ModelFolder, Sampling
+from lockstep.config.model_recipe import weights_of
+from lockstep.data.files import Files, open_rows
+from lockstep.data.prompts import token_ids
+from lockstep.data.selection import texts
+from lockstep.errors import InputError
+from lockstep.models.export import save_model
+from lockstep.models.folder import context_of, read_config, read_json
+from lockstep.models.load import build_causal_lm
+from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
+from lockstep.models.weight_files import require_rewards
+from lockstep.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Source:
+    """The first model: its folder, its tokenizer, the tokens that end a response, the longest sequence it
+    reads, and how many tokens it knows."""
+
+    folder: str
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+    context: int
+    vocabulary: int
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """A response as text, without its stop token."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def token_ids(self, text: str) -> list[int]:
+        """A text that goes on from another, as tokens: nothing is put around it."""
+        return token_ids(self.tokenizer, [text], add_special_tokens=False)[0]
+
+    def sampling(self, section: Sampling) -> SamplingParams:
+        """The distribution of a section of the recipe, for this model."""
+        return section.params(self.stop_token_ids)
+
+    def require_room(self, option: str, tokens: int) -> None:
+        """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the model."""
+        if tokens > self.context:
+            raise InputError(
+                f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} reads at most "
+                f"{self.context}; lower one of the options"
+            )
+
+
+def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
+    """Builds a model, and its tokenizer from the rows of `files`, once, into `folder`."""
+    if not folder.exists():
+        scratch, tokenizer = recipe.model.scratch, scratch_tokenizer(recipe, files)
+        assert scratch is not None, "only a recipe with model.scratch asks for a new model"
+        save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, folder)
+    return folder
+
+
+def scratch_tokenizer(recipe: Common, files: Files) -> PreTrainedTokenizerFast:
+    """The tokenizer of a new model, made from the rows of `files`."""
+    data = recipe.data
+    return words_tokenizer(
+        texts(open_rows(files, data.bad_rows), data, data.prompt_templates, data.completion_templates)
+    )
+
+
+def open_source(folder: Path | str) -> Source:
+    """Reads the tokenizer of a model folder and what ends its responses."""
+    whole, tokenizer = read_config(folder), load_tokenizer(folder)
+    config = whole.get_text_config()
+    listed = [tokenizer.eos_token_id]
+    if (Path(folder) / "generation_config.json").is_file():
+        own = read_json(Path(folder), "generation_config.json", "").get("eos_token_id")
+        listed += own if isinstance(own, list) else [own]
+    stops = sorted({stop for stop in listed if isinstance(stop, int)})
+    if not stops:
+        raise InputError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
+    _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
+    return Source(str(folder), tokenizer, tuple(stops), context_of(whole), int(config.vocab_size))
+
+
+def own_folder(section: ModelFolder, source: Source) -> str:
+    """The folder of a model that reads the tokens of another one.
+
+    Raises:
+        ValueError: If its tokens are others, or it is a run that has not finished.
+    """
+    folder = weights_of(section.path)
+    if load_tokenizer(folder).get_vocab() != source.tokenizer.get_vocab():
+        raise InputError(
+            f"the model in {folder} reads other tokens than the policy in {source.folder}; train it from a model with "
+            "the same tokenizer"
+        )
+    return str(folder)
+
+
+def reward_folder(section: ModelFolder, source: Source) -> str:
+    """The folder of a model that rewards another one, and reads its tokens.
+
+    Raises:
+        ValueError: As `own_folder`, or if it rewards nothing.
+    """
+    folder = own_folder(section, source)
+    require_rewards(Path(folder))
+    return folder
+
+
+def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int) -> None:
+    """Raises ValueError if the tokenizer makes tokens that the model has no embedding for; padding is never made."""
+    made = {token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id}
+    largest = max(made | set(stops))
+    if largest >= rows:
+        raise InputError(
+            f"the tokenizer in {folder} makes token {largest}, but the model has embeddings for {rows} tokens; bring "
+            "the tokenizer that belongs to the model"
+        )

@@ -1,0 +1,253 @@
+"""The doctor in training: an alarm when sampler and learner drift apart, and what the drift is of.
+
+Each step gives one number, z: the mean over its sequences of (mean of e^min(|Δ|, 3) over the tokens) − 1. It lies
+within [0, e³ − 1], so that no token decides alone. `objectives.sequential` says what is tested, and what that proves.
+
+An alarm tells that z has risen. Of what, is measured, at weights that nothing trains meanwhile: the sampler rescores
+the step's own tokens by reading them; it is sent the same weights again, and rescores them once more; and it scores
+sequences that were kept from the first steps. Four outcomes, the first that holds:
+
+    decode    read, the tokens agree: decoding, or a cache that it uses, is wrong
+    refit     they agree once the same weights were sent again: a refit did not take effect
+    weights   the kept sequences disagree now, too: with these weights the two compute differently
+    text      the kept sequences agree as ever: what is sampled has become harder to agree on
+
+"Agree" means nearer to what was usual than to what raised the alarm, by ratio. For kept sequences |Δ| grows with what
+the policy has come to find unlikely, although nothing is computed worse: where logits are off by independent errors of
+one size, the error of log p grows as 1 − p. So their mismatch is brought to the mean 1 − p that they had when they
+were kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, assert_never
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.learners.base import Learner
+from lockstep.metrics import Last, Metrics
+from lockstep.objectives.mismatch import sequence_mismatch
+from lockstep.objectives.sequential import DriftState, DriftTest
+from lockstep.rollouts.engine import Engine
+from lockstep.weight_sync.refit import Snapshot
+
+Outcome = Literal["decode", "refit", "weights", "text"]
+
+FLOOR = 1e-3
+"""A mismatch z that is healthy whatever was usual; about half of what two sound fp32 engines differ by."""
+
+_CAP = 3.0  # nats
+_KEPT = 16  # sequences
+_SURE = 1e-3  # a mean of 1 − p below which a ratio says nothing
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Sequences of the first steps, as lists that JSON holds.
+
+    Attributes:
+        tokens: Of each sequence.
+        mask: Of each sequence, 1 where the policy chose the token.
+        mismatch: z when they were kept, read by the sampler, at temperature 1.
+        uncertainty: Mean of 1 − p over the chosen tokens, then.
+    """
+
+    tokens: list[list[int]]
+    mask: list[list[int]]
+    mismatch: float
+    uncertainty: float
+
+    def batch(self) -> Batch:
+        """The sequences, to be scored at temperature 1."""
+        flat = [torch.tensor([value for row in rows for value in row]) for rows in (self.tokens, self.mask)]
+        return Batch(flat[0], torch.tensor([len(row) for row in self.tokens]), {"mask": flat[1].bool()})
+
+
+@dataclass(frozen=True)
+class WatchState:
+    """What a checkpoint holds of a watch."""
+
+    drift: DriftState = field(default_factory=DriftState)
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured at an alarm; all are z.
+
+    Attributes:
+        usual: Mean of the first steps.
+        now: Of this step.
+        rescored: Of this step's tokens, read by the sampler.
+        resent: Of the same, after the same weights were sent again.
+        kept_then: Of the kept sequences, read by the sampler when they were kept.
+        kept_now: Of the same, now, brought to the uncertainty that they had.
+    """
+
+    usual: float
+    now: float
+    rescored: float
+    resent: float
+    kept_then: float
+    kept_now: float
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the drift is of."""
+        read = max(self.kept_then, FLOOR)
+        midway = read * math.sqrt(max(self.now, FLOOR) / max(self.usual, FLOOR))
+        if self.rescored <= midway:
+            return "decode"
+        if self.resent <= midway:
+            return "refit"
+        return "weights" if self.kept_now > midway else "text"
+
+    def metrics(self) -> Metrics:
+        """The numbers that decide, as mean e^|Δ|."""
+        shown = ("rescored", "resent", "kept_then", "kept_now")
+        return Metrics({f"watch/{name}": Last(1.0 + value) for name, value in asdict(self).items() if name in shown})
+
+    def __str__(self) -> str:
+        read, resent = f"{1 + self.rescored:.4f}", f"{1 + self.resent:.4f}"
+        kept = f"{1 + self.kept_now:.4f} after {1 + self.kept_then:.4f}"
+        match self.outcome:
+            case "decode":
+                return (
+                    f"decode: reading the same tokens the sampler agrees ({read}), so its weights are right, and its "
+                    "decoding or a cache is wrong"
+                )
+            case "refit":
+                return (
+                    f"refit: reading the same tokens the sampler disagrees too ({read}), but no more once the same "
+                    f"weights were sent again ({resent}), so a refit did not take effect"
+                )
+            case "weights":
+                return (
+                    f"weights: reading does not help ({read}), nor sending the same weights again ({resent}), and "
+                    f"sequences of the first steps disagree as well ({kept}), so with these weights the two compute "
+                    "differently: a tensor that no refit reaches, or a precision that no longer suffices"
+                )
+            case "text":
+                return (
+                    f"text: reading does not help ({read}), nor sending the same weights again ({resent}), but "
+                    f"sequences of the first steps agree as ever ({kept}), so what is sampled has become harder to "
+                    "agree on, longer or less certain"
+                )
+            case _:
+                assert_never(self.outcome)
+
+
+class Watch:
+    """Looks at every step before it is trained on.
+
+    Args:
+        policy: Whose log-probabilities count.
+        engine: The sampler's bracket, closed.
+        test: Of the drift.
+        note: Shows a line that stays.
+        cure: For text that is hard to agree on: an option of the recipe at hand; empty: it has none.
+
+    Attributes:
+        state: All that it knows; it changes when a step has been looked at whole, and not before.
+    """
+
+    def __init__(
+        self, policy: Learner, engine: Engine, test: DriftTest, note: Callable[[str], None], cure: str = ""
+    ) -> None:
+        self._policy, self._engine, self._test, self._note, self._cure = policy, engine, test, note, cure
+        self.state = WatchState()
+
+    def __call__(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
+        """Takes a step's responses into account.
+
+        Args:
+            step: Its number, from 1.
+            version: Of the weights that the responses were drawn with, and that the learner has.
+            batch: With `sampler_logprob` and `old_logprob`.
+            snapshot: Where the sampler gets these weights from, if it is asked; None: from the learner.
+
+        Returns:
+            `watch/mismatch`, `watch/e_value` and `watch/alarm` (1 from the alarm on); `watch/bound` after the first
+            steps; and, at the alarm, what was measured.
+        """
+        before = self.state
+        now = _mismatch(batch, batch["old_logprob"], batch["sampler_logprob"])
+        drift = before.drift if now is None else self._test.after(before.drift, now)
+        state, metrics = replace(before, drift=drift), Metrics()
+        if now is not None and drift.bound is not None and state.kept is None:
+            state = replace(state, kept=self._keep(version, batch, snapshot))
+        if now is not None and drift.alarm and not before.drift.alarm:
+            assert state.kept is not None, "there is a bound, so the first steps are over"
+            evidence = self._examined(version, batch, snapshot, now, drift.mean, state.kept)
+            cure = f"; {self._cure}" if evidence.outcome == "text" and self._cure else ""
+            self._note(f"step {step}: {_alarm(drift, now, self._test)}; {evidence}{cure}")
+            metrics = evidence.metrics()
+        self.state = state
+        bound = {} if drift.bound is None else {"watch/bound": Last(1.0 + drift.bound)}
+        shown = {} if now is None else {"watch/mismatch": Last(1.0 + now)}
+        known = {"watch/e_value": Last(drift.e_value), "watch/alarm": Last(float(drift.alarm))}
+        return metrics + {**shown, **bound, **known}
+
+    def dump(self) -> dict[str, Any]:
+        """The state as JSON types."""
+        return asdict(self.state)
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Takes back what `dump` gave."""
+        kept = None if saved["kept"] is None else Kept(**saved["kept"])
+        self.state = WatchState(DriftState(**saved["drift"]), kept)
+
+    def _keep(self, version: int, batch: Batch, snapshot: Snapshot | None) -> Kept:
+        """Sequences from all over a batch, and how well sampler and learner agree on them."""
+        rows = torch.linspace(0, len(batch) - 1, min(_KEPT, len(batch))).long()
+        kept = replace(batch.select(rows), sampling=None)
+        learner_N = self._policy.logprobs(kept)
+        with self._engine.at(version, snapshot):
+            mismatch = _mismatch(kept, learner_N, self._engine.logprobs(kept))
+        return Kept(
+            [tokens.tolist() for tokens in kept.sequences()],
+            [mask.int().tolist() for mask in kept.sequences("mask")],
+            mismatch or 0.0,
+            _uncertainty(kept, learner_N),
+        )
+
+    def _examined(
+        self, version: int, batch: Batch, snapshot: Snapshot | None, now: float, usual: float, kept: Kept
+    ) -> Evidence:
+        """Asks the sampler for the same tokens in other ways; the weights stay."""
+        own, old = replace(batch, sampling=None), kept.batch()
+        own_N, old_N = self._policy.logprobs(own), self._policy.logprobs(old)
+        with self._engine.at(version, snapshot):
+            rescored = _mismatch(own, own_N, self._engine.logprobs(own))
+            self._engine.send_again()
+            resent = _mismatch(own, own_N, self._engine.logprobs(own))
+            kept_now = _mismatch(old, old_N, self._engine.logprobs(old))
+        share = kept.uncertainty / max(_uncertainty(old, old_N), _SURE)
+        return Evidence(usual, now, rescored or 0.0, resent or 0.0, kept.mismatch, (kept_now or 0.0) * share)
+
+
+def _alarm(drift: DriftState, now: float, test: DriftTest) -> str:
+    return (
+        f"sampler and learner drift apart: mean e^|Δ| is {1 + now:.4f}, and was {1 + drift.mean:.4f} in the first "
+        f"{test.baseline_steps} steps (e-value {drift.e_value:.0f}; at most {test.false_alarm_rate:.1%} of healthy "
+        "runs see this alarm)"
+    )
+
+
+def _mismatch(batch: Batch, learner_N: Tensor, sampler_N: Tensor) -> float | None:
+    """z of a batch; None where the policy chose nothing. What is no number counts as the largest."""
+    chose = batch.per_sample(batch.mask.long()) > 0
+    if not chose.any():
+        return None
+    error_B = sequence_mismatch(learner_N, sampler_N, batch.mask, batch.lengths, _CAP)[chose]
+    return max(float(error_B.double().nan_to_num(math.exp(_CAP)).mean()) - 1.0, 0.0)
+
+
+def _uncertainty(batch: Batch, logprob_N: Tensor) -> float:
+    """Mean of 1 − p over the chosen tokens."""
+    return float(-torch.expm1(logprob_N[batch.mask].double()).mean())

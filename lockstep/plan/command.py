@@ -1,0 +1,109 @@
+"""`lockstep plan RECIPE --gpus N --memory 80GB`: what a run takes, without a GPU and without a weight."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import assert_never
+
+from transformers import PreTrainedConfig
+
+from lockstep.algorithms.rows import data_files
+from lockstep.config.loading import Loaded
+from lockstep.errors import InputError
+from lockstep.models.folder import ModelError, read_config, skeleton
+from lockstep.models.load import scratch_config
+from lockstep.models.parallelize import require_divisible
+from lockstep.models.source import scratch_tokenizer
+from lockstep.plan.layouts import Search
+from lockstep.plan.page import Plan, page
+from lockstep.plan.sizes import Sizes
+
+_MEMORY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> Plan:
+    """Plans a recipe.
+
+    Args:
+        loaded: The recipe.
+        gpus: How many there are.
+        memory: Of each, such as 80GB or 80GiB.
+        config: A model's config.json, or its folder, in place of the recipe's model.
+
+    Raises:
+        ValueError: If the recipe cannot be planned, or not for so many GPUs.
+    """
+    room = bytes_of(memory)
+    if gpus < 1:
+        raise InputError(f"--gpus is {gpus}; a plan needs at least 1")
+    match loaded.training.learner.backend:
+        case "torch":
+            pass
+        case "megatron":
+            raise InputError(
+                "a plan is of learner.backend=torch; how Megatron's ranks share memory is not known here yet"
+            )
+        case _:
+            assert_never(loaded.training.learner.backend)
+    recipe, model = loaded.training, _config_of_run(loaded) if config is None else _config_of(Path(config))
+    own = recipe.learner.parallel
+    if own.ranks == gpus:
+        require_divisible(model, own.tp)
+    sizes = Sizes.of(skeleton(model, config or str(recipe.model.path)), recipe.learner.lora)
+    return page(Search(recipe, sizes, model, room), loaded.name, _said(loaded, config), gpus)
+
+
+def bytes_of(memory: str) -> int:
+    """Bytes of a size with its unit.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    match = _MEMORY.fullmatch(memory.strip())
+    if match is None or match["unit"] not in _UNITS or not float(match["number"]):
+        raise InputError(f"--memory is {memory!r}; say how much a GPU has, such as 80GB (80·10⁹ bytes) or 80GiB")
+    return int(float(match["number"]) * _UNITS[match["unit"]])
+
+
+def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
+    """Of the run's first model; what is trained first has it where the recipe begins with that."""
+    first, recipe = loaded.warm_start, loaded.training
+    if first is not None:
+        return _config_of_run(first)
+    if recipe.model.scratch is not None:
+        with tempfile.TemporaryDirectory(prefix="lockstep-plan-") as made:
+            files = data_files(recipe.data, Path(made))
+            return scratch_config(recipe.model.scratch.config, scratch_tokenizer(recipe, files.demonstrations))
+    try:
+        return read_config(str(recipe.model.path))
+    except ModelError as error:
+        raise ModelError(f"{error}; a plan needs no more than a config.json: --config PATH") from None
+
+
+def _said(loaded: Loaded, config: str | None) -> tuple[str, ...]:
+    """What `lockstep train` is told for the run that is planned, of the model whose configuration was given."""
+    said = loaded.arguments
+    if config is None or any(word.startswith("model.path=") for word in said):
+        return said
+    path = Path(config)
+    if path.is_file():
+        path = path.parent if path.name == "config.json" else Path("MODEL")
+    return (*said, f"model.path={path}")
+
+
+def _config_of(path: Path) -> PreTrainedConfig:
+    """Of a folder, or of a file by any name."""
+    if path.is_dir():
+        return read_config(path)
+    if not path.is_file():
+        raise ModelError(f"there is no {path}; --config names the config.json of a model, or its folder")
+    with tempfile.TemporaryDirectory(prefix="lockstep-plan-") as folder:
+        shutil.copyfile(path, Path(folder) / "config.json")
+        try:
+            return read_config(folder)
+        except ModelError as error:
+            raise ModelError(str(error).replace(f"{folder}/config.json", str(path))) from None

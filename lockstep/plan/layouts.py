@@ -1,0 +1,148 @@
+"""Which layout of so many GPUs holds a run, and what to change where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+from transformers import PreTrainedConfig
+
+from lockstep.config import LearnerSection, Parallel, TrainingRecipe, sampling_recipe
+from lockstep.errors import InputError
+from lockstep.models.parallelize import require_divisible
+from lockstep.plan.estimate import Estimate
+from lockstep.plan.sizes import Load, Sizes
+
+_WITHIN_A_MACHINE = 8
+"""Tensor-parallel ranks wait for each other four times a layer, so more are never proposed."""
+
+_FEWEST_TOKENS = 256
+"""Of a sequence on a context-parallel rank: with fewer, every rank waits more than it computes."""
+
+_FEWEST_SEQUENCES = 16
+"""Generated side by side: with fewer, most of a GPU is idle."""
+
+_MOST_GPUS = 8192
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is different from the recipe, besides the layout.
+
+    Attributes:
+        learner: Options of the learner.
+        max_batch_size: Of the sampler; None: as the recipe says, or there is none.
+    """
+
+    learner: Mapping[str, Any] = field(default_factory=dict)
+    max_batch_size: int | None = None
+
+
+_NONE = Changes()
+
+
+@dataclass(frozen=True)
+class Search:
+    """Looks among the layouts of a recipe.
+
+    Attributes:
+        recipe: What is run.
+        sizes: Of its model.
+        config: Of its model.
+        memory: Bytes of a GPU.
+    """
+
+    recipe: TrainingRecipe
+    sizes: Sizes
+    config: PreTrainedConfig
+    memory: int
+
+    def estimate(self, parallel: Parallel, changes: Changes = _NONE) -> Estimate | None:
+        """Of one layout; None where the learner cannot be like that."""
+        fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump()} | dict(changes.learner)
+        try:
+            learner = LearnerSection.model_validate(fields)
+        except ValidationError:
+            return None
+        return Estimate.of(self.recipe, self.sizes, learner, changes.max_batch_size)
+
+    def layouts(self, gpus: int) -> list[Parallel]:
+        """Those of so many GPUs in which every rank has something to do, those with few tensor-parallel ranks first."""
+        load = Load.of(self.recipe)
+        return [
+            Parallel(dp=gpus // tp // cp, tp=tp, cp=cp)
+            for tp in _divisors(gpus)
+            if tp <= _WITHIN_A_MACHINE and self._divides(tp)
+            for cp in _divisors(gpus // tp)
+            if (cp == 1 or load.sequence // cp >= _FEWEST_TOKENS) and gpus // tp // cp <= load.rows
+        ]
+
+    def fits(self, estimate: Estimate) -> bool:
+        """Whether the fullest GPU has room for it."""
+        return estimate.device <= self.memory
+
+    def proposed(self, gpus: int) -> Estimate | None:
+        """Of the layouts that fit with the cheapest change, the one in which ranks send least; None: nothing fits."""
+        for changes in self._changes():
+            found = [self.estimate(parallel, changes) for parallel in self.layouts(gpus)]
+            fitting = [one for one in found if one is not None and self.fits(one)]
+            if fitting:
+                return min(fitting, key=lambda one: one.sent)
+        return None
+
+    def smallest(self, gpus: int) -> Estimate | None:
+        """What is proposed for the next number of GPUs, each twice the one before, that is enough."""
+        while gpus < _MOST_GPUS:
+            gpus *= 2
+            found = self.proposed(gpus)
+            if found is not None:
+                return found
+        return None
+
+    def _changes(self) -> Iterator[Changes]:
+        """From the cheapest on; each goes with those before it."""
+        batches = self._batches()
+        yield from (Changes({}, batch) for batch in batches)
+        again, offload = {"activation_checkpointing": True}, {"cpu_offload": True}
+        yield from (Changes(again, batch) for batch in batches)
+        yield Changes(again | offload, batches[-1])
+        tokens = self.recipe.learner.micro_batch_tokens // 2
+        while tokens >= Load.of(self.recipe).shortest:
+            yield Changes(again | {"micro_batch_tokens": tokens}, batches[-1])
+            yield Changes(again | offload | {"micro_batch_tokens": tokens}, batches[-1])
+            tokens //= 2
+
+    def _batches(self) -> list[int | None]:
+        """How many sequences are generated side by side: as the recipe says, and by halves fewer."""
+        sampled = sampling_recipe(self.recipe)
+        if sampled is None:
+            return [None]
+        own = sampled.sampler.max_batch_size
+        return [own >> halved for halved in range(own.bit_length()) if own >> halved >= min(own, _FEWEST_SEQUENCES)]
+
+    def _divides(self, tp: int) -> bool:
+        try:
+            require_divisible(self.config, tp)
+        except InputError:
+            return False
+        return True
+
+
+def overrides(recipe: TrainingRecipe, estimate: Estimate) -> list[str]:
+    """What to say besides the recipe for a learner like that."""
+    own, wanted = recipe.learner.model_dump(), estimate.learner.model_dump()
+    parallel = [
+        f"learner.parallel.{name}={size}" for name, size in wanted["parallel"].items() if own["parallel"][name] != size
+    ]
+    names = ("activation_checkpointing", "cpu_offload", "micro_batch_tokens")
+    changed = [f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]]
+    sampled = sampling_recipe(recipe)
+    if sampled is not None and estimate.sequences != sampled.sampler.max_batch_size:
+        changed.append(f"sampler.max_batch_size={estimate.sequences}")
+    return parallel + changed
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -1,0 +1,298 @@
+"""What one rank of a learner holds at its fullest, and what a sampler does, on paper.
+
+Things come and go, so they are not added up: a step is looked at in those moments at which memory can be at its peak.
+Weights, gradients, moments and caches are exact. What a pass keeps for its backward is counted tensor by tensor, as
+autograd saves them in a layer of the Llama, Qwen2 and Qwen3 families; other families are taken to be like these.
+
+Letters: T tokens of a pass over all ranks, n of them on this rank, s of these between the products of tensor-parallel
+ranks; D hidden size, F hidden units, Q numbers of a token's queries, K of its keys; F, Q and K are this rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from lockstep.config import LearnerSection, SamplerSection
+from lockstep.models.attention import width_of
+from lockstep.models.heads import Head, scores_tokens
+from lockstep.plan.sizes import Load, Sizes
+
+FP32, BF16, INT64 = 4, 2, 8
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When memory can be at its peak, and what is then there.
+
+    Attributes:
+        name: Of the moment.
+        parts: Bytes of each thing.
+    """
+
+    name: str
+    parts: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """Bytes together."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of the ranks that hold a model together.
+
+    Attributes:
+        sizes: Of the model.
+        learner: How ranks share it, and what one pass reads.
+        load: What it is given.
+        head: On the backbone.
+        trained: Whether it learns; a reference is only scored with.
+    """
+
+    sizes: Sizes
+    learner: LearnerSection
+    load: Load
+    head: Head = "logits"
+    trained: bool = True
+
+    @property
+    def shares(self) -> int:
+        """Ranks among which FSDP cuts what this one uses."""
+        return self.learner.parallel.dp * self.learner.parallel.cp
+
+    @property
+    def layer(self) -> int:
+        """Bytes of a layer's weights, gathered."""
+        return FP32 * self.sizes.layer_of(self.learner.parallel.tp)
+
+    @property
+    def root(self) -> int:
+        """The same of what lies outside of the layers."""
+        return FP32 * self.sizes.root_of(self.learner.parallel.tp, self.head)
+
+    @property
+    def used(self) -> int:
+        """Bytes of all weights that this rank computes with."""
+        return self.sizes.layers * self.layer + self.root
+
+    @property
+    def held(self) -> int:
+        """Bytes of weights that this rank holds."""
+        return -(-self.used // self.shares)
+
+    @property
+    def learned(self) -> int:
+        """Bytes of those of all that learn."""
+        if not self.trained:
+            return 0
+        return FP32 * self.sizes.learned(self.head) if self.sizes.adapters else self.used
+
+    @property
+    def updated(self) -> int:
+        """The same of those that this rank holds; of gradients there are as many, and of moments twice as many."""
+        return -(-self.learned // self.shares)
+
+    @property
+    def resident(self) -> int:
+        """Bytes that stay on the device between steps."""
+        return 0 if self.learner.cpu_offload else self.held + 2 * self.updated
+
+    @property
+    def on_host(self) -> int:
+        """Bytes in the host's memory."""
+        return self.held + 3 * self.updated if self.learner.cpu_offload else 0
+
+    @property
+    def peak(self) -> Moment:
+        """The fullest moment of a step."""
+        return max(self.moments(), key=lambda moment: moment.size)
+
+    def moments(self) -> list[Moment]:
+        """Those that may be the fullest, in their order."""
+        if not self.trained:
+            return [Moment("scoring", self._standing() | self._gathered(2) | {"activations": self._scored()})]
+        standing, gradients = self._standing(), self._on_device(self.updated)
+        several = self.load.passes(self.learner, self.load.rows) > 1
+        before = standing | {"gradients": gradients if several else 0}
+        outside = 0 if self.sizes.adapters else self.root
+        all_but_one = gradients * (self.used - self.root - self.layer) // (self.used - self.root + outside)
+        meanwhile = standing | {"gradients": gradients if several else all_but_one}
+        last = {"activations": self.activations, "head": self._head(), "bf16 copies of weights": self._casts()}
+        first = {"activations": self._inputs() + self.activation(), "bf16 copies of weights": self._copies(1)}
+        table = self._vocabulary if scores_tokens(self.head) and not self.sizes.adapters else 0
+        # One process adds it at once; it is whole until the end where ranks sum it, or where the embedding adds to it.
+        waits = table if self.shares > 1 or not self.sizes.head or not several else 0
+        return [
+            Moment("end of the forward pass", before | self._gathered(1) | last | self._forward()),
+            Moment("head's backward pass", before | self._gathered(1) | last | self._on_their_way(table, layer=False)),
+            Moment("last layer's backward pass", before | self._gathered(3) | last | self._on_their_way(waits)),
+            Moment("first layer's backward pass", meanwhile | self._gathered(2) | first | self._on_their_way(waits)),
+            Moment("end of the backward pass", standing | {"gradients": gradients} | self._outside(several)),
+            Moment("update", standing | {"gradients": gradients}),
+        ]
+
+    @property
+    def kept(self) -> int:
+        """Bytes that a forward pass leaves for its backward."""
+        return self.activations + self._head() + self._copies()
+
+    @property
+    def activations(self) -> int:
+        """Bytes that all layers keep for their backward; all that one of them needs, if it is computed again."""
+        if not self.learner.activation_checkpointing:
+            return self.sizes.layers * self.activation()
+        return self.sizes.layers * self._inputs() + self.activation()
+
+    def activation(self) -> int:
+        """Bytes that one layer keeps, its input among them."""
+        sizes, tp, a = self.sizes, self.learner.parallel.tp, self.type
+        queries, keys, hidden = sizes.queries // tp, sizes.keys // tp, sizes.intermediate // tp
+        own, copies = self.own, 2 if a == FP32 else 5  # each product of a state casts it for itself
+        states = self._between * (2 * self._of_norm * sizes.hidden + 2) * FP32 + own * copies * sizes.hidden * a
+        attention = own * (3 * queries * a + sizes.heads // tp * FP32) + self._cells()[0] * 2 * keys * a
+        normed = own * sizes.normed // tp * (FP32 + (self._of_norm - 1) * a)
+        return states + attention + normed + own * (4 * hidden + sizes.inner) * a + self._cells()[1] * a
+
+    @property
+    def type(self) -> int:
+        """Bytes of a number that products compute with."""
+        return BF16 if self.learner.is_bf16 else FP32
+
+    @property
+    def own(self) -> int:
+        """Tokens of a pass that this rank reads."""
+        return -(-self.load.tokens(self.learner) // self.learner.parallel.cp)
+
+    @property
+    def _of_norm(self) -> int:
+        """States that a norm keeps: what it was given and, where its weight learns, what it multiplied by that."""
+        return 1 if self.sizes.adapters else 2
+
+    @property
+    def _between(self) -> int:
+        return -(-self.own // self.learner.parallel.tp)
+
+    @property
+    def _vocabulary(self) -> int:
+        """Bytes of this rank's rows of the vocabulary head."""
+        return -(-FP32 * self.sizes.table // self.learner.parallel.tp)
+
+    def _on_device(self, size: int) -> int:
+        return 0 if self.learner.cpu_offload else size
+
+    def _standing(self) -> dict[str, int]:
+        parts = {"weights": self._on_device(self.held)}
+        return parts | ({"moments": self._on_device(2 * self.updated)} if self.trained else {})
+
+    def _gathered(self, layers: int) -> dict[str, int]:
+        """Weights that FSDP brings together: what lies outside of the layers for all of a pass, and some layers."""
+        return {"gathered weights": self.root + layers * self.layer} if self.shares > 1 else {}
+
+    def _copies(self, layers: int | None = None) -> int:
+        """Products in bf16 keep weights cast, all layers' until the forward pass has ended, recomputed or not."""
+        layers, tp = layers or self.sizes.layers, self.learner.parallel.tp
+        return 0 if self.type == FP32 else -(-BF16 * layers * self.sizes.products // tp)
+
+    def _casts(self) -> int:
+        """The same after the forward pass: what products keep for their backward."""
+        return self._copies(1 if self.learner.activation_checkpointing else None)
+
+    def _forward(self) -> dict[str, int]:
+        """What is there before the forward pass has ended: where layers are computed again, the last one at work."""
+        copies = {"bf16 copies of weights": self._copies()}
+        if not self.learner.activation_checkpointing:
+            return copies
+        return copies | {"activations": self.sizes.layers * self._inputs() + self._scored()}
+
+    def _inputs(self) -> int:
+        """Bytes of a layer's input, which is all that it keeps where it is computed again."""
+        return self._between * self.sizes.hidden * FP32 if self.learner.activation_checkpointing else 0
+
+    def _cells(self) -> tuple[int, int]:
+        """Keys that this rank's attention sees, and entries of its masks; the fullest rank's."""
+        cp, sequence = self.learner.parallel.cp, self.load.sequence
+        if cp == 1:
+            return self.own, 0
+        chunk, found = -(-sequence // (2 * cp)), []
+        for rank in range(cp):
+            late = (2 * cp - rank) * chunk
+            widths = late, width_of(late, (rank + 1) * chunk)
+            found.append((sum(widths), chunk * sum(widths)))
+        keys, masks = max(found)
+        sequences = -(-self.load.tokens(self.learner) // sequence)
+        return sequences * keys, sequences * masks
+
+    def _head(self) -> int:
+        """Bytes of last states, their norm, and what scores them keeps."""
+        tokens, hidden = self.own, self.sizes.hidden
+        norm, states = self._of_norm * self._between * hidden * FP32, tokens * hidden * FP32
+        if not scores_tokens(self.head):
+            return norm + states
+        whole = 0 if self.load.full_support else tokens * self._vocabulary // FP32 // hidden * self.type
+        return norm + states + tokens * hidden * self.type + whole
+
+    def _on_their_way(self, table: int, layer: bool = True) -> dict[str, int]:
+        """Of states, of a layer's hidden units, and of the vocabulary head."""
+        states = 2 * self.own * self.sizes.hidden * FP32
+        units = 2 * self.own * self.sizes.intermediate // self.learner.parallel.tp * self.type if layer else 0
+        return {"gradients on their way": table + states + units}
+
+    def _outside(self, several: bool) -> dict[str, int]:
+        """The embedding's gradient, as large as the embedding; over ranks, whole and once more for its sum."""
+        frozen = self.sizes.adapters > 0
+        if self.shares == 1:
+            return {"gradients on their way": self._vocabulary if several and not frozen else 0}
+        return {"gathered weights": self.root, "gradients on their way": 0 if frozen else 2 * self.root}
+
+    def _scored(self) -> int:
+        """Bytes of a pass that keeps nothing: states, their norm, and a layer's hidden units, at once."""
+        units = self.sizes.intermediate // self.learner.parallel.tp
+        return self.own * 4 * (self.sizes.hidden * FP32 + units * self.type)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What an engine holds.
+
+    Attributes:
+        weights: Bytes; 0 where it shares the learner's.
+        cache: Bytes of keys and values of as many of the longest sequences as are generated side by side.
+    """
+
+    weights: int
+    cache: int
+
+    @classmethod
+    def of(
+        cls,
+        sizes: Sizes,
+        learner: LearnerSection,
+        sampler: SamplerSection,
+        load: Load,
+        sequences: int,
+        shares: bool = True,
+    ) -> Generation:
+        """Of a sampler that `shares` the learner's weights where both are of torch, in one process."""
+        a = BF16 if learner.is_bf16 else FP32
+        alone = sampler.in_process and learner.in_process and learner.lora is None
+        match sampler.backend:
+            case "torch":
+                weights = 0 if shares and alone else sizes.policy * FP32
+            case "vllm":
+                weights = sizes.policy * a
+            case "openai":
+                weights = 0
+            case _:
+                assert_never(sampler.backend)
+        cache = sizes.cache * a * sequences * load.generated
+        if sampler.vllm.kv_cache_gib is not None:
+            cache = int(sampler.vllm.kv_cache_gib * 2**30)
+        return cls(weights, cache)
+
+    @property
+    def size(self) -> int:
+        """Bytes together."""
+        return self.weights + self.cache

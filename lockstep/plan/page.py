@@ -1,0 +1,185 @@
+"""The plan of a run, for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.config import Parallel
+from lockstep.errors import InputError
+from lockstep.plan.estimate import Estimate
+from lockstep.plan.layouts import Changes, Search, overrides
+from lockstep.plan.sizes import readable
+from lockstep.report.terminal import summary_table
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan for people.
+
+    Attributes:
+        text: The page.
+        fits: Whether some layout does, with changes of the recipe or without.
+    """
+
+    text: str
+    fits: bool
+
+
+def page(search: Search, name: str, said: Sequence[str], gpus: int) -> Plan:
+    """What a recipe takes on so many GPUs: memory by rank, traffic by collective, layouts, and which is proposed.
+
+    Args:
+        search: Looks among layouts.
+        name: Of the recipe.
+        said: The recipe and its overrides, as `lockstep train` takes them for the run that is planned.
+        gpus: How many there are.
+    """
+    own = search.recipe.learner.parallel
+    found, standing = search.proposed(gpus), search.estimate(own) if own.ranks == gpus else None
+    shown = standing or found or _roomiest(search, gpus)
+    blocks = [_model(search, name, gpus), _memory(shown)]
+    blocks += [_traffic(shown), _layouts(search, gpus)] if gpus > 1 else []
+    text = "\n\n".join([*blocks, _verdict(search, said, gpus, standing, found)])
+    return Plan(text, found is not None or (standing is not None and search.fits(standing)))
+
+
+def _roomiest(search: Search, gpus: int) -> Estimate:
+    """What needs least of a GPU, where nothing fits."""
+    found = [search.estimate(parallel) for parallel in search.layouts(gpus)]
+    if not any(found):
+        raise InputError(
+            f"no layout of {gpus} GPUs gives every rank something to do: data-parallel ranks share the rows of an "
+            "optimizer step, tensor-parallel ranks the heads; take fewer GPUs, or a larger batch"
+        )
+    return min((one for one in found if one is not None), key=lambda one: one.device)
+
+
+def _command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
+    """What starts the run that was planned, for a shell; what is changed is said in place of what was said before."""
+    keys = {override.partition("=")[0] for override in changed}
+    kept = [word for word in said if word.partition("=")[0] not in keys]
+    return f"lockstep train {shlex.join([*kept, *changed])}"
+
+
+def _model(search: Search, name: str, gpus: int) -> str:
+    sizes = search.sizes
+    lines = [
+        ("plan", f"{name} on {counted(gpus, 'GPU')} of {readable(search.memory)}, on paper"),
+        (
+            "model",
+            f"{sizes.policy:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, vocabulary "
+            f"{sizes.vocabulary:,}"
+            + (f"; {sizes.adapters:,} more in adapters, which alone learn" if sizes.adapters else ""),
+        ),
+    ]
+    return summary_table(lines)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things."""
+    return f"{number:,} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
+
+
+def layout(parallel: Parallel) -> str:
+    """As people write it."""
+    return " · ".join(
+        f"{name} {size}" for name, size in parallel.model_dump().items() if name in ("dp", "tp", "cp") or size > 1
+    )
+
+
+def _options(estimate: Estimate) -> str:
+    learner = estimate.learner
+    asked = {"activation_checkpointing": learner.activation_checkpointing, "cpu_offload": learner.cpu_offload}
+    options = [name for name, chosen in asked.items() if chosen]
+    return ", ".join([layout(learner.parallel), learner.dtype, *options])
+
+
+def _memory(estimate: Estimate) -> str:
+    """By rank at its fullest moment; nothing else is added up."""
+    load, learner = estimate.load, estimate.learner
+    passes = load.passes(learner, load.rows)
+    lines = [
+        ("layout", _options(estimate)),
+        (
+            "step",
+            f"at most {counted(passes, 'pass')} of {load.tokens(learner):,} tokens per optimizer step and rank of dp, "
+            f"if every sequence has {load.sequence:,} tokens",
+        ),
+    ]
+    for name, rank in estimate.ranks.items():
+        peak = rank.peak
+        lines.append((name, f"{readable(peak.size)} per rank, at the {peak.name}:"))
+        lines += [("", f"{readable(size):>9} {what}") for what, size in peak.parts.items() if size]
+        if rank.on_host:
+            lines.append(("", f"{readable(rank.on_host):>9} weights, gradients, moments in the host's memory"))
+    if estimate.sampler is not None:
+        whose = "weights" if estimate.sampler.weights else "weights: they are the policy's"
+        lines.append(("sampler", f"{readable(estimate.sampler.size)}, on the first GPU:"))
+        lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))
+        lines.append(("", f"{readable(estimate.sampler.cache):>9} keys and values"))
+    lines.append(("together", f"{readable(estimate.device)} on the fullest GPU"))
+    return summary_table(lines)
+
+
+def _traffic(estimate: Estimate) -> str:
+    lines = [("sent", f"{readable(estimate.sent)} per rank and step of the algorithm:")]
+    lines += [(who, f"{readable(flow.size):>9} {flow.what} ({flow.over})") for who, flow in estimate.flows]
+    return summary_table(lines)
+
+
+def _layouts(search: Search, gpus: int) -> str:
+    rows, again = [], Changes({"activation_checkpointing": True})
+    for parallel in search.layouts(gpus):
+        plain, less = search.estimate(parallel), search.estimate(parallel, again)
+        if plain is not None and less is not None:
+            rows.append((plain, less))
+    rows.sort(key=lambda pair: pair[0].sent)
+    lines = [("layout", "a GPU holds · with activation_checkpointing · a rank sends")]
+    for plain, less in rows[:_SHOWN]:
+        lines.append(
+            (
+                layout(plain.learner.parallel),
+                f"{readable(plain.device):>9} · {readable(less.device):>9} · {readable(plain.sent):>9}",
+            )
+        )
+    if len(rows) > _SHOWN:
+        lines.append(("", f"and {len(rows) - _SHOWN} that send more"))
+    return summary_table(lines)
+
+
+def _verdict(search: Search, said: Sequence[str], gpus: int, own: Estimate | None, found: Estimate | None) -> str:
+    memory = readable(search.memory)
+    if own is not None and search.fits(own):
+        return f"It fits: {readable(own.device)} of {memory}. {_command(said)}"
+    asked = layout(search.recipe.learner.parallel)
+    if own is not None:
+        begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
+    else:
+        begin = f"The recipe says {asked}, which is not {counted(gpus, 'GPU')}."
+    if found is not None:
+        command = _command(said, overrides(search.recipe, found))
+        return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command}"
+    return f"{begin} {_too_few(search, said, gpus)}"
+
+
+def _too_few(search: Search, said: Sequence[str], gpus: int) -> str:
+    more = search.smallest(gpus)
+    if more is None:
+        alone = search.estimate(Parallel(dp=2))  # whose sampler holds weights of its own
+        if alone is not None and alone.sampler is not None and alone.sampler.weights > search.memory:
+            return (
+                f"Nothing fits on {gpus} GPUs, nor on more of them, however the learner is cut: the sampler's weights "
+                f"alone are {readable(alone.sampler.weights)}, on one GPU. sampler=vllm holds them in the learner's "
+                "type; else take a smaller model, or GPUs with more memory."
+            )
+        return (
+            f"Nothing fits on {gpus} GPUs, whatever is changed, nor on more of them: GPUs with more memory are needed."
+        )
+    return (
+        f"Nothing fits on {gpus} GPUs, whatever is changed. {more.learner.parallel.ranks} would do, with "
+        f"{readable(more.device)} each:\n{_command(said, overrides(search.recipe, more))}"
+    )

@@ -1,0 +1,228 @@
+"""What memory and traffic depend on: sizes of a model, by its configuration, and of what one pass reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from lockstep.config import (
+    DistillRecipe,
+    DPORecipe,
+    LearnerSection,
+    LoRA,
+    PolicyGradientRecipe,
+    RewardModelRecipe,
+    SelfRewardingRecipe,
+    SFTRecipe,
+    TrainingRecipe,
+)
+from lockstep.models.heads import Head, scores_tokens
+from lockstep.models.lora import adapted_maps
+from lockstep.models.parallelize import layers
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model; numbers, not bytes.
+
+    Attributes:
+        layers: How many there are.
+        products: Parameters of a layer's matrices, which tensor-parallel ranks share.
+        norms: Its other parameters, which each of them has.
+        table: Rows of the embedding times their length, which they share.
+        head: The same of a vocabulary head of its own; 0: it is the embedding's matrix.
+        rest: Parameters outside of the layers that each of them has.
+        hidden: Size of the states between layers.
+        intermediate: Hidden units of a layer.
+        queries: Numbers of a token's queries in a layer: heads times their size.
+        keys: Numbers of its keys; so many are those of its values, too.
+        heads: Of the queries.
+        normed: Numbers of a token's queries and keys that have norms of their own (Qwen3).
+        adapters: Parameters of all adapters; 0: there are none.
+        inner: Numbers of a token between the two matrices of each of a layer's adapters.
+    """
+
+    layers: int
+    products: int
+    norms: int
+    table: int
+    head: int
+    rest: int
+    hidden: int
+    intermediate: int
+    queries: int
+    keys: int
+    heads: int
+    normed: int
+    adapters: int = 0
+    inner: int = 0
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> Sizes:
+        """Of a model that may be without memory for its weights, and of the adapters that it is to get."""
+        fields: Mapping[str, Any] = model.config.get_text_config().to_dict()
+        hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
+        size = int(fields.get("head_dim") or hidden // heads)
+        queries, keys = heads * size, int(fields.get("num_key_value_heads") or heads) * size
+        blocks = layers(model)
+        products = _count(blocks[0], nn.Linear)
+        table, head = _matrix(model.get_input_embeddings()), _matrix(model.get_output_embeddings())
+        own_head = 0 if fields.get("tie_word_embeddings") else head
+        total = sum(parameter.numel() for parameter in model.parameters())
+        layer = sum(parameter.numel() for parameter in blocks[0].parameters())
+        adapted = [] if lora is None else adapted_maps(model, lora)
+        rank = 0 if lora is None else lora.rank
+        return cls(
+            layers=len(blocks),
+            products=products,
+            norms=layer - products,
+            table=table,
+            head=own_head,
+            rest=total - len(blocks) * layer - table - own_head,
+            hidden=hidden,
+            intermediate=int(fields.get("intermediate_size") or 4 * hidden),
+            queries=queries,
+            keys=keys,
+            heads=heads,
+            normed=queries + keys if any(name.endswith("q_norm") for name, _ in blocks[0].named_modules()) else 0,
+            adapters=rank * sum(one.in_features + one.out_features for one in adapted),
+            inner=rank * len(adapted) // len(blocks),
+        )
+
+    @property
+    def policy(self) -> int:
+        """All parameters, with the vocabulary head."""
+        return self.layers * (self.products + self.norms) + self.table + self.head + self.rest
+
+    @property
+    def critic(self) -> int:
+        """Those of the backbone and one unit."""
+        return self.policy - self.head + self.hidden + 1
+
+    def learned(self, head: Head) -> int:
+        """Those that learn: all, or adapters and a unit."""
+        if not self.adapters:
+            return self.policy if scores_tokens(head) else self.critic
+        return self.adapters + (0 if scores_tokens(head) else self.hidden + 1)
+
+    @property
+    def cache(self) -> int:
+        """Numbers that a key-value cache holds per token."""
+        return 2 * self.layers * self.keys
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+        return self.table // self.hidden
+
+    def layer_of(self, tp: int) -> int:
+        """Parameters of a layer that one of so many tensor-parallel ranks uses."""
+        return -(-self.products // tp) + self.norms + self.adapters // self.layers
+
+    def root_of(self, tp: int, head: Head) -> int:
+        """The same of what lies outside of the layers; `head` is the learner's."""
+        cut = self.table + (self.head if scores_tokens(head) else 0)
+        return -(-cut // tp) + self.rest + (0 if scores_tokens(head) else self.hidden + 1)
+
+
+def _matrix(module: nn.Module | None) -> int:
+    """Parameters of an embedding, or of a head without a bias."""
+    return 0 if module is None else module.get_parameter("weight").numel()
+
+
+def _count(block: nn.Module, kind: type[nn.Module]) -> int:
+    return sum(p.numel() for module in block.modules() if isinstance(module, kind) for p in module.parameters())
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a learner is given, if every sequence is as long as it may be.
+
+    Attributes:
+        sequence: Tokens of the longest.
+        group: Sequences that one pass must read together: 2, where rows are pairs.
+        rows: Groups of an optimizer step.
+        updates: Optimizer steps of a step of the algorithm.
+        scored: Groups that a step of the algorithm scores before it learns, for each model that is asked.
+        generated: Tokens of the longest that a sampler generates, its prompt with it; 0: nothing samples.
+        full_support: Whether every token can be drawn; otherwise the logits exist whole.
+    """
+
+    sequence: int
+    group: int
+    rows: int
+    updates: int = 1
+    scored: int = 0
+    generated: int = 0
+    full_support: bool = True
+
+    @classmethod
+    def of(cls, recipe: TrainingRecipe) -> Load:
+        """Of a recipe's step."""
+        match recipe:
+            case SFTRecipe():
+                return cls(recipe.sft.max_tokens, 1, recipe.sft.global_batch_size)
+            case DPORecipe():
+                rows = recipe.pairs.global_batch_size
+                return cls(recipe.pairs.max_tokens, 2, rows, scored=rows)
+            case RewardModelRecipe():
+                return cls(recipe.pairs.max_tokens, 2, recipe.pairs.global_batch_size)
+            case PolicyGradientRecipe():
+                options, longest = recipe.options, recipe.data.max_prompt_tokens + recipe.max_answer_tokens
+                return cls(
+                    longest,
+                    1,
+                    options.global_batch_size,
+                    updates=options.updates,
+                    scored=options.responses,
+                    generated=longest,
+                    full_support=not recipe.sampling.top_k and recipe.sampling.top_p == 1.0,
+                )
+            case DistillRecipe():
+                its, prompt = recipe.distill, recipe.data.max_prompt_tokens
+                asked = [section for section in (recipe.sampling, recipe.validation_sampling) if section is not None]
+                generated = max((prompt + section.max_tokens for section in asked), default=0)
+                longest = its.max_tokens or generated
+                return cls(longest, 1, its.global_batch_size, its.updates, its.responses, generated, full_support=True)
+            case SelfRewardingRecipe():
+                rows = recipe.self_rewarding.global_batch_size
+                answer = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
+                asked = [section for section in (recipe.judge, recipe.meta_judge) if section and section.is_policy]
+                judged = [section.max_prompt_tokens + section.sampling.max_tokens for section in asked]
+                longest = max(answer, judged[0]) if recipe.meta_judge is not None else answer
+                return cls(longest, 2, rows, scored=rows, generated=max([answer, *judged]))
+            case _:
+                assert_never(recipe)
+
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens that a pass can be given: one group."""
+        return self.group * self.sequence
+
+    def together(self, learner: LearnerSection) -> int:
+        """Groups that one pass reads."""
+        return max(1, learner.micro_batch_tokens // self.shortest)
+
+    def tokens(self, learner: LearnerSection) -> int:
+        """Of one pass, over all ranks that share it."""
+        return min(self.together(learner), -(-self.rows // learner.parallel.row_shares)) * self.shortest
+
+    def passes(self, learner: LearnerSection, groups: int) -> int:
+        """That each rank makes over so many groups."""
+        return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.together(learner))
+
+
+def readable(size: float) -> str:
+    """Bytes for people."""
+    for unit in _UNITS[:-1]:
+        if size < 1000:
+            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:,.3g} {_UNITS[-1]}"

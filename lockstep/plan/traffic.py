@@ -1,0 +1,88 @@
+"""Bytes that one rank sends per step, by collective, on paper: as a ring sends them, which is the least.
+
+An all-gather or a reduce-scatter of S bytes over g ranks takes S·(g − 1)/g from each, an all-reduce twice that. A few
+numbers per token (maxima and sums of the vocabulary, log-probabilities) and per step (counts, norms) are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.models.heads import scores_tokens
+from lockstep.plan.memory import FP32, Rank
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one collective moves.
+
+    Attributes:
+        what: Moves.
+        over: The dimension of ranks.
+        size: Bytes that a rank sends per step of the algorithm.
+    """
+
+    what: str
+    over: str
+    size: int
+
+
+def flows(rank: Rank) -> list[Flow]:
+    """Of all passes of a step of the algorithm, those that learn and those that score."""
+    return [flow for flow in [*_weights(rank), *_states(rank), *_keys(rank)] if flow.size]
+
+
+def refit(rank: Rank) -> list[Flow]:
+    """Weights on their way to a sampler, once per step: gathered by all ranks, and handed over by the first."""
+    ranks = rank.learner.parallel.ranks
+    whole = FP32 * rank.sizes.policy
+    gathered = [Flow("weights gathered for the sampler", "all", _ring(whole, ranks))] if ranks > 1 else []
+    return [*gathered, Flow("weights to each sampler", "first rank", whole)]
+
+
+def _passes(rank: Rank) -> tuple[int, int]:
+    """That learn, and that only score."""
+    load = rank.load
+    learning = load.updates * load.passes(rank.learner, load.rows) if rank.trained else 0
+    return learning, load.passes(rank.learner, load.scored)
+
+
+def _ring(size: int, ranks: int) -> int:
+    return size * (ranks - 1) // ranks
+
+
+def _weights(rank: Rank) -> Iterator[Flow]:
+    """Layers are gathered for each direction, what lies outside of them once; a pass that learns sums gradients."""
+    learning, scoring = _passes(rank)
+    layers = rank.sizes.layers * rank.layer
+    both = learning * (2 * layers + rank.root) + scoring * layers + (rank.root if scoring else 0)
+    yield Flow("all-gather of weights", "dp·cp", _ring(both, rank.shares))
+    yield Flow("reduce-scatter of gradients", "dp·cp", _ring(learning * rank.learned, rank.shares))
+    copies = rank.learner.parallel.dp_replicate
+    yield Flow("all-reduce of gradients", "dp_replicate", 2 * _ring(learning * rank.learned // rank.shares, copies))
+
+
+def _states(rank: Rank) -> Iterator[Flow]:
+    """Two gathers and two scatters of states in a layer and direction; the embedding, and the last states."""
+    learning, scoring = _passes(rank)
+    sizes, again = rank.sizes, int(rank.learner.activation_checkpointing)
+    states = rank.own * sizes.hidden
+    forward, layers = learning * (1 + again) + scoring, 2 * sizes.layers
+    gathered = forward * layers * FP32 + learning * (layers * rank.type + FP32) + (learning + scoring) * FP32
+    scattered = forward * layers * rank.type + learning * layers * FP32 + (learning + scoring) * FP32
+    tp = rank.learner.parallel.tp
+    yield Flow("all-gather of states", "tp", _ring(gathered * states, tp))
+    yield Flow("reduce-scatter of states", "tp", _ring(scattered * states, tp))
+    if scores_tokens(rank.head):
+        yield Flow("all-reduce of the head's states", "tp", 2 * _ring(learning * rank.type * states, tp))
+
+
+def _keys(rank: Rank) -> Iterator[Flow]:
+    learning, scoring = _passes(rank)
+    again, tp = int(rank.learner.activation_checkpointing), rank.learner.parallel.tp
+    tokens = rank.load.tokens(rank.learner)
+    whole = tokens * 2 * rank.sizes.keys // tp * rank.type * rank.sizes.layers
+    cp = rank.learner.parallel.cp
+    yield Flow("all-gather of keys and values", "cp", _ring((learning * (1 + again) + scoring) * whole, cp))
+    yield Flow("reduce-scatter of their gradients", "cp", _ring(learning * whole, cp))

@@ -1,0 +1,146 @@
+"""Rewards for programs: the response's is run against the tests of its row, in a sandbox."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, assert_never
+
+from lockstep.config import CodeSection
+from lockstep.data.rows import Row
+from lockstep.data.templates import complaint
+from lockstep.helpers.sandbox.jail import Limits
+from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
+from lockstep.types import Prompt
+
+_BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL | re.MULTILINE)
+_PYTHON = ("", "python", "python3", "py")
+
+Test = Callable[[Sandbox, str], bool]
+"""Whether a program passes."""
+
+
+@dataclass(frozen=True)
+class CodeReward:
+    """The share of a row's tests that the response's program passes; 0 where there is no program.
+
+    Attributes:
+        section: Where tests stand, where the program stands, and what it may use.
+    """
+
+    section: CodeSection
+    _sandboxes: tuple[Sandbox, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        own = self.section
+        limits = Limits(own.cpu_s, own.wall_s, own.memory_mb, own.file_mb, own.processes)
+        sandboxes = tuple(Sandbox(limits, own.is_namespaced) for _ in range(own.sandboxes))
+        object.__setattr__(self, "_sandboxes", sandboxes)
+        try:
+            sandboxes[0].start()
+        except SandboxError as error:
+            raise SandboxError(f"reward.code: {error}; docs/guides/rewards.md says what it needs") from None
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`.
+
+        Raises:
+            SandboxError: A program could not be run.
+        """
+        idle: SimpleQueue[Sandbox] = SimpleQueue()
+        for sandbox in self._sandboxes:
+            idle.put(sandbox)
+
+        def judged(prompt: Prompt, response: str) -> float:
+            sandbox = idle.get()
+            try:
+                return self._judged(sandbox, prompt, response)
+            finally:
+                idle.put(sandbox)
+
+        pool = ThreadPoolExecutor(len(self._sandboxes))
+        try:
+            return list(pool.map(judged, prompts, responses))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _program(self, response: str) -> str | None:
+        match self.section.program:
+            case "text":
+                return response
+            case "fenced":
+                return fenced(response)
+            case _:
+                assert_never(self.section.program)
+
+    def _judged(self, sandbox: Sandbox, prompt: Prompt, response: str) -> float:
+        program = self._program(response)
+        if program is None:
+            return 0.0
+        tests = [_test(item) for item in prompt.row[self.section.tests]]
+        if self.section.all_or_nothing:
+            return float(all(test(sandbox, program) for test in tests))
+        return sum(test(sandbox, program) for test in tests) / len(tests)
+
+
+def fenced(response: str) -> str | None:
+    """The last block between fences that is marked as Python or not marked; None where there is none."""
+    blocks = [text for mark, text in _BLOCK.findall(response) if mark.strip().lower() in _PYTHON]
+    return blocks[-1] if blocks else None
+
+
+def fault(row: Row, name: str) -> str | None:
+    """What is wrong with the tests in a field of a row, if anything."""
+    wrong = complaint(row, {name: "list"})
+    if wrong is not None:
+        return wrong
+    if not row[name]:
+        return f"has in the field {name!r} no test"
+    for number, item in enumerate(row[name], start=1):
+        wrong = _fault(item)
+        if wrong is not None:
+            return f"has in the field {name!r} a test, number {number}, that {wrong}"
+    return None
+
+
+def _fault(item: Any) -> str | None:
+    if isinstance(item, str):
+        return _syntax_fault(item)
+    known = isinstance(item, dict) and {"stdout"} <= item.keys() <= {"stdin", "stdout"}
+    if not known or not all(isinstance(text, str) for text in item.values()):
+        return 'is neither Python (text) nor {"stdin": text, "stdout": text}'
+    return None
+
+
+def _syntax_fault(code: str) -> str | None:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            ast.parse(code)
+    except (SyntaxError, ValueError) as error:
+        return f"is no Python ({error})"
+    return None
+
+
+def _test(item: str | dict[str, str]) -> Test:
+    """A test of a row without fault."""
+    if isinstance(item, str):
+        return lambda sandbox, program: sandbox.passes(program, item)
+    expected, given = _lines(item["stdout"]), item.get("stdin", "")
+
+    def prints(sandbox: Sandbox, program: str) -> bool:
+        output = sandbox.output(program, given)
+        return output is not None and _lines(output) == expected
+
+    return prints
+
+
+def _lines(text: str) -> list[str]:
+    """Lines of output, without what cannot be seen: space at their ends, and empty ones at the end."""
+    return [line.rstrip() for line in text.rstrip().split("\n")]

@@ -1,0 +1,99 @@
+"""Rewards for following instructions that a program can check.
+
+A row has a list of them, each an object with an `id`, one of `instruction_kinds.KINDS`, and what that kind takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from lockstep.config import InstructionSection
+from lockstep.config.errors import shown
+from lockstep.data.rows import Row
+from lockstep.data.templates import complaint
+from lockstep.rewards.instruction_kinds import KINDS, Instruction, Kind
+from lockstep.types import Prompt
+
+
+@dataclass(frozen=True)
+class InstructionReward:
+    """The share of a row's instructions that the response follows.
+
+    Attributes:
+        section: Where they stand, and whether a share counts.
+    """
+
+    section: InstructionSection
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`."""
+        return [self._judged(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+
+    def _judged(self, prompt: Prompt, response: str) -> float:
+        followed = [each.followed(response) for each in _instructions(prompt.row, self.section.field)]
+        return float(all(followed)) if self.section.all_or_nothing else sum(followed) / len(followed)
+
+
+_INSTRUCTIONS = TypeAdapter(list[Annotated[Kind, Field(discriminator="id")]])
+KNOWN = _INSTRUCTIONS.json_schema()
+"""All kinds with what they take, as a JSON schema."""
+
+
+def _instructions(row: Row, name: str) -> Sequence[Instruction]:
+    """What the field `name` of a row without fault asks for."""
+    return _INSTRUCTIONS.validate_python([_given(item) for item in row[name]])
+
+
+def fault(row: Row, name: str) -> str | None:
+    """What is wrong with the instructions in a field of a row, if anything."""
+    wrong = complaint(row, {name: "list"})
+    if wrong is not None:
+        return wrong
+    if not row[name]:
+        return f"has in the field {name!r} no instruction"
+    try:
+        _instructions(row, name)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        number, *rest = problem["loc"]
+        return f"has in the field {name!r} an instruction, number {int(number) + 1}, {_complaint(problem, rest)}"
+    return None
+
+
+def _complaint(problem: ErrorDetails, path: list[int | str]) -> str:
+    """`path` leads from an instruction to what is wrong: its id, then one of its arguments."""
+    known = ", ".join(KINDS)
+    match problem["type"]:
+        case "union_tag_invalid":
+            return f"whose id is {shown(problem['input']['id'])}; there are: {known}"
+        case "union_tag_not_found":
+            return f"that has no id; there are: {known}"
+        case _ if not path:
+            return f'that is not {{"id": text, ...}}; ids are: {known}'
+    kind, *key = map(str, path)
+    return f"{kind}, {_argument_complaint(problem, '.'.join(key), KINDS[kind])}"
+
+
+def _argument_complaint(problem: ErrorDetails, key: str, kind: type[Instruction]) -> str:
+    message = problem["msg"].removeprefix("Value error, ")
+    match problem["type"]:
+        case "extra_forbidden":
+            there = ", ".join(name for name in kind.model_fields if name != "id")
+            return f"that takes no {key}; it takes {there or 'nothing'}"
+        case "missing":
+            return f"that lacks {key}"
+        case "value_error":
+            return f"that cannot be followed: {message}"
+    return f"whose {key} is {shown(problem['input'])}: {message[0].lower()}{message[1:]}"
+
+
+def _given(item: Any) -> Any:
+    """Without the arguments that are null, for a table has the same columns for all instructions."""
+    return {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else item

@@ -1,0 +1,81 @@
+"""Checks mathematical answers with math-verify, in a child process that dies rather than hangs.
+
+Some short answers take math-verify for ever: 9^9^9^9, a large factorial, a sum to a high power. Its own time limits are
+signals, which work in the main thread only and do not interrupt one long operation on integers. So it runs in a child
+process under a limit on CPU time that the system enforces; being killed means that there is no verdict. It is CPU time,
+because a verdict should not depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+from lockstep.errors import InputError, RunError
+from lockstep.helpers.process import Answers, Child, ChildDied, ChildError
+
+_CPU_LIMIT_S = 3.0
+_CLOCK_LIMIT_S = 600.0  # far beyond the other limit, for a child that neither computes nor answers
+_LONGEST_TEXT = 1000  # characters; the last ones are kept, where an answer stands
+_CACHE_SIZE = 1 << 16
+_CHILD = Child(__name__)
+
+
+def verify(gold: str, text: str) -> bool | None:
+    """Whether the answer in `text` equals the one in `gold`; repeated questions are answered from memory.
+
+    Args:
+        gold: The right answer.
+        text: A response, or what of it holds the answer. math-verify takes the last expression it finds.
+
+    Returns:
+        None where the child could not tell within its time.
+
+    Raises:
+        RuntimeError: If math-verify cannot be started.
+    """
+    return _remembered(gold[-_LONGEST_TEXT:], text[-_LONGEST_TEXT:])
+
+
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def _remembered(gold: str, text: str) -> bool | None:
+    return asked(_CHILD, gold, text)
+
+
+def asked(child: Child, gold: str, text: str) -> bool | None:
+    """What a child with this module says; None if it died of the question, which is by its limit on CPU time."""
+    try:
+        child.start()
+        with child.asked([gold, text]) as reply:
+            return reply(_CLOCK_LIMIT_S)
+    except ChildDied as death:
+        if death.signal == signal.SIGPROF:
+            return None
+        raise RunError(f"math-verify's process ended over {text!r}: {death}; the same command goes on") from None
+    except ChildError as error:
+        raise InputError(f"math-verify could not be started ({error}); is the package math-verify installed?") from None
+
+
+def answers() -> Answers:
+    """In the child: reads [gold, text], says whether they are equal."""
+    from math_verify import parse
+    from math_verify import verify as equal
+
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)  # the parser of LaTeX talks on both
+    os.dup2(quiet, 2)
+    sys.stdout = os.fdopen(quiet, "w")
+    logging.disable(logging.CRITICAL)
+
+    def verdict(question: list[str]) -> Iterator[bool]:
+        gold, text = question
+        signal.setitimer(signal.ITIMER_PROF, _CPU_LIMIT_S)  # its signal, left alone, ends the process
+        same = equal(parse(gold, parsing_timeout=0), parse(text, parsing_timeout=0), timeout_seconds=0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        yield bool(same)
+
+    return verdict

@@ -1,0 +1,66 @@
+"""A reward function of the user's, as its child process sees it: found, looked at, and called (see `child`).
+
+Imports nothing heavy, so that the child holds what the function needs and no more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from lockstep.errors import InputError
+from lockstep.helpers import user_code
+from lockstep.helpers.process import Answers
+
+Function = Callable[[str, str, str, dict[str, Any]], float | None]
+
+
+def answers(function: str) -> Answers:
+    """In the child: reads a list of [prompt, response, answer, row], and says one reward, or what went wrong, for each.
+
+    Raises:
+        ValueError: If there is no such function, or it does not take four arguments.
+    """
+    judge = load(function)
+
+    def judged(question: list[list[Any]]) -> Iterator[dict[str, Any]]:
+        return (_judged(judge, given) for given in question)
+
+    return judged
+
+
+def load(function: str) -> Function:
+    """Finds `file.py:name` or `package.module:name`; raises as `answers`."""
+    found = user_code.load(function, "reward.function", "function")
+    _takes_four(found, function)
+    return cast(Function, found)
+
+
+def _takes_four(found: Callable[..., Any], function: str) -> None:
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # some that are written in C have none to look at
+        return
+    try:
+        signature.bind("prompt", "response", "answer", {})
+    except TypeError:
+        raise InputError(
+            f"reward.function {function} takes {signature}, but is called with (prompt, response, answer, row); "
+            "let it take these four"
+        ) from None
+
+
+def _judged(judge: Function, given: list[Any]) -> dict[str, Any]:
+    try:
+        reward = judge(*given)
+    except Exception as error:  # whatever the user's code raises
+        return {"wrong": user_code.raised(error), "trace": traceback.format_exc()}
+    if reward is None:
+        return {"reward": None}
+    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+        return {"wrong": f"returned {reward!r}; return a finite number, or None for no verdict", "trace": ""}
+    return {"reward": float(reward)}

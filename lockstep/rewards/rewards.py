@@ -1,0 +1,333 @@
+"""What responses are worth: by math-verify, by checks and tests of their rows, or by a function of the user's.
+
+A reward may be None, "no verdict": nobody could say, so the response must count neither for nor against anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, assert_never
+
+from lockstep.config import RewardSection, Verifier
+from lockstep.data.rows import DataError, Row
+from lockstep.data.selection import Rule
+from lockstep.data.templates import complaint
+from lockstep.errors import InputError
+from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
+from lockstep.rewards import code_reward, instruction_reward, reward_function
+from lockstep.rewards.code_reward import CodeReward
+from lockstep.rewards.instruction_reward import InstructionReward
+from lockstep.rewards.math_verifier import verify
+from lockstep.types import Prompt
+
+JUDGE, NOBODY = "judge", "none"
+_SET_UP = "the recipe sets up what its rows may name"
+"""What a row says in place of a verifier: that a judge is to reward it, or nobody."""
+
+NO_ANSWERS = Rule(lambda row: None, "nobody reads an answer", lambda row: False)
+"""For rows whose responses nobody compares with a right answer."""
+_UNREAD = """data.answer='""' asks for none, where reward.function reads none"""
+
+_BARE_LATEX = re.compile(r"[\\^]")
+_DELIMITED_LATEX = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[")
+
+
+class RewardError(InputError):
+    """A reward function that cannot be found, or that does not do what one must; the message says which and where."""
+
+
+class Reward(Protocol):
+    """Judges responses."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """One reward per response; None: no verdict.
+
+        Args:
+            prompts: What was responded to; one per response.
+            responses: Text, without the stop token.
+            answers: The right answers, from `data.answer`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class MathReward:
+    """1 where the response's answer equals the right one by math-verify, else 0; None where checking took too long.
+
+    Attributes:
+        marker: The answer is what follows the last of these, and a response without one is wrong; None: the whole text.
+            In the right answer, too, only what follows the last marker counts, if it has one.
+    """
+
+    marker: str | None = None
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`.
+
+        Raises:
+            DataError: A right answer that math-verify cannot read.
+        """
+        judged = zip(prompts, responses, answers, strict=True)
+        return [self._judge(prompt, response, answer) for prompt, response, answer in judged]
+
+    def _judge(self, prompt: Prompt, response: str, answer: str) -> float | None:
+        cut = self._after_marker(answer)
+        gold = _delimited(answer if cut is None else cut)
+        if not verify(gold, gold):
+            raise DataError(
+                f"{prompt.id}: math-verify cannot read the right answer {answer!r}; correct the row, data.answer "
+                "or reward.marker, or use reward.type=python"
+            )
+        text = self.found(response)
+        if text is None:
+            return 0.0
+        verdict = verify(gold, text)
+        return None if verdict is None else float(verdict)
+
+    def found(self, response: str) -> str | None:
+        """Where math-verify looks for the answer of a response; None where the marker is missing."""
+        text = self._after_marker(response)
+        return text if text is None or self.marker is None else _delimited(text)
+
+    def _after_marker(self, text: str) -> str | None:
+        """What follows the last marker; None where there is none."""
+        if self.marker is None:
+            return text
+        _, marker, after = text.rpartition(self.marker)
+        return after.strip() if marker else None
+
+
+def _delimited(text: str) -> str:
+    """Puts bare LaTeX between dollars: without them math-verify reads 2 in 2\\sqrt{3}."""
+    bare = _BARE_LATEX.search(text) and not _DELIMITED_LATEX.search(text)
+    return f"${text}$" if bare else text
+
+
+@dataclass(frozen=True)
+class PythonReward:
+    """What a function of the user's says.
+
+    It is called as `f(prompt, response, answer, row)` for each response and returns a number, or None for no verdict.
+    It lives in a process of its own, from the first response of a run to the last: what it keeps in its module stays,
+    and where it hangs or crashes the run can say so.
+
+    Attributes:
+        function: `file.py:name` or `package.module:name`.
+        timeout_s: The longest it may take over one response.
+    """
+
+    function: str
+    timeout_s: float
+    _child: Child = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_child", Child(reward_function.__name__, self.function))
+        try:
+            self._child.start()
+        except ChildError as error:
+            raise RewardError(str(error)) from None
+        except (ChildDied, ChildHangs) as error:
+            what = "takes too long" if isinstance(error, ChildHangs) else f"ended the process ({error})"
+            raise RewardError(f"reward.function {self.function}: importing it {what}") from None
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`.
+
+        Raises:
+            RewardError: The function raised, returned something that is no reward, hung, or ended its process.
+        """
+        judged = zip(prompts, responses, answers, strict=True)
+        question = [(prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged]
+        with self._child.asked(question) as reply:
+            return [self._reward(prompt, reply) for prompt in prompts]
+
+    def _reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
+        asked = f"{prompt.id}: reward.function {self.function}"
+        try:
+            said = reply(self.timeout_s)
+        except ChildHangs:
+            raise RewardError(
+                f"{asked} did not answer within {self.timeout_s:g} s and was ended; let it return None for what takes "
+                "long, or raise reward.timeout_s"
+            ) from None
+        except ChildDied as error:
+            raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
+        if "wrong" in said:
+            error = RewardError(f"{asked} {said['wrong']}")
+            error.add_note(said["trace"])
+            raise error
+        return said["reward"]
+
+
+@dataclass(frozen=True)
+class ByRow:
+    """Each response by the verifier that its row names; None where the row names none.
+
+    Attributes:
+        field: Of the row, with the name of its verifier.
+        verifiers: Rewards by name.
+    """
+
+    field: str
+    verifiers: Mapping[str, Reward]
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`."""
+        rewards: list[float | None] = [None] * len(prompts)
+        for name, verifier in self.verifiers.items():
+            own = [i for i, prompt in enumerate(prompts) if prompt.row[self.field] == name]
+            judged = verifier([prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
+            for i, reward in zip(own, judged, strict=True):
+                rewards[i] = reward
+        return rewards
+
+
+@dataclass(frozen=True)
+class NoReward:
+    """No verdict on anything: somebody else judges."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`."""
+        return [None] * len(responses)
+
+
+def build(section: RewardSection | None) -> Reward:
+    """The reward that a recipe asks for; it may ask for none.
+
+    Raises:
+        RewardError: Its function cannot be found.
+        SandboxError: Programs cannot be run in a sandbox here.
+    """
+    if section is None:
+        return NoReward()
+    match section.type:
+        case "by_row":
+            assert section.verifier is not None, "the recipe names the field"
+            return ByRow(section.verifier, {name: _verifier(section, name) for name in section.verifiers})
+        case "math" | "instructions" | "code" | "python":
+            return _verifier(section, section.type)
+        case _:
+            assert_never(section.type)
+
+
+def _verifier(section: RewardSection, name: Verifier) -> Reward:
+    match name:
+        case "math":
+            return MathReward(section.marker)
+        case "instructions":
+            assert section.instructions is not None, _SET_UP
+            return InstructionReward(section.instructions)
+        case "code":
+            assert section.code is not None, _SET_UP
+            return CodeReward(section.code)
+        case "python":
+            assert section.function is not None, _SET_UP
+            return PythonReward(section.function, section.timeout_s)
+        case _:
+            assert_never(name)
+
+
+def unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:
+    """Which prompts are a judge's to reward: no program can tell what a response to them is worth."""
+    if section is None or section.verifier is None:
+        return [section is None] * len(prompts)
+    return [prompt.row[section.verifier] == JUDGE for prompt in prompts]
+
+
+def rule_of(section: RewardSection | None, judge: bool = False) -> Rule:
+    """What rows must be like for the reward that a recipe asks for.
+
+    Args:
+        section: The recipe's; None: it asks for none.
+        judge: Whether somebody rewards the rows that say `judge`.
+    """
+    if section is None:
+        return NO_ANSWERS
+    fields = (
+        section.verifier,
+        section.instructions and section.instructions.field,
+        section.code and section.code.tests,
+    )
+    unread = "" if section.function is None else _UNREAD
+    key = (section.type, section.verifiers, fields, judge, instruction_reward.KNOWN)
+    match section.type:
+        case "by_row":
+            assert section.verifier is not None, "the recipe names the field"
+            return Rule(_FaultByRow(section.verifier, section, judge), key, partial(_reads_answer, section), unread)
+        case "math" | "instructions" | "code" | "python":
+            return Rule(partial(_fault, section, section.type), key, partial(_reads_answer, section), unread)
+        case _:
+            assert_never(section.type)
+
+
+def _reads_answer(section: RewardSection, row: Row) -> bool:
+    """Whether a right answer is part of what a row's verifier goes by."""
+    named = section.type if section.verifier is None else row.get(section.verifier)
+    return any(name == named and _compares(name) for name in section.verifiers)
+
+
+def _compares(name: Verifier) -> bool:
+    """Whether a verifier is told the right answer."""
+    match name:
+        case "math" | "python":
+            return True
+        case "instructions" | "code":
+            return False
+        case _:
+            assert_never(name)
+
+
+def _fault(section: RewardSection, name: Verifier, row: Row) -> str | None:
+    """What is wrong with a row that a verifier judges, if anything."""
+    match name:
+        case "math" | "python":
+            return None
+        case "instructions":
+            assert section.instructions is not None, _SET_UP
+            return instruction_reward.fault(row, section.instructions.field)
+        case "code":
+            assert section.code is not None, _SET_UP
+            return code_reward.fault(row, section.code.tests)
+        case _:
+            assert_never(name)
+
+
+@dataclass(frozen=True)
+class _FaultByRow:
+    """What is wrong with a row that names its verifier, if anything.
+
+    Attributes:
+        field: Of the row, with the name.
+        section: Sets the verifiers up.
+        judge: Whether a row may name the judge.
+    """
+
+    field: str
+    section: RewardSection
+    judge: bool
+
+    def __call__(self, row: Row) -> str | None:
+        named = row.get(self.field)
+        for name in self.section.verifiers:
+            if named == name:
+                return _fault(self.section, name, row)
+        others = (NOBODY, JUDGE) if self.judge else (NOBODY,)
+        if named in others:
+            return None
+        known = ", ".join((*self.section.verifiers, *others))
+        return complaint(row, {self.field: "text"}) or (
+            f"names in the field {self.field!r} the verifier {named!r}; this recipe has: {known}"
+        )

@@ -1,0 +1,112 @@
+"""The one bracket around generation: wake, refit, generate, sleep. Whatever generates for a learner does it inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.learners.base import Learner
+from lockstep.metrics import Metrics
+from lockstep.samplers.base import Sampler
+from lockstep.types import Phase, Request, SamplingParams, untimed
+from lockstep.weight_sync.refit import Snapshot, Source, refit
+
+
+class Engine:
+    """A sampler that is awake, and holds the weights of a known version, between two points of the code only.
+
+    Args:
+        sampler: Generates.
+        learner: Whose weights it gets; None: it keeps those that it began with.
+        probe: See `refit`.
+        phase: Times the refit.
+    """
+
+    def __init__(
+        self, sampler: Sampler, learner: Learner | None = None, probe: Batch | None = None, phase: Phase = untimed
+    ) -> None:
+        self._sampler, self._learner, self._probe, self._phase = sampler, learner, probe, phase
+        self._attested: tuple[Source, int] | None = None
+        self._record = Metrics()
+        self._open = False
+
+    @contextmanager
+    def at(self, version: int = 0, snapshot: Snapshot | None = None) -> Iterator[Metrics]:
+        """Opens the bracket, with a refit where the sampler holds another version of the weights.
+
+        Args:
+            version: Of the weights.
+            snapshot: Where they come from, if the learner may change before the bracket is closed, or has changed.
+
+        Yields:
+            What the newest refit attested, for the log.
+
+        Raises:
+            RuntimeError: If the bracket is open.
+            RefitError: If the weights did not arrive.
+        """
+        if self._open:
+            raise RuntimeError("the bracket around the sampler is open already; brackets do not nest")
+        self._open = True
+        try:
+            self._sampler.wake()
+            source = snapshot or self._learner
+            if source is not None and not (self._sampler.version == version and self._attested == (source, version)):
+                self._refit(source, version)
+            yield self._record
+            self._sampler.sleep()  # not after an error, which is the one to tell
+        finally:
+            self._open = False
+
+    def snapshot(self, version: int) -> Snapshot:
+        """The learner's weights as they are now, which is this version of them.
+
+        Raises:
+            RuntimeError: If there is no learner.
+        """
+        if self._learner is None:
+            raise RuntimeError("there are no weights to copy; the sampler keeps those that it began with")
+        return Snapshot.of(self._learner, version, self._sampler.dtype, self._probe)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        """As `Sampler.generate`.
+
+        Raises:
+            RuntimeError: Outside of the bracket.
+        """
+        self._require_open()
+        return self._sampler.generate(requests, sampling)
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """As `Sampler.logprobs`.
+
+        Raises:
+            RuntimeError: Outside of the bracket.
+        """
+        self._require_open()
+        return self._sampler.logprobs(batch)
+
+    def send_again(self) -> None:
+        """Refits once more, with the weights and the version that the sampler has.
+
+        Raises:
+            RuntimeError: Outside of the bracket, or where no refit came before.
+            RefitError: If the weights did not arrive.
+        """
+        self._require_open()
+        if self._attested is None:
+            raise RuntimeError("there are no weights to send again; the sampler keeps those that it began with")
+        self._refit(*self._attested)
+
+    def _refit(self, source: Source, version: int) -> None:
+        self._attested = None
+        with self._phase("refit"):
+            self._record = refit(source, self._sampler, version, self._probe)
+        self._attested = source, version
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise RuntimeError("a sampler is asked inside of the bracket only: with engine.at(version)")

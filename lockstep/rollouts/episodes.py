@@ -1,0 +1,296 @@
+"""Episodes: responses and observations by turns, until the environment ends them or a limit does.
+
+Token ids are appended and never made anew: the policy goes on from the very tokens that it drew, and an observation is
+tokenised by itself. Its tokens are masked. An environment that raises, hangs, ends its process or returns nonsense
+costs its own episode, which then has no verdict; it is counted, and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep import keyed
+from lockstep.background import run_in_background, wait_for_all
+from lockstep.batch import Batch
+from lockstep.config import EnvironmentSection
+from lockstep.environments import environment
+from lockstep.errors import InputError
+from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
+from lockstep.rollouts.engine import Engine
+from lockstep.types import Prompt, Request, SamplingParams
+
+_ENDING_S = 5.0  # for threads to see that their processes were killed
+
+Observed = Callable[[str, int], Sequence[int]]
+"""The tokens of an observation, behind a turn that ended with this token."""
+
+
+class EnvironmentFault(InputError):
+    """An environment that cannot be made, or fails too often; the message says which, and how."""
+
+
+@dataclass
+class _Episode:
+    """One episode: its tokens so far in pieces, and what was said and heard."""
+
+    number: int
+    prompt: Prompt
+    request: Request
+    tokens: list[Tensor]
+    mask: list[Tensor]
+    logprobs: list[Tensor]
+    said: list[str] = field(default_factory=list)
+    heard: list[str] = field(default_factory=list)
+    reward: float | None = 0.0
+    truncated: bool = False
+    ended: bool = False
+    fault: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return sum(map(len, self.tokens))
+
+    @property
+    def move(self) -> dict[str, Any]:
+        """What the environment's process is told."""
+        told = {"row": dict(self.prompt.row), "seed": self.request.key, "said": self.said, "heard": self.heard}
+        return {"episode": self.number, **told}
+
+    def next_request(self) -> Request:
+        """To go on from here; each turn has random numbers of its own."""
+        turn = len(self.said)
+        key = keyed.key(self.request.key, "turn", turn) if turn else self.request.key
+        return Request(tuple(torch.cat(self.tokens).tolist()), key)
+
+    def append(self, tokens_T: Tensor, logprob_T: Tensor | None = None) -> None:
+        """A response with its log-probabilities, or an observation."""
+        self.tokens.append(tokens_T)
+        self.mask.append(torch.full(tokens_T.shape, logprob_T is not None))
+        self.logprobs.append(torch.zeros(tokens_T.shape) if logprob_T is None else logprob_T)
+
+    def answered(self, said: dict[str, Any]) -> None:
+        """Takes what the environment's process replied."""
+        if "wrong" in said:
+            self.failed(said["wrong"])
+            return
+        self.heard.append(said["observation"])
+        reward: float | None = said["reward"]
+        self.reward = None if self.reward is None or reward is None else self.reward + reward
+        self.ended |= said["done"]
+
+    def failed(self, why: str) -> None:
+        self.fault, self.ended, self.reward = why, True, None
+
+
+_Ask = Callable[[Child, Sequence[_Episode]], None]
+"""Lets a process answer its episodes."""
+
+
+class Episodes:
+    """Plays with environments in processes of their own, several at a time.
+
+    Args:
+        section: Which environment, and its limits.
+        stops: The tokens of `section.stop`.
+        decode: A response as text.
+        observed: An observation as tokens.
+        note: Is told of what went wrong.
+
+    Raises:
+        EnvironmentFault: There is no such environment.
+    """
+
+    def __init__(
+        self,
+        section: EnvironmentSection,
+        stops: tuple[int, ...],
+        decode: Callable[[Sequence[int]], str],
+        observed: Observed,
+        note: Callable[[str], None],
+    ) -> None:
+        self._section, self._stops, self._decode, self._observed = section, stops, decode, observed
+        self._note, self._told_of_hanging = note, False
+        self._children = [Child(environment.__name__, section.class_name) for _ in range(section.max_concurrency)]
+        self._started(self._children[0])
+
+    def play(
+        self, engine: Engine, prompts: Sequence[Prompt], requests: Sequence[Request], sampling: SamplingParams
+    ) -> Batch:
+        """Plays an episode from each request to its end.
+
+        Args:
+            engine: Draws responses, inside of its bracket.
+            prompts: What each request asks.
+            requests: The first turns.
+            sampling: Of each turn; `max_tokens` is that of one response.
+
+        Returns:
+            As `Sampler.generate`; `mask` is off at observations, and `truncated` where a limit ended the episode.
+            Besides, per sample, `environment_reward` (NaN: no verdict), `environment_fault` and `turns`.
+
+        Raises:
+            EnvironmentFault: More episodes failed than the recipe allows.
+        """
+        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self._stops))
+        episodes = [_begun(number, *pair) for number, pair in enumerate(zip(prompts, requests, strict=True))]
+        versions = self._turns(episodes, engine, sampling)
+        if failures := self._failures(episodes):
+            self._note(failures)
+        return _batch(episodes, versions, sampling)
+
+    def _turns(self, episodes: Sequence[_Episode], engine: Engine, sampling: SamplingParams) -> Tensor:
+        """Plays until all have ended. Returns the versions of the weights, int64 [B]."""
+        under_way, versions = episodes, torch.zeros(len(episodes), dtype=torch.int64)
+        ask = partial(self._ask, episodes)
+        for _ in range(self._section.max_turns):
+            versions[[episode.number for episode in under_way]] = self._turn(under_way, ask, engine, sampling)
+            under_way = [episode for episode in under_way if not episode.ended]
+            if not under_way:
+                break
+        for episode in under_way:
+            episode.truncated = True
+        return versions
+
+    def _turn(self, episodes: Sequence[_Episode], ask: _Ask, engine: Engine, sampling: SamplingParams) -> Tensor:
+        """A response of each, and an answer to it. Returns the versions of the weights, int64 [B]."""
+        batch = engine.generate([episode.next_request() for episode in episodes], sampling).to("cpu")
+        drawn = zip(batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), strict=True)
+        cut_off = batch["truncated"].tolist()
+        for episode, (tokens, mask, logprob), cut in zip(episodes, drawn, cut_off, strict=True):
+            episode.append(tokens[mask], logprob[mask])
+            episode.said.append(self._decode(tokens[mask].tolist()))
+            episode.truncated = cut
+        self._ask_all(episodes, ask)
+        for episode in episodes:
+            self._go_on(episode, sampling.max_tokens)
+        return batch["version"]
+
+    def _ask_all(self, episodes: Sequence[_Episode], ask: _Ask) -> None:
+        """Lets all processes answer side by side. An error, Ctrl-C for one, ends them: none is waited for."""
+        answers: list[Future[None]] = []
+        try:
+            for child, share in zip(self._children, self._shares(episodes), strict=True):
+                answers.append(run_in_background(partial(ask, child, share)))
+            for answer in wait_for_all(answers):
+                answer.result()  # raises what it raised
+        except BaseException:
+            for child in self._children:
+                child.kill()
+            wait(answers, _ENDING_S)
+            raise
+
+    def _go_on(self, episode: _Episode, room: int) -> None:
+        """Reads the observation, if the episode goes on and leaves so many tokens of room behind it."""
+        episode.ended |= episode.truncated
+        if episode.ended:
+            return
+        seen = torch.tensor(self._observed(episode.heard[-1], int(episode.tokens[-1][-1])), dtype=torch.int64)
+        limit = len(episode.prompt.tokens) + self._section.max_tokens
+        if episode.length + len(seen) + room > limit:
+            episode.ended = episode.truncated = True
+        else:
+            episode.append(seen)
+
+    def _shares(self, episodes: Sequence[_Episode]) -> list[list[_Episode]]:
+        """Those of each process; an episode stays in its own."""
+        count = len(self._children)
+        return [[episode for episode in episodes if episode.number % count == k] for k in range(count)]
+
+    def _ask(self, everyone: Sequence[_Episode], child: Child, episodes: Sequence[_Episode]) -> None:
+        """Lets a process answer; whoever makes it hang or end fails, and those behind are asked in a new one.
+
+        Raises:
+            EnvironmentFault: More of everyone failed than the recipe allows; each that hangs takes its time.
+        """
+        while episodes:
+            self._started(child)
+            episodes = self._ask_once(child, episodes)
+            self._failures(everyone)
+
+    def _ask_once(self, child: Child, episodes: Sequence[_Episode]) -> list[_Episode]:
+        """Those that have no answer, since the process was lost before."""
+        behind = iter(episodes)
+        episode = next(behind)
+        try:
+            with child.asked([one.move for one in episodes]) as reply:
+                episode.answered(self._answer(reply))
+                for episode in behind:
+                    episode.answered(self._answer(reply))
+        except ChildHangs:
+            episode.failed(f"did not answer within {self._section.timeout_s:g} s and was ended")
+            self._tell_of_hanging(episode)
+        except ChildDied as error:
+            episode.failed(f"ended its process ({error})")
+        return list(behind)
+
+    def _answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
+        while (said := reply(self._section.timeout_s)) == environment.CALLED:
+            pass
+        return said
+
+    def _started(self, child: Child) -> None:
+        try:
+            child.start()
+        except ChildError as error:
+            raise EnvironmentFault(str(error)) from None
+        except (ChildDied, ChildHangs) as error:
+            what = "takes too long" if isinstance(error, ChildHangs) else f"ended the process ({error})"
+            raise EnvironmentFault(f"environment.class_name {self._section.class_name}: importing it {what}") from None
+
+    def _tell_of_hanging(self, episode: _Episode) -> None:
+        """Names the first that hangs at once: with others that do the same, a step may take long."""
+        if not self._told_of_hanging:
+            self._told_of_hanging = True
+            self._note(f"{self._named(episode)}; others that hang take as long (environment.timeout_s)")
+
+    def _failures(self, episodes: Sequence[_Episode]) -> str:
+        """How many failed, and the first of them; nothing where none did.
+
+        Raises:
+            EnvironmentFault: More than the recipe allows.
+        """
+        failed = [episode for episode in episodes if episode.fault is not None]
+        limit = self._section.max_no_verdict_rate
+        if not failed:
+            return ""
+        what = f"{len(failed)} of {len(episodes)} episodes failed; the first: {self._named(failed[0])}"
+        if len(failed) > limit * len(episodes):
+            raise EnvironmentFault(f"{what}; environment.max_no_verdict_rate={limit:g} allows no more")
+        return what
+
+    def _named(self, episode: _Episode) -> str:
+        where = f"{episode.prompt.id}, turn {len(episode.said)}"
+        return f"{where}: environment.class_name {self._section.class_name} {episode.fault}"
+
+
+def _begun(number: int, prompt: Prompt, request: Request) -> _Episode:
+    tokens = torch.tensor(request.tokens, dtype=torch.int64)
+    return _Episode(number, prompt, request, [tokens], [torch.zeros_like(tokens).bool()], [torch.zeros(len(tokens))])
+
+
+def _batch(episodes: Sequence[_Episode], versions: Tensor, sampling: SamplingParams) -> Batch:
+    rewards = [float("nan") if episode.reward is None else episode.reward for episode in episodes]
+    return Batch(
+        torch.cat([piece for episode in episodes for piece in episode.tokens]),
+        torch.tensor([episode.length for episode in episodes]),
+        {
+            "mask": torch.cat([piece for episode in episodes for piece in episode.mask]),
+            "sampler_logprob": torch.cat([piece for episode in episodes for piece in episode.logprobs]),
+        },
+        {
+            "truncated": torch.tensor([episode.truncated for episode in episodes]),
+            "version": versions,
+            "environment_reward": torch.tensor(rewards),
+            "environment_fault": torch.tensor([episode.fault is not None for episode in episodes]),
+            "turns": torch.tensor([len(episode.said) for episode in episodes]),
+        },
+        sampling,
+    )

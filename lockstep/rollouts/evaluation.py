@@ -1,0 +1,206 @@
+"""Evaluation: every question is answered some times, every response judged, and the judgements counted.
+
+The trainer's validation and `lockstep eval` are this one piece. What a response became is a `Sample`, plain data that
+goes into a file and comes back; figures are made of samples alone, so they can be made again from the file.
+
+A response without a verdict is neither right nor wrong. It is counted, and left out: a question's figures stand on its
+judged responses, and a question that has fewer of them than k has no part in pass@k and maj@k.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import assert_never
+
+import torch
+
+from lockstep.config import CodeSection, EnvironmentSection, InstructionSection, RewardSection
+from lockstep.metrics import Max, Mean, Metrics, Sum
+from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
+from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.votes import Votes, votes_of
+from lockstep.types import Prompt, SamplingParams
+
+Figures = dict[str, Estimate]
+"""By name, in the order in which they are shown: `reward`, `pass@1`, `pass@4`, `maj@4`, …"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response to one question, judged.
+
+    Attributes:
+        question: Row of the data, counted from 0 over the rows that are used.
+        id: Names the row, `file:line`.
+        draw: Which of the question's responses this is, from 0.
+        prompt: As the model reads it.
+        response: What it wrote.
+        answer: The right answer, as `data.answer` renders it.
+        score: The reward; None: no verdict.
+        vote: The answer that it gives, by the name that equal answers to this question share; None: none that counts.
+        tokens: Length of the response.
+        truncated: Whether it was cut off.
+    """
+
+    question: int
+    id: str
+    draw: int
+    prompt: str
+    response: str
+    answer: str
+    score: float | None
+    vote: str | None
+    tokens: int
+    truncated: bool
+
+
+def answered(
+    experience: Experience, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
+) -> list[Sample]:
+    """Answers each prompt `num_samples` times and judges every response.
+
+    Draws are keyed by question and number: they do not depend on batches, and those of 4 samples are the first of 16.
+
+    Args:
+        experience: Samples and judges.
+        prompts: The questions.
+        position: Row of the first of them.
+        sampling: The distribution that responses are drawn from.
+        num_samples: Responses per question, next to each other in what is returned.
+    """
+    rollouts = experience.validate(prompts, position, sampling, num_samples)
+    tokens = rollouts.batch.per_sample(rollouts.batch.mask.long()).tolist()
+    truncated = rollouts.batch["truncated"].tolist()
+    scores = [score if score == score else None for score in rollouts.batch["score"].tolist()]
+    votes = _votes(votes_of(experience.reward), rollouts.responses, scores, num_samples)
+    return [
+        Sample(
+            question=position + i // num_samples,
+            id=prompt.id,
+            draw=i % num_samples,
+            prompt=prompt.text,
+            response=rollouts.responses[i],
+            answer=experience.prompts.answer(prompt),
+            score=scores[i],
+            vote=votes[i],
+            tokens=tokens[i],
+            truncated=truncated[i],
+        )
+        for i, prompt in enumerate(rollouts.prompts)
+    ]
+
+
+def _votes(
+    votes: Votes | None, responses: Sequence[str], scores: Sequence[float | None], num_samples: int
+) -> list[str | None]:
+    if votes is None:
+        return [None] * len(responses)
+    questions = (slice(start, start + num_samples) for start in range(0, len(responses), num_samples))
+    return [vote for own in questions for vote in votes(responses[own], scores[own])]
+
+
+@dataclass(frozen=True)
+class Grading:
+    """Which figures a recipe's reward allows.
+
+    Attributes:
+        pass_score: A response passes with this reward or more; None: there is no pass@k.
+        majority: Whether responses have votes.
+        graded: Whether rewards are more than right and wrong, so that their mean is a figure of its own.
+    """
+
+    pass_score: float | None
+    majority: bool
+    graded: bool
+
+    def figures(self, samples: Sequence[Sample], ks: Sequence[int]) -> Figures:
+        """What the samples say, with 95 % intervals over questions.
+
+        Args:
+            samples: All of a question's next to each other.
+            ks: The k of pass@k and, from 2 on, of maj@k.
+        """
+        figures: Figures = {}
+        questions = [
+            [sample for sample in own if sample.score is not None]
+            for _, own in groupby(samples, key=attrgetter("question"))
+        ]
+        if self.graded:
+            figures["reward"] = mean([_mean_score(own) for own in questions if own])
+        for k in ks if self.pass_score is not None else ():
+            enough = [own for own in questions if len(own) >= k]
+            figures[f"pass@{k}"] = share([pass_at_k(len(own), self._num_passed(own), k) for own in enough])
+            if self.majority and k > 1:
+                figures[f"maj@{k}"] = share([self._majority(own, k) for own in enough])
+        return figures
+
+    def metrics(self, samples: Sequence[Sample], ks: Sequence[int]) -> Metrics:
+        """The same for a run's log. `accuracy`, or `reward` where rewards are graded, is the headline.
+
+        Each figure has the ends of its interval beside it, `accuracy_low` and `accuracy_high`.
+        """
+        figures = self.figures(samples, ks)
+        if not self.graded:
+            figures = {"accuracy": figures["pass@1"], **figures}
+        values = Metrics({name: Mean(figure.value) for name, figure in figures.items()})
+        return sum((figure.ends(name) for name, figure in figures.items()), values) + lengths(samples)
+
+    def _num_passed(self, own: Sequence[Sample]) -> int:
+        assert self.pass_score is not None, "without a score to pass at nothing passes"
+        return sum(sample.score is not None and sample.score >= self.pass_score for sample in own)
+
+    def _majority(self, own: Sequence[Sample], k: int) -> float:
+        right = self._num_passed(own)
+        wrong = Counter(sample.vote for sample in own if sample.vote is not None and not sample.score)
+        silent = len(own) - right - wrong.total()
+        return majority_at_k(right, tuple(sorted(wrong.values())), silent, k)
+
+
+def grading(section: RewardSection | None, environment: EnvironmentSection | None = None) -> Grading:
+    """How responses are counted that a recipe's reward judges; without one the environment does, or a reward model."""
+    if section is None:
+        return _graded(None if environment is None else environment.pass_score)
+    match section.type:
+        case "math":
+            return Grading(pass_score=1.0, majority=True, graded=False)
+        case "instructions":
+            return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section.instructions))
+        case "code":
+            return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section.code))
+        case "python":
+            return _graded(section.pass_score)
+        case "by_row":
+            if section.function is None:
+                return Grading(pass_score=1.0, majority=False, graded=True)
+            return _graded(section.pass_score)
+        case _:
+            assert_never(section.type)
+
+
+def _graded(pass_score: float | None) -> Grading:
+    # Scores are fp32, so the bound is too: else 0.7 would not pass at 0.7.
+    return Grading(None if pass_score is None else float(torch.tensor(pass_score)), majority=False, graded=True)
+
+
+def _all_or_nothing(options: InstructionSection | CodeSection | None) -> bool:
+    """Whether a verifier that could give a share gives 1 or 0."""
+    return options is not None and options.all_or_nothing
+
+
+def lengths(samples: Sequence[Sample]) -> Metrics:
+    """Lengths, truncation, and how many responses had no verdict."""
+    tokens = [sample.tokens for sample in samples]
+    return Metrics(
+        no_verdict=Sum(sum(sample.score is None for sample in samples)),
+        response_length=Mean(sum(tokens), len(tokens)),
+        response_length_max=Max(max(tokens)),
+        truncated=Mean(sum(sample.truncated for sample in samples), len(samples)),
+    )
+
+
+def _mean_score(own: Sequence[Sample]) -> float:
+    return sum(sample.score for sample in own if sample.score is not None) / len(own)

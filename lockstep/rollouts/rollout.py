@@ -1,0 +1,207 @@
+"""Rollouts: prompts become responses, responses become scores. Every draw is keyed, so nothing depends on batching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep import keyed
+from lockstep.batch import Batch, concat
+from lockstep.config import DynamicSampling
+from lockstep.errors import InputError
+from lockstep.metrics import Max, Mean, Metrics, Min, Sum
+from lockstep.rewards.reward_model import RewardModel
+from lockstep.rewards.rewards import NoReward, Reward
+from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.episodes import Episodes
+from lockstep.types import Prompt, Request, SamplingParams
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Scored responses, one per row of the batch.
+
+    Attributes:
+        batch: As the sampler gave it, with per sample `score` (NaN: no verdict). One prompt's responses are neighbours.
+        prompts: The prompt of each row.
+        responses: Each row's response as text; of an episode, all that follows the prompt.
+    """
+
+    batch: Batch
+    prompts: list[Prompt]
+    responses: list[str]
+
+    def metrics(self) -> Metrics:
+        """Reward, lengths, truncation; a response without a verdict is counted and not averaged."""
+        judged = self.batch["score"].isfinite()
+        score = self.batch["score"][judged]
+        extremes = Metrics(reward_min=Min(score.min()), reward_max=Max(score.max())) if len(score) else Metrics()
+        return (
+            extremes
+            + Metrics(
+                reward=Mean(score.sum(), judged.sum()),
+                no_verdict=Sum((~judged).sum()),
+            )
+            + self.lengths()
+            + self._episodes()
+        )
+
+    def lengths(self) -> Metrics:
+        """Lengths and truncation."""
+        length_B = self.batch.per_sample(self.batch.mask.float())
+        return Metrics(
+            response_length=Mean(length_B.sum(), len(self.batch)),
+            response_length_max=Max(length_B.max()),
+            truncated=Mean(self.batch["truncated"].sum(), len(self.batch)),
+        )
+
+    def _episodes(self) -> Metrics:
+        """Of those that were played with an environment."""
+        if "turns" not in self.batch.sample:
+            return Metrics()
+        return Metrics(
+            turns=Mean(self.batch["turns"].sum(), len(self.batch)),
+            environment_faults=Sum(self.batch["environment_fault"].sum()),
+        )
+
+
+class PromptStream(Protocol):
+    """What training asks, without end; `lockstep.data.prompts.Prompts` reads it from a file."""
+
+    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+        """The prompts at `position` … `position + count − 1` of a run."""
+        ...
+
+    def answer(self, prompt: Prompt) -> str:
+        """The right answer of a prompt; empty where the data has none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Everything that turns a position in the data into scored responses.
+
+    Attributes:
+        engine: Draws them.
+        prompts: What they respond to.
+        reward: Judges them; `NoReward` where the environment does.
+        decode: Tokens as text.
+        seed: Of all draws.
+        environment: Answers each response, until an episode has ended; None: a response is all.
+    """
+
+    engine: Engine
+    prompts: PromptStream
+    reward: Reward | RewardModel
+    decode: Callable[[Sequence[int]], str]
+    seed: int
+    environment: Episodes | None = None
+
+    def collect(self, position: int, count: int, sampling: SamplingParams, num_generations: int) -> Rollouts:
+        """Answers the training prompts `position` … `position + count − 1`, each `num_generations` times."""
+        prompts = self.prompts.at(position, count, self.seed)
+        return self._answered(prompts, position, sampling, num_generations, "train")
+
+    def validate(
+        self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
+    ) -> Rollouts:
+        """Answers held-out prompts, the first of them row `position` of its data, with the same draws each time."""
+        return self._answered(prompts, position, sampling, num_samples, "validation")
+
+    def collect_mixed(
+        self, position: int, count: int, sampling: SamplingParams, num_generations: int, dynamic: DynamicSampling
+    ) -> tuple[Rollouts, int]:
+        """Draws until `count` prompts have responses of different scores (DAPO, Yu et al. 2025, §3.2).
+
+        Returns:
+            Rollouts of exactly `count` such prompts, and the position behind the last one drawn.
+
+        Raises:
+            ValueError: If `dynamic.max_batches` batches do not give enough.
+        """
+        kept: list[Rollouts] = []
+        found = 0
+        for drawn in range(dynamic.max_batches):
+            rollouts = self.collect(position + drawn * count, count, sampling, num_generations)
+            mixed = _mixed_groups(rollouts.batch["score"].view(count, num_generations))
+            kept.append(_groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations))
+            found += len(kept[-1].prompts) // num_generations
+            if found == count:
+                return _joined(kept), position + (drawn + 1) * count
+        raise InputError(
+            f"dynamic sampling found {found} of {count} prompts with differing rewards in {dynamic.max_batches} "
+            "batches; the task is too easy or too hard for this policy, or raise dynamic_sampling.max_batches"
+        )
+
+    def _answered(
+        self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_generations: int, role: str
+    ) -> Rollouts:
+        repeated = [prompt for prompt in prompts for _ in range(num_generations)]
+        requests = requests_of(prompts, position, num_generations, self.seed, role)
+        if self.environment is None:
+            batch = self.engine.generate(requests, sampling)
+        else:
+            batch = self.environment.play(self.engine, repeated, requests, sampling)
+        sequences = zip(requests, batch.sequences(), strict=True)
+        responses = [self.decode(tokens[len(request.tokens) :].tolist()) for request, tokens in sequences]
+        score_B = self._scores(batch, repeated, responses)
+        return Rollouts(batch.with_columns(sample={"score": score_B}), repeated, responses)
+
+    def _scores(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
+        """What each response is worth, fp32 [B]; NaN: no verdict."""
+        if self.environment is None:
+            return self._judged(batch, prompts, responses)
+        if isinstance(self.reward, NoReward):
+            return batch["environment_reward"]
+        return self._judged(batch, prompts, responses).masked_fill(batch["environment_fault"], float("nan"))
+
+    def _judged(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
+        if isinstance(self.reward, RewardModel):
+            return self.reward(batch)
+        verdicts = self.reward(prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
+        return torch.tensor([float("nan") if verdict is None else verdict for verdict in verdicts])
+
+
+def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str) -> list[Request]:
+    """Asks for `num_generations` responses to each prompt, next to each other; draws are keyed by prompt and number.
+
+    Args:
+        prompts: What is asked.
+        position: Row of the first of them.
+        num_generations: Responses per prompt.
+        seed: Of all draws.
+        role: What the responses are for.
+    """
+    return [
+        Request(prompt.tokens, keyed.key(seed, role, position + i, prompt.id, draw))
+        for i, prompt in enumerate(prompts)
+        for draw in range(num_generations)
+    ]
+
+
+def _mixed_groups(score_PG: Tensor) -> Tensor:
+    """Prompts whose responses did not all score the same, bool [P]; a missing verdict makes no difference."""
+    highest = score_PG.nan_to_num(float("-inf")).amax(-1)
+    lowest = score_PG.nan_to_num(float("inf")).amin(-1)
+    return highest > lowest
+
+
+def _groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollouts:
+    rows = (groups[:, None] * num_generations + torch.arange(num_generations)).reshape(-1)
+    return Rollouts(
+        rollouts.batch.select(rows),
+        [rollouts.prompts[row] for row in rows.tolist()],
+        [rollouts.responses[row] for row in rows.tolist()],
+    )
+
+
+def _joined(parts: Sequence[Rollouts]) -> Rollouts:
+    return Rollouts(
+        concat([part.batch for part in parts]),
+        [prompt for part in parts for prompt in part.prompts],
+        [response for part in parts for response in part.responses],
+    )

@@ -1,0 +1,105 @@
+"""Rollouts as people look at them: one row per response, with what the algorithm made of each of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.rollouts.rollout import Experience, Rollouts
+
+# Columns of the batch that are shown, by the names they are shown under.
+_SHOWN = {
+    "logprob": "old_logprob",
+    "gap": "gap",
+    "value": "old_value",
+    "advantage": "advantage",
+    "reward": "reward",
+    "return": "return",
+    "kl": "kl",
+}
+_POWERS = np.array([float(f"1e{power}") for power in range(23)])  # those that a float holds exactly
+
+
+def sample_rows(rollouts: Rollouts, batch: Batch, experience: Experience, count: int) -> list[dict[str, Any]]:
+    """The first `count` rollouts, plain enough for JSON. No verdict is a score that is NaN.
+
+    `token` in a row has columns over the response, from the first token that the policy chose: `text`, `mask` (1:
+    trained on), `logprob` (of the learner before the update), `gap` (that less the sampler's log-probability, taken
+    before either is rounded), and `value`, `advantage`, `reward`, `return`, `kl` as far as the batch has them. Numbers
+    of tokens have five significant digits.
+
+    Args:
+        rollouts: As they were sampled.
+        batch: The same sequences with what the algorithm made of them, and with the mask that was trained on.
+        experience: Where they came from.
+        count: Fewer if there are not so many.
+    """
+    rows = range(min(count, len(batch)))
+    sampled, batch = rollouts.batch.select(rows).to("cpu"), batch.select(rows).to("cpu")
+    spans = [slice(int(start), int(start + length)) for start, length in zip(*_responses(sampled), strict=True)]
+    texts = _texts([sampled.tokens[span].tolist() for span in spans], experience.decode)
+    columns, scores = _token_columns(sampled, batch), _sample_columns(sampled, batch)
+    return [
+        {
+            "id": rollouts.prompts[row].id,
+            "prompt": rollouts.prompts[row].text,
+            "response": rollouts.responses[row],
+            "answer": experience.prompts.answer(rollouts.prompts[row]),
+            **{name: column[row] for name, column in scores.items()},
+            "token": {"text": texts[row], **{name: column[spans[row]] for name, column in columns.items()}},
+        }
+        for row in rows
+    ]
+
+
+def rounded(values: NDArray[Any], digits: int = 5) -> NDArray[np.float64]:
+    """Numbers with so many significant digits, and no digit more when they are printed; at most 22 after the point."""
+    exact = values.astype(np.float64)
+    magnitude = np.abs(np.where(np.isfinite(exact) & (exact != 0), exact, 1.0))
+    scale = _POWERS[np.clip(digits - 1 - np.floor(np.log10(magnitude)), 0, 22).astype(np.int64)]
+    return np.rint(exact * scale) / scale + 0.0  # no −0
+
+
+def _responses(sampled: Batch) -> tuple[Tensor, Tensor]:
+    """Where in the flat tokens each response begins, and how long it is, [B] each."""
+    end_B = sampled.starts + sampled.lengths
+    first_B = end_B.clone()
+    chosen_M = sampled.mask.nonzero().squeeze(-1)
+    first_B.scatter_reduce_(0, sampled.row[chosen_M], chosen_M, "amin")
+    return first_B, end_B - first_B
+
+
+def _token_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
+    gap_N = (batch["old_logprob"].float() - batch["sampler_logprob"].float()) * sampled.mask
+    batch = batch.with_columns({"gap": gap_N})
+    present = {name: batch[source] for name, source in _SHOWN.items() if source in batch.token}
+    numbers = {name: rounded(column.float().numpy()).tolist() for name, column in present.items()}
+    return {"mask": batch.mask.int().tolist(), **numbers}
+
+
+def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
+    return {
+        "score": batch["score"].tolist(),
+        "shaped_score": rounded(batch["shaped_score"].numpy()).tolist(),
+        "tokens": sampled.per_sample(sampled.mask.long()).tolist(),
+        "truncated": batch["truncated"].tolist(),
+    }
+
+
+def _texts(responses: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]) -> list[list[str]]:
+    """What each token adds to its response; a token that holds only part of a character shows as U+FFFD."""
+    first = cache(lambda token: decode([token]))
+
+    @cache
+    def later(token: int) -> str:
+        # Beside itself, because some tokenizers drop the space before the first token of a text.
+        alone, twice = first(token), decode([token, token])
+        return twice.removeprefix(alone) if twice.startswith(alone) else alone
+
+    return [[(later if k else first)(token) for k, token in enumerate(response)] for response in responses]

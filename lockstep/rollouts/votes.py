@@ -1,0 +1,53 @@
+"""Which responses to a question give the same answer, so that a majority can be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lockstep.rewards.math_verifier import verify
+from lockstep.rewards.reward_model import RewardModel
+from lockstep.rewards.rewards import MathReward, Reward
+
+Votes = Callable[[Sequence[str], Sequence[float | None]], list[str | None]]
+"""Responses to one question and their rewards, to what each votes for: one text per answer; None: it has no vote."""
+
+
+def votes_of(reward: Reward | RewardModel) -> Votes | None:
+    """How responses are grouped by their answer; None where a reward judges without finding one."""
+    return MathVotes(reward) if isinstance(reward, MathReward) else None
+
+
+class MathVotes:
+    """Groups answers that math-verify finds equal, under the first of them in the order of the responses.
+
+    Right responses are one group: all equal the right answer. A response in which no answer can be read has no vote.
+
+    Args:
+        reward: Finds the answer in a response.
+    """
+
+    def __init__(self, reward: MathReward) -> None:
+        self._reward = reward
+
+    def __call__(self, responses: Sequence[str], rewards: Sequence[float | None]) -> list[str | None]:
+        """See `Votes`."""
+        found = [self._reward.found(response) for response in responses]
+        right = next((text for text, reward in zip(found, rewards, strict=True) if reward), None)
+        wrong = [text for text, reward in zip(found, rewards, strict=True) if text is not None and reward == 0]
+        groups = _groups(wrong)
+        return [
+            right if reward else None if reward is None or text is None else groups[text]
+            for text, reward in zip(found, rewards, strict=True)
+        ]
+
+
+def _groups(texts: Sequence[str]) -> dict[str, str | None]:
+    """For each text the first one with an equal answer; None where no answer can be read."""
+    groups: dict[str, str | None] = {}
+    for text in dict.fromkeys(texts):
+        if verify(text, text):
+            names = dict.fromkeys(name for name in groups.values() if name is not None)
+            groups[text] = next((name for name in names if verify(name, text)), text)
+        else:
+            groups[text] = None
+    return groups

@@ -1,0 +1,53 @@
+"""`crash.txt`: what a run leaves in its folder where an error ends it that nobody has foreseen."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from lockstep.config.loading import Loaded
+from lockstep.run.checkpoint import Checkpoints
+from lockstep.run.machine import environment
+
+CRASH = "crash.txt"
+
+
+def write_crash(error: BaseException, loaded: Loaded, folder: Path) -> None:
+    """Writes the trace, a worker's too, and what the run was computed on; replaces an older one.
+
+    The phase and the step stand behind the trace: `Progress.phase` adds them to the error. Nothing of the environment
+    variables is written. Where the disk or the memory is full, nothing is.
+    """
+    with contextlib.suppress(OSError, MemoryError):
+        found = Checkpoints(folder / "checkpoints", 1).found()
+        lines = [
+            f"time        {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
+            f"checkpoint  {found[-1][1] if found else 'none yet'}",
+            f"memory      {_memory()}",
+            f"versions    {json.dumps(environment(loaded))}",
+            "",
+            *traceback.format_exception(error),
+        ]
+        (folder / CRASH).write_text("\n".join(line.rstrip("\n") for line in lines) + "\n", encoding="utf-8")
+
+
+def _memory() -> str:
+    """Of this process and of the machine."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    said = [f"this process {most:.2f} GiB at most"]
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("MemTotal", "MemAvailable"):
+            said.append(f"{name} {int(value.split()[0]) / 2**20:.2f} GiB")
+    if torch.cuda.is_initialized():
+        said += [
+            f"GPU {i}: {torch.cuda.max_memory_allocated(i) / 2**30:.2f} GiB at most"
+            for i in range(torch.cuda.device_count())
+        ]
+    return ", ".join(said)

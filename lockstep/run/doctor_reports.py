@@ -1,0 +1,137 @@
+"""What the doctor has said of a model: its reports in `doctor/` of the working directory, found by the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, assert_never
+
+from pydantic import BaseModel, Field, ValidationError
+
+from lockstep.config import Computation, SamplerBackend, SamplingRecipe
+from lockstep.errors import InputError
+from lockstep.run.identity import digest
+
+REPORTS = Path("doctor")
+"""Each examination has a folder of its own in here, with a `report.json`."""
+
+
+class _Model(BaseModel):
+    digest: str
+
+
+class _Recipe(BaseModel):
+    learner: Computation
+
+
+class Report(BaseModel):
+    """What is read of a `report.json`; `lockstep.doctor.report` says what else is in it."""
+
+    version: Literal["lockstep.doctor.table/1"] = Field(alias="schema")
+    verdict: Literal["PASS", "FAIL", "INCONCLUSIVE"]
+    model: _Model
+    recipe: _Recipe
+    backends: dict[str, Any]
+
+    def covers(self, sampler: str, dtype: str) -> bool:
+        """Whether it speaks of what a run with this sampler does: the learner is torch, both compute in `dtype`."""
+        return {"torch", sampler} <= self.backends.keys() and self.recipe.learner.dtype == dtype
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What is known of a model and a sampler.
+
+    Attributes:
+        passed: Whether the newest report that speaks of both says so.
+        sentence: For people.
+    """
+
+    passed: bool
+    sentence: str
+
+
+def weights_digest(folder: Path) -> str:
+    """Names a model by its weights: sixteen hexadecimal digits of the SHA-256 of its safetensors files."""
+    return digest(sorted(folder.glob("*.safetensors")))
+
+
+def examination(recipe: SamplingRecipe) -> Examination | None:
+    """The newest report on the model that a run begins with; None where the model is made by the run itself.
+
+    Raises:
+        ValueError: If `run.require_doctor` asks for a report that passed, and there is none.
+    """
+    if recipe.model.path is None:
+        return None
+    found = examined(Path(recipe.model.path), recipe.sampler.backend, recipe.learner.dtype)
+    if recipe.run.require_doctor and not found.passed:
+        raise InputError(f"run.require_doctor: {found.sentence}")
+    return found
+
+
+def examined(folder: Path, sampler: SamplerBackend, dtype: str) -> Examination:
+    """Looks for the newest report on the weights in `folder` that covers a sampler and a type."""
+    about = f"{folder} with sampler {sampler} in {dtype}"
+    command = f"`lockstep doctor table {folder} backends=[{','.join(_compared(sampler))}] learner.dtype={dtype}`"
+    read = [(path, _read(path)) for path in _newest_first()]
+    reports = [(path, report) for path, report in read if report is not None and report.covers(sampler, dtype)]
+    weights = weights_digest(folder) if reports else ""  # reads them all, which takes a while
+    newest = next(((path, report.verdict) for path, report in reports if report.model.digest == weights), None)
+    if newest is None:
+        makes = f"{command} makes one, and with `quick` for `table` a small one"
+        return Examination(False, f"there is no doctor's report on {about} in {REPORTS}/; {makes}")
+    path, verdict = newest
+    if verdict == "PASS":
+        return Examination(True, f"the doctor has passed {about}: {path}")
+    told = f"the doctor's newest report on {about} says {verdict}: {path}; mend what it names, and run {command} again"
+    return Examination(False, told)
+
+
+def _compared(sampler: SamplerBackend) -> tuple[str, ...]:
+    """What a table compares that speaks of training with a sampler."""
+    match sampler:
+        case "torch":
+            return ("hf", "torch")
+        case "vllm" | "openai":
+            return ("torch", sampler)
+        case _:
+            assert_never(sampler)
+
+
+def doctors_options(recipe: SamplingRecipe) -> str:
+    """What to say behind `lockstep doctor table MODEL` and its like, so that they compare what a run compares."""
+    section, sampler = recipe.learner, recipe.sampler
+    sizes = (("dp", section.parallel.dp), ("tp", section.parallel.tp), ("cp", section.parallel.cp))
+    layout = "".join(f"{name}{size}" for name, size in (*sizes, ("pp", section.parallel.pp)) if size > 1)
+    learner = f"{section.backend}-{layout}" if layout else section.backend
+    is_plain = learner in _compared(sampler.backend)
+    backends = _compared(sampler.backend) if is_plain else (learner, sampler.backend)
+    said = [f"backends=[{','.join(backends)}] learner.dtype={section.dtype}"]
+    match sampler.backend:
+        case "torch" | "openai":
+            pass
+        case "vllm":
+            said.append("sampler=vllm")
+        case _:
+            assert_never(sampler.backend)
+    if sampler.vllm.kv_cache_gib is not None:
+        said.append(f"sampler.vllm.kv_cache_gib={sampler.vllm.kv_cache_gib:g}")
+    drawn = recipe.sampling
+    if drawn is not None and (drawn.temperature != 1.0 or drawn.top_k or drawn.top_p < 1.0):
+        method = {"temperature": drawn.temperature, "top_k": drawn.top_k, "top_p": drawn.top_p}
+        told = ", ".join(f"{name}: {value}" for name, value in method.items())
+        said.append(f"'grid.methods=[{{{told}}}]'")
+    return " ".join(said)
+
+
+def _newest_first() -> list[Path]:
+    return sorted(REPORTS.glob("*/report.json"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True)
+
+
+def _read(path: Path) -> Report | None:
+    """A report; None for one that is being written, or that another version wrote."""
+    try:
+        return Report.model_validate_json(path.read_bytes())
+    except ValidationError:
+        return None

@@ -1,0 +1,302 @@
+"""`lockstep train RECIPE --dry-run`: all that can be known before the first step, found without a weight in memory.
+
+Data is gone over as a run does it, the reward function is started, the model is built without memory for its weights
+and compared with the headers of its files. What a recipe makes is made, in a folder that goes away.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+import torch
+from transformers import PreTrainedModel
+
+from lockstep.algorithms.rows import DataFiles, data_files
+from lockstep.cluster.learner_group import require_computable, require_gpus
+from lockstep.cluster.self_check import require_proof
+from lockstep.cluster.specs import require_near, require_sampler
+from lockstep.config import (
+    Common,
+    DistillRecipe,
+    DPORecipe,
+    GRPORecipe,
+    PPORecipe,
+    RewardModelRecipe,
+    SamplingRecipe,
+    SelfRewardingRecipe,
+    SFTRecipe,
+    TrainingRecipe,
+    has_critic,
+    is_one_step_ahead,
+    sampling_recipe,
+)
+from lockstep.config.loading import Loaded
+from lockstep.data.files import open_rows
+from lockstep.errors import InputError
+from lockstep.learners.rank import resolve_device
+from lockstep.models.folder import read_config, skeleton
+from lockstep.models.load import scratch_config
+from lockstep.models.source import Source, open_source, scratch_tokenizer
+from lockstep.models.weight_files import check_weights, require_finite
+from lockstep.plan.estimate import Estimate, checkpoint_bytes, machine_bytes
+from lockstep.plan.memory import FP32, INT64
+from lockstep.plan.page import layout
+from lockstep.plan.sizes import Load, Sizes, readable
+from lockstep.run.doctor_reports import examination
+from lockstep.run.dry_rows import check_rows
+from lockstep.run.findings import Findings
+from lockstep.run.folder import FRAME, changed_options, require_writable, standing
+from lockstep.run.job import torch_sampling
+from lockstep.run.remarks import remarks
+from lockstep.run.trackers.run import views_of
+from lockstep.run.trackers.view import Facts
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A first model that is not loaded."""
+
+    source: Source
+    network: PreTrainedModel
+
+
+def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
+    """Checks a recipe and leaves nothing behind.
+
+    Args:
+        loaded: The recipe.
+        allow_changes: As for `train`.
+
+    Returns:
+        A short report.
+
+    Raises:
+        DryRunError: Every problem that was found, one sentence per line.
+    """
+    found = Findings()
+    with tempfile.TemporaryDirectory(prefix="lockstep-dry-run-") as folder:
+        _checked(loaded, allow_changes, Path(folder), found)
+    found.problems = [problem.replace(folder, str(loaded.run_folder)) for problem in found.problems]
+    return f"{loaded.name} can start; nothing was kept.\n{found.report()}"
+
+
+def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -> _Model | None:
+    recipe = loaded.training
+    with found.problem():
+        _device(recipe, found)
+    sampled = sampling_recipe(recipe)
+    if sampled is not None:
+        with found.problem():
+            require_sampler(sampled.sampler, recipe.learner)
+        with found.problem():
+            require_near(sampled)
+        with found.problem():
+            _examined(sampled, found)
+    with found.problem():
+        _run_folder(loaded, allow_changes, found)
+    with found.problem():
+        views = views_of(recipe.trackers, Facts(loaded.run_folder, loaded.dump(), {}))
+        found.say("logs", ", ".join(["metrics.jsonl", *views]))
+    files = _files(recipe, made, found)
+    if files is not None:
+        found.notes += remarks(recipe, files)
+    model = _model(loaded, allow_changes, files, made, found)
+    check_rows(recipe, files, None if model is None else model.source, found)
+    if model is not None:
+        with found.problem():
+            require_computable(read_config(model.source.folder), recipe.learner)
+        with found.problem():
+            _proven(recipe, model.source, found)
+        with found.problem():
+            _room(loaded, Sizes.of(model.network, recipe.learner.lora), found)
+    return model
+
+
+def _proven(recipe: TrainingRecipe, source: Source, found: Findings) -> None:
+    proof = require_proof(source.folder, recipe.learner, torch_sampling(recipe, source))
+    found.say("self-check", f"packed, alone and decoded as transformers computes it, to {proof.largest:.1e} nats")
+
+
+def _examined(recipe: SamplingRecipe, found: Findings) -> None:
+    """What the doctor has said of the model; `run.require_doctor` makes a problem of what is missing."""
+    known = examination(recipe)
+    if known is not None:
+        found.say("doctor", known.sentence)
+
+
+def _device(recipe: Common, found: Findings) -> None:
+    learner, here = recipe.learner, recipe.cluster.on_this_machine
+    device, ranks, cores = resolve_device(learner.device), learner.parallel.ranks, len(os.sched_getaffinity(0))
+    if here:
+        require_gpus(learner)
+    if here and device.type == "cpu" and ranks > cores:
+        found.notes.append(
+            f"learner.parallel asks for {ranks} ranks, but this process may use {cores} cores; they wait"
+        )
+    if device.type == "cpu" and learner.is_bf16:
+        found.notes.append(
+            "learner.dtype is bf16, which few CPUs compute faster than fp32; learner.dtype=fp32 may be better"
+        )
+    found.say(
+        "device",
+        f"{device}, {learner.dtype}, " + (f"{ranks} ranks: {layout(learner.parallel)}" if ranks > 1 else "1 rank"),
+    )
+
+
+def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:
+    folder = loaded.run_folder
+    require_writable(folder)
+    changed_options(loaded, allow_changes)
+    state = "exists; the run goes on there, or is finished" if (folder / "recipe.yaml").is_file() else "new"
+    found.say("run folder", f"{folder} ({state})")
+
+
+def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
+    """The files of rows, where each can be read."""
+    before = len(found.problems)
+    files = data_files(recipe.data, made)
+    for rows in dict.fromkeys(part for part in (files.train, files.demonstrations, files.validation) if part):
+        with found.problem():
+            open_rows(rows, recipe.data.bad_rows)
+    return files if len(found.problems) == before else None
+
+
+def _model(loaded: Loaded, allow_changes: bool, files: DataFiles | None, made: Path, found: Findings) -> _Model | None:
+    """The first model; None where it is not known because of a problem."""
+    first = loaded.warm_start
+    if first is None:
+        with found.problem():
+            return _opened(loaded.training, files, made / FRAME, found)
+        return None
+    if (first.run_folder / "final").is_dir():
+        found.say("model", f"{first.name} has been trained: {first.run_folder}")
+        with found.problem():
+            return _of_folder(first.run_folder / "final")
+        return None
+    found.say("model", f"{first.name} is trained first:")
+    inner = Findings()
+    model = _checked(first, allow_changes, made / "first", inner)
+    found.problems += [f"{first.name}: {problem}" for problem in inner.problems]
+    found.lines += [(f"  {about}", text) for about, text in inner.lines]
+    found.notes += [note for note in inner.notes if note not in found.notes]
+    return model
+
+
+def _opened(recipe: Common, files: DataFiles | None, frame: Path, found: Findings) -> _Model | None:
+    if recipe.model.scratch is None:
+        model = _of_folder(Path(str(recipe.model.path)))
+    elif files is None:
+        return None
+    else:
+        tokenizer = scratch_tokenizer(recipe, files.demonstrations)
+        config = scratch_config(recipe.model.scratch.config, tokenizer)
+        skeleton(config, "model.scratch.config")
+        config.save_pretrained(frame)
+        tokenizer.save_pretrained(frame)
+        model = _of_folder(frame, weights=False)
+    place = "a new model" if recipe.model.scratch is not None else str(recipe.model.path)
+    sizes = Sizes.of(model.network)
+    found.say(
+        "model",
+        f"{place}, {sizes.policy:,} parameters, context {model.source.context}, vocabulary "
+        f"{sizes.vocabulary:,}, stop tokens {', '.join(map(str, model.source.stop_token_ids))}",
+    )
+    return model
+
+
+def _of_folder(folder: Path, weights: bool = True) -> _Model:
+    """A model by its configuration; its weights are compared with that where there are any."""
+    source, model = open_source(folder), skeleton(read_config(folder), str(folder))
+    if weights:
+        check_weights(folder, model)
+        require_finite(folder)
+    return _Model(source, model)
+
+
+def _room(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
+    with found.problem():
+        _memory(loaded.training, sizes, found)
+    with found.problem():
+        _disk(loaded, sizes, found)
+    recipe = loaded.training
+    match recipe:
+        case DistillRecipe():
+            with found.problem():
+                _check_teacher_tokens(recipe, sizes, found)
+        case PPORecipe() | GRPORecipe() | SelfRewardingRecipe() | SFTRecipe() | DPORecipe() | RewardModelRecipe():
+            pass
+        case _:
+            assert_never(recipe)
+
+
+def _check_teacher_tokens(recipe: DistillRecipe, sizes: Sizes, found: Findings) -> None:
+    """What teachers say of a step: a token and its log-probability, as often as they name one, in this process."""
+    load, count, there = Load.of(recipe), recipe.distill.top_k or sizes.vocabulary, machine_bytes()
+    needed = (INT64 + FP32) * load.scored * load.sequence * count
+    what = f"{count:,} tokens in the place of each of at most {load.scored * load.sequence:,}"
+    found.say("memory", f"teachers name {what}: {readable(needed)} of this machine's, once")
+    if needed > there:
+        raise InputError(
+            f"teachers would name {what}, and that takes {readable(needed)} of memory, but this machine has "
+            f"{readable(there)}; set distill.top_k=64, or lower distill.num_prompts_per_step"
+        )
+
+
+def _memory(recipe: TrainingRecipe, sizes: Sizes, found: Findings) -> None:
+    learner = recipe.learner
+    match learner.backend:
+        case "torch":
+            pass
+        case "megatron":
+            found.notes.append("what Megatron's ranks hold is not planned yet; try a short run")
+            return
+        case _:
+            assert_never(learner.backend)
+    estimate = Estimate.of(recipe, sizes)
+    ranks = learner.parallel.ranks
+    times = f" in each of {ranks} processes" if ranks > 1 else ""
+    if learner.lora is not None:
+        found.say("adapters", f"{sizes.adapters:,} parameters learn of the policy")
+    for name, rank in estimate.ranks.items():
+        found.say("memory", f"{name}: {readable(rank.peak.size)} at the most, at the {rank.peak.name}{times}")
+    if estimate.sampler is not None:
+        weights, cache = readable(estimate.sampler.weights), readable(estimate.sampler.cache)
+        found.say("memory", f"sampler: {weights} of weights besides the learner's, {cache} of keys and values")
+    if estimate.copies:
+        found.say("memory", f"one step ahead: {readable(estimate.copies)} of copies of the weights")
+    if resolve_device(learner.device).type == "cuda":
+        _fits(estimate, estimate.device, torch.cuda.get_device_properties(0).total_memory, "a GPU here", found)
+    else:
+        _fits(estimate, estimate.machine, machine_bytes(), "this machine", found)
+
+
+def _fits(estimate: Estimate, needed: float, there: int, where: str, found: Findings) -> None:
+    found.say("memory", f"together at most about {readable(needed)}; {where} has {readable(there)}")
+    if needed > there:
+        generates = "" if estimate.sampler is None else " or sampler.max_batch_size"
+        raise InputError(
+            f"the run needs about {readable(needed)} of memory, but {where} has {readable(there)}; take a smaller "
+            f"model, or lower learner.micro_batch_tokens{generates}"
+        )
+
+
+def _disk(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
+    """Checkpoints that are kept, the one being written, and the final model."""
+    recipe = loaded.training
+    models = [sizes.learned("logits")] + ([sizes.learned("value")] if has_critic(recipe) else [])
+    one, best = checkpoint_bytes(*models), 0 if recipe.run.best is None else recipe.run.best.count
+    if is_one_step_ahead(recipe):
+        one += 4 * sizes.policy
+    needed = one * (recipe.run.keep + best + 1) + 4 * sizes.policy
+    free = shutil.disk_usage(standing(loaded.run_folder)).free
+    found.say("disk", f"at most {readable(needed)}: checkpoints of {readable(one)}; {readable(free)} are free")
+    if needed > free:
+        raise InputError(
+            f"the run needs up to {readable(needed)} of disk at {loaded.run_folder}, but {readable(free)} are free; "
+            "make room, lower run.keep, or set run.folder to another disk"
+        )

@@ -1,0 +1,36 @@
+"""A hook that only looks: a run whose rewards are all equal learns nothing, and should say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lockstep.run.loop import Turn
+
+_STEPS = 5
+
+
+class EqualRewards:
+    """Says, once per stretch, that for some steps every response was worth the same.
+
+    Args:
+        note: Shows a line that stays.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._value: float | None = None
+        self._steps = 0
+
+    def __call__(self, turn: Turn) -> None:
+        low, high = turn.values.get("train/reward_min"), turn.values.get("train/reward_max")
+        if low is None or low != high:
+            self._value, self._steps = None, 0
+            return
+        self._steps = self._steps + 1 if low == self._value else 1
+        self._value = low
+        if self._steps == _STEPS:
+            self._note(
+                f"every reward of steps {turn.step - _STEPS + 1} to {turn.step} was {low:g}, and from equal rewards "
+                "nothing is learned; read samples.jsonl, and see whether the reward, data.answer, reward.marker or "
+                "sampling.max_tokens is wrong, or the task is too hard or too easy for this model"
+            )

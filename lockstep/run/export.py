@@ -1,0 +1,142 @@
+"""`lockstep export`: the model of one of a run's checkpoints as a Hugging Face folder, or its adapters in peft's form.
+
+A checkpoint of a run with `learner.lora` holds adapters alone; a model is those merged into what the run began with.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import assert_never
+
+from torch import Tensor
+
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import (
+    DistillRecipe,
+    DPORecipe,
+    DType,
+    GRPORecipe,
+    LearnerSection,
+    PPORecipe,
+    RewardModelRecipe,
+    SelfRewardingRecipe,
+    SFTRecipe,
+    TrainingRecipe,
+)
+from lockstep.config.loading import Loaded, load
+from lockstep.errors import InputError
+from lockstep.learners.boxes import Boxes, written
+from lockstep.models.export import assemble, save_adapter
+from lockstep.models.folder import read_config, require_folder, skeleton
+from lockstep.models.heads import Head, in_folder, scores_tokens
+from lockstep.report.card import card
+from lockstep.report.log import require_run
+from lockstep.run.checkpoint import Checkpoint, Checkpoints, NoCheckpointError
+from lockstep.run.folder import FRAME
+from lockstep.run.identity import differences, model_files
+
+
+def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", adapter: bool = False) -> int:
+    """Writes a checkpoint's policy, or reward model, with configuration, tokenizer, chat template, settings and a card.
+
+    Args:
+        run: Folder of the run.
+        out: Where to; must not exist.
+        which: `latest`, `best` (by `run.best`), or the number of a step.
+        dtype: Of the weights that are written.
+        adapter: Write adapters alone; otherwise they go along with the model that they are merged into.
+
+    Returns:
+        The step of the checkpoint.
+
+    Raises:
+        ValueError: If `run` is no run, `out` is there already, or the run has no adapters.
+        NoCheckpointError: If there is no such checkpoint, or its adapters are of another first model than is there now.
+    """
+    require_run(run)
+    if out.exists():
+        raise InputError(f"{out} is there already; name a folder that is not")
+    loaded = load(str(run / "recipe.yaml"))
+    recipe, lora = loaded.training, loaded.training.learner.lora
+    if adapter and lora is None:
+        raise InputError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
+    found = _chosen(Checkpoints(run / "checkpoints", keep=1), which)
+    head, learner = _trained(recipe)
+    is_classifier = not scores_tokens(head)
+    network = skeleton(read_config(run / FRAME), str(run))
+    saved = found.folder / learner
+    with Boxes(written(saved, "model")) as boxes:
+        weights = {in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()}
+    _make_room(out)
+    beside = None
+    if lora is not None:
+        base = _first_model(loaded, run)
+        beside = partial(save_adapter, weights, network, lora, base, dtype, is_classifier)
+        if adapter:
+            beside(out)
+            return found.step
+        weights = _merged(loaded, base, found, saved, head, network.base_model_prefix)
+    named = recipe.model.path or recipe.model.from_recipe or "a new model"
+    text = card(run, loaded.recipe.algorithm, Path(named).name, found.step)
+    assemble(run / FRAME, weights, out, dtype, text, is_classifier, beside)
+    return found.step
+
+
+def _trained(recipe: TrainingRecipe) -> tuple[Head, str]:
+    """The head of the model that a run is for, and the name of its learner."""
+    match recipe:
+        case RewardModelRecipe():
+            return "reward", "reward_model"
+        case PPORecipe() | GRPORecipe() | SelfRewardingRecipe() | DistillRecipe() | SFTRecipe() | DPORecipe():
+            return "logits", "policy"
+        case _:
+            assert_never(recipe)
+
+
+def _first_model(loaded: Loaded, run: Path) -> Path:
+    """The folder of the weights that a run began with."""
+    first, path = loaded.warm_start, loaded.training.model.path
+    if first is not None:
+        return first.run_folder / "final"
+    return run / FRAME if path is None else Path(path)
+
+
+def _merged(loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: Head, backbone: str) -> dict[str, Tensor]:
+    """The weights that a sampler would be sent, by their names in the model's files."""
+    recipe, began = loaded.training, found.state["identity"]
+    then = {name: began[name] for name in began if name.startswith("model.")}
+    changed = differences(then, model_files(require_folder(base)))
+    if changed:
+        raise NoCheckpointError(
+            f"{found.folder} has adapters of another model than is in {base} now:\n  " + "\n  ".join(changed) + "\nput "
+            "it back as it was, or say --adapter to get the adapters alone"
+        )
+    section = LearnerSection(device="cpu", lora=recipe.learner.lora)
+    learner = LearnerSpec(str(base), head, section, None, recipe.seed).build()
+    learner.load(saved)
+    return {in_folder(backbone, name): tensor for name, tensor in learner.weights()}
+
+
+def _make_room(out: Path) -> None:
+    """Makes the folder that an export goes into; raises InputError where that cannot be."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the folder {out} cannot be made ({error.strerror}); name another place") from error
+
+
+def _chosen(checkpoints: Checkpoints, which: str) -> Checkpoint:
+    if which == "latest":
+        newest = checkpoints.latest(print)
+        if newest is None:
+            raise NoCheckpointError(f"{checkpoints.folder} holds no checkpoint yet")
+        return newest
+    if which == "best":
+        ranked = checkpoints.ranked()
+        if not ranked:
+            raise NoCheckpointError(f"no checkpoint in {checkpoints.folder} has a score; set run.best in the recipe")
+        return checkpoints.at(ranked[-1][1])
+    if not which.isdigit():
+        raise InputError(f"checkpoint {which!r}: say latest, best, or the number of a step")
+    return checkpoints.at(int(which))

@@ -1,0 +1,45 @@
+"""What a run leaves behind where its numbers break: the batch that made them, for whoever looks for the cause."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from lockstep.algorithms.base import StepResult
+from lockstep.batch import Batch
+from lockstep.errors import RunError
+from lockstep.learners.base import NotFiniteError
+from lockstep.run.loop import Step
+
+
+def kept(step: Step, folder: Path) -> Step:
+    """The same step; where a loss or gradient is not finite, its batch is written into `folder`.
+
+    Raises:
+        RunError: From the step; names the folder.
+    """
+
+    def guarded(number: int, position: int) -> StepResult:
+        try:
+            return step(number, position)
+        except NotFiniteError as error:
+            where = folder / f"step_{number + 1:06d}"
+            sentence = f"step {number + 1}, {error.loss}: {error}"
+            _write(where, error.batch, {"step": number + 1, "position": position, "error": sentence})
+            raise RunError(f"{sentence}; the batch that made it is in {where}") from error
+
+    return guarded
+
+
+def _write(folder: Path, batch: Batch, said: dict[str, object]) -> None:
+    """`batch.safetensors` holds tokens, lengths and every column; `fault.json` the rest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = {f"token.{name}": column for name, column in batch.token.items()}
+    columns |= {f"sample.{name}": column for name, column in batch.sample.items()}
+    tensors = {"tokens": batch.tokens, "lengths": batch.lengths, **columns}
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / "batch.safetensors")
+    sampling = None if batch.sampling is None else asdict(batch.sampling)
+    (folder / "fault.json").write_text(json.dumps({**said, "sampling": sampling}, indent=1) + "\n")

@@ -1,0 +1,170 @@
+"""A run's folder and its files."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from lockstep.config.loading import Loaded, describe, load
+from lockstep.errors import InputError, RunError
+from lockstep.run.identity import ChangedError, differences, recipe_identity
+
+FRAME = "initial"
+"""Folder, in a run's, of all that an export of its model needs besides weights; of new models the weights too."""
+
+
+def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
+    """Makes a folder whose options were others one of this recipe; a run that has changed is no longer finished.
+
+    Only for whoever holds its lock. At any instant the folder is that of the old recipe or, unfinished, of the new one.
+
+    Args:
+        loaded: The recipe.
+        changed: What `changed_options` said.
+    """
+    folder = loaded.run_folder
+    old, recipe = folder / ".final-before", folder / "recipe.yaml"
+    if changed and (folder / "final").exists():
+        shutil.rmtree(old, ignore_errors=True)
+        (folder / "final").rename(old)
+    if recipe.exists() and not is_current(loaded):
+        write_whole(recipe, [describe(loaded).encode()])
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def is_current(loaded: Loaded) -> bool:
+    """Whether the folder holds a run of this recipe, to the letter."""
+    recipe = loaded.run_folder / "recipe.yaml"
+    return recipe.exists() and recipe.read_text() == describe(loaded)
+
+
+def changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
+    """What is another recipe than that of the run which the folder holds, one line for each option.
+
+    Raises:
+        ChangedError: If something is, and that is not allowed; another first model never is.
+    """
+    folder, recipe = loaded.run_folder, loaded.run_folder / "recipe.yaml"
+    if not recipe.exists() or is_current(loaded):
+        return []
+    changed = differences(recipe_identity(load(str(recipe))), recipe_identity(loaded))
+    if allow_changes and any(line.startswith("recipe.model.") for line in changed):
+        raise ChangedError(
+            f"{folder} holds a run of another model:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, or "
+            "remove it"
+        )
+    if changed and not allow_changes:
+        raise ChangedError(
+            f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, "
+            "remove it, or go on with this recipe by --allow-changes"
+        )
+    return changed
+
+
+def require_writable(folder: Path) -> None:
+    """Raises InputError if a run's folder cannot be made, not be written to, or is one of something else."""
+    _require_own(folder)
+    place = standing(folder)
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise _unmakable(folder, f"{place} is not a folder that can be written to")
+    if folder.is_symlink() and not folder.exists():
+        raise _unmakable(folder, "it is a link to what is not there")
+
+
+def make(folder: Path) -> None:
+    """Makes a run's folder where there is none; raises InputError where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unmakable(folder, f"the system refuses it ({error.strerror})") from error
+
+
+def _unmakable(folder: Path, why: str) -> InputError:
+    return InputError(f"the run folder {folder} cannot be made, because {why}; set run.folder to another place")
+
+
+_LOGS = (".log", ".txt", ".out", ".err")
+"""What may lie in a run's folder before the run: whatever starts it may write there what it prints."""
+
+
+def _require_own(folder: Path) -> None:
+    if not folder.is_dir() or (folder / "recipe.yaml").exists():
+        return
+    foreign = sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.suffix not in _LOGS)
+    if foreign:
+        what = "a model" if "config.json" in foreign else f"{foreign[0]}, and no run"
+        raise InputError(f"the folder {folder} holds {what}; choose a new or an empty one to write to")
+
+
+def standing(folder: Path) -> Path:
+    """The innermost of a folder and those above it that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # something above it is a file
+        return False
+
+
+LOCK = ".lock"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class FolderInUseError(InputError):
+    """Another process works in a run's folder."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a run's folder; the system lets go of it when this one ends, however it ends.
+
+    Raises:
+        FolderInUseError: If another process has it.
+    """
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            here = os.stat(folder / LOCK)  # another process may just have taken the folder back
+            if here.st_ino != os.fstat(file.fileno()).st_ino:
+                raise BlockingIOError
+        except (BlockingIOError, FileNotFoundError):
+            raise FolderInUseError(
+                f"{folder} is in use by another process; wait for it, end it, or set run.folder to start another run"
+            ) from None
+        yield
+
+
+def write_once(path: Path, text: str) -> None:
+    """Writes a small file where there is none; it appears whole or not at all."""
+    if not path.exists():
+        write_whole(path, [text.encode()])
+
+
+def write_whole(path: Path, contents: Iterable[bytes]) -> None:
+    """Writes a file aside; when it has its name, all its bytes are on the disk. One process at a time may do so.
+
+    Raises:
+        InputError: If it cannot be written, or the name is that of something that is no file, such as a device.
+        RunError: If there is no room for it.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is there and is no file, so it is not replaced; choose another name")
+    aside = path.with_name(f".{path.name}-aside")
+    try:
+        with aside.open("wb") as file:
+            file.writelines(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        kind = RunError if error.errno in _NO_ROOM else InputError
+        why = error.strerror or str(error)
+        raise kind(f"{path} cannot be written ({why}); make room, or choose another place") from error

@@ -1,0 +1,67 @@
+"""What a start that fails must take back: all that it made itself, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from lockstep.run.folder import LOCK
+
+_MADE = ("recipe.yaml", "environment.json", "inputs.json", "data", "initial")
+"""What a run makes in its folder before its first step; what else is there, somebody else put there."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A run's folder before it was made ready.
+
+    Attributes:
+        folder: Of the run.
+        names: What stood in it.
+        missing: The folder and those above it that did not exist, the innermost first.
+    """
+
+    folder: Path
+    names: frozenset[str]
+    missing: tuple[Path, ...]
+
+    @classmethod
+    def before(cls, folder: Path) -> Footprint:
+        names = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
+        return cls(folder, names, tuple(path for path in (folder, *folder.parents) if not path.exists()))
+
+    @contextmanager
+    def restored_on_failure(self) -> Iterator[Event]:
+        """Takes back what was added if the block fails before it sets the event that it is given.
+
+        Only for whoever holds the run's lock.
+        """
+        started = Event()
+        try:
+            yield started
+        except BaseException:
+            if not started.is_set():
+                self._restore()
+            raise
+
+    def _restore(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name not in self.names and path.name.removeprefix(".").split("-")[0] in _MADE:
+                _remove(path)
+        if LOCK not in self.names:  # the last of all, for then the folder is anybody's
+            (self.folder / LOCK).unlink(missing_ok=True)
+        for folder in self.missing:
+            with contextlib.suppress(OSError):  # of other runs
+                folder.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -1,0 +1,154 @@
+"""What happens between two steps of every run: log, warn, validate, save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, assert_never
+
+from lockstep.cluster.sampler_pool import SamplerLost
+from lockstep.config import Run
+from lockstep.errors import InputError
+from lockstep.monitor.agreement import Disagreement
+from lockstep.report.held_out import sentence
+from lockstep.report.progress import Progress
+from lockstep.run.job import Job
+from lockstep.run.loop import Turn
+from lockstep.run.saver import Saver
+from lockstep.run.trackers.run import RunTracker
+
+_TAKEN_OUT = {
+    "train/truncated": "{:.0%} were truncated (raise sampling.max_tokens, or set {}.overlong_filtering=false)",
+    "train/no_verdict": "{:.0f} had no verdict",
+    "agreement/sequences_masked": "{:.0f} were off the sampler ({}.max_sequence_mismatch)",
+}
+"""Metrics that tell why responses left the training; the second gap is for the algorithm's section of the recipe."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The hooks of one run, in order the members of `all`.
+
+    Attributes:
+        run: How often.
+        job: What is run.
+        tracker: Where logs go.
+        saver: Where checkpoints go.
+        shown: What the user sees.
+        identity: Goes into each checkpoint, see `lockstep.run.identity`.
+    """
+
+    run: Run
+    job: Job
+    tracker: RunTracker
+    saver: Saver
+    shown: Progress
+    identity: dict[str, Any]
+
+    def all(self, turn: Turn) -> None:
+        """The hooks, after each step."""
+        self._log(turn)
+        self._warn(turn)
+        every = self.run.validate_every
+        if self.job.validate is not None and (turn.finished or (every and turn.step % every == 0)):
+            with self.kept_if_lost(turn.step, turn.result.position):
+                turn.values.update(self.validate(turn.step))
+        self._save(turn)
+        self.tracker.timings(turn.step, self.shown.take_timings())
+
+    def validate(self, step: int) -> dict[str, float]:
+        """Scores the policy on held-out rows and logs that."""
+        assert self.job.validate is not None, "asked only where there are held-out rows"
+        with self.shown.phase("validate"):
+            found = self.job.validate(step)
+            values = found.metrics.floats()
+        if values:
+            self.tracker.metrics(step, values)
+        if found.samples:
+            self.tracker.samples(step, found.samples)
+        told = sentence(step, values)
+        if told is not None:
+            self.shown.note(told)
+        return values
+
+    @contextmanager
+    def kept_if_lost(self, step: int, position: int) -> Iterator[None]:
+        """Saves the run as it is after `step`, where inside of the block a sampler is lost, or disagrees.
+
+        Whatever generates does so before it trains, so the learners are still as they were then.
+
+        Raises:
+            SamplerLost: As from the block; says that the run was saved.
+            Disagreement: Likewise; what was compared is logged.
+        """
+        saved = f"the run was saved after step {step}, and the same command resumes it"
+        try:
+            yield
+        except SamplerLost as error:
+            self._save_now(step, position)
+            raise SamplerLost(f"{error}; {saved}") from error
+        except Disagreement as error:
+            self.tracker.metrics(step + 1, error.metrics.floats())
+            self._save_now(step, position)
+            raise Disagreement(f"{error}; {saved}", error.metrics) from error
+
+    def state(self, position: int) -> dict[str, Any]:
+        """What a checkpoint holds besides the learners' states."""
+        agreement = self.job.agreement
+        known = None if agreement is None else agreement.dump()
+        return {"position": position, "identity": self.identity, "agreement": known}
+
+    def _save_now(self, step: int, position: int) -> None:
+        self.tracker.sync()
+        self.saver.begin(step, self.state(position))
+        self.saver.advance(wait=True)
+
+    def _log(self, turn: Turn) -> None:
+        self.tracker.metrics(turn.step, turn.values)
+        self.tracker.samples(turn.step, turn.result.samples)
+
+    def _warn(self, turn: Turn) -> None:
+        if turn.values.get("train/trained_tokens") == 0:
+            found = ((text, turn.values.get(metric)) for metric, text in _TAKEN_OUT.items())
+            why = "; ".join(text.format(count, self.job.section) for text, count in found if count)
+            self.shown.note(f"step {turn.step} trained on nothing, every response was taken out: {why}")
+
+    def _save(self, turn: Turn) -> None:
+        """Begins a checkpoint where one is due; else takes one that is being written a little further."""
+        with self.shown.phase("save"):
+            if turn.step % self.run.save_every == 0 or turn.leaving:
+                self.tracker.sync()
+                self.saver.begin(turn.step, self.state(turn.result.position), self._score(turn))
+            self.saver.advance(wait=turn.leaving)
+
+    def _score(self, turn: Turn) -> float | None:
+        """How good the policy is by `run.best`, higher is better; None where that is not asked for or not known."""
+        best = self.run.best
+        if best is None:
+            return None
+        if best.metric not in turn.values:
+            return self._unknown(best.metric, turn)
+        value = turn.values[best.metric]
+        if math.isnan(value):
+            return None
+        match best.mode:
+            case "max":
+                return value
+            case "min":
+                return -value
+            case _:
+                assert_never(best.mode)
+
+    def _unknown(self, metric: str, turn: Turn) -> None:
+        """An error while it can be mended; at the end of a run only a note, for the last checkpoint is worth more."""
+        if turn.leaving and not turn.finished:  # stopped between two validations
+            return
+        close = get_close_matches(metric, turn.values, 1)
+        hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(turn.values)}"
+        told = f"run.best.metric: this run logs no {metric} when it saves; {hint}"
+        if not turn.finished:
+            raise InputError(told)
+        self.shown.note(told)

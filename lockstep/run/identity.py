@@ -1,0 +1,129 @@
+"""What a run depends on, as flat names and values, so that a run that goes on can say what is no longer the same."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import lockstep
+from lockstep.config.loading import Loaded
+from lockstep.config.model_recipe import weights_of
+from lockstep.errors import InputError
+
+Identity = dict[str, Any]
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "math-verify", "sympy")
+_SMALL_BYTES = 1 << 24
+_PARTS, _PART_BYTES = 64, 1 << 16
+
+
+class ChangedError(InputError):
+    """A run would go on with something else than it began with; one line for each thing."""
+
+
+def identity(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
+    """What the results of a run depend on.
+
+    Args:
+        loaded: The recipe.
+        data: A digest of each source of rows, by name.
+        model: Folder of the first model.
+    """
+    found = inputs(loaded, data, model)
+    found["code.lockstep"] = f"{lockstep.__version__} {_own_code()}"
+    libraries = _LIBRARIES if loaded.training.learner.lora is None else (*_LIBRARIES, "peft")
+    return found | {f"code.{name}": importlib.metadata.version(name) for name in libraries}
+
+
+def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
+    """The same without Lockstep and the libraries: what the user gave; no model where a server has it."""
+    found = recipe_identity(loaded)
+    found |= {f"data.{name}": digest for name, digest in data.items()}
+    found |= {} if model is None else model_files(model)
+    options = dict(_flat(loaded.dump()))
+    others = [name for name in options if name.startswith(("reward_model.", "critic_model.", "teachers."))]
+    for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
+        found |= model_files(weights_of(str(options[f"{name}.path"])), name)
+    for name in ("reward.function", "verifier.function", "environment.class_name"):
+        function = _function_file(str(options.get(name) or ""))
+        if function is not None:
+            found[f"code.{name}"] = digest([function])
+    return found
+
+
+def model_files(folder: Path, name: str = "model") -> Identity:
+    """A digest of each file of a model, by default the first."""
+    return {f"{name}.{path.name}": _file(path) for path in sorted(folder.iterdir()) if _matters(path)}
+
+
+def recipe_identity(loaded: Loaded) -> Identity:
+    """All options, but for those that say where and how long a run may run."""
+    return {f"recipe.{key}": value for key, value in _flat(loaded.identity())}
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for each name whose value is another, in order."""
+    names = [*then, *(name for name in now if name not in then)]
+    return [
+        f"{name} was {_shown(then.get(name))}, is {_shown(now.get(name))}"
+        for name in names
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _function_file(name: str) -> Path | None:
+    """The file of `file.py:name` or `package.module:name`, found as an import finds it, but not imported."""
+    place = name.rpartition(":")[0]
+    if not place or place.endswith(".py"):
+        return Path(place) if Path(place).is_file() else None
+    inside = place.replace(".", "/")
+    found = (Path(entry, name) for entry in sys.path for name in (f"{inside}.py", f"{inside}/__init__.py"))
+    return next((path for path in found if path.is_file()), None)
+
+
+def _matters(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".md" and not path.name.startswith(".")
+
+
+def _own_code() -> str:
+    return digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
+
+
+def _file(path: Path) -> str:
+    """A digest; of a large file, whose reading would make every start slow, of its size and of parts all over it."""
+    size = path.stat().st_size
+    if size <= _SMALL_BYTES:
+        return digest([path])
+    total = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for part in range(_PARTS):
+            file.seek(part * (size - _PART_BYTES) // (_PARTS - 1))
+            total.update(file.read(_PART_BYTES))
+    return total.hexdigest()[:16]
+
+
+def digest(paths: list[Path]) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of files, their names among it."""
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: total)  # weights may be larger than the memory
+    return total.hexdigest()[:16]
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,94 @@
+"""Measures the judges of a self-rewarding run by judgements that are known to be right, when it is validated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from lockstep.algorithms.rows import DataFiles, files_of
+from lockstep.algorithms.self_rewarding.meta import MetaJudging
+from lockstep.config import SelfRewardingRecipe
+from lockstep.data.files import Files, open_rows
+from lockstep.data.rows import Rows
+from lockstep.judge.asking import Generates, SamplerAnswers
+from lockstep.judge.judge import Judge
+from lockstep.judge.known import (
+    KnownScore,
+    KnownWinner,
+    judged_scores,
+    judged_winners,
+    read_scores,
+    read_winners,
+)
+from lockstep.judge.verdicts import V
+from lockstep.metrics import Metrics
+from lockstep.rollouts.engine import Engine
+
+
+def asked_of(judge: Judge[V], actor: Generates, policy: Generates) -> Judge[V]:
+    """The same judge; where the one who acts judges, the policy as it is now does."""
+    answering = judge.answering
+    if isinstance(answering, SamplerAnswers) and answering.sampler is actor:
+        return replace(judge, answering=replace(answering, sampler=policy))
+    return judge
+
+
+def known_judgements(
+    known: tuple[Sequence[KnownScore], Sequence[KnownWinner]],
+    min_meta_accuracy: float,
+    judge: Judge[float],
+    meta: MetaJudging | None,
+    engine: Engine,
+    note: Callable[[str], None],
+) -> Callable[[int], Metrics] | None:
+    """How often the judges are right, by the weights of a version; None where nothing is known.
+
+    Args:
+        known: Scores, and winners.
+        min_meta_accuracy: Below that the user is told.
+        judge: Scores.
+        meta: How judgements are compared, if they are.
+        engine: Of the policy.
+        note: Tells the user about a poor meta-judge.
+    """
+    scores, winners = known
+    if not scores and not winners:
+        return None
+
+    def measure(version: int) -> Metrics:
+        with engine.at(version):
+            found = judged_scores(scores, judge) if scores else Metrics()
+            if meta is not None and winners:
+                found += judged_winners(winners, meta.judge, meta.reasons)
+        accuracy = found.floats().get("meta_judge_accuracy", 1.0)
+        if accuracy < min_meta_accuracy:
+            note(
+                f"after step {version} the meta-judge names the better of two judgements in {accuracy:.0%} of the "
+                f"known cases, and known.min_meta_accuracy is {min_meta_accuracy:.0%}; what a poor meta-judge "
+                "prefers teaches the judge nothing: train it to compare judgements first, or turn use_meta_judge off"
+            )
+        return found.prefixed("validation")
+
+    return measure
+
+
+def known_rows(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[KnownScore], list[KnownWinner]]:
+    """What is known: of the recipe's files, or of data that is made; winners only where judgements are compared.
+
+    Raises:
+        DataError: A row lacks what it needs, or has a score that the judge cannot give.
+    """
+    section = recipe.known
+    if recipe.judge is None:
+        return [], []
+    scale = (recipe.judge.judge_score_low, recipe.judge.judge_score_high)
+    judgements = files.judgements if section.judgements is None else files_of(section.judgements)
+    comparisons = files.comparisons if section.comparisons is None else files_of(section.comparisons)
+    scores = [] if judgements is None else read_scores(_opened(judgements), scale)
+    if comparisons is None or recipe.meta_judge is None:
+        return scores, []
+    return scores, read_winners(_opened(comparisons))
+
+
+def _opened(files: Files) -> Rows:
+    return open_rows(files, "error")

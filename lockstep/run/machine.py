@@ -1,0 +1,53 @@
+"""What a run is computed on: versions, machine and threads, noted in `environment.json` of its folder."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import lockstep
+from lockstep.config.loading import Loaded
+from lockstep.run.folder import write_once
+
+ENVIRONMENT = "environment.json"
+
+
+def environment(loaded: Loaded) -> dict[str, Any]:
+    """Versions, machine and threads of this process; none of its environment variables."""
+    return {
+        "recipe": loaded.name,
+        "lockstep": lockstep.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.platform(),
+    }
+
+
+@contextmanager
+def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
+    """Notes the machine in a folder where it is not noted yet; inside of the block torch has the noted threads.
+
+    Only for the process that holds the folder's lock.
+    """
+    file, now = folder / ENVIRONMENT, environment(loaded)
+    write_once(file, json.dumps(now, indent=2) + "\n")
+    noted, usual = json.loads(file.read_text()), torch.get_num_threads()
+    threads = int(noted["threads"])
+    if threads != usual:
+        print(f"note: {folder} keeps the {threads} threads that it was begun with; it would have {usual} now")
+    if {**noted, "threads": usual} != now:
+        print(f"note: {file} is not the environment of now; continued steps may differ in their last bits")
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)

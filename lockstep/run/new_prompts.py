@@ -1,0 +1,120 @@
+"""The prompts of an iteration that begins: written by the policy, kept in the run's folder, opened as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from lockstep.algorithms.rows import open_prompts
+from lockstep.config import DataSection, NewPromptsSection, SelfRewardingRecipe
+from lockstep.data.files import Files
+from lockstep.data.prompts import Prompts, is_chat
+from lockstep.data.written import TextField, text_field
+from lockstep.errors import InputError
+from lockstep.judge.asking import Reader, SamplerAnswers
+from lockstep.judge.new_prompts import PromptWriter, request_template
+from lockstep.judge.templates import Template
+from lockstep.metrics import Metrics
+from lockstep.models.source import Source
+from lockstep.rollouts.engine import Engine
+from lockstep.run.folder import write_whole
+
+FOLDER = "prompts"
+"""In a run's folder: what was written, one file for each iteration."""
+
+
+@dataclass
+class NewPrompts:
+    """Prompts by iteration; those of the one that is under way are kept, and written again by a run that goes on.
+
+    Attributes:
+        writer: Writes them.
+        engine: Of the reference, which is the policy of the iteration's beginning.
+        count: Prompts of an iteration.
+        folder: Where files of them go.
+        data: How rows become prompts.
+        source: Of the model.
+    """
+
+    writer: PromptWriter
+    engine: Engine
+    count: int
+    folder: Path
+    data: DataSection
+    source: Source
+    _open: dict[int, tuple[Prompts, Metrics]] = field(default_factory=dict, init=False)
+
+    def __call__(self, iteration: int, version: int) -> tuple[Prompts, Metrics]:
+        """The prompts of an iteration, and what is told of how they were made.
+
+        Args:
+            iteration: Counted from 0.
+            version: Of the weights at its beginning.
+
+        Raises:
+            TooFewPromptsError: The policy does not write enough of them.
+        """
+        if iteration not in self._open:
+            self._open = {iteration: self._written(iteration, version)}
+        return self._open[iteration]
+
+    def _written(self, iteration: int, version: int) -> tuple[Prompts, Metrics]:
+        with self.engine.at(version):
+            written = self.writer(iteration, self.count)
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"iteration_{iteration:03d}.jsonl"
+        write_whole(path, (orjson.dumps(row) + b"\n" for row in written.rows))
+        prompts = open_prompts(Files((path,)), _without_answers(self.data), self.source.tokenizer)
+        return prompts, written.metrics().prefixed("prompts")
+
+
+def new_prompts(
+    recipe: SelfRewardingRecipe, prompts: Prompts, count: int, engine: Engine, source: Source, folder: Path
+) -> NewPrompts | None:
+    """Has prompts written where the recipe says so.
+
+    Args:
+        recipe: Says how.
+        prompts: The data's.
+        count: Prompts of an iteration.
+        engine: Of the reference.
+        source: Of the model.
+        folder: The run's.
+
+    Raises:
+        ValueError: As from `request_of`.
+    """
+    section = recipe.new_prompts
+    if section is None:
+        return None
+    template, text = request_of(recipe, section, prompts, source)
+    reader = Reader(source.tokenizer, is_chat(recipe.data), section.max_prompt_tokens)
+    answering = SamplerAnswers(engine, reader, source.sampling(section.sampling))
+    writer = PromptWriter(answering, template, prompts, text, section.max_attempts, recipe.seed)
+    return NewPrompts(writer, engine, count, folder / FOLDER, recipe.data, source)
+
+
+def request_of(
+    recipe: SelfRewardingRecipe, section: NewPromptsSection, prompts: Prompts, source: Source
+) -> tuple[Template, TextField]:
+    """What the policy is asked, and the field of a row that the reply fills.
+
+    Raises:
+        ValueError: Template or data cannot be used for that, or requests do not fit the model.
+    """
+    tokens = section.max_prompt_tokens + section.sampling.max_tokens
+    source.require_room("new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens", tokens)
+    template = request_template(section)
+    if len(prompts) < len(template.fields):
+        raise InputError(
+            f"new_prompts.template shows {len(template.fields)} prompts, but the data has {len(prompts)}; bring more, "
+            "or write a template that shows fewer"
+        )
+    return template, text_field(recipe.data)
+
+
+def _without_answers(data: DataSection) -> DataSection:
+    """The same for rows in which there is nothing but a prompt."""
+    return data.model_copy(update={"answer": "", "fields": None})

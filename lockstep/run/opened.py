@@ -1,0 +1,54 @@
+"""A run's folder, opened by the one process that may write to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+from lockstep.config.loading import Loaded, describe
+from lockstep.errors import InputError, LockstepError, RunError
+from lockstep.run.crash import CRASH, write_crash
+from lockstep.run.folder import locked, make, write_once
+from lockstep.run.footprint import Footprint
+from lockstep.run.machine import as_noted
+from lockstep.run.stop import Stopped
+
+
+@contextmanager
+def opened(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
+    """Makes a folder, keeps others out of it, and notes the recipe and the machine in it.
+
+    If the block fails before it calls the function that it is given, what was made is taken back. What crashes leaves
+    `crash.txt`, also then.
+
+    Raises:
+        InputError: If the folder cannot be made, or another process has it; and for an error of the operating system
+            before the function was called.
+        RunError: For an error of the operating system afterwards.
+    """
+    before = Footprint.before(folder)
+    make(folder)
+    with locked(folder), before.restored_on_failure() as started, _crashes_noted(loaded, folder, started):
+        write_once(folder / "recipe.yaml", describe(loaded))
+        with as_noted(loaded, folder):
+            yield started.set
+
+
+@contextmanager
+def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[None]:
+    """Writes `crash.txt` for what the block raises and no user is told in a sentence."""
+    try:
+        yield
+    except (LockstepError, Stopped):
+        raise
+    except OSError as error:
+        if not started.is_set():
+            raise InputError(str(error)) from error
+        write_crash(error, loaded, folder)
+        raise RunError(f"{error}; where that was is in {folder / CRASH}") from error
+    except Exception as error:
+        write_crash(error, loaded, folder)
+        error.add_note(f"this is a crash, which {folder / CRASH} describes; the same command resumes the run")
+        raise

@@ -1,0 +1,61 @@
+"""What a user should know of a recipe that can be run and is probably not what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lockstep.algorithms.rows import DataFiles
+from lockstep.config import Optimizer, Section, TrainingRecipe, acceptance_of
+from lockstep.data.files import Files, open_rows
+
+_LARGEST_LR = 0.1
+"""AdamW moves each weight by about lr a step; those of trained models are about 0.02, and no shipped recipe says more
+than 0.01."""
+
+
+def remarks(recipe: TrainingRecipe, files: DataFiles) -> list[str]:
+    """Sentences for the log of a run, and for a dry run."""
+    found = [
+        f"{name}.lr={optimizer.lr:g} moves every weight by about {optimizer.lr:g} at each step, and weights of trained "
+        "models are about 0.02; 1e-6 to 1e-3 is usual"
+        for name, optimizer in _optimizers(recipe)
+        if optimizer.lr >= _LARGEST_LR
+    ]
+    if files.validation is not None and (shared := _digests(files.validation) & _digests(files.train)):
+        what = "the rows" if shared == _digests(files.validation) else "some of the rows"
+        found.append(
+            f"data.validation holds {what} of data.train, so what it measures is memory; hold rows out that are not "
+            "trained on"
+        )
+    return [*found, *_bounds_out_of_reach(recipe), *_best_steps_unsaved(recipe)]
+
+
+def _bounds_out_of_reach(recipe: TrainingRecipe) -> Iterator[str]:
+    """Acceptance bounds on steps that a run of this length does not make."""
+    last = recipe.run.max_steps
+    late = sorted({bound.metric for bound in acceptance_of(recipe) if 0 <= last < bound.steps[1]})
+    if late:
+        yield (
+            f"acceptance has bounds on steps after run.max_steps={last} ({', '.join(late)}), so lockstep check of "
+            "this run will fail; give other bounds, or acceptance=[]"
+        )
+
+
+def _best_steps_unsaved(recipe: TrainingRecipe) -> Iterator[str]:
+    run = recipe.run
+    if run.best is not None and run.validate_every and run.validate_every % run.save_every:
+        yield (
+            f"validations every {run.validate_every} steps are more often than checkpoints, run.save_every="
+            f"{run.save_every}; run.best keeps the best of the steps that are saved"
+        )
+
+
+def _optimizers(section: Section) -> Iterator[tuple[str, Optimizer]]:
+    values: dict[str, Any] = dict(section)
+    return ((name, value) for name, value in values.items() if isinstance(value, Optimizer))
+
+
+def _digests(files: Files) -> set[str]:
+    """Of each file by itself."""
+    return {open_rows(Files((path,)), "skip").digest for path in files.paths}

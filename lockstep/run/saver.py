@@ -1,0 +1,108 @@
+"""Checkpoints written while training goes on: learners copy and write their states, then a thread sums and renames."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from lockstep.cluster.worker_proxy import RemoteRunError
+from lockstep.learners.base import NotSavedError
+from lockstep.run.checkpoint import Checkpoints
+
+
+class Lasting(Protocol):
+    """What has a state that goes into checkpoints; the three verbs are as those of `Learner`."""
+
+    def save(self, folder: Path) -> None: ...
+
+    def saved(self, wait: bool) -> bool: ...
+
+    def load(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A checkpoint that is being written."""
+
+    step: int
+    state: dict[str, Any]
+    score: float | None
+
+
+class Saver:
+    """Saves one checkpoint at a time. At the end of a `with` block what was begun is finished, but not if the block was
+    interrupted.
+
+    Args:
+        checkpoints: Where to.
+        learners: What a checkpoint holds, by name.
+
+    Attributes:
+        begun: The checkpoint that is being written, if one is.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Lasting]) -> None:
+        self._checkpoints, self._learners = checkpoints, learners
+        self.begun: Begun | None = None
+        self._sealing: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def begin(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
+        """Begins a checkpoint, and returns as soon as training may go on; the one before is finished first.
+
+        Raises:
+            CheckpointError: As `Checkpoints.seal`, for this one or the one before.
+        """
+        self.advance(wait=True)
+        aside = self._checkpoints.begin(step)
+        for name, learner in self._learners.items():
+            learner.save(aside / name)
+        self.begun = Begun(step, state, score)  # not before all have begun: only then may it ever be sealed
+
+    def advance(self, wait: bool) -> None:
+        """Takes a begun checkpoint as far as it can go now; with `wait` to its end. Raises as `begin`."""
+        if self.begun is None:
+            return
+        if self._sealing is None:
+            if not self._written(self.begun, wait):
+                return
+            # Daemonic, so that whoever ends this process for good need not wait for a disk.
+            self._sealing = threading.Thread(target=self._seal, args=(self.begun,), daemon=True)
+            self._sealing.start()
+        self._sealing.join(None if wait else 0.0)
+        if self._sealing.is_alive():
+            return
+        self.begun = self._sealing = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.advance(wait=True)
+        elif issubclass(kind, Exception):
+            with suppress(Exception):  # the block's own error is the one to tell
+                self.advance(wait=True)
+
+    def _written(self, begun: Begun, wait: bool) -> bool:
+        try:
+            return all(learner.saved(wait) for learner in self._learners.values())
+        except (NotSavedError, RemoteRunError) as error:  # the latter from another process
+            self.begun = None
+            raise self._checkpoints.failure(begun.step, error) from error
+
+    def _seal(self, begun: Begun) -> None:
+        try:
+            self._checkpoints.seal(begun.step, begun.state, begun.score)
+        except Exception as error:  # told to whoever asks next
+            self._error = error

@@ -1,0 +1,99 @@
+"""One process's part of a run: from the newest checkpoint to the end, or to where it is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.algorithms.base import StepResult
+from lockstep.config import Run
+from lockstep.report.progress import Progress
+from lockstep.run.checkpoint import Checkpoints
+from lockstep.run.equal_rewards import EqualRewards
+from lockstep.run.faults import kept
+from lockstep.run.hooks import Hooks
+from lockstep.run.identity import ChangedError, Identity, differences
+from lockstep.run.job import Job
+from lockstep.run.loop import Start, Step, loop
+from lockstep.run.saver import Saver
+from lockstep.run.stop import Stop, heeding_signals
+from lockstep.run.trackers.run import RunTracker
+
+
+def saved_if_lost(step: Step, hooks: Hooks) -> Step:
+    """The same step; where its sampler is lost, the run is saved as it was before the step."""
+
+    def guarded(number: int, position: int) -> StepResult:
+        with hooks.kept_if_lost(number, position):
+            return step(number, position)
+
+    return guarded
+
+
+@dataclass(frozen=True)
+class Session:
+    """A job in its folder.
+
+    Attributes:
+        run: How long, how often.
+        job: What is run.
+        folder: The run's.
+        identity: What the results depend on now, see `lockstep.run.identity`.
+        allow_changes: Go on even where that is not what it was.
+        tracker: Where logs go.
+        shown: What the user sees.
+    """
+
+    run: Run
+    job: Job
+    folder: Path
+    identity: Identity
+    allow_changes: bool
+    tracker: RunTracker
+    shown: Progress
+
+    def go(self, stop: Stop) -> None:
+        """Runs to the end.
+
+        Raises:
+            Stopped: If `stop` ended it before. It was saved.
+            ChangedError: If something is not what it was, and that is not allowed.
+        """
+        job, shown = self.job, self.shown
+        checkpoints = Checkpoints(
+            self.folder / "checkpoints", self.run.keep, 0 if self.run.best is None else self.run.best.count
+        )
+        start = self._restored(checkpoints)
+        self.tracker.rewind(start.step if start.step else -1)
+        with Saver(checkpoints, job.learners) as saver:
+            hooks = Hooks(self.run, job, self.tracker, saver, shown, self.identity)
+            if job.validate is not None and start.step == 0:
+                hooks.validate(0)
+            if job.extent.over(0, 0):
+                saver.begin(0, hooks.state(0))
+            with heeding_signals(stop, shown.note):
+                step = kept(saved_if_lost(job.step, hooks), self.folder / "faults")
+                loop(step, start, job.extent, shown, [hooks.all, EqualRewards(shown.note), *job.hooks], stop)
+
+    def _restored(self, checkpoints: Checkpoints) -> Start:
+        """Brings the learners to the newest checkpoint."""
+        checkpoints.clear()
+        newest = checkpoints.latest(self.shown.note)
+        if newest is None:
+            return Start()
+        changed = differences(newest.state["identity"], self.identity)
+        if changed and not self.allow_changes:
+            told = "\n  ".join(changed)
+            raise ChangedError(
+                f"{newest.folder} was made with something else:\n  {told}\nput it back as it was, start another run by "
+                "run.folder, or go on with what is now by --allow-changes"
+            )
+        for line in changed:
+            self.shown.note(f"goes on although {line}")
+        for name, learner in self.job.learners.items():
+            learner.load(newest.folder / name)
+        compared = newest.state["agreement"]  # None where nothing samples
+        if self.job.agreement is not None and compared is not None:
+            self.job.agreement.restore(compared)
+        self.shown.note(f"continues after step {newest.step}, the newest whole checkpoint")
+        return Start(newest.step, int(newest.state["position"]))

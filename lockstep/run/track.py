@@ -1,0 +1,105 @@
+"""Who is told what a run measures; and the run's logs (`lockstep.report.log`), which are the truth about it.
+
+Every other tracker, those in `lockstep.run.trackers`, is a view of the logs: what it lacks or has too much of, it
+can have made again from them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from lockstep.errors import RunError
+from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
+from lockstep.run.checkpoint import sync
+
+Outcome = Literal["finished", "failed", "interrupted"]
+"""How a run's process ended; one that was killed says nothing."""
+
+
+class Tracker(Protocol):
+    """Is told what a run measures, step after step."""
+
+    def rewind(self, step: int) -> None:
+        """Forgets later steps, so that none is there twice. Called once, before anything else is told.
+
+        Args:
+            step: Steps whose work is kept. A run that has no checkpoint rewinds to −1, for its step 0, the validation
+                before training, will be logged again.
+        """
+        ...
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds metrics to a step; a step may have some of them several times, training's and validation's."""
+        ...
+
+    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Adds the seconds that each phase of a step took."""
+        ...
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Adds responses of a step."""
+        ...
+
+    def close(self, outcome: Outcome) -> None:
+        """The run's process ends. Called also where nothing else was."""
+        ...
+
+
+class Logs:
+    """Appends to a run's logs, each line whole, each step once.
+
+    One process at a time may write; any number may read meanwhile.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+
+    def rewind(self, step: int) -> None:
+        """Cuts the lines of later steps, and a line that was cut short by a kill.
+
+        Lines stand in the order of their steps, so this is one truncation per file: done, or not done.
+        """
+        for name in (METRICS, TIMINGS, SAMPLES):
+            path = self._folder / name
+            if path.exists():
+                kept = takewhile(lambda line: line[0]["step"] <= step, lines(path))
+                os.truncate(path, sum(size for _, size in kept))
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._append(METRICS, step, [values])
+
+    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
+        self._append(TIMINGS, step, [seconds])
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._append(SAMPLES, step, rows)
+
+    def sync(self) -> None:
+        """Returns when all that was logged is on the disk: after a power cut the logs reach as far as a checkpoint."""
+        paths = [self._folder / name for name in (METRICS, TIMINGS, SAMPLES)]
+        for path in [*filter(Path.exists, paths), self._folder]:
+            sync(path)
+
+    def close(self, outcome: Outcome) -> None:
+        self.sync()
+
+    def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        append(self._folder / name, b"".join(encode(step, row) for row in rows))
+
+
+def append(path: Path, lines: bytes) -> None:
+    """One write, which the operating system has when it returns: a kill of the process afterwards loses nothing.
+
+    Raises:
+        RunError: If the disk is full; nothing of the lines is then there.
+    """
+    with path.open("ab", buffering=0) as file:
+        written = file.write(lines)
+        if written != len(lines):
+            file.truncate(file.tell() - written)
+            raise RunError(f"{path} cannot be written to its end; make room; the same command then resumes the run")

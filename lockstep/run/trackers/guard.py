@@ -1,0 +1,83 @@
+"""A view that fails does not stop the run, does not slow it down for long, and does not fail in silence."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lockstep.errors import InputError
+from lockstep.run.track import Outcome
+from lockstep.run.trackers.view import View
+
+_PAUSE_S = 60.0
+_PAUSE_PER_FAILURE = 9.0  # times as long as the failure took: a dead server costs at most a tenth of the run's time
+
+
+class Guarded:
+    """A tracker that passes on what it is told, counts what could not be passed on, and says so once."""
+
+    def __init__(
+        self, name: str, view: View, note: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._view, self._note, self._clock = name, view, note, clock
+        self._again_at = -math.inf
+        self._open = False
+        self._missed = 0
+
+    def rewind(self, step: int) -> None:
+        """Opens the view, and says where it is.
+
+        Raises:
+            ValueError: If it cannot be opened and nothing has been done yet, for then it is better not to begin.
+        """
+        try:
+            self._view.rewind(step)
+        except Exception as error:
+            sentence = f"trackers.{self._name} cannot be opened: {_told(error)}"
+            if step < 0:
+                raise InputError(f"{sentence}; mend that, or take it out of the recipe") from error
+            self._again_at = math.inf
+            self._note(f"{sentence}; the run goes on without it, and its own files have everything")
+            return
+        self._open = True
+        self._note(f"{self._name}: {self._view.where}")
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._tell(lambda: self._view.metrics(step, values))
+
+    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
+        self._tell(lambda: self._view.timings(step, seconds))
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._tell(lambda: self._view.samples(step, rows))
+
+    def close(self, outcome: Outcome) -> None:
+        """Closes the view where it is open, and says how much it missed."""
+        if self._open:
+            self._again_at = -math.inf
+            self._tell(lambda: self._view.close(outcome))
+        if self._missed:
+            self._note(f"{self._name} missed {self._missed} entries; the run's own files have them")
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        began = self._clock()
+        if began < self._again_at:
+            self._missed += 1
+            return
+        try:
+            call()
+        except Exception as error:
+            now = self._clock()
+            self._again_at = now + max(_PAUSE_S, _PAUSE_PER_FAILURE * (now - began))
+            self._missed += 1
+            if self._missed == 1:
+                self._note(f"{self._name} failed: {_told(error)}; the run goes on, and its own files have everything")
+
+
+def _told(error: Exception) -> str:
+    """The error in one line, without a user and a password that stood in an address."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return re.sub(r"//[^/@\s]+@", "//", text)[:300]

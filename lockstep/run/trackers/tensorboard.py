@@ -1,0 +1,62 @@
+"""TensorBoard: event files in the run's folder, made anew from the logs whenever the run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from lockstep import yaml12
+from lockstep.run.track import Outcome
+from lockstep.run.trackers.view import Facts, replay, sample_kind, table
+
+_FLUSH_S = 10  # a chart that is being looked at is at most so far behind
+
+
+class TensorBoardView:
+    """Metrics and timings as scalars, samples, recipe, environment and outcome as text."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._folder = facts.folder / "tensorboard"
+        self._newest = 0
+
+    @property
+    def where(self) -> str:
+        return f"tensorboard --logdir {self._facts.folder}"
+
+    def rewind(self, step: int) -> None:
+        if self._folder.exists():
+            shutil.rmtree(self._folder)
+        # A TensorBoard that has read the old files drops everything from step 0 on.
+        self._writer = SummaryWriter(str(self._folder), purge_step=0, flush_secs=_FLUSH_S)
+        self._writer.add_text("recipe", _verbatim(yaml12.dump(self._facts.recipe)), 0)
+        self._writer.add_text("environment", _verbatim(json.dumps(self._facts.environment, indent=2)), 0)
+        replay(self._facts.folder, self)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._newest = step
+
+    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
+        self.metrics(step, {f"timings/{phase}": value for phase, value in seconds.items()})
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One text for each of a step's responses: TensorBoard shows its steps below each other."""
+        columns, cells = table(rows)
+        for number, row in enumerate(cells):
+            text = "\n".join(f"{column}: {cell}" for column, cell in zip(columns, row, strict=True))
+            self._writer.add_text(f"{sample_kind(rows)}/{number}", _verbatim(text), step)
+
+    def close(self, outcome: Outcome) -> None:
+        self._writer.add_text("outcome", outcome, self._newest)
+        self._writer.close()
+
+
+def _verbatim(text: str) -> str:
+    """Markdown that shows the text as it is, line by line: nothing in it is taken for a heading, a link or HTML."""
+    return "\n".join(f"    {line}" for line in text.splitlines() or [""])

@@ -1,0 +1,98 @@
+"""What every view of a run's logs has: the run's facts, and a way to be made again from the logs."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Protocol
+
+from lockstep.config.loading import Loaded
+from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines, numbers
+from lockstep.run.track import Tracker
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run before its first step.
+
+    Attributes:
+        folder: The run's.
+        recipe: Every option with its value, as JSON types.
+        environment: Versions and machine.
+    """
+
+    folder: Path
+    recipe: dict[str, Any]
+    environment: dict[str, Any]
+
+    @classmethod
+    def of(cls, loaded: Loaded, folder: Path) -> Facts:
+        """Those of a run whose folder has been made."""
+        return cls(folder, loaded.dump(), json.loads((folder / "environment.json").read_text()))
+
+    @property
+    def name(self) -> str:
+        """The folder's own name, which has the recipe's name and digest in it unless the recipe says otherwise."""
+        return self.folder.resolve().name
+
+
+class View(Tracker, Protocol):
+    """A tracker that shows a run's logs elsewhere.
+
+    `rewind` opens it. The logs have been rewound by then.
+    """
+
+    @property
+    def where(self) -> str:
+        """Where a person finds the run, or by which command; for an open view."""
+        ...
+
+
+def replay(folder: Path, tracker: Tracker) -> None:
+    """Tells a tracker all that stands in a run's logs, step by step, as the run once told it."""
+    logs = [_lines(folder, kind) for kind in (METRICS, SAMPLES, TIMINGS)]
+    for (step, kind, _), told in groupby(heapq.merge(*logs, key=itemgetter(0)), key=_together):
+        rows = [row for _, _, row in told]
+        if kind == SAMPLES:
+            tracker.samples(step, rows)
+        for row in rows if kind != SAMPLES else []:
+            tell = tracker.metrics if kind == METRICS else tracker.timings
+            tell(step, numbers(row))
+
+
+def sample_kind(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What rows of the sample log are shown as: those of held-out prompts stand apart from those of training."""
+    return "validation_samples" if rows and rows[0].get("held_out") else "samples"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Columns and cells; what is no text and no number is written as JSON, and what a row lacks is None."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return columns, [[_cell(row.get(column)) for column in columns] for row in rows]
+
+
+def _together(line: tuple[int, str, dict[str, Any]]) -> tuple[int, str, bool]:
+    """What is alike in lines that a run told at once: step, log, and whether they are of held-out rows."""
+    step, kind, row = line
+    return step, kind, bool(row.get("held_out"))
+
+
+def _lines(folder: Path, kind: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    for row, _ in lines(folder / kind):
+        yield row.pop("step"), kind, row
+
+
+def _cell(value: Any) -> Any:
+    match value:
+        case dict() | list() | tuple():
+            return json.dumps(value, ensure_ascii=False)
+        case float() if math.isnan(value):
+            return None  # as the log writes it
+        case _:
+            return value

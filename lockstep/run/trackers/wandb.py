@@ -1,0 +1,104 @@
+"""Weights & Biases. Offline, a run's files are made anew from the logs; online, what W&B has been sent stays.
+
+W&B takes no step back: it wants steps in their order, and merges no offline folders. So offline there is one folder
+at any time, with every step of the logs. Online the run is resumed under its id after the newest step that W&B has;
+steps that the run makes again after a kill are not sent a second time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import wandb
+from wandb.errors import UsageError
+
+from lockstep.config import WandB
+from lockstep.errors import InputError
+from lockstep.run.track import Outcome
+from lockstep.run.trackers.view import Facts, replay, sample_kind, table
+
+_EXIT_CODES: dict[Outcome, int] = {"finished": 0, "failed": 1, "interrupted": 130}
+
+_SETTINGS = wandb.Settings(
+    silent=True,
+    console="off",
+    disable_git=True,
+    disable_code=True,
+    finish_timeout=600.0,  # an upload that takes longer is given up, and said to have failed
+    finish_timeout_raises=True,
+)
+
+
+class WandBView:
+    """Metrics and timings as history, samples as tables, recipe and environment as config."""
+
+    def __init__(self, section: WandB, facts: Facts) -> None:
+        self._section, self._facts = section, facts
+        self._folder = facts.folder / "wandb"
+        if section.is_online and not _known():
+            raise InputError("trackers.wandb.mode is online, but W&B does not know who you are; run `wandb login`")
+
+    @property
+    def where(self) -> str:
+        return str(self._run.url) if self._section.is_online else f"wandb sync {self._run.settings.sync_dir}"
+
+    def rewind(self, step: int) -> None:
+        resume: Literal["allow"] | None = "allow"
+        if not self._section.is_online:
+            self._clear()
+            resume = None
+        self._run = wandb.init(
+            project=self._section.project,
+            id=self._id(),
+            name=self._section.name or self._facts.name,
+            dir=self._facts.folder.resolve(),  # W&B writes from a process that may be in another folder
+            mode=self._section.mode,
+            resume=resume,
+            reinit="create_new",
+            config={"recipe": self._facts.recipe, "environment": self._facts.environment},
+            settings=_SETTINGS,
+        )
+        self._first = self._run.step  # 0 offline, and where W&B has nothing of this run
+        replay(self._facts.folder, self)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        if step >= self._first:
+            self._run.log(dict(values), step=step)
+
+    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
+        self.metrics(step, {f"timings/{phase}": value for phase, value in seconds.items()})
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        if step >= self._first:
+            columns, cells = table(rows)
+            shown = wandb.Table(columns=[*columns], data=[*cells], allow_mixed_types=True)
+            self._run.log({sample_kind(rows): shown}, step=step)
+
+    def close(self, outcome: Outcome) -> None:
+        self._run.finish(exit_code=_EXIT_CODES[outcome])
+
+    def _clear(self) -> None:
+        """Removes what this run wrote offline, and keeps what will be, the files of tables too, in the run's folder."""
+        staged = self._folder / f"data-{self._id()}"
+        for old in [*self._folder.glob(f"offline-run-*-{self._id()}"), *self._folder.glob(staged.name)]:
+            shutil.rmtree(old)
+        os.environ["WANDB_DATA_DIR"] = str(staged.resolve())  # else the home folder, whence nothing takes them away
+
+    def _id(self) -> str:
+        """Drawn once and kept in the run's folder: a folder that was removed and made again is another run."""
+        path = self._folder / "run_id"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(uuid.uuid4().hex)
+        return path.read_text()
+
+
+def _known() -> bool:
+    try:
+        return wandb.login(prompt=False, verify=False)
+    except UsageError:
+        return False

@@ -1,0 +1,190 @@
+"""`lockstep train`: from a resolved recipe to a finished run folder."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from lockstep.algorithms.rows import DataFiles, data_files
+from lockstep.cluster.specs import require_sampler
+from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
+from lockstep.cluster.workers import Workers, workers_of
+from lockstep.config import TrainingRecipe, sampling_recipe
+from lockstep.config.loading import Loaded
+from lockstep.errors import NothingTrainedError
+from lockstep.models.export import copy_frame
+from lockstep.models.source import Source, open_source, scratch_model
+from lockstep.report.progress import Progress, progress
+from lockstep.report.summary import has_trained, summary
+from lockstep.run.checkpoint import Checkpoints
+from lockstep.run.doctor_reports import examination
+from lockstep.run.export import export
+from lockstep.run.folder import (
+    FRAME,
+    FolderInUseError,
+    adopt,
+    changed_options,
+    is_current,
+    locked,
+    require_writable,
+)
+from lockstep.run.identity import identity
+from lockstep.run.job import Place
+from lockstep.run.jobs import job_of
+from lockstep.run.opened import opened
+from lockstep.run.remarks import remarks
+from lockstep.run.session import Session
+from lockstep.run.stop import Stop, Stopped
+from lockstep.run.track import Logs
+from lockstep.run.trackers.run import tracked, views_of
+from lockstep.run.trackers.view import Facts
+from lockstep.run.waiting import patience
+
+
+def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None = None) -> Path:
+    """Runs a recipe to its end, from its newest checkpoint where there is one.
+
+    Args:
+        loaded: The recipe.
+        allow_changes: Go on even where recipe, data, first model or code are not those of the checkpoint.
+        deadline_s: On `time.monotonic`, for a recipe that another one trains first; None: `run.max_time_s` from now.
+
+    Returns:
+        The run's folder; `final/` in it is the trained model as a Hugging Face folder.
+
+    Raises:
+        Stopped: If the run was asked to end before its end. It was saved.
+        ChangedError: If something is not what it was, and that is not allowed.
+        NothingTrainedError: If the recipe that is trained first has come to its end and learned from nothing.
+    """
+    recipe = loaded.training
+    if deadline_s is None and recipe.run.max_time_s is not None:
+        deadline_s = time.monotonic() + recipe.run.max_time_s
+    folder = loaded.run_folder
+    sampled = sampling_recipe(recipe)
+    if sampled is not None:
+        require_sampler(sampled.sampler, recipe.learner)  # before a recipe that is trained first
+    require_writable(folder)
+    changed = changed_options(loaded, allow_changes)
+    if (folder / "final").exists() and not changed:
+        if not is_current(loaded):  # in what makes no other run, such as bounds that `lockstep check` reads
+            with locked(folder):
+                adopt(loaded, changed)
+        _track_finished(loaded, folder)
+        print(f"{loaded.name} is finished: {folder}\n{_summary(folder)}")
+        return folder
+    health = None if sampled is None else examination(sampled)
+    with opened(loaded, folder) as started, ExitStack() as open_:
+        if (folder / "final").exists() and not changed:  # another process has just finished it
+            return folder
+        views = views_of(recipe.trackers, Facts.of(loaded, folder))
+        files = data_files(recipe.data, folder)
+        source = _source(loaded, files, folder, allow_changes, deadline_s)
+        copy_frame(Path(source.folder), folder / FRAME)
+        shown = open_.enter_context(progress(f"{loaded.name} → {folder}"))
+        for remark in [*(() if health is None else (health.sentence,)), *remarks(recipe, files)]:
+            shown.note(remark)
+        tracker = open_.enter_context(tracked(Logs(folder), views, shown.note))
+
+        def ready(workers: Workers) -> Callable[[], None]:
+            job = job_of(recipe, Place(folder, files, source, shown, workers))
+            started()
+            adopt(loaded, changed)
+            shown.total(job.extent.steps, job.arithmetic)
+            now = identity(loaded, files.digests(), Path(source.folder))
+            session = Session(recipe.run, job, folder, now, allow_changes, tracker, shown)
+            return lambda: session.go(Stop(deadline_s))
+
+        try:
+            _run_whoever_dies(ready, recipe, shown)
+        except Stopped as stopped:
+            raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
+        export(folder, folder / "final")
+    print(_summary(folder))
+    return folder
+
+
+def _summary(folder: Path) -> str:
+    """What the run came to, and which checkpoint of it was the best."""
+    return summary(folder, {step for step, _ in Checkpoints(folder / "checkpoints", keep=1).found()})
+
+
+def require_trained(folder: Path) -> None:
+    """Raises NothingTrainedError if a finished run has learned from nothing in any step."""
+    if not has_trained(folder):
+        raise NothingTrainedError(
+            f"{folder} is finished, and no step of it trained on anything: {folder / 'final'} has learned nothing, "
+            "since every response was taken out or all rewards were equal; read samples.jsonl"
+        )
+
+
+def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: TrainingRecipe, shown: Progress) -> None:
+    """Where a learner is lost, goes on with new workers from the newest checkpoint, as the same command would.
+
+    Args:
+        ready: Makes all ready with workers, and returns what runs.
+        recipe: Says where workers start, and how often.
+        shown: Tells the user what happens.
+
+    Raises:
+        WorkerDied: If a learner is lost too often, or before the run has begun.
+    """
+    sampled = sampling_recipe(recipe)
+    samplers = 0 if sampled is None else sampled.sampler.engines
+    most = recipe.cluster.max_restarts
+    for restart in range(1, most + 2):
+        with workers_of(recipe.cluster, recipe.learner, shown, recipe.learner.parallel.ranks, samplers) as workers:
+            lost = _lost(ready(workers))
+        if lost is None:
+            return
+        if restart > most:
+            raise WorkerDied(f"{lost}; the run does not go on, since cluster.max_restarts={most}") from lost
+        shown.note(f"{lost}; going on from the newest checkpoint ({restart} of {most} times)")
+
+
+def _lost(run: Callable[[], None]) -> Exception | None:
+    """Runs; where a learner is lost over it, how."""
+    try:
+        run()
+    except (WorkerDied, RemoteTimeout) as error:
+        return error
+    return None
+
+
+def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None) -> Source:
+    """The model to begin with; trained first, or built first, where the recipe says so."""
+    recipe, first = loaded.training, loaded.warm_start
+    if first is not None:
+        return open_source(_warm_started(loaded.name, first, allow_changes, deadline_s))
+    if recipe.model.scratch is not None:
+        return open_source(scratch_model(recipe, files.demonstrations, folder / FRAME))
+    return open_source(str(recipe.model.path))
+
+
+def _warm_started(name: str, first: Loaded, allow_changes: bool, deadline_s: float | None) -> Path:
+    """The model of the recipe that is trained first; where another process is training it, waits for that."""
+    final = first.run_folder / "final"
+    if not changed_options(first, allow_changes) and final.exists():
+        require_trained(first.run_folder)
+        print(f"{name} begins with {final}, trained before", file=sys.stderr)
+        return final
+    print(f"1 of 2: {first.name}, with whose model {name} begins", file=sys.stderr)
+    for _ in patience(name, first.run_folder, deadline_s):
+        with suppress(FolderInUseError):  # where its process ends early, this one continues
+            train(first, allow_changes, deadline_s)
+            break
+    require_trained(first.run_folder)
+    print(f"2 of 2: {name}", file=sys.stderr)
+    return final
+
+
+def _track_finished(loaded: Loaded, folder: Path) -> None:
+    """Shows a finished run in trackers that were asked for since; its logs have everything."""
+    with locked(folder):
+        views = views_of(loaded.training.trackers, Facts.of(loaded, folder))
+        if views:
+            with tracked(Logs(folder), views, print) as tracker:
+                tracker.rewind(sys.maxsize)

@@ -1,0 +1,151 @@
+"""Word problems in GSM8K's form, made instead of read: small enough that a toy model learns them in a minute.
+
+A question takes a starting number through three or four additions and subtractions. The demonstrations hold two styles
+of answer: step by step, which a small model can carry out, and direct, which it cannot. A model that has seen both is
+then of two minds, and reinforcement learning has something to decide.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lockstep import keyed
+from lockstep.config import Arithmetic
+
+_NAMES = ("Ada", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gita", "Hugo", "Iris", "Jon")
+_THINGS = ("apples", "books", "coins", "dolls", "eggs", "flowers", "marbles", "stamps")
+# No word is followed by a number in one place and by a word in another: models.tokenizer would make two tokens of it.
+_GAINS = ("{name} buys {n} more {things}.", "A friend brings {n} more {things}.", "{name} finds {n} {things}.")
+_LOSSES = ("{name} sells {n} {things}.", "{name} gives away {n} {things}.", "{name} loses {n} of the {things}.")
+
+_SMALLEST, _LARGEST = 2, 10  # of the start and of what is added; what is taken away leaves at least 1
+_FEWEST_STEPS, _MOST_STEPS = 3, 4
+_DRAWS = 4 + 3 * _MOST_STEPS  # random numbers per question: name, things, start, steps; per step sign, amount, wording
+_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, the equations that lead to its answer, and the answer."""
+
+    question: str
+    steps: tuple[str, ...]
+    answer: int
+
+    def row(self, direct: bool = False) -> dict[str, str]:
+        """The problem in GSM8K's form: with its steps, or with the bare answer."""
+        lines = [*(() if direct else self.steps), f"#### {self.answer}"]
+        return {"question": self.question, "answer": "\n".join(lines)}
+
+    def pair(self) -> dict[str, str]:
+        """The problem answered step by step and, worse, directly."""
+        row = self.row()
+        return {**row, "chosen": row["answer"], "rejected": self.row(direct=True)["answer"]}
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where `write` put the rows; None is what was not asked for."""
+
+    train: Path
+    validation: Path
+    demonstrations: Path | None
+    judgements: Path | None = None
+    comparisons: Path | None = None
+
+
+def write(folder: Path, spec: Arithmetic) -> Files:
+    """Makes the problems and writes them as JSONL; the same spec always gives the same bytes.
+
+    A file that already holds them is left alone, so that whoever reads it is not disturbed.
+
+    Args:
+        folder: Where to, made if missing.
+        spec: How many, and which.
+    """
+    problems = distinct_problems(spec.train_questions + spec.validation_questions, spec.seed)
+    train, validation = problems[: spec.train_questions], problems[spec.train_questions :]
+    folder.mkdir(parents=True, exist_ok=True)
+    files = Files(
+        folder / "train.jsonl",
+        folder / "validation.jsonl",
+        folder / "demonstrations.jsonl" if spec.demonstrations else None,
+    )
+    for path, problems in ((files.train, train), (files.validation, validation)):
+        write_rows(path, (problem.pair() if spec.pairs else problem.row() for problem in problems))
+    if files.demonstrations is not None:
+        write_rows(files.demonstrations, demonstrations(train, spec))
+    return files
+
+
+def distinct_problems(count: int, seed: int) -> list[Problem]:
+    """The first `count` problems of a seed, no two with the same question."""
+    found: dict[str, Problem] = {}
+    block = 0
+    while len(found) < count:
+        for problem in _problems(block, seed):
+            found.setdefault(problem.question, problem)
+        block += 1
+    return list(found.values())[:count]
+
+
+def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str, str]]:
+    """Solved rows, to be learned in this order: reasoning first, and both styles once reasoning has been learned.
+
+    The training questions come in passes, each in its own order. Which of them are answered directly is fixed by their
+    index, so that the style is a habit of the question and not noise.
+    """
+    first_direct = spec.direct_from * spec.demonstrations
+    num_direct = spec.direct_share * len(train)
+    num_passes = -(-spec.demonstrations // len(train))
+    orders = (keyed.permutation(len(train), spec.seed, "demonstrations", i).tolist() for i in range(num_passes))
+    questions = itertools.islice(itertools.chain.from_iterable(orders), spec.demonstrations)
+    for position, question in enumerate(questions):
+        yield train[question].row(direct=position >= first_direct and question < num_direct)
+
+
+def _problems(block: int, seed: int) -> Iterator[Problem]:
+    """A block of problems, not yet distinct: each is made from uniform numbers of its own key."""
+    keys = [keyed.key(seed, "arithmetic", block * _BLOCK + i) for i in range(_BLOCK)]
+    for draws in keyed.uniforms(torch.tensor(keys), torch.arange(_DRAWS)).tolist():
+        yield _problem(iter(draws))
+
+
+def _problem(draws: Iterator[float]) -> Problem:
+    def pick(low: int, high: int) -> int:
+        """A uniform integer from low to high, both included."""
+        return low + int(next(draws) * (high - low + 1))
+
+    name, things = _NAMES[pick(0, len(_NAMES) - 1)], _THINGS[pick(0, len(_THINGS) - 1)]
+    value = pick(_SMALLEST, _LARGEST)
+    sentences, steps = [f"{name} has {value} {things}."], []
+    for _ in range(pick(_FEWEST_STEPS, _MOST_STEPS)):
+        gain = pick(0, 1) == 1 or value < _SMALLEST + 1
+        n = pick(_SMALLEST, _LARGEST) if gain else pick(1, min(value - 1, _LARGEST))
+        wording = (_GAINS if gain else _LOSSES)[pick(0, 2)]
+        sentences.append(wording.format(name=name, n=n, things=things))
+        result = value + n if gain else value - n
+        steps.append(f"{value}{'+' if gain else '-'}{n}={result}")
+        value = result
+    sentences.append(f"How many {things} does {name} have now?")
+    return Problem(" ".join(sentences), tuple(steps), value)
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    """Writes JSONL aside and renames it into place, so that no one ever reads half a file."""
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if path.is_file() and path.read_bytes() == content:
+        return
+    aside = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)

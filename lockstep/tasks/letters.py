@@ -1,0 +1,269 @@
+"""Orders to write letters, made instead of read: a program can check the answers, and the judgements of answers.
+
+    start k end c has g has a no m        write: begins with k, ends with c, holds g and a, does not hold m
+     k g f a c                            an answer that is worth 5, one point for each order that it keeps
+    judge start k end c has g has a no m answer k g f a c
+     k yes c yes g yes a yes m yes Score: 5
+    compare start k end c has g has a no m answer k g f a c A k yes c no g yes a yes m yes B k no c no g yes a no m yes
+     k yes A c yes none g yes both a yes A m yes both Winner: A
+
+A model that is small enough for a laptop learns to answer and to judge, neither of them perfectly: answers keep each
+order half of the time, and one verdict in ten is wrong. So it has something to gain from its own judgement. Where it
+learns to compare judgements, too, it learns that without mistakes: the judgement with fewer wrong verdicts is better.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep import keyed
+from lockstep.config import Letters
+from lockstep.errors import InputError
+from lockstep.tasks.arithmetic import Files, write_rows
+
+LETTERS = tuple("abcdefghijklmopq")
+"""Without n, which would be near to no."""
+_ORDERS = ("start", "end", "has", "has", "no")
+_SHORTEST, _LONGEST = 5, 10
+_DRAWS = 96  # random numbers of a row, more than any row takes
+_BLOCK = 4096
+_JUDGED_WRONG, _COMPARED_WRONG = 0.1, 0.12
+_MALFORMED, _STRANGE = 0.15, ("yes", "no", "Score", "judge", "start", "answer")
+_ASKED = re.compile(r"start (\w) end (\w) has (\w) has (\w) no (\w)")
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Five different letters: the first, the last, two that must be there, and one that must not."""
+
+    letters: tuple[str, str, str, str, str]
+
+    def __str__(self) -> str:
+        return " ".join(f"{order} {letter}" for order, letter in zip(_ORDERS, self.letters, strict=True))
+
+    def kept(self, answer: Sequence[str]) -> list[bool]:
+        """Which orders an answer keeps; none, where it is empty or holds anything but letters."""
+        if not answer or any(word not in LETTERS for word in answer):
+            return [False] * len(_ORDERS)
+        first, last, one, other, none = self.letters
+        return [answer[0] == first, answer[-1] == last, one in answer, other in answer, none not in answer]
+
+
+def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
+    """What an answer is worth, from 0 to 5; a reward function (docs/guides/rewards.md)."""
+    asked = _ASKED.search(prompt)
+    if asked is None:
+        raise InputError(f"{prompt!r} gives no orders of the form: start k end c has g has a no m")
+    first, last, one, other, none = asked.groups()
+    return float(sum(Orders((first, last, one, other, none)).kept(response.split())))
+
+
+def write(folder: Path, spec: Letters) -> Files:
+    """Makes the rows and writes them as JSONL; the same spec always gives the same bytes.
+
+    Judgements, and comparisons of judgements, that are known to be right are of orders that are held out.
+
+    Args:
+        folder: Where to, made if missing.
+        spec: How many, and which.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = Files(
+        folder / "train.jsonl",
+        folder / "validation.jsonl",
+        folder / "demonstrations.jsonl" if spec.demonstrations else None,
+        folder / "judgements.jsonl" if spec.known else None,
+        folder / "comparisons.jsonl" if spec.known else None,
+    )
+    orders = _distinct(spec.train_prompts + spec.validation_prompts, spec.seed)
+    train, validation = orders[: spec.train_prompts], orders[spec.train_prompts :]
+    write_rows(files.train, ({"question": str(one), "answer": ""} for one in train))
+    draws = (draws for block in _blocks(spec.seed, "validation") for _, draws in block)
+    write_rows(files.validation, (_answer(one, own) for one, own in zip(validation, draws, strict=False)))
+    if files.demonstrations is not None:
+        write_rows(files.demonstrations, demonstrations(spec, {one.letters for one in validation}))
+    for file, make, role in (
+        (files.judgements, _known_judgement, "judgements"),
+        (files.comparisons, _known_comparison, "comparisons"),
+    ):
+        if file is not None:
+            own = (draws for block in _blocks(spec.seed, role) for _, draws in block)
+            write_rows(file, (make(one, draws) for one, draws in islice(zip(cycle(validation), own), spec.known)))
+    return files
+
+
+def demonstrations(spec: Letters, held_out: set[tuple[str, ...]]) -> Iterator[dict[str, str]]:
+    """Answers and judgements of answers, for orders that are not held out."""
+    made = (pair for block in _blocks(spec.seed, "demonstrations") for pair in block)
+    for _ in range(spec.demonstrations):
+        orders, draws = next(pair for pair in made if pair[0].letters not in held_out)
+        kind = draws.share()
+        if kind < spec.judge_share:
+            yield _judgement(orders, draws)
+        elif kind < spec.judge_share + spec.compare_share:
+            yield _comparison(orders, draws)
+        else:
+            yield _answer(orders, draws)
+
+
+class _Draws:
+    """Uniform numbers of a row, one after the other."""
+
+    def __init__(self, numbers: Sequence[float]) -> None:
+        self._numbers = iter(numbers)
+
+    def chance(self, probability: float) -> bool:
+        return next(self._numbers) < probability
+
+    def pick(self, options: Sequence[str]) -> str:
+        return options[int(next(self._numbers) * len(options))]
+
+    def between(self, low: int, high: int) -> int:
+        return low + int(next(self._numbers) * (high - low + 1))
+
+    def share(self) -> float:
+        return next(self._numbers)
+
+
+def _blocks(seed: int, role: str) -> Iterator[list[tuple[Orders, _Draws]]]:
+    block = 0
+    while True:
+        keys = torch.tensor([keyed.key(seed, "letters", role, block * _BLOCK + i) for i in range(_BLOCK)])
+        rows = [_Draws(row) for row in keyed.uniforms(keys, torch.arange(_DRAWS)).tolist()]
+        yield [(_orders(draws), draws) for draws in rows]
+        block += 1
+
+
+def _orders(draws: _Draws) -> Orders:
+    left, chosen = list(LETTERS), list[str]()
+    for _ in _ORDERS:
+        chosen.append(left.pop(draws.between(0, len(left) - 1)))
+    first, last, one, other, none = chosen
+    return Orders((first, last, one, other, none))
+
+
+def _distinct(count: int, seed: int) -> list[Orders]:
+    found: dict[tuple[str, ...], Orders] = {}
+    for block in _blocks(seed, "orders"):
+        for orders, _ in block:
+            found.setdefault(orders.letters, orders)
+        if len(found) >= count:
+            break
+    return list(found.values())[:count]
+
+
+def _written(orders: Orders, draws: _Draws, probability: float) -> list[str]:
+    """An answer that keeps each order with some probability."""
+    first, last, one, other, none = orders.letters
+    fill = [letter for letter in LETTERS if letter not in orders.letters]
+    answer = [draws.pick(fill) for _ in range(draws.between(_SHORTEST, _LONGEST))]
+    inner = list(range(1, len(answer) - 1))
+    for letter, wanted in ((one, True), (other, True), (none, False)):
+        if draws.chance(probability) == wanted:
+            answer[inner.pop(draws.between(0, len(inner) - 1))] = letter
+    for place, letter in ((0, first), (-1, last)):
+        if draws.chance(probability):
+            answer[place] = letter
+        elif inner and draws.chance(0.3):  # so that it is no rule that whoever is there is in its place
+            answer[inner.pop()] = letter
+    return answer
+
+
+def _answer(orders: Orders, draws: _Draws) -> dict[str, str]:
+    return {"question": str(orders), "answer": _text(_written(orders, draws, 0.5))}
+
+
+def _judgement(orders: Orders, draws: _Draws) -> dict[str, str]:
+    """A judgement of an answer of any worth; answers with strange words in them are worth nothing, without a doubt."""
+    answer, noise = _written(orders, draws, draws.share()), _JUDGED_WRONG
+    if draws.chance(_MALFORMED):
+        answer, noise = _malformed(answer, draws), 0.0
+    verdicts = [kept != draws.chance(noise) for kept in orders.kept(answer)]
+    question = f"judge {orders} answer{_text(answer)}"
+    return {"question": question, "answer": _text([_reasons(orders, verdicts), f"Score: {sum(verdicts)}"])}
+
+
+def _reasons(orders: Orders, verdicts: Sequence[bool]) -> str:
+    """A judgement without its score."""
+    return " ".join(f"{letter} {_said(kept)}" for letter, kept in zip(orders.letters, verdicts, strict=True))
+
+
+def _said(kept: bool) -> str:
+    return "yes" if kept else "no"
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """An answer with two judgements, of which one has fewer wrong verdicts."""
+
+    answer: list[str]
+    kept: list[bool]
+    first: list[bool]
+    second: list[bool]
+
+    @property
+    def winner(self) -> str:
+        return "A" if _wrong(self.first, self.kept) < _wrong(self.second, self.kept) else "B"
+
+    @property
+    def marks(self) -> list[str]:
+        """Of each order, whose verdict is right: that of A, of B, of both, or no one's."""
+        right = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "none"}
+        told = zip(self.kept, self.first, self.second, strict=True)
+        return [right[first == kept, second == kept] for kept, first, second in told]
+
+
+def _wrong(said: Sequence[bool], kept: Sequence[bool]) -> int:
+    """How many verdicts are wrong."""
+    return sum(own != right for own, right in zip(said, kept, strict=True))
+
+
+def _compared(orders: Orders, draws: _Draws) -> _Compared:
+    answer = _written(orders, draws, draws.share())
+    kept = orders.kept(answer)
+    first, second = ([own != draws.chance(_COMPARED_WRONG) for own in kept] for _ in range(2))
+    if _wrong(first, kept) == _wrong(second, kept):
+        changed, place = (first, second)[draws.chance(0.5)], draws.between(0, len(kept) - 1)
+        changed[place] = not changed[place]
+    return _Compared(answer, kept, first, second)
+
+
+def _comparison(orders: Orders, draws: _Draws) -> dict[str, str]:
+    """Which of two judgements is better, found by going through the orders; without a mistake."""
+    one = _compared(orders, draws)
+    judgements = f"A {_reasons(orders, one.first)} B {_reasons(orders, one.second)}"
+    verdicts = zip(orders.letters, one.kept, one.marks, strict=True)
+    said = [f"{letter} {_said(kept)} {mark}" for letter, kept, mark in verdicts]
+    question = f"compare {orders} answer{_text(one.answer)} {judgements}"
+    return {"question": question, "answer": _text([*said, f"Winner: {one.winner}"])}
+
+
+def _known_judgement(orders: Orders, draws: _Draws) -> dict[str, Any]:
+    answer = _written(orders, draws, draws.share())
+    return {"prompt": str(orders), "response": _text(answer), "score": sum(orders.kept(answer))}
+
+
+def _known_comparison(orders: Orders, draws: _Draws) -> dict[str, Any]:
+    one = _compared(orders, draws)
+    judgements = {"judgement_a": _reasons(orders, one.first), "judgement_b": _reasons(orders, one.second)}
+    return {"prompt": str(orders), "response": _text(one.answer), **judgements, "winner": one.winner}
+
+
+def _malformed(answer: list[str], draws: _Draws) -> list[str]:
+    if draws.chance(0.1):
+        return []
+    for _ in range(draws.between(1, 3)):
+        answer[draws.between(0, len(answer) - 1)] = draws.pick(_STRANGE)
+    return answer
+
+
+def _text(words: Sequence[str]) -> str:
+    """With a space in front of each, so that a letter is the same token wherever it stands."""
+    return "".join(f" {word}" for word in words)

@@ -1,0 +1,176 @@
+"""Handing the learner's weights to the sampler, and proving that they arrived and that it computes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.errors import BrokenPromiseError
+from lockstep.metrics import Last, Metrics
+from lockstep.samplers.base import Attestation, Sampler
+from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
+
+_SEQUENCES, _LENGTH = 2, 32
+LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Bounds on mean |Δ log π| of the probe, where not all that an engine computes with could be read back."""
+
+
+class RefitError(BrokenPromiseError):
+    """The sampler does not hold what the learner sent."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Fingerprints of a tensor, as `Attestation` has them; `columns` of matrices only."""
+
+    whole: int
+    columns: int | None
+
+
+class Weighty(Protocol):
+    """A learner, or whatever else has weights to hand over."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
+class Source(Weighty, Protocol):
+    """What a sampler's weights come from: a learner as it is, or a `Snapshot` of it."""
+
+    def logprobs(self, batch: Batch) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A learner's weights as they were once, for a sampler that works while the learner goes on.
+
+    Attributes:
+        version: Of the weights.
+        tensors: Copies in host memory, by name, in the sampler's type.
+        probe_logprob: What the learner made of the probe, see `refit`; empty where there is no probe.
+    """
+
+    version: int
+    tensors: Mapping[str, Tensor]
+    probe_logprob: Tensor
+
+    @classmethod
+    def of(cls, learner: Source, version: int, dtype: torch.dtype, probe: Batch | None) -> Snapshot:
+        """Of the learner as it is now."""
+        copies = {name: _copied(tensor, dtype) for name, tensor in learner.weights()}
+        return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.tensors.items()
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Of the probe, and of nothing else."""
+        return self.probe_logprob
+
+
+def _type_of(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """In which it goes to a sampler that holds this type; what is no floating-point number stays as it is."""
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    kind = _type_of(tensor, dtype)
+    return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
+
+
+class Outgoing:
+    """The learner's weights in the sampler's type, on their way; they can be gone through again.
+
+    Attributes:
+        sent: By name, what went out.
+    """
+
+    def __init__(self, learner: Weighty, dtype: torch.dtype) -> None:
+        self.sent: dict[str, Sent] = {}
+        self._learner, self._dtype = learner, dtype
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._learner.weights():
+            cast = tensor.to(_type_of(tensor, self._dtype))
+            self.sent[name] = Sent(fingerprint(cast), column_fingerprint(cast) if cast.ndim == 2 else None)
+            yield name, cast
+
+
+def refit(learner: Source, sampler: Sampler, version: int, probe: Batch | None = None) -> Metrics:
+    """Streams the weights, and compares fingerprints of what was sent with what each engine now holds.
+
+    Args:
+        learner: Whose weights.
+        sampler: Takes them.
+        version: Of the weights.
+        probe: Sequences that both score, where an engine holds something that it cannot show.
+
+    Raises:
+        RefitError: With the names of the tensors that differ or are missing on one side, or of caches that were kept.
+    """
+    outgoing = Outgoing(learner, sampler.dtype)
+    attestations = sampler.load_weights(outgoing, version)
+    for engine, held in enumerate(attestations, start=1):
+        wrong = differing(outgoing.sent, held)
+        if wrong:
+            raise RefitError(
+                f"after refit {version} what sampler {engine} holds differs from what the learner sent: "
+                + ", ".join(f"{name} ({why})" for name, why in wrong.items())
+            )
+    first = attestations[0]
+    metrics = Metrics(
+        {
+            "refit/attested": Last(float(len(outgoing.sent))),
+            "refit/version": Last(float(version)),
+            "refit/read_whole": Last(float(len(first.fingerprints.keys() - first.columns.keys() - first.received))),
+            "refit/read_in_part": Last(float(len(first.columns))),
+            "refit/received_only": Last(float(len(first.received))),
+        }
+    )
+    if probe is None or not (first.columns or first.received):
+        return metrics
+    return metrics + _rescored(learner, sampler, version, probe)
+
+
+def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
+    """The tensors that an engine does not hold as they were sent, and the caches that it kept, each with why."""
+    expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
+    faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
+    faults |= {name: fault for name, one in expected.items() if (fault := _fault(name, one, held)) is not None}
+    return dict(sorted(faults.items())) | dict.fromkeys(held.kept_caches, "was not dropped")
+
+
+def _fault(name: str, sent: Sent, held: Attestation) -> str | None:
+    """What is wrong with a tensor, if anything."""
+    if name not in held.fingerprints:
+        return "did not arrive"
+    if held.fingerprints[name] != sent.whole:
+        return "has other bits"
+    if held.columns.get(name, sent.columns) != sent.columns:
+        return "arrived, but is not what is computed with"
+    return None
+
+
+def random_probe(vocabulary: int, context: int) -> Batch:
+    """A few sequences of random tokens, the same every time."""
+    length = min(_LENGTH, context - 1)
+    draws = keyed.uniforms(torch.arange(_SEQUENCES), torch.arange(length))
+    mask = (torch.arange(length) > 0).repeat(_SEQUENCES)
+    return Batch((draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask})
+
+
+def _rescored(learner: Source, sampler: Sampler, version: int, probe: Batch) -> Metrics:
+    gap = (learner.logprobs(probe) - sampler.logprobs(probe))[probe.mask].abs()
+    bound = LARGEST_GAP[sampler.dtype]
+    if not gap.mean() <= bound:
+        raise RefitError(
+            f"after refit {version} the weights are equal, but learner and sampler give the same tokens other "
+            f"log-probabilities (mean |Δ| {gap.mean():.2g} nats, more than {bound:g}): positions, masks or the "
+            "sampler's own tables differ"
+        )
+    return Metrics({"refit/probe_gap": Last(gap.mean()), "refit/probe_gap_max": Last(gap.max())})
