@@ -19,8 +19,9 @@ from lockstep.distributed.meeting import Host
 from lockstep.errors import InputError, RunError
 from lockstep.learners.rank import resolve_device
 from lockstep.report.progress import Progress
-from lockstep.samplers.base import Attestation, Piece, Sampler, gathered, require_room
+from lockstep.samplers.base import Piece, Sampler, gathered, require_room
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.transfer import Carrier, GroupBroadcast, SharedMemory, joined
 
 T = TypeVar("T")

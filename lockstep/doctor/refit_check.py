@@ -37,7 +37,7 @@ from lockstep.models.heads import canonical
 from lockstep.report.progress import Progress, progress
 from lockstep.report.terminal import summary_table
 from lockstep.run.folder import write_whole
-from lockstep.samplers.base import Attestation
+from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.refit import LARGEST_GAP, Outgoing, Sent, Weighty, random_probe
 
 REPORT = "refit.json"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.cluster.sampler_pool import Replicas
 from lockstep.doctor.causes import CAUSES
-from lockstep.samplers.base import Attestation
+from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.refit import Sent, Weighty, differing
 
 _FEWER_BITS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)

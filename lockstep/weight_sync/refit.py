@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.errors import BrokenPromiseError
 from lockstep.metrics import Last, Metrics
-from lockstep.samplers.base import Attestation, Sampler
+from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
 
 _SEQUENCES, _LENGTH = 2, 32
@@ -41,6 +41,17 @@ class Weighty(Protocol):
 
 class Source(Weighty, Protocol):
     """What a sampler's weights come from: a learner as it is, or a `Snapshot` of it."""
+
+    def logprobs(self, batch: Batch) -> Tensor: ...
+
+
+class Receiver(Protocol):
+    """An inference engine that takes weights: what of a sampler a weight sync needs."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]: ...
 
     def logprobs(self, batch: Batch) -> Tensor: ...
 
@@ -101,7 +112,7 @@ class Outgoing:
             yield name, cast
 
 
-def refit(learner: Source, sampler: Sampler, version: int, probe: Batch | None = None) -> Metrics:
+def refit(learner: Source, sampler: Receiver, version: int, probe: Batch | None = None) -> Metrics:
     """Streams the weights, and compares fingerprints of what was sent with what each engine now holds.
 
     Args:
@@ -164,7 +175,7 @@ def random_probe(vocabulary: int, context: int) -> Batch:
     return Batch((draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask})
 
 
-def _rescored(learner: Source, sampler: Sampler, version: int, probe: Batch) -> Metrics:
+def _rescored(learner: Source, sampler: Receiver, version: int, probe: Batch) -> Metrics:
     gap = (learner.logprobs(probe) - sampler.logprobs(probe))[probe.mask].abs()
     bound = LARGEST_GAP[sampler.dtype]
     if not gap.mean() <= bound:

@@ -16,8 +16,9 @@ from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Mean, Metrics
 from lockstep.rollouts.rollout import PromptStream
-from lockstep.samplers.base import Attestation, Piece
+from lockstep.samplers.base import Piece
 from lockstep.types import Prompt, Request, SamplingParams
+from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.fingerprints import fingerprint
 
 TOKENS = 4

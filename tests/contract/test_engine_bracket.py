@@ -9,8 +9,8 @@ from tabular import TabularLearner, TabularSampler
 from torch import Tensor
 
 from lockstep.rollouts.engine import Engine
-from lockstep.samplers.base import Attestation
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.refit import RefitError, Sent, differing
 
 ASKED = ([Request((0,), 1)], SamplingParams(max_tokens=2))

@@ -18,8 +18,9 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import VLLM, SamplerSection
 from lockstep.learners.rank import RankLearner
 from lockstep.metrics import Metrics
-from lockstep.samplers.base import Attestation, Piece, Sampler
+from lockstep.samplers.base import Piece, Sampler
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.refit import Outgoing, RefitError, differing, random_probe, refit
 
 pytestmark = pytest.mark.needs("vllm")

@@ -19,8 +19,9 @@ from lockstep.errors import RunError
 from lockstep.models.attention import Cached
 from lockstep.models.folder import context_of
 from lockstep.models.heads import PLAIN, LogitsHead
-from lockstep.samplers.base import Attestation, Piece, gathered, require_room
+from lockstep.samplers.base import Piece, gathered, require_room
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.fingerprints import fingerprint
 from lockstep.weight_sync.transfer import Bucket, joined, opened
 

@@ -22,9 +22,10 @@ from lockstep.config import Computation, SamplerSection
 from lockstep.distributed.meeting import Meeting
 from lockstep.errors import InputError, first_line
 from lockstep.models.folder import context_of, read_config
-from lockstep.samplers.base import Attestation, Piece
+from lockstep.samplers.base import Piece
 from lockstep.samplers.vllm.environment import prepare
 from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.transfer import Bucket
 
 ENGINE_DIED = 70
