@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.algorithms import grpo
-from lockstep.algorithms.policy_gradient import Workers
+from lockstep.algorithms.grpo import step as grpo
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.policy_gradient.step import Workers
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config import GRPORecipe
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.learners.torch.learner import TorchLearner

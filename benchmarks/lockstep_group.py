@@ -17,9 +17,12 @@ import torch
 
 from benchmarks.lockstep_ppo import arguments, experience_of, measured
 from benchmarks.small_llama import causal_lm, llama_config
-from lockstep.algorithms import distill, grpo
-from lockstep.algorithms.policy_gradient import Workers
-from lockstep.config import DistillRecipe, GRPORecipe, LearnerSection
+from lockstep.algorithms.distill import step as distill
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.grpo import step as grpo
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.policy_gradient.step import Workers
+from lockstep.config import LearnerSection
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.distill import Distillation
 from lockstep.models import attention

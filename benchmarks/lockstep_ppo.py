@@ -29,8 +29,9 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import peak_rss_mb
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
-from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules
-from lockstep.config import DataSection, PPORecipe, SamplingRecipe
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.ppo.step import PPOWorkers, ppo_step, rules
+from lockstep.config import DataSection, SamplingRecipe
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.learners.torch.learner import TorchLearner

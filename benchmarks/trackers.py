@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.harness import Row, environment, save
-from lockstep.config import SFTRecipe
+from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.config.loading import load
 from lockstep.report.log import TIMINGS, lines
 

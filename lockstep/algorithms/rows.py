@@ -7,7 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.config import Arithmetic, DataSection, Letters, PairsRecipe, SelfRewardingRecipe
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.config import Arithmetic, DataSection, Letters, PairsRecipe
 from lockstep.data.demonstrations import Demonstrations, answer_of
 from lockstep.data.files import Files, open_rows
 from lockstep.data.pairs import Pairs

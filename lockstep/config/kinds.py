@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from lockstep.config.distill import DistillRecipe
-from lockstep.config.dpo import DPORecipe
-from lockstep.config.grpo import GRPORecipe
-from lockstep.config.ppo import PPORecipe
-from lockstep.config.reward_model import RewardModelRecipe
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.dpo.options import DPORecipe
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.reward_model.options import RewardModelRecipe
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.config.run import Bound
-from lockstep.config.self_rewarding import SelfRewardingRecipe
-from lockstep.config.sft import SFTRecipe
 
 PolicyRecipe = PPORecipe | GRPORecipe
 """Of algorithms that improve a policy by the clipped objective."""

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.doctor import Limits
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.dump import Columns, Dump, read_dump
 from lockstep.doctor.fingerprints import Reading, read
+from lockstep.doctor.options import Limits
 from lockstep.doctor.statistics import by_index, by_surprise, figures
 from lockstep.doctor.verdict import EXIT_CODES, Judgement, judge
 from lockstep.run.folder import write_whole

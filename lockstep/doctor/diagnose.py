@@ -14,12 +14,12 @@ from typing import Any
 
 from lockstep import exit_codes
 from lockstep.algorithms.rows import files_of
-from lockstep.config import DoctorRecipe
 from lockstep.config.loading import Loaded, usage
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.base import Backend
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.examine import Diagnosis, Looked, examine
+from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for
 from lockstep.doctor.probes.layers import divergence

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from lockstep.config import Limits
 from lockstep.doctor.base import Backend
 from lockstep.doctor.measure import Drawn
+from lockstep.doctor.options import Limits
 from lockstep.doctor.plan import Cell
 from lockstep.doctor.statistics import Compared
 from lockstep.doctor.verdict import Clause, Judgement, Verdict, judge, judge_tails, step_down

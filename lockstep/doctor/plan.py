@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lockstep.config import Grid, Method
+from lockstep.doctor.options import Grid, Method
 from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause
 from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Prompt, Request, SamplingParams

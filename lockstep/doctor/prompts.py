@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep import keyed
 from lockstep.algorithms.rows import files_of, open_prompts
-from lockstep.config import DoctorRecipe
 from lockstep.data.prompts import token_ids
+from lockstep.doctor.options import DoctorRecipe
 from lockstep.errors import InputError
 from lockstep.models.folder import read_config
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer

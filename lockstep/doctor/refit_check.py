@@ -25,8 +25,8 @@ from lockstep.cluster.sampler_pool import Replicas, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import workers_of
 from lockstep.config import LearnerSection, Optimizer
-from lockstep.config.doctor import DoctorRecipe
 from lockstep.config.loading import Loaded, usage
+from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.refit_findings import Finding, Refitted, findings, holds
 from lockstep.errors import InputError
 from lockstep.learners.base import train

@@ -51,11 +51,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config import DoctorRecipe
 from lockstep.config.loading import Loaded
 from lockstep.doctor.base import Backend
 from lockstep.doctor.judging import Judged, Pair, Row, whole
 from lockstep.doctor.measure import Drawn, Repeated
+from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.statistics import figures
 from lockstep.doctor.verdict import EXIT_CODES
 from lockstep.report.doctor_folder import SCHEMA

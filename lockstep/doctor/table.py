@@ -19,7 +19,6 @@ import orjson
 from safetensors.torch import save
 
 from lockstep.algorithms.rows import files_of
-from lockstep.config import DoctorRecipe
 from lockstep.config.loading import Loaded, usage
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.backends.hf import HFBackend
@@ -27,6 +26,7 @@ from lockstep.doctor.base import Backend
 from lockstep.doctor.cells import Cells
 from lockstep.doctor.judging import Row, judge_row, judged, pairs_of
 from lockstep.doctor.measure import Bench, Repeated, repeated
+from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, cells_of, requests_for, sequences_for
 from lockstep.doctor.prompts import PromptSource

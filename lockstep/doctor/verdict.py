@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lockstep.config.doctor import Limits
 from lockstep.doctor.base import Side
 from lockstep.doctor.bounds import Bootstrap, Bounded, Rate, Student, holm
+from lockstep.doctor.options import Limits
 from lockstep.doctor.statistics import CAP, Compared, capped, exponential, mult_prob_error, pooled, sequence_weights
 from lockstep.errors import InputError
 from lockstep.exit_codes import BROKEN, INCONCLUSIVE, OK

@@ -11,8 +11,8 @@ import numbers
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from lockstep.config import user_code
 from lockstep.errors import InputError
-from lockstep.helpers import user_code
 from lockstep.helpers.process import Answers
 
 

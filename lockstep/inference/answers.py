@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from lockstep.cluster.sampler_pool import Block, processes
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import Workers
-from lockstep.config import GenerateRecipe, OpenAI
+from lockstep.config import OpenAI
+from lockstep.inference.generate_options import GenerateRecipe
 from lockstep.models.folder import read_config
 from lockstep.models.source import Source
 from lockstep.report.progress import Progress

@@ -21,9 +21,9 @@ from lockstep.algorithms.rows import files_of, open_prompts
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import workers_of
-from lockstep.config import EvalRecipe
 from lockstep.config.loading import Loaded, usage
 from lockstep.errors import InputError
+from lockstep.inference.eval_options import EvalRecipe
 from lockstep.inference.results import results_of
 from lockstep.inference.sample_log import Block, SampleLog, Setting
 from lockstep.models.source import Source, open_source

@@ -19,12 +19,12 @@ from pathlib import Path
 from lockstep.algorithms.rows import files_of, open_prompts
 from lockstep.cluster.sampler_pool import Block
 from lockstep.cluster.workers import workers_of
-from lockstep.config import GenerateRecipe
 from lockstep.config.loading import Loaded, usage
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
 from lockstep.errors import InputError
 from lockstep.inference.answers import Answers, answering
+from lockstep.inference.generate_options import GenerateRecipe
 from lockstep.inference.parts import Parts
 from lockstep.inference.results import results_of
 from lockstep.models.source import Source, open_source

@@ -19,12 +19,12 @@ from typing import Any
 from lockstep.algorithms.rows import files_of
 from lockstep.cluster.judges import judge_answers
 from lockstep.cluster.workers import workers_of
-from lockstep.config import JudgeEvalRecipe
 from lockstep.config.loading import Loaded, usage
 from lockstep.data.files import open_rows
 from lockstep.data.ranked import Ranked, described, read_ranked
 from lockstep.data.rows import Skipped
 from lockstep.errors import InputError
+from lockstep.inference.judge_eval_options import JudgeEvalRecipe
 from lockstep.inference.parts import Parts
 from lockstep.inference.results import results_of
 from lockstep.judge.agreement import (

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import JudgeEvalRecipe
 from lockstep.config.errors import recipe_classes
 from lockstep.config.loading import Layer, Loaded, RecipeError, algorithm_of, load, usage
 from lockstep.config.model_recipe import computation_of, weights_of
+from lockstep.inference.judge_eval_options import JudgeEvalRecipe
 
 _NAME, _RECIPE = "judge_eval", "judge_eval"
 

@@ -8,8 +8,8 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.grpo.options import LossMean
 from lockstep.batch import Batch
-from lockstep.config import LossMean
 from lockstep.losses.base import Denominator, Outputs, active
 from lockstep.metrics import ExplainedVariance, Max, Mean, Metrics, Min
 from lockstep.objectives.divergence import k3, kl_loss

@@ -8,20 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import assert_never
 
-from lockstep.config import (
-    DistillRecipe,
-    DPORecipe,
-    GRPORecipe,
-    LearnerSection,
-    PPORecipe,
-    RewardModelRecipe,
-    SelfRewardingRecipe,
-    SFTRecipe,
-    TrainingRecipe,
-    has_critic,
-    is_one_step_ahead,
-    sampling_recipe,
-)
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.dpo.options import DPORecipe
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.reward_model.options import RewardModelRecipe
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.algorithms.sft.options import SFTRecipe
+from lockstep.config import LearnerSection, TrainingRecipe, has_critic, is_one_step_ahead, sampling_recipe
 from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import Head

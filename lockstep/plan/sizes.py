@@ -10,17 +10,13 @@ from typing import Any, assert_never
 from torch import nn
 from transformers import PreTrainedModel
 
-from lockstep.config import (
-    DistillRecipe,
-    DPORecipe,
-    LearnerSection,
-    LoRA,
-    PolicyGradientRecipe,
-    RewardModelRecipe,
-    SelfRewardingRecipe,
-    SFTRecipe,
-    TrainingRecipe,
-)
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.dpo.options import DPORecipe
+from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe
+from lockstep.algorithms.reward_model.options import RewardModelRecipe
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.algorithms.sft.options import SFTRecipe
+from lockstep.config import LearnerSection, LoRA, TrainingRecipe
 from lockstep.models.heads import Head, scores_tokens
 from lockstep.models.lora import adapted_maps
 from lockstep.models.parallelize import layers

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from lockstep.config import user_code
 from lockstep.errors import InputError
-from lockstep.helpers import user_code
 from lockstep.helpers.process import Answers
 
 Function = Callable[[str, str, str, dict[str, Any]], float | None]

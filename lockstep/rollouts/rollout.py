@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lockstep import keyed
+from lockstep.algorithms.policy_gradient.options import DynamicSampling
 from lockstep.batch import Batch, concat
-from lockstep.config import DynamicSampling
 from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.rewards.reward_model import RewardModel

@@ -6,25 +6,36 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import assert_never
 
+from lockstep.algorithms.distill.job import distill_arithmetic, distilled_rows, teacher_folders
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.dpo.options import DPORecipe
 from lockstep.algorithms.episodes import episodes_of
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.job import extent_of, require_context
+from lockstep.algorithms.policy_gradient.job import batch_arithmetic
+from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.reward_model.options import RewardModelRecipe
 from lockstep.algorithms.rows import DataFiles, open_demonstrations, open_own_answers, open_pairs, open_prompts
+from lockstep.algorithms.self_rewarding.job import (
+    open_held_out,
+    self_rewarding_arithmetic,
+    self_rewarding_extent,
+    self_rewarding_rules,
+)
+from lockstep.algorithms.self_rewarding.known import known_rows
+from lockstep.algorithms.self_rewarding.new_prompts import request_of
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.batch import Batch
 from lockstep.cluster.judges import Policy, policy_answers
 from lockstep.config import (
     AskedSection,
-    DistillRecipe,
-    DPORecipe,
-    GRPORecipe,
     ModelFolder,
     PairsRecipe,
-    PolicyGradientRecipe,
     PolicyRecipe,
-    PPORecipe,
-    RewardModelRecipe,
     RewardSection,
     SamplingRecipe,
-    SelfRewardingRecipe,
-    SFTRecipe,
     TrainingRecipe,
     sampling_recipe,
 )
@@ -38,18 +49,7 @@ from lockstep.judge.build import meta_judge, score_judge
 from lockstep.models.source import Source, open_source, own_folder, reward_folder
 from lockstep.plan.sizes import Load
 from lockstep.rewards.rewards import MathReward, build, rule_of
-from lockstep.run.distill import distill_arithmetic, distilled_rows, teacher_folders
 from lockstep.run.findings import Findings
-from lockstep.run.job import extent_of, require_context
-from lockstep.run.known import known_rows
-from lockstep.run.new_prompts import request_of
-from lockstep.run.policy_gradient import batch_arithmetic
-from lockstep.run.self_rewarding import (
-    open_held_out,
-    self_rewarding_arithmetic,
-    self_rewarding_extent,
-    self_rewarding_rules,
-)
 from lockstep.types import Prompt, Request, SamplingParams
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify

@@ -16,25 +16,19 @@ from typing import assert_never
 import torch
 from transformers import PreTrainedModel
 
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.dpo.options import DPORecipe
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.job import torch_sampling
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.reward_model.options import RewardModelRecipe
 from lockstep.algorithms.rows import DataFiles, data_files
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.cluster.learner_group import require_computable, require_gpus
 from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import require_near, require_sampler
-from lockstep.config import (
-    Common,
-    DistillRecipe,
-    DPORecipe,
-    GRPORecipe,
-    PPORecipe,
-    RewardModelRecipe,
-    SamplingRecipe,
-    SelfRewardingRecipe,
-    SFTRecipe,
-    TrainingRecipe,
-    has_critic,
-    is_one_step_ahead,
-    sampling_recipe,
-)
+from lockstep.config import Common, SamplingRecipe, TrainingRecipe, has_critic, is_one_step_ahead, sampling_recipe
 from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.errors import InputError
@@ -51,7 +45,6 @@ from lockstep.run.doctor_reports import examination
 from lockstep.run.dry_rows import check_rows
 from lockstep.run.findings import Findings
 from lockstep.run.folder import FRAME, changed_options, require_writable, standing
-from lockstep.run.job import torch_sampling
 from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
 from lockstep.run.trackers.view import Facts

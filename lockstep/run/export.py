@@ -11,19 +11,15 @@ from typing import assert_never
 
 from torch import Tensor
 
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.dpo.options import DPORecipe
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.reward_model.options import RewardModelRecipe
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config import (
-    DistillRecipe,
-    DPORecipe,
-    DType,
-    GRPORecipe,
-    LearnerSection,
-    PPORecipe,
-    RewardModelRecipe,
-    SelfRewardingRecipe,
-    SFTRecipe,
-    TrainingRecipe,
-)
+from lockstep.config import DType, LearnerSection, TrainingRecipe
 from lockstep.config.loading import Loaded, load
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, written

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, assert_never
 
+from lockstep.algorithms.job import Job
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config import Run
 from lockstep.errors import InputError
 from lockstep.monitor.agreement import Disagreement
 from lockstep.report.held_out import sentence
 from lockstep.report.progress import Progress
-from lockstep.run.job import Job
 from lockstep.run.loop import Turn
 from lockstep.run.saver import Saver
 from lockstep.run.trackers.run import RunTracker

@@ -5,22 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import assert_never
 
-from lockstep.algorithms.dpo import DPOWorkers, dpo_step, held_out_preference, with_reference
-from lockstep.algorithms.reward_model import RewardModelWorkers, held_out_pairs, reward_model_step
+from lockstep.algorithms.distill.job import distill_job
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.dpo.options import DPORecipe
+from lockstep.algorithms.dpo.step import DPOWorkers, dpo_step, held_out_preference, with_reference
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.job import (
+    Job,
+    Place,
+    extent_of,
+    learner_of,
+    policy_and_reference,
+    require_context,
+    validation_of,
+)
+from lockstep.algorithms.policy_gradient.job import policy_gradient_job
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.reward_model.options import RewardModelRecipe
+from lockstep.algorithms.reward_model.step import RewardModelWorkers, held_out_pairs, reward_model_step
 from lockstep.algorithms.rows import open_demonstrations, open_pairs
-from lockstep.algorithms.sft import SFTWorkers, held_out_loss, sft_step
+from lockstep.algorithms.self_rewarding.job import self_rewarding_job
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.algorithms.sft.options import SFTRecipe
+from lockstep.algorithms.sft.step import SFTWorkers, held_out_loss, sft_step
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config import (
-    DistillRecipe,
-    DPORecipe,
-    GRPORecipe,
-    PPORecipe,
-    RewardModelRecipe,
-    SelfRewardingRecipe,
-    SFTRecipe,
-    TrainingRecipe,
-)
+from lockstep.config import TrainingRecipe
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import Files
 from lockstep.data.pairs import Pairs
@@ -31,18 +41,6 @@ from lockstep.losses.preference import Preference
 from lockstep.losses.reward import BradleyTerry
 from lockstep.metrics import Metrics
 from lockstep.models.source import Source
-from lockstep.run.distill import distill_job
-from lockstep.run.job import (
-    Job,
-    Place,
-    extent_of,
-    learner_of,
-    policy_and_reference,
-    require_context,
-    validation_of,
-)
-from lockstep.run.policy_gradient import policy_gradient_job
-from lockstep.run.self_rewarding import self_rewarding_job
 
 
 def job_of(recipe: TrainingRecipe, place: Place) -> Job:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.algorithms.base import StepResult
+from lockstep.algorithms.job import Job
 from lockstep.config import Run
 from lockstep.report.progress import Progress
 from lockstep.run.checkpoint import Checkpoints
@@ -13,7 +14,6 @@ from lockstep.run.equal_rewards import EqualRewards
 from lockstep.run.faults import kept
 from lockstep.run.hooks import Hooks
 from lockstep.run.identity import ChangedError, Identity, differences
-from lockstep.run.job import Job
 from lockstep.run.loop import Start, Step, loop
 from lockstep.run.saver import Saver
 from lockstep.run.stop import Stop, heeding_signals

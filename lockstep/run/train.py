@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from lockstep.algorithms.job import Place
 from lockstep.algorithms.rows import DataFiles, data_files
 from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
@@ -32,7 +33,6 @@ from lockstep.run.folder import (
     require_writable,
 )
 from lockstep.run.identity import identity
-from lockstep.run.job import Place
 from lockstep.run.jobs import job_of
 from lockstep.run.opened import opened
 from lockstep.run.remarks import remarks

@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.algorithms import grpo, ppo
+from lockstep.algorithms.grpo import step as grpo
+from lockstep.algorithms.grpo.options import GRPO
+from lockstep.algorithms.ppo import step as ppo
+from lockstep.algorithms.ppo.options import PPO
 from lockstep.batch import Batch
-from lockstep.config import GRPO, PPO
 from lockstep.losses.base import Outputs
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.objectives.divergence import k1, k2, k3

@@ -16,15 +16,15 @@ from test_algorithms_need_protocols_only import recipe, workers
 from torch import Tensor
 
 from lockstep.algorithms.base import StepResult
-from lockstep.algorithms.policy_gradient import compared, drawn_and_read
-from lockstep.algorithms.ppo import PPOWorkers, learn, policy_version, rules
+from lockstep.algorithms.policy_gradient.ahead import Ahead
+from lockstep.algorithms.policy_gradient.step import compared, drawn_and_read
+from lockstep.algorithms.ppo.step import PPOWorkers, learn, policy_version, rules
 from lockstep.batch import Batch
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 from lockstep.monitor.agreement import Agreement, Disagreement, Promise
 from lockstep.report.progress import Progress, progress
 from lockstep.rollouts.engine import Engine
-from lockstep.run.ahead import Ahead
 from lockstep.run.loop import Extent
 from lockstep.types import Request, SamplingParams
 

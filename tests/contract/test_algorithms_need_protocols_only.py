@@ -10,8 +10,8 @@ import pytest
 import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
 
-from lockstep.algorithms.ppo import PPORules, PPOWorkers, ppo_step, rules
-from lockstep.config import PPORecipe
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.ppo.step import PPORules, PPOWorkers, ppo_step, rules
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.rollouts.engine import Engine
 from lockstep.rollouts.rollout import Experience

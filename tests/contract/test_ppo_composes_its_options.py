@@ -13,10 +13,11 @@ import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
 from test_algorithms_need_protocols_only import recipe, share_of_ones
 
-from lockstep.algorithms.kl_coefficient import KLCoefficient
-from lockstep.algorithms.ppo import PPOWorkers, ppo_step, rules, with_advantages
+from lockstep.algorithms.policy_gradient.kl_coefficient import KLCoefficient
+from lockstep.algorithms.policy_gradient.options import AdaptiveKL
+from lockstep.algorithms.ppo.options import PPO
+from lockstep.algorithms.ppo.step import PPOWorkers, ppo_step, rules, with_advantages
 from lockstep.batch import Batch
-from lockstep.config import PPO, AdaptiveKL
 from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue

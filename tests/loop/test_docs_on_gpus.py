@@ -18,8 +18,11 @@ from gpus import show_gpus
 
 from lockstep.cli import main
 from lockstep.cluster.specs import require_sampler
-from lockstep.config import EvalRecipe, GenerateRecipe, JudgeEvalRecipe, SamplerSection
+from lockstep.config import SamplerSection
 from lockstep.config.loading import load
+from lockstep.inference.eval_options import EvalRecipe
+from lockstep.inference.generate_options import GenerateRecipe
+from lockstep.inference.judge_eval_options import JudgeEvalRecipe
 from lockstep.plan.command import plan
 
 LLAMA3_8B = {

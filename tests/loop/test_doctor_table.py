@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from lockstep import exit_codes
 from lockstep.batch import Batch
 from lockstep.cli import main
-from lockstep.config import DoctorRecipe
 from lockstep.config.loading import describe, load
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
@@ -28,6 +27,7 @@ from lockstep.doctor.base import USUAL, Backend, Conditions, Scores
 from lockstep.doctor.cells import Cells
 from lockstep.doctor.doctor_recipe import doctor_recipe
 from lockstep.doctor.judging import whole
+from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.render import junit, markdown
 from lockstep.doctor.report import Found
 from lockstep.doctor.table import measured

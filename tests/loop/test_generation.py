@@ -25,10 +25,11 @@ from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.cluster.sampler_pool import Block
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.config import GenerateRecipe, LearnerSection, SamplerSection
+from lockstep.config import LearnerSection, SamplerSection
 from lockstep.config.loading import load
 from lockstep.inference import answers as module
 from lockstep.inference.generate import generate
+from lockstep.inference.generate_options import GenerateRecipe
 from lockstep.inference.generate_recipe import generate_recipe
 from lockstep.models.source import open_source
 from lockstep.report.progress import Progress

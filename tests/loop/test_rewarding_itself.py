@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import wanted_letter
 
-from lockstep.config import SelfRewardingRecipe
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.report.overview import overview

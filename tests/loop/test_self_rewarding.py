@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from tiny_recipe import RECIPE
 
 from lockstep import exit_codes
+from lockstep.algorithms.self_rewarding.options import SelfRewarding
 from lockstep.cli import main
-from lockstep.config import PreferenceSection, SelfRewarding
+from lockstep.config import PreferenceSection
 from lockstep.config.loading import RecipeError, load
 from lockstep.judge.judge import JudgeError
 from lockstep.report.compared import compared

@@ -22,11 +22,11 @@ from killing import assert_same, final
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lockstep.algorithms import job
 from lockstep.cli import main
 from lockstep.models.attention import Cached
 from lockstep.monitor.watch import FLOOR
 from lockstep.report.log import read_metrics
-from lockstep.run import job
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams

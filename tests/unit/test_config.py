@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.cli import main
-from lockstep.config import PPORecipe, SFTRecipe
 from lockstep.config.help import explained
 from lockstep.config.loading import Loaded, RecipeError, describe, load, shipped
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.distill.options import Divergence
 from lockstep.batch import Batch
-from lockstep.config.distill import Divergence
 from lockstep.losses.base import Outputs
 from lockstep.losses.distill import Distillation
 from lockstep.objectives.distill import LOG_OUTSIDE, forward_kl, jensen_shannon, reverse_kl

@@ -11,7 +11,8 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from lockstep.config import DoctorData, DoctorRecipe, Grid, Method, ModelFolder
+from lockstep.config import ModelFolder
+from lockstep.doctor.options import DoctorData, DoctorRecipe, Grid, Method
 from lockstep.doctor.plan import Cell, cells_of, clusters_of, requests_for, sequences_for
 from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.verdict import Clause

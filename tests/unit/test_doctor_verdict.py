@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.config.doctor import Limits
+from lockstep.doctor.options import Limits
 from lockstep.doctor.statistics import Compared
 from lockstep.doctor.verdict import Judgement, judge, judge_tails, step_down
 from lockstep.types import SamplingParams

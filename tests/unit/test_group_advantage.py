@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.config import Baseline, ScaleRewards
+from lockstep.algorithms.grpo.options import Baseline, ScaleRewards
 from lockstep.objectives.group import group_advantage
 
 NAN = float("nan")

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.config.grpo import GRPO
-from lockstep.config.ppo import PPO
+from lockstep.algorithms.grpo.options import GRPO
+from lockstep.algorithms.ppo.options import PPO
 
 PACKAGE = Path(__file__).parents[2] / "lockstep"
 OWN = {"recipe/ppo.py", "recipe/grpo.py"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.config import SelfRewarding
+from lockstep.algorithms.self_rewarding.options import SelfRewarding
 from lockstep.objectives.pairing import Answer, Pair, balanced, choose
 
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 import pytest
 
 from lockstep.config import Computation, DataSection, LearnerSection, Parallel, PromptSection, QuestionSection, Sampling
-from lockstep.config.doctor import DoctorData
-from lockstep.config.evaluation import EvalData
-from lockstep.config.generation import GenerateData
+from lockstep.doctor.options import DoctorData
+from lockstep.inference.eval_options import EvalData
+from lockstep.inference.generate_options import GenerateData
 
 FIELDS = PromptSection.model_fields
 TALKS = PromptSection(

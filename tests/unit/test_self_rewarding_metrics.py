@@ -7,16 +7,16 @@ import torch
 from pydantic import ValidationError
 
 from lockstep.algorithms.base import StepResult
+from lockstep.algorithms.self_rewarding.collapse import Collapse
+from lockstep.algorithms.self_rewarding.options import SelfRewarding
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
 from lockstep.batch import Batch
-from lockstep.config import SelfRewarding
 from lockstep.judge.judge import Judged, Judgement, mean_score
 from lockstep.judge.verdicts import ScoreParser, Verdict
 from lockstep.metrics import Metrics
 from lockstep.objectives.pairing import Pair
 from lockstep.rollouts.rollout import Rollouts
-from lockstep.run.collapse import Collapse
 from lockstep.run.loop import Turn
 from lockstep.types import Prompt
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lockstep.cluster.workers import Workers, workers_of
-from lockstep.config import DoctorRecipe, LearnerSection
-from lockstep.config.doctor import ranks_of
+from lockstep.config import LearnerSection
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.mesh import MeshBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Backend
+from lockstep.doctor.options import DoctorRecipe, ranks_of
 from lockstep.errors import InputError
 from lockstep.report.progress import Progress
 

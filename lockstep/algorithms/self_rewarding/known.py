@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lockstep.algorithms.rows import DataFiles, files_of
 from lockstep.algorithms.self_rewarding.meta import MetaJudging
-from lockstep.config import SelfRewardingRecipe
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.data.files import Files, open_rows
 from lockstep.data.rows import Rows
 from lockstep.judge.asking import Generates, SamplerAnswers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lockstep.config import SelfRewarding
+from lockstep.algorithms.self_rewarding.options import SelfRewarding
 from lockstep.run.loop import Turn
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import StepResult
-from lockstep.algorithms.policy_gradient import minibatches
+from lockstep.algorithms.distill.options import Distill
+from lockstep.algorithms.policy_gradient.step import minibatches
 from lockstep.batch import Batch
-from lockstep.config import Distill
 from lockstep.data.demonstrations import Demonstrations, batch_of
 from lockstep.learners.base import Learner, train
 from lockstep.losses.distill import Distillation

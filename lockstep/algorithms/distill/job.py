@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lockstep.algorithms.distill import (
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.distill.step import (
     DataSequences,
     DistillWorkers,
     Rules,
@@ -14,9 +15,20 @@ from lockstep.algorithms.distill import (
     StudentSequences,
     distill_step,
 )
+from lockstep.algorithms.job import (
+    Job,
+    Place,
+    agreement_of,
+    engine_of,
+    extent_of,
+    held_out_answers,
+    learner_of,
+    require_context,
+    sampler_of,
+    validation_of,
+)
 from lockstep.algorithms.rows import DataFiles, open_demonstrations, open_prompts
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config import DistillRecipe
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import Head, Rule, head
@@ -31,18 +43,6 @@ from lockstep.rewards.rewards import NO_ANSWERS, NoReward, rule_of
 from lockstep.rewards.rewards import build as build_reward
 from lockstep.rollouts.engine import Engine
 from lockstep.rollouts.rollout import Experience
-from lockstep.run.job import (
-    Job,
-    Place,
-    agreement_of,
-    engine_of,
-    extent_of,
-    held_out_answers,
-    learner_of,
-    require_context,
-    sampler_of,
-    validation_of,
-)
 
 
 def distill_job(recipe: DistillRecipe, place: Place) -> Job:

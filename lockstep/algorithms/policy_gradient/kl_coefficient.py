@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.config import KL, AdaptiveKL
+from lockstep.algorithms.policy_gradient.options import KL, AdaptiveKL
 
 _FILE, _MAX_ERROR = "kl.json", 0.2  # beyond this error, relative to the target, the coefficient moves no faster
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, assert_never
 
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.dpo.options import DPORecipe
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.reward_model.options import RewardModelRecipe
 from lockstep.algorithms.rows import DataFiles, open_prompts
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.self_check import require_proof
@@ -15,19 +22,12 @@ from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import Workers
 from lockstep.config import (
     Common,
-    DistillRecipe,
-    DPORecipe,
     EnvironmentSection,
-    GRPORecipe,
     PolicyRecipe,
-    PPORecipe,
     RepeatedSampling,
-    RewardModelRecipe,
     RewardSection,
     Sampling,
     SamplingRecipe,
-    SelfRewardingRecipe,
-    SFTRecipe,
     TrainingRecipe,
     policy_recipe,
     sampling_recipe,

@@ -20,7 +20,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from lockstep.algorithms.base import StepResult
-from lockstep.algorithms.policy_gradient import Drawn
+from lockstep.algorithms.policy_gradient.step import Drawn
 from lockstep.background import run_in_background, wait_for_all
 from lockstep.learners.boxes import Written
 from lockstep.learners.saving import COUNTERS, StateWriter

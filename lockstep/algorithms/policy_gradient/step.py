@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lockstep import keyed
-from lockstep.algorithms.kl_coefficient import KLCoefficient
+from lockstep.algorithms.policy_gradient.kl_coefficient import KLCoefficient
+from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 from lockstep.batch import Batch
-from lockstep.config import PolicyGradient, PolicyGradientRecipe
 from lockstep.learners.base import Learner
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.metrics import Mean, Metrics, Sum

@@ -6,7 +6,7 @@ from typing import Literal, assert_never
 
 from pydantic import Field, model_validator
 
-from lockstep.config.policy_gradient import PolicyGradient, PolicyGradientRecipe
+from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 
 Baseline = Literal["mean", "leave_one_out", "none"]
 ScaleRewards = Literal["group", "batch", "none"]

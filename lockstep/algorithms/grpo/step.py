@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lockstep.algorithms import policy_gradient
 from lockstep.algorithms.base import StepResult
-from lockstep.algorithms.policy_gradient import (
+from lockstep.algorithms.grpo.options import GRPO, GRPORecipe
+from lockstep.algorithms.policy_gradient import step as policy_gradient
+from lockstep.algorithms.policy_gradient.step import (
     Drawn,
     Rules,
     Workers,
@@ -22,7 +23,6 @@ from lockstep.algorithms.policy_gradient import (
     prepared,
 )
 from lockstep.batch import Batch
-from lockstep.config import GRPO, GRPORecipe
 from lockstep.learners.base import train
 from lockstep.metrics import Metrics
 from lockstep.objectives.group import group_advantage

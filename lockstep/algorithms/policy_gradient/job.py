@@ -6,24 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from lockstep.algorithms import grpo, ppo
 from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.episodes import episodes_of
-from lockstep.algorithms.policy_gradient import Drawn, Rules, Workers, compared, drawn_and_read
-from lockstep.algorithms.rows import open_prompts
-from lockstep.cluster.sampler_pool import Replicas, processes
-from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.config import GRPORecipe, PolicyGradientRecipe, PolicyRecipe, PPORecipe
-from lockstep.data.prompts import Prompts
-from lockstep.data.selection import head
-from lockstep.learners.base import Learner
-from lockstep.models.source import Source, own_folder
-from lockstep.monitor.agreement import Agreement
-from lockstep.rewards.rewards import build as build_reward
-from lockstep.rewards.rewards import rule_of
-from lockstep.rollouts.rollout import Experience
-from lockstep.run.ahead import Ahead
-from lockstep.run.job import (
+from lockstep.algorithms.grpo import step as grpo
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.job import (
     Job,
     Place,
     agreement_of,
@@ -36,6 +23,23 @@ from lockstep.run.job import (
     sampler_of,
     validation_of,
 )
+from lockstep.algorithms.policy_gradient.ahead import Ahead
+from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe
+from lockstep.algorithms.policy_gradient.step import Drawn, Rules, Workers, compared, drawn_and_read
+from lockstep.algorithms.ppo import step as ppo
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.rows import open_prompts
+from lockstep.cluster.sampler_pool import Replicas, processes
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.config import PolicyRecipe
+from lockstep.data.prompts import Prompts
+from lockstep.data.selection import head
+from lockstep.learners.base import Learner
+from lockstep.models.source import Source, own_folder
+from lockstep.monitor.agreement import Agreement
+from lockstep.rewards.rewards import build as build_reward
+from lockstep.rewards.rewards import rule_of
+from lockstep.rollouts.rollout import Experience
 from lockstep.run.loop import Step
 from lockstep.run.saver import Lasting
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
+from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 from lockstep.config.machinery import Optimizer
-from lockstep.config.policy_gradient import PolicyGradient, PolicyGradientRecipe
 from lockstep.config.section import Probability
 from lockstep.config.sources import ModelFolder
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.algorithms import policy_gradient
 from lockstep.algorithms.base import StepResult
-from lockstep.algorithms.policy_gradient import (
+from lockstep.algorithms.policy_gradient import step as policy_gradient
+from lockstep.algorithms.policy_gradient.step import (
     Drawn,
     Rules,
     Workers,
@@ -25,8 +25,8 @@ from lockstep.algorithms.policy_gradient import (
     policy_loss,
     prepared,
 )
+from lockstep.algorithms.ppo.options import PPO, PPORecipe
 from lockstep.batch import Batch
-from lockstep.config import PPO, PPORecipe
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedValue
 from lockstep.metrics import Metrics

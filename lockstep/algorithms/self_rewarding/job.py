@@ -8,30 +8,7 @@ from typing import assert_never
 
 from torch import Tensor
 
-from lockstep.algorithms.rows import DataFiles, open_own_answers, open_prompts
-from lockstep.algorithms.self_rewarding.held_out import HeldOut, Twins
-from lockstep.algorithms.self_rewarding.meta import MetaJudging
-from lockstep.algorithms.self_rewarding.scoring import ByJudge, Scoring, Verifiers, by_reward_model
-from lockstep.algorithms.self_rewarding.step import Rules, SelfRewardingWorkers, self_rewarding_step
-from lockstep.algorithms.self_rewarding.verdicts import leak_test
-from lockstep.algorithms.sft import SFTWorkers, sft_step
-from lockstep.cluster.judges import Policy, answering
-from lockstep.config import MetaJudgeSection, SelfRewardingRecipe
-from lockstep.data.prompts import Prompts
-from lockstep.data.selection import Head, head
-from lockstep.errors import InputError
-from lockstep.judge.build import meta_judge, score_judge, score_parser
-from lockstep.judge.judge import Judge
-from lockstep.learners.base import Learner
-from lockstep.metrics import Metrics
-from lockstep.models.source import Source
-from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
-from lockstep.rewards.rewards import build as build_reward
-from lockstep.rewards.rewards import rule_of
-from lockstep.rollouts.engine import Engine
-from lockstep.rollouts.rollout import Experience
-from lockstep.run.collapse import Collapse
-from lockstep.run.job import (
+from lockstep.algorithms.job import (
     Job,
     Place,
     Validate,
@@ -45,9 +22,33 @@ from lockstep.run.job import (
     sampler_of,
     validation_of,
 )
-from lockstep.run.known import asked_of, known_judgements, known_rows
+from lockstep.algorithms.rows import DataFiles, open_own_answers, open_prompts
+from lockstep.algorithms.self_rewarding.collapse import Collapse
+from lockstep.algorithms.self_rewarding.held_out import HeldOut, Twins
+from lockstep.algorithms.self_rewarding.known import asked_of, known_judgements, known_rows
+from lockstep.algorithms.self_rewarding.meta import MetaJudging
+from lockstep.algorithms.self_rewarding.new_prompts import new_prompts
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.algorithms.self_rewarding.scoring import ByJudge, Scoring, Verifiers, by_reward_model
+from lockstep.algorithms.self_rewarding.step import Rules, SelfRewardingWorkers, self_rewarding_step
+from lockstep.algorithms.self_rewarding.verdicts import leak_test
+from lockstep.algorithms.sft.step import SFTWorkers, sft_step
+from lockstep.cluster.judges import Policy, answering
+from lockstep.config import MetaJudgeSection
+from lockstep.data.prompts import Prompts
+from lockstep.data.selection import Head, head
+from lockstep.errors import InputError
+from lockstep.judge.build import meta_judge, score_judge, score_parser
+from lockstep.judge.judge import Judge
+from lockstep.learners.base import Learner
+from lockstep.metrics import Metrics
+from lockstep.models.source import Source
+from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
+from lockstep.rewards.rewards import build as build_reward
+from lockstep.rewards.rewards import rule_of
+from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.rollout import Experience
 from lockstep.run.loop import Extent, Step
-from lockstep.run.new_prompts import new_prompts
 from lockstep.samplers.torch.sampler import TorchSampler
 
 

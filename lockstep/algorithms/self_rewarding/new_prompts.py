@@ -8,7 +8,8 @@ from pathlib import Path
 import orjson
 
 from lockstep.algorithms.rows import open_prompts
-from lockstep.config import DataSection, NewPromptsSection, SelfRewardingRecipe
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
+from lockstep.config import DataSection, NewPromptsSection
 from lockstep.data.files import Files
 from lockstep.data.prompts import Prompts, is_chat
 from lockstep.data.written import TextField, text_field
