@@ -31,10 +31,9 @@ from lockstep.config import LearnerSection, Optimizer, Parallel, Schedule
 from lockstep.learners.base import Learner, train
 from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
-from lockstep.models.heads import Head
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
+from lockstep.types import Head, Request, SamplingParams
 
 FAMILIES = {
     "Llama": {"model_type": "llama"},

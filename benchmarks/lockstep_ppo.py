@@ -29,9 +29,11 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import peak_rss_mb
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
+from lockstep.algorithms.distill.options import DistillRecipe
+from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.ppo.step import PPOWorkers, ppo_step, rules
-from lockstep.config import DataSection, SamplingRecipe
+from lockstep.config import DataSection
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.learners.torch.learner import TorchLearner
@@ -105,7 +107,11 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
 
 
 def experience_of(
-    folder: Path, args: argparse.Namespace, options: SamplingRecipe, policy: TorchLearner, reward: Reward = last_token
+    folder: Path,
+    args: argparse.Namespace,
+    options: PPORecipe | GRPORecipe | DistillRecipe,
+    policy: TorchLearner,
+    reward: Reward = last_token,
 ) -> Experience:
     """The small Llama answers, sharing the learner's weights."""
     prompts, tokenizer = prompts_in(folder, args, options.data)

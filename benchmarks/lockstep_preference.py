@@ -18,10 +18,10 @@ import torch
 
 from benchmarks.preference_rows import BATCHES, figures, options, rows, tokenizer
 from benchmarks.small_llama import causal_lm, llama_config
-from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.dpo.step import DPOWorkers, dpo_step
 from lockstep.algorithms.reward_model.step import RewardModelWorkers, reward_model_step
 from lockstep.algorithms.sft.step import SFTWorkers, sft_step
+from lockstep.algorithms.step import StepResult
 from lockstep.config import DataSection, LearnerSection, Optimizer, PairSection
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.jsonl import JsonlIndex

@@ -17,10 +17,11 @@ from typing import Any
 
 from benchmarks.harness import Row, environment, save
 from benchmarks.plan_measure import TINY, measured, model_folder
+from lockstep.algorithms.base import Load
 from lockstep.config import LearnerSection, LoRA, Parallel
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Head, Rank
-from lockstep.plan.sizes import Load, Sizes
+from lockstep.plan.sizes import Sizes
 
 AGAIN, BF16, LORA = {"activation_checkpointing": True}, {"dtype": "bf16"}, {"lora": LoRA()}
 CASES: tuple[tuple[str, dict[str, int], dict[str, Any], Head], ...] = (

@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lockstep.config import Bound, acceptance_of
+from lockstep.config import Bound
 from lockstep.config.loading import load
 from lockstep.report.acceptance import check
 
@@ -99,7 +99,7 @@ PUBLISHED_QUESTIONS = World(sd_questions=0.0, questions=256)
 
 def bounds() -> tuple[Bound, ...]:
     """Those of the shipped recipe."""
-    return acceptance_of(load(RECIPE).training)
+    return load(RECIPE).training.acceptance
 
 
 def simulate(world: World, run: int) -> list[dict[str, float]]:

@@ -227,13 +227,12 @@ def _config(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from lockstep.config import acceptance_of
     from lockstep.config.loading import load
     from lockstep.report.acceptance import check
     from lockstep.report.log import read_metrics, require_run
 
     require_run(Path(options.run))
-    bounds = acceptance_of(load(str(Path(options.run) / "recipe.yaml")).training)
+    bounds = load(str(Path(options.run) / "recipe.yaml")).training.acceptance
     if not bounds:
         raise InputError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
     verdicts = check(bounds, read_metrics(Path(options.run)))

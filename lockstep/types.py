@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+Head = Literal["logits", "value", "reward"]
+"""What a model computes: log-probabilities of tokens, values of the states before them, or the worth of a sequence. A
+reward model's head is a critic's without a bias, which pairs could not teach it."""
+
+Baseline = Literal["mean", "leave_one_out", "none"]
+"""What is subtracted from a response's reward: the mean of its group, that of the others in it, or nothing."""
+
+ScaleRewards = Literal["group", "batch", "none"]
+"""Whose standard deviation divides it: the group's, the step's, or none."""
+
+LossMean = Literal["tokens", "responses", "constant"]
+"""Over what the mean of a loss is: all tokens; responses, each a mean of its own; or responses, by a fixed length."""
+
+Divergence = Literal["forward", "reverse", "mixed", "jsd"]
+"""Of a student from its teacher."""
 
 Phase = Callable[[str], AbstractContextManager[None]]
 """Names and times what happens inside the `with` block, for progress and timings."""

@@ -6,6 +6,7 @@ Each rule looks at one file and yields the lines that break it. The rules themse
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -34,6 +35,7 @@ FLOORS = (
         "keyed",
         "lfs",
         "yaml12",
+        "whole_files",
     ),
     ("config",),  # 1: recipes
     ("objectives", "losses"),  # 2: mathematics
@@ -76,14 +78,25 @@ LAZY_ENGINES = {
 
 LOGPROBS = "lockstep_logprobs/"
 
+STATE_ON_DISK = ("lockstep.learners.boxes", "lockstep.learners.saving")
+"""How any state is written, whatever has it."""
+
 PROTOCOLS_ONLY = ("rewards", "environments", "judge", "rollouts", "monitor", "algorithms", "report")
-SHARED_BY_ALGORITHMS = ("base", "rows", "episodes", "policy_gradient", "kl_coefficient")
+ALGORITHMS = {
+    folder.name for folder in (ROOT / "lockstep/algorithms").iterdir() if (folder / "options.py").is_file()
+} - {
+    "policy_gradient"  # what PPO and GRPO share
+}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 MAX_NESTING = 3
 
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("lockstep/config/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
+    ("lockstep/losses/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
+    ("lockstep/algorithms/self_rewarding/job.py", "algorithms_know_no_other"): "its first iteration may be SFT's step",
+}
 """(path, name of the rule) → why this file may break it."""
 
 
@@ -206,19 +219,43 @@ def protocols_only(file: SourceFile) -> Iterator[Finding]:
         return
     for imported in imports(file):
         for backends in ("lockstep.learners", "lockstep.samplers"):
-            if imported.of(backends) and not imported.of(f"{backends}.base"):
+            if imported.of(backends) and not any(map(imported.of, (f"{backends}.base", *STATE_ON_DISK))):
                 yield imported.line, f"{imported.module} is an implementation; import the protocol in {backends}.base"
 
 
 def algorithms_know_no_other(file: SourceFile) -> Iterator[Finding]:
-    if file.part != "algorithms":
+    """An algorithm is its folder; nothing else in the package imports from there, by name or otherwise."""
+    if file.part is None:
         return
-    own = PurePosixPath(file.path).with_suffix("").parts[2]
+    own = PurePosixPath(file.path).with_suffix("").parts[2] if file.part == "algorithms" else None
     for imported in imports(file):
-        if imported.of("lockstep.algorithms"):
-            other = imported.module.split(".")[2]
-            if other not in (own, *SHARED_BY_ALGORITHMS):
-                yield imported.line, f"algorithm {own} imports algorithm {other}; share downwards"
+        if imported.of("lockstep.algorithms") and (other := imported.module.split(".")[2]) in ALGORITHMS - {own}:
+            yield imported.line, f"{own or file.part} imports algorithm {other}; read what algorithms.base declares"
+
+
+def nothing_asks_which_algorithm(file: SourceFile) -> Iterator[Finding]:
+    """Outside of an algorithm's folder no decision asks for its class, a base class, its name or an attribute."""
+    if file.part is None or file.part == "algorithms":
+        return
+    for node in ast.walk(file.tree):
+        match node:
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kind]):
+                asked = [name for name in re.findall(r"\w+", ast.unparse(kind)) if is_recipe_class(name)]
+                if asked:
+                    yield node.lineno, f"asks for {', '.join(asked)}; declare in algorithms.base what it wants to know"
+            case ast.Call(func=ast.Name(id="hasattr" | "getattr"), args=[asked_of, *_]):
+                if re.search(r"recipe|algorithm|training|loaded", ast.unparse(asked_of)):
+                    yield node.lineno, f"asks {ast.unparse(asked_of)} for an attribute"
+            case ast.Compare() | ast.MatchValue():
+                named = {str(one.value) for one in ast.walk(node) if isinstance(one, ast.Constant)} & ALGORITHMS
+                if named:
+                    yield node.lineno, f"asks for the name {', '.join(named)}"
+            case ast.MatchClass(cls=kind) if is_recipe_class(ast.unparse(kind)):
+                yield kind.lineno, f"asks for {ast.unparse(kind)}"
+
+
+def is_recipe_class(name: str) -> bool:
+    return (name.endswith("Recipe") and name != "Recipe") or name in ("Algorithm", "Common")
 
 
 def no_module_is_called_utils(file: SourceFile) -> Iterator[Finding]:
@@ -276,6 +313,7 @@ RULES: tuple[Rule, ...] = (
     transformers_only_from_models_up,
     protocols_only,
     algorithms_know_no_other,
+    nothing_asks_which_algorithm,
     logprobs_need_torch_alone,
     no_module_is_called_utils,
     no_mocks,
@@ -344,10 +382,15 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (engines_stay_in_their_place, "lockstep/samplers/torch/sampler.py", "def f():\n  import vllm\n", 2),
     (engines_stay_in_their_place, "lockstep_logprobs/linear_ce.py", "from megatron.core import x\n", 1),
     (transformers_only_from_models_up, "lockstep/distributed/vocab.py", "from transformers import x\n", 1),
-    (protocols_only, "lockstep/algorithms/ppo/step.py", "from lockstep.learners.torch.learner import TorchLearner\n", 1),
+    (protocols_only, "lockstep/algorithms/ppo/a.py", "from lockstep.learners.torch.learner import TorchLearner\n", 1),
     (protocols_only, "lockstep/rollouts/rollout.py", "from lockstep.samplers import torch\n", 1),
-    (algorithms_know_no_other, "lockstep/algorithms/ppo/step.py", "from lockstep.algorithms.sft.step import sft_step\n", 1),
+    (algorithms_know_no_other, "lockstep/algorithms/ppo/step.py", "from lockstep.algorithms.sft import step\n", 1),
     (algorithms_know_no_other, "lockstep/algorithms/base.py", "from lockstep.algorithms import ppo\n", 1),
+    (algorithms_know_no_other, "lockstep/run/a.py", "from lockstep.algorithms.sft.options import SFTRecipe\n", 1),
+    (nothing_asks_which_algorithm, "lockstep/run/a.py", "x = isinstance(recipe, Algorithm)\n", 1),
+    (nothing_asks_which_algorithm, "lockstep/plan/a.py", "if recipe.algorithm == 'grpo':\n  1\n", 1),
+    (nothing_asks_which_algorithm, "lockstep/run/a.py", "match recipe:\n  case PPORecipe():\n    1\n", 2),
+    (nothing_asks_which_algorithm, "lockstep/run/a.py", "critic = hasattr(recipe, 'critic')\n", 1),
     (logprobs_need_torch_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
     (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),
     (no_module_is_called_utils, "tests/utils.py", "", 1),
@@ -369,8 +412,10 @@ KEPT: tuple[tuple[Rule, str, str], ...] = (
     (transformers_only_from_models_up, "lockstep/models/load.py", "import transformers\n"),
     (protocols_only, "lockstep/algorithms/ppo/step.py", "from lockstep.learners.base import Learner\n"),
     (protocols_only, "lockstep/cluster/specs.py", "from lockstep.learners.torch.learner import TorchLearner\n"),
-    (algorithms_know_no_other, "lockstep/algorithms/ppo/step.py", "from lockstep.algorithms.base import StepResult\n"),
+    (algorithms_know_no_other, "lockstep/algorithms/ppo/step.py", "from lockstep.algorithms.step import StepResult\n"),
     (algorithms_know_no_other, "lockstep/algorithms/x/a.py", "from lockstep.algorithms.x import b\n"),
+    (nothing_asks_which_algorithm, "lockstep/algorithms/ppo/a.py", "x = isinstance(recipe, PPORecipe)\n"),
+    (nothing_asks_which_algorithm, "lockstep/run/a.py", "x = recipe.models[0].head == 'logits'\n"),
     (no_module_is_called_utils, "lockstep_logprobs/model_utils.py", ""),
     (files_are_short, "lockstep/batch.py", "x = 1\n" * 500),
     (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 79),

@@ -18,10 +18,9 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.config import Computation, LearnerSection, SamplerSection, Section
-from lockstep.config.errors import recipe_classes
+from lockstep.config import Computation, LearnerSection, SamplerSection, Section, registry
 from lockstep.errors import InputError
-from lockstep.models.heads import Head
+from lockstep.types import Head
 
 PACKAGE = Path(__file__).parent.parent / "lockstep"
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if "doctor" not in path.parts]
@@ -32,7 +31,7 @@ EXCEPTIONS = {
     "watch.py: evidence.outcome == 'text'": "a finding of the watch",
     "on_cpu.py: device == 'cuda'": "what Megatron asks of torch, not a recipe's device",
     "learner_group.py: device == 'cuda'": "torch's own word for a device that was resolved",
-    "dry_rows.py: prompt.row[section.verifier or ''] == 'math'": "what a row says, which a rule has checked",
+    "dry_setup.py: prompt.row[section.verifier or ''] == 'math'": "what a row says, which a rule has checked",
     "doctor_reports.py: {'torch', sampler} <= self.backends.keys()": "the learner is compared, whatever samples",
     "heads.py: 'forward' in vars(head)": "a method, not a divergence",
 }
@@ -59,7 +58,7 @@ def sections(annotation: Any) -> Iterator[type[Section]]:
 
 def choices() -> set[str]:
     """All that a recipe can choose from, and the heads."""
-    found = {section for recipe in recipe_classes().values() for section in sections(recipe)}
+    found = {section for _, recipe in registry.every() for section in sections(recipe)}
     annotations = [field.annotation for section in found for field in section.model_fields.values()]
     return {name for annotation in [*annotations, Head] for names in literals(annotation) for name in names}
 

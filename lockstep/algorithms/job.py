@@ -1,61 +1,44 @@
-"""A job: what a run needs around its step; and what the jobs of several algorithms have in common."""
+"""A job: what a run needs around its step; and what the jobs of several algorithms build alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, Protocol
 
-from lockstep.algorithms.distill.options import DistillRecipe
-from lockstep.algorithms.dpo.options import DPORecipe
-from lockstep.algorithms.grpo.options import GRPORecipe
-from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.reward_model.options import RewardModelRecipe
-from lockstep.algorithms.rows import DataFiles, open_prompts
-from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
-from lockstep.algorithms.sft.options import SFTRecipe
-from lockstep.cluster.learner_group import launch
-from lockstep.cluster.sampler_pool import nearest
-from lockstep.cluster.self_check import require_proof
-from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.cluster.workers import Workers
-from lockstep.config import (
-    Common,
-    EnvironmentSection,
-    PolicyRecipe,
-    RepeatedSampling,
-    RewardSection,
-    Sampling,
-    SamplingRecipe,
-    TrainingRecipe,
-    policy_recipe,
-    sampling_recipe,
-)
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.rows import open_prompts
+from lockstep.algorithms.setup import Setup
+from lockstep.algorithms.step import Extent, Hook, Step
+from lockstep.config import Common, EnvironmentSection, RepeatedSampling, RewardSection
+from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.pairs import Pairs
+from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner
-from lockstep.learners.torch.learner import TorchLearner
 from lockstep.metrics import Metrics
-from lockstep.models.folder import require_classifier
-from lockstep.models.heads import LogitsHead
-from lockstep.models.source import Source, reward_folder
 from lockstep.monitor.agreement import Agreement, Promise
+from lockstep.monitor.doctor_command import doctor_options
 from lockstep.monitor.watch import FLOOR, Watch
 from lockstep.objectives.sequential import DriftTest
-from lockstep.report.progress import Progress
-from lockstep.rewards.reward_model import RewardModel
 from lockstep.rewards.rewards import rule_of
 from lockstep.rollouts.engine import Engine
 from lockstep.rollouts.evaluation import answered, grading
 from lockstep.rollouts.rollout import Experience
-from lockstep.run.doctor_reports import doctors_options
-from lockstep.run.loop import Extent, Hook, Step
-from lockstep.run.saver import Lasting
 from lockstep.samplers.base import Sampler
-from lockstep.samplers.torch.stateful import torch_sampler
-from lockstep.types import SamplingParams
 from lockstep.weight_sync.refit import random_probe
+
+
+class Saved(Protocol):
+    """What goes into checkpoints; the three verbs are as those of `Learner`."""
+
+    def save(self, folder: Path) -> None: ...
+
+    def saved(self, wait: bool) -> bool: ...
+
+    def load(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -85,9 +68,11 @@ class Job:
     Attributes:
         step: The algorithm's step.
         extent: How far the run goes.
-        learners: What a checkpoint holds, by name; the policy among them, and what else has a state as they do.
+        state: What a checkpoint holds, by name: each model that the run changes, and what else steps depend on.
         validate: Scores the policy on held-out rows; None where there are none.
-        arithmetic: How rows become optimizer steps, for people.
+        data: The rows that are trained on, for people.
+        held_out: The rows that are validated on, likewise; None where there are none.
+        arithmetic: How rows become optimizer steps, likewise.
         agreement: Compares both sides at each step; checkpoints hold what it knows. None where nothing samples.
         section: The algorithm's own section of the recipe, for hints.
         hooks: More that look at each step, and know nothing afterwards.
@@ -95,122 +80,32 @@ class Job:
 
     step: Step
     extent: Extent
-    learners: Mapping[str, Lasting]
+    state: Mapping[str, Saved]
     validate: Validate | None
+    data: str
+    held_out: str | None
     arithmetic: str
     agreement: Agreement | None = None
     section: str = ""
     hooks: tuple[Hook, ...] = ()
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a job is made ready: the run's folder, data, first model and display, and what ends worker processes."""
-
-    folder: Path
-    files: DataFiles
-    source: Source
-    shown: Progress
-    workers: Workers
+def describe(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
+    """How many rows there are, and which were left out."""
+    return f"{len(rows)} {what} ({rows.selection.account})"
 
 
-def validation_of(measure: Callable[[int], Metrics] | None) -> Validate | None:
+def validate_figures(measure: Callable[[int], Metrics] | None) -> Validate | None:
     """A validation that has figures alone; None where nothing is measured."""
     return None if measure is None else lambda step: Validation(measure(step))
 
 
-def require_context(recipe: TrainingRecipe, source: Source) -> None:
-    """Raises ValueError if sequences that the recipe allows do not fit the model."""
-    match recipe:
-        case SFTRecipe():
-            source.require_room("sft.max_tokens", recipe.sft.max_tokens)
-        case DPORecipe():
-            source.require_room(recipe.limit, recipe.pairs.max_tokens)
-        case RewardModelRecipe():
-            require_classifier(source.folder)
-            source.require_room(recipe.limit, recipe.pairs.max_tokens)
-        case PPORecipe() | GRPORecipe():
-            if recipe.environment is None:
-                _require_answers(recipe, source)
-            else:
-                _require_answer("environment", recipe.environment, recipe, source)
-        case SelfRewardingRecipe():
-            _require_answers(recipe, source)
-        case DistillRecipe():
-            if recipe.distill.max_tokens is not None:
-                source.require_room("distill.max_tokens", recipe.distill.max_tokens)
-            _require_answers(recipe, source)
-        case _:
-            assert_never(recipe)
-
-
-def _require_answers(recipe: SamplingRecipe, source: Source) -> None:
-    for option, section in (("sampling", recipe.sampling), ("validation_sampling", recipe.validation_sampling)):
-        if section is not None:
-            _require_answer(option, section, recipe, source)
-
-
-def _require_answer(
-    option: str, section: Sampling | EnvironmentSection, recipe: SamplingRecipe, source: Source
-) -> None:
-    tokens = recipe.data.max_prompt_tokens + section.max_tokens
-    source.require_room(f"data.max_prompt_tokens + {option}.max_tokens", tokens)
-
-
-def learner_of(spec: LearnerSpec, recipe: TrainingRecipe, place: Place) -> Learner:
-    """In this process where there is one rank and no cluster, else in processes of its own.
+def measure_extent(recipe: Common, rows: int, rows_per_step: int) -> Extent:
+    """`max_steps` steps, or else `max_epochs` passes over the data.
 
     Raises:
-        ModelError: If the model is not computed right.
+        InputError: There are not enough rows for one step.
     """
-    with place.shown.phase("self-check"):
-        require_proof(spec.model, spec.section, torch_sampling(recipe, place.source))
-    if place.workers.here and spec.section.in_process:
-        return spec.build()
-    with place.shown.phase("start learners"):
-        learner = launch(spec, recipe.cluster.timeout_s, place.workers)
-    place.workers.callback(learner.close)
-    return learner
-
-
-def torch_sampling(recipe: TrainingRecipe, source: Source) -> SamplingParams | None:
-    """The distribution that a run's torch samplers draw from; None where it has none."""
-    sampled = sampling_recipe(recipe)
-    if sampled is None:
-        return None
-    section = sampled.sampling or sampled.validation_sampling
-    match sampled.sampler.backend:
-        case "torch":
-            return None if section is None else source.sampling(section)
-        case "vllm" | "openai":
-            return None
-        case _:
-            assert_never(recipe.sampler.backend)
-
-
-def reward_model_of(recipe: PolicyRecipe | SelfRewardingRecipe, place: Place) -> RewardModel:
-    """The model in a recipe's `reward_model`, which does not learn."""
-    assert recipe.reward_model is not None, "the recipe names one"
-    folder = reward_folder(recipe.reward_model, place.source)
-    spec = LearnerSpec(folder, "reward", recipe.learner, None, recipe.seed)
-    return RewardModel(learner_of(spec.frozen, recipe, place))
-
-
-def policy_and_reference(recipe: DPORecipe | SelfRewardingRecipe, place: Place) -> tuple[Learner, Learner]:
-    """The same first model twice, one of them to be trained; in self-rewarding it takes the other's place later."""
-    trained = LearnerSpec(place.source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
-    match recipe:
-        case DPORecipe():
-            reference = trained.frozen
-        case SelfRewardingRecipe():
-            reference = replace(trained, optimizer=None)
-        case _:
-            assert_never(recipe)
-    return learner_of(trained, recipe, place), learner_of(reference, recipe, place)
-
-
-def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
-    """`max_steps` steps, or else `max_epochs` passes over the data."""
     if recipe.run.max_steps >= 0:
         return Extent(recipe.run.max_steps, None, rows_per_step)
     limit = recipe.run.max_epochs * rows
@@ -221,61 +116,69 @@ def extent_of(recipe: Common, rows: int, rows_per_step: int) -> Extent:
     return Extent(limit // rows_per_step, limit, rows_per_step)
 
 
-def sampler_of(policy: Learner, source: Source, recipe: SamplingRecipe, place: Place) -> Sampler:
-    """Shares the weights of a learner in this process, if both can be here and it computes with no adapters besides."""
-    section = recipe.sampler
-    shares = place.workers.here and section.in_process and recipe.learner.lora is None
-    if shares and isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead):
-        return torch_sampler(policy.model.lm, section.max_batch_size, recipe.learner.is_bf16)
-    return nearest(SamplerSpec(source.folder, section, recipe.learner), place.shown, place.workers)
-
-
-def engine_of(learner: Learner, sampler: Sampler, place: Place) -> Engine:
+def build_engine(setup: Setup, learner: Learner, sampler: Sampler) -> Engine:
     """Samples by the weights of a learner, and attests them."""
-    return Engine(sampler, learner, random_probe(place.source.vocabulary, place.source.context), place.shown.phase)
+    return Engine(sampler, learner, random_probe(setup.source.vocabulary, setup.source.context), setup.phase)
 
 
-def agreement_of(learner: Learner, engine: Engine, recipe: SamplingRecipe, place: Place) -> Agreement:
-    """Compares both sides as the recipe says."""
-    section = recipe.agreement
-    command = f"lockstep doctor quick {place.source.folder} {doctors_options(recipe)}"
-    promise = Promise(section.bound(recipe.learner.is_bf16), section.stops, command)
+def build_agreement(algorithm: Algorithm, setup: Setup, learner: Learner, engine: Engine, cure: str = "") -> Agreement:
+    """Compares both sides as the recipe says; `cure` is what a user can do about drift, for its alarm."""
+    inference = algorithm.inference
+    assert inference is not None, "what samples is compared"
+    section, options = inference.agreement, doctor_options(algorithm.learner, inference.sampler, inference.sampling)
+    command = f"lockstep doctor quick {setup.source.folder} {options}"
+    promise = Promise(section.bound(algorithm.learner.is_bf16), section.stops, command)
     watch = None
     if section.drift is not None:
         test = DriftTest(section.drift.false_alarm_rate, section.drift.baseline_steps, section.drift.factor, FLOOR)
-        policy = policy_recipe(recipe)
-        cure = "" if policy is None else f"{policy.section}.correction weighs it"
-        watch = Watch(learner, engine, test, place.shown.note, cure)
-    return Agreement(learner, engine, promise, watch, place.shown.note)
+        watch = Watch(learner, engine, test, setup.note, cure)
+    return Agreement(learner, engine, promise, watch, setup.note)
 
 
-def held_out_answers(
-    recipe: SamplingRecipe,
-    reward: RewardSection | None,
-    asked: RepeatedSampling,
-    size: int,
+def open_held_out(
+    recipe: Common, setup: Setup, reward: RewardSection | None, size: int, judge: bool = False
+) -> Prompts | None:
+    """Opens held-out prompts.
+
+    Args:
+        recipe: Says how many.
+        setup: With their files.
+        reward: Scores the answers, so it says what a row needs.
+        size: Prompts of a step.
+        judge: Whether somebody scores the rows that say `judge`.
+
+    Returns:
+        None where nothing is held out.
+    """
+    files = setup.files.validation
+    if files is None:
+        return None
+    limit = head(recipe.data.limit_val_batches, size)
+    return open_prompts(files, recipe.data, setup.source.tokenizer, rule_of(reward, judge), limit)
+
+
+def measure_answers(
+    recipe: Common,
+    setup: Setup,
+    prompts: Prompts,
     experience: Experience,
-    place: Place,
-) -> Callable[[int], Metrics] | None:
+    asked: RepeatedSampling,
+    reward: RewardSection | None,
+    environment: EnvironmentSection | None = None,
+) -> Callable[[int], Metrics]:
     """What answers to held-out prompts are worth, by the weights of a version.
 
     Args:
-        recipe: With the data.
-        reward: Judges them; None: a reward model does.
-        asked: How many, and how they are drawn.
-        size: Prompts of a step.
-        experience: Answers, with the engine of the policy as it is.
-        place: With the rows.
+        recipe: Says how many prompts.
+        setup: With the model.
+        prompts: Held out.
+        experience: Answers, with the engine of the policy as it is, and scores.
+        asked: How many answers each gets, and how they are sampled.
+        reward: What scores them; None: a reward model or an environment.
+        environment: What they are answered by, where that tells which of them pass.
     """
-    files = place.files.validation
-    if files is None:
-        return None
-    held_out = head(recipe.data.limit_val_batches, size)
-    prompts = open_prompts(files, recipe.data, place.source.tokenizer, rule_of(reward), held_out)
     rows = prompts.first(recipe.data.max_validation_samples)
-    policy = policy_recipe(recipe)
-    environment = None if policy is None or policy.reward_model is not None else policy.environment
-    graded, sampling = grading(reward, environment), place.source.sampling(asked)
+    graded, sampling = grading(reward, environment), setup.source.sampling(asked)
 
     def validate(version: int) -> Metrics:
         with experience.engine.at(version):

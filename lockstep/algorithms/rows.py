@@ -7,13 +7,11 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
-from lockstep.config import Arithmetic, DataSection, Letters, PairsRecipe
-from lockstep.data.demonstrations import Demonstrations, answer_of
+from lockstep.config import Arithmetic, DataSection, Letters, PairSection
+from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import Files, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
-from lockstep.data.rows import DataError
 from lockstep.data.selection import ANY_ROW, Head, Rule
 from lockstep.models.source import Source
 from lockstep.tasks import arithmetic, letters
@@ -78,22 +76,7 @@ def open_demonstrations(
     return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, head, rule, limit)
 
 
-def open_own_answers(files: Files, recipe: SelfRewardingRecipe, source: Source, head: Head = None) -> Demonstrations:
-    """Opens files of rows as demonstrations for an iteration that learns the data's own answers.
-
-    Raises:
-        DataError: A row has no answer, or a longer one than the policy may give, and is not to be skipped.
-    """
-    data = recipe.data
-    answered = Rule(lambda row: None if answer_of(row, "row", data).strip() else "has an empty answer", "answered")
-    longest, limit = data.max_prompt_tokens + recipe.sampling.max_tokens, "data.max_prompt_tokens + sampling.max_tokens"
-    try:
-        return open_demonstrations(files, data, source, longest, limit, head, answered)
-    except DataError as error:
-        raise DataError(f"self_rewarding.first_iteration_sft learns the answers of the data, but {error}") from error
-
-
-def open_pairs(files: Files, recipe: PairsRecipe, source: Source, head: Head = None) -> Pairs:
-    """Opens files of rows as pairs."""
-    data, rows = recipe.data, open_rows(files, recipe.data.bad_rows)
-    return Pairs(rows, source.tokenizer, data, recipe.pairs.max_tokens, source.stop_token_ids, head, recipe.limit)
+def open_pairs(files: Files, data: PairSection, source: Source, longest: int, limit: str, head: Head = None) -> Pairs:
+    """Opens files of rows as pairs of at most `longest` tokens, which the option `limit` says."""
+    rows = open_rows(files, data.bad_rows)
+    return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, head, limit)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lockstep.algorithms.setup import Policy
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import Workers
@@ -16,14 +17,6 @@ from lockstep.models.source import Source, open_source
 from lockstep.report.progress import Progress
 from lockstep.samplers.base import Sampler
 from lockstep.types import Reply, SamplingParams
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The policy as a judge: what samples from it already, and what is known of its model."""
-
-    sampler: Generates
-    source: Source
 
 
 def answering(

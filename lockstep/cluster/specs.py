@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from lockstep.cluster.self_check import require_proof
-from lockstep.config import Computation, LearnerSection, Optimizer, SamplerSection, SamplingRecipe
+from lockstep.config import ClusterSection, Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.errors import InputError
 from lockstep.learners.rank import RankLearner, resolve_device
 from lockstep.learners.torch.learner import TorchLearner
-from lockstep.learners.torch.start import Head, started
+from lockstep.learners.torch.start import started
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.heads import PLAIN
 from lockstep.models.load import load_causal_lm
@@ -25,6 +25,7 @@ from lockstep.samplers.base import Served
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.samplers.vllm.sampler import VLLMSampler
+from lockstep.types import Head
 
 
 @dataclass(frozen=True)
@@ -201,9 +202,9 @@ def require_sampler(section: SamplerSection, computation: Computation) -> None:
             assert_never(section.transfer)
 
 
-def require_near(recipe: SamplingRecipe) -> None:
+def require_near(cluster: ClusterSection, learner: LearnerSection, section: SamplerSection) -> None:
     """Raises InputError if a run with samplers takes more GPUs of a Ray cluster than this machine has."""
-    samplers, learner, cluster = recipe.sampler.engines, recipe.learner, recipe.cluster
+    samplers = section.engines
     if cluster.on_this_machine or not samplers or resolve_device(learner.device).type != "cuda":
         return
     (places, _), there = cluster.ray.places(learner.parallel.ranks, samplers), torch.cuda.device_count()

@@ -5,23 +5,9 @@ No default stands twice, no validator changes a field, derived values are proper
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
 from lockstep.config.agreement import AgreementSection, DriftSection
 from lockstep.config.environment import EnvironmentSection
 from lockstep.config.judge import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
-from lockstep.config.kinds import (
-    PolicyRecipe,
-    SamplingRecipe,
-    TrainingRecipe,
-    acceptance_of,
-    has_critic,
-    is_one_step_ahead,
-    policy_recipe,
-    sampling_recipe,
-)
 from lockstep.config.machinery import (
     VLLM,
     Cluster,
@@ -29,6 +15,7 @@ from lockstep.config.machinery import (
     Computation,
     Device,
     DType,
+    EngineSection,
     LearnerSection,
     LoRA,
     OpenAI,
@@ -42,10 +29,12 @@ from lockstep.config.machinery import (
     Schedule,
 )
 from lockstep.config.new_prompts import NewPromptsSection
-from lockstep.config.pairs import PairSection, PairsRecipe
+from lockstep.config.pairs import PairSection
 from lockstep.config.preference import PreferenceLoss, PreferenceSection
+from lockstep.config.ranked import RankedSection, TreeSection
+from lockstep.config.recipe import Recipe
 from lockstep.config.run import Bound, Common, Run
-from lockstep.config.section import Probability, Section
+from lockstep.config.section import LocalPath, Probability, Section
 from lockstep.config.sources import (
     Arithmetic,
     CodeSection,
@@ -61,7 +50,6 @@ from lockstep.config.sources import (
     Verifier,
 )
 from lockstep.config.trackers import MLflow, TensorBoard, Trackers, WandB
-
 
 __all__ = [
     "VLLM",
@@ -79,12 +67,14 @@ __all__ = [
     "DataSection",
     "Device",
     "DriftSection",
+    "EngineSection",
     "EnvironmentSection",
     "InstructionSection",
     "JudgeSection",
     "LearnerSection",
     "Letters",
     "LoRA",
+    "LocalPath",
     "MLflow",
     "MetaJudgeSection",
     "ModelFolder",
@@ -93,33 +83,27 @@ __all__ = [
     "OpenAI",
     "Optimizer",
     "PairSection",
-    "PairsRecipe",
     "Parallel",
-    "PolicyRecipe",
     "PreferenceLoss",
     "PreferenceSection",
     "Probability",
     "PromptSection",
     "QuestionSection",
+    "RankedSection",
     "RaySection",
+    "Recipe",
     "RepeatedSampling",
     "RewardSection",
     "Run",
     "SamplerBackend",
     "SamplerSection",
     "Sampling",
-    "SamplingRecipe",
     "Schedule",
     "Scratch",
     "Section",
     "TensorBoard",
     "Trackers",
-    "TrainingRecipe",
+    "TreeSection",
     "Verifier",
     "WandB",
-    "acceptance_of",
-    "has_critic",
-    "is_one_step_ahead",
-    "policy_recipe",
-    "sampling_recipe",
 ]

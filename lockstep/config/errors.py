@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lockstep.config import Recipe, Section
+from lockstep.config import Section, registry
 from lockstep.errors import InputError
 
 KeyPath = Sequence[int | str]
@@ -31,12 +31,6 @@ _EXPECTED = {
 
 class RecipeError(InputError):
     """A recipe or an override is wrong. One sentence per line: where, what, and what would be right."""
-
-
-def recipe_classes() -> dict[str, type[Section]]:
-    """The recipe's class for each algorithm."""
-    classes = get_args(get_args(Recipe)[0])
-    return {get_args(cls.model_fields["algorithm"].annotation)[0]: cls for cls in classes}
 
 
 def section_of(annotation: Any) -> type[Section] | None:
@@ -66,7 +60,7 @@ def _kinds(annotation: Any) -> Iterator[object]:
 def algorithm_sentence(given: Any) -> str:
     """For a recipe that is none, because its `algorithm` is missing or unknown."""
     found = "is missing" if given is None else f"is {shown(given)}"
-    return f"algorithm {found}; there are: {', '.join(recipe_classes())}"
+    return f"algorithm {found}; there are: {', '.join(registry.names())}"
 
 
 def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Section]) -> str:

@@ -23,22 +23,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from lockstep import yaml12
-from lockstep.config import Common, Recipe, Section, TrainingRecipe
+from lockstep.config import Common, Recipe, Section, registry
 from lockstep.config.errors import (
     KeyPath,
     RecipeError,
     algorithm_sentence,
     kinds_at,
-    recipe_classes,
     section_of,
     sentence,
     shown,
@@ -54,9 +52,8 @@ _EXCLUSIVE = (
 )
 _LENGTH = ("run", ("max_steps", "max_epochs"))
 """Likewise, in recipes where only one of them counts; -1 is none."""
-_MADE_ALIKE = ("train_questions", "validation_questions", "train_prompts", "validation_prompts", "seed")
-"""Options of made rows that say which are held out."""
 Keys = yaml12.Keys
+R = TypeVar("R", bound=Recipe)
 _OVERRIDE = re.compile(r"(?P<key>\w+(\.\w+)*)=(?P<value>.*)", re.DOTALL)
 
 
@@ -76,16 +73,24 @@ class Loaded:
     origins: Mapping[Keys, str]
     arguments: tuple[str, ...]
 
+    def expect(self, kind: type[R]) -> R:
+        """The recipe, for a command that takes recipes of this kind.
+
+        Raises:
+            RecipeError: It is for another command.
+        """
+        if not isinstance(self.recipe, kind):
+            raise RecipeError(f"{self.name} is for another command: {usage(type(self.recipe), self.name)}")
+        return self.recipe
+
     @property
-    def training(self) -> TrainingRecipe:
+    def training(self) -> Common:
         """The recipe, where it is one that trains.
 
         Raises:
             RecipeError: It is one that only asks a model.
         """
-        if not isinstance(self.recipe, Common):
-            raise RecipeError(f"{self.name} trains nothing; it is for: {usage(self.recipe.algorithm, self.name)}")
-        return self.recipe
+        return self.expect(Common)
 
     def dump(self) -> dict[str, Any]:
         """Every option with its value, defaults included, as JSON types."""
@@ -98,22 +103,12 @@ class Loaded:
 
     @property
     def warm_start(self) -> Loaded | None:
-        """The recipe that is trained first, with this one's seed, backend, and questions where both make theirs.
-
-        Otherwise what is held out here could be what was learned there.
-        """
-        recipe = self.recipe
-        if not isinstance(recipe, Common) or recipe.model.from_recipe is None:
+        """The recipe that is trained first, which follows this one where it should; None where none is."""
+        name = self.recipe.trained_first
+        if name is None:
             return None
-        first, learner, data = recipe.model.from_recipe, recipe.learner, recipe.data
-        same: dict[str, Any] = {"seed": recipe.seed, "learner.backend": learner.backend}
-        same |= {"learner.device": learner.device, "learner.dtype": learner.dtype}
-        same |= {f"learner.parallel.{name}": size for name, size in learner.parallel.model_dump().items()}
-        for kind, made in (("arithmetic", data.arithmetic), ("letters", data.letters)):
-            if made is not None and getattr(load(first).training.data, kind) is not None:
-                shared = {name: value for name, value in made.model_dump().items() if name in _MADE_ALIKE}
-                same |= {f"data.{kind}.{name}": value for name, value in shared.items()}
-        return load(first, [f"{key}={value}" for key, value in same.items()])
+        same = self.recipe.hand_down(load(name).recipe)
+        return load(name, [f"{key}={value}" for key, value in same.items()])
 
     def identity(self) -> dict[str, Any]:
         """What makes it this run: without what changes no result, with the digest of what is trained first."""
@@ -124,10 +119,8 @@ class Loaded:
             tree["run"].pop(option, None)
         for option in ("on_breach", "max_mult_prob_error"):  # of what is compared, not of what is computed
             tree.get("agreement", {}).pop(option, None)
-        # What is generated alone is cut into blocks; elsewhere a batch is shared, and bits depend on the shares.
-        alone = ("replicas",) if self.recipe.algorithm == "generate" else ()
         for sampler in (tree.get("sampler", {}), (tree.get("judge") or {}).get("sampler") or {}):
-            for option in ("max_restarts", "timeout_s", *alone):
+            for option in self.recipe.placement:
                 sampler.pop(option, None)
             for option in ("base_url", "api_key_env", "max_concurrency", "max_retries"):  # a server may move
                 (sampler.get("openai") or {}).pop(option, None)
@@ -145,7 +138,7 @@ class Loaded:
     @property
     def run_folder(self) -> Path:
         """Where the run lives: `run.folder`, or `runs/<name>-<digest>`."""
-        folder = self.recipe.run.folder
+        folder = self.recipe.folder
         return Path("runs") / f"{self.name}-{self.digest}" if folder is None else Path(folder)
 
 
@@ -170,16 +163,26 @@ def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ())
     """
     path = _find(recipe, Path(), "")
     said = [*_layers(path, ()), *also]
-    overriding = _overrides(overrides, recipe_classes().get(str(_joined(said).get("algorithm"))))
-    layers = [*said, Layer("override", _joined(overriding))]
-    exclusive = _exclusive(_joined(layers).get("algorithm"))
+    overriding = _overrides(overrides, registry.find(str(_joined(said).get("algorithm"))))
+    kind = _kind(said, overriding)
+    said, overriding = _expanded(said, kind), _expanded(overriding, kind)
+    exclusive = _EXCLUSIVE if kind.steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
     tree: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
-    for layer in layers:
+    for layer in [*said, Layer("override", _joined(overriding))]:
         tree = _laid_over(tree, layer.tree, exclusive)
         origins |= dict.fromkeys(_options(layer.tree), layer.source)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
-    return Loaded(path.stem, _validated(tree, said, overriding), standing, (recipe, *overrides))
+    return Loaded(path.stem, _validated(kind, tree, said, overriding), standing, (recipe, *overrides))
+
+
+def _kind(said: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
+    """The class of the recipe that the layers say."""
+    algorithm = _joined([*said, *overriding]).get("algorithm")
+    kind = registry.find(algorithm) if isinstance(algorithm, str) else None
+    if kind is None:
+        raise RecipeError(f"{_source(said, overriding, ['algorithm'])}: {algorithm_sentence(algorithm)}")
+    return kind
 
 
 def algorithm_of(recipe: str) -> Any:
@@ -187,12 +190,17 @@ def algorithm_of(recipe: str) -> Any:
     return _joined(_layers(_find(recipe, Path(), ""), ())).get("algorithm")
 
 
-def usage(algorithm: str, recipe: str) -> str:
-    """The command that a recipe of this algorithm is for."""
-    if issubclass(recipe_classes()[algorithm], Common):
-        return f"lockstep train {recipe}"
-    asked = "doctor table MODEL" if algorithm == "doctor" else f"{algorithm.replace('_', '-')} MODEL DATA"
-    return f"lockstep {asked} --recipe {recipe}"
+def usage(kind: type[Recipe], recipe: str) -> str:
+    """The command that recipes of this kind are for."""
+    return f"lockstep {kind.command.format(recipe=recipe)}"
+
+
+def require_command(kind: type[Recipe], recipe: str) -> None:
+    """Raises RecipeError if a recipe, which need not be whole, is for another command than recipes of this kind are."""
+    algorithm = algorithm_of(recipe)
+    other = registry.find(algorithm) if isinstance(algorithm, str) else None
+    if other is not None and other is not kind:
+        raise RecipeError(f"{recipe} is for another command: {usage(other, recipe)}")
 
 
 def describe(loaded: Loaded, origins: bool = False) -> str:
@@ -256,7 +264,7 @@ def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     if not isinstance(tree, dict):
         raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {shown(tree)}")
     base = tree.pop("base", None)
-    layer = Layer(source, _expanded(tree))
+    layer = Layer(source, tree)
     if base is None:
         return [layer]
     if not isinstance(base, str):
@@ -296,7 +304,7 @@ def _override_tree(text: str, key: str, value: str, recipe: type[Section] | None
     tree: Any = _override_value(text, key, value, recipe)
     for part in reversed(key.split(".")):
         tree = {part: tree}
-    return _expanded(tree)
+    return tree
 
 
 def _override_hint(text: str, following: str) -> str:
@@ -339,21 +347,24 @@ def _quoting(key: str, value: str) -> str:
     return f"""{key} is text, and YAML reads braces, brackets and colons as more; quote it twice: {key}='"{meant}"'"""
 
 
-def _expanded(tree: dict[str, Any]) -> dict[str, Any]:
+def _expanded(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
     """Spells out scalars that stand for a section."""
-    shorthands = _shorthands()
-    return {
-        key: {shorthands[key]: value} if key in shorthands and not isinstance(value, dict | list | None) else value
-        for key, value in tree.items()
-    }
+    backends = {name for name, field in kind.model_fields.items() if _has_backend(section_of(field.annotation))}
+    meant = dict.fromkeys(backends, "backend") | {"run": "folder"}
+    return [
+        Layer(
+            layer.source,
+            {
+                key: {meant[key]: value} if key in meant and not isinstance(value, dict | list | None) else value
+                for key, value in layer.tree.items()
+            },
+        )
+        for layer in layers
+    ]
 
 
-@cache
-def _shorthands() -> dict[str, str]:
-    fields = (field for recipe in recipe_classes().values() for field in recipe.model_fields.items())
-    sections = ((name, section_of(info.annotation)) for name, info in fields)
-    backends = {name: "backend" for name, section in sections if section and "backend" in section.model_fields}
-    return backends | {"run": "folder"}
+def _has_backend(section: type[Section] | None) -> bool:
+    return section is not None and "backend" in section.model_fields
 
 
 def _joined(layers: Iterable[Layer]) -> dict[str, Any]:
@@ -361,13 +372,6 @@ def _joined(layers: Iterable[Layer]) -> dict[str, Any]:
     for layer in layers:
         tree = _merged(tree, layer.tree)
     return tree
-
-
-def _exclusive(algorithm: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Sections of such a recipe, each with options of which one counts."""
-    recipe = recipe_classes().get(str(algorithm))
-    both = recipe is None or not issubclass(recipe, Common) or recipe.steps_and_epochs
-    return _EXCLUSIVE if both else (*_EXCLUSIVE, _LENGTH)
 
 
 def _laid_over(
@@ -390,20 +394,15 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _validated(tree: dict[str, Any], said: Sequence[Layer], overriding: Sequence[Layer]) -> Recipe:
+def _validated(kind: type[R], tree: dict[str, Any], said: Sequence[Layer], overriding: Sequence[Layer]) -> R:
     """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number."""
-    adapter: TypeAdapter[Recipe] = TypeAdapter(Recipe)
     try:
-        return adapter.validate_json(json.dumps(tree), strict=True)
+        return kind.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    recipe = recipe_classes().get(str(tree.get("algorithm")))
-    if recipe is None:
-        raise RecipeError(f"{_source(said, overriding, ['algorithm'])}: {algorithm_sentence(tree.get('algorithm'))}")
-    paths = [problem["loc"][1:] for problem in problems]  # the first of loc is the algorithm's name
     sentences = [
-        f"{_source(said, overriding, path)}: {sentence(problem, path, recipe)}"
-        for problem, path in zip(problems, paths, strict=True)
+        f"{_source(said, overriding, problem['loc'])}: {sentence(problem, problem['loc'], kind)}"
+        for problem in problems
     ]
     raise RecipeError("\n".join(sentences))
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import PromptSection, TrainingRecipe
-from lockstep.config.errors import recipe_classes
-from lockstep.config.loading import Layer, Loaded, RecipeError, algorithm_of, load, usage
+from lockstep.config import Common, PromptSection, Recipe
+from lockstep.config.loading import Layer, Loaded, RecipeError, load, require_command
 
 
 @dataclass(frozen=True)
@@ -17,20 +16,22 @@ class Command:
     """A command that asks a model the rows of a file.
 
     Attributes:
-        name: Of the command, and of the algorithm of its recipes.
+        name: Of the command.
+        kind: The class of its recipes.
         recipe: The one that ships, where to begin.
         rows: The option of `data` that names the file.
         sections: What a run says under the same words.
         data: Of the rows, likewise.
-        drawn: What a run's options say about responses.
+        sampling: What a run's options say about responses, given as JSON, and how much room demonstrations left them.
     """
 
     name: str
+    kind: type[Recipe]
     recipe: str
     rows: str
     sections: tuple[str, ...]
     data: type[PromptSection]
-    drawn: Callable[[dict[str, Any]], dict[str, Any]]
+    sampling: Callable[[dict[str, Any], dict[str, int] | None], dict[str, Any]]
 
     def resolved(
         self, model: str, data: str, overrides: Sequence[str], recipe: str | None, folder: str | None
@@ -49,9 +50,7 @@ class Command:
             RecipeError: One sentence for each thing that is wrong.
         """
         first, own = recipe or self.recipe, Path(model) / "recipe.yaml"
-        algorithm = algorithm_of(first)
-        if algorithm != self.name and algorithm in recipe_classes():
-            raise RecipeError(f"{first} is for another command: {usage(algorithm, first)}")
+        require_command(self.kind, first)
         said: dict[str, Any] = {"model": {"path": str(weights_of(model))}, "data": {self.rows: data}}
         if folder is not None:
             said["run"] = {"folder": folder}
@@ -67,20 +66,18 @@ class Command:
         names = self.data.model_fields.keys() - {"max_validation_samples"}
         said["data"] = training.data.model_dump(mode="json", include=names)
         said["learner"] = computation_of(training)
-        return Layer(str(own), said | self.drawn(tree))
+        return Layer(str(own), said | self.sampling(tree, room_of_demonstrations(training)))
 
 
-def computation_of(training: TrainingRecipe) -> dict[str, str]:
+def computation_of(training: Common) -> dict[str, str]:
     """What a run's recipe says of where and in which precision it computes."""
     return {"device": training.learner.device, "dtype": training.learner.dtype}
 
 
-def room_of_demonstrations(tree: dict[str, Any]) -> dict[str, int] | None:
-    """As much room for a response as what an SFT or DPO run learned from had; None where that is not known."""
-    learned = tree.get("sft") or tree.get("dpo")
-    if learned and learned["max_tokens"] > tree["data"]["max_prompt_tokens"]:
-        return {"max_tokens": learned["max_tokens"] - tree["data"]["max_prompt_tokens"]}
-    return None
+def room_of_demonstrations(training: Common) -> dict[str, int] | None:
+    """As much room for a response as demonstrations that a run learned from had; None where there were none."""
+    longest, prompt = training.longest_demonstration, training.data.max_prompt_tokens
+    return None if longest is None or longest <= prompt else {"max_tokens": longest - prompt}
 
 
 def weights_of(model: Path | str) -> Path:

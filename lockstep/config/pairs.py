@@ -1,14 +1,9 @@
-"""What recipes have that learn from pairs of answers, a chosen and a rejected one."""
+"""Rows with pairs of answers, a chosen and a rejected one."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pydantic import Field, model_validator
 
-from pydantic import Field, PositiveInt, model_validator
-
-from lockstep.config.machinery import Optimizer
-from lockstep.config.run import Bound, Supervised
-from lockstep.config.section import Section
 from lockstep.config.sources import DataSection
 
 
@@ -43,26 +38,3 @@ class PairSection(DataSection):
         if len(self.score_fields) == 1:
             raise ValueError("chosen_score and rejected_score go together; say both, or none")
         return self
-
-
-class LearnedPairs(Section):
-    """How many pairs are learned from at once, and how long they may be."""
-
-    global_batch_size: PositiveInt = Field(description="pairs per optimizer step")
-    max_tokens: PositiveInt = Field(description="longest prompt and answer together")
-
-
-class PairsRecipe(Supervised):
-    """What the recipes of these algorithms share."""
-
-    learned = "a pair"
-    limit: ClassVar[str]
-    """The option that says how long pairs may be."""
-    data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
-    optimizer: Optimizer
-    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
-
-    @property
-    def pairs(self) -> LearnedPairs:
-        """The algorithm's own section."""
-        raise NotImplementedError(f"{type(self).__name__} has no section of its own")

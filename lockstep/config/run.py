@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lockstep.config.machinery import Cluster, LearnerSection
+from lockstep.config.recipe import Recipe
 from lockstep.config.section import LocalPath, Section
 from lockstep.config.sources import DataSection, ModelSection
 from lockstep.config.trackers import Trackers
@@ -98,11 +100,15 @@ class Bound(Section):
         return self
 
 
-class Common(Section):
-    """What every recipe has."""
+_MADE_ALIKE = ("train_questions", "validation_questions", "train_prompts", "validation_prompts", "seed")
+"""Options of made rows that say which are held out."""
 
-    steps_and_epochs: ClassVar[bool] = False
-    """Whether run.max_steps and run.max_epochs both count; else the first goes before the other."""
+
+class Common(Recipe):
+    """The options of every recipe that trains."""
+
+    command = "train {recipe}"
+    steps_and_epochs = False
     seed: int = Field(default=0, description="key of every random number of the run")
     model: ModelSection
     data: DataSection
@@ -110,6 +116,36 @@ class Common(Section):
     cluster: Cluster = Cluster()
     trackers: Trackers = Trackers()
     run: Run
+    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
+
+    @property
+    def folder(self) -> str | None:
+        return self.run.folder
+
+    @property
+    def longest_demonstration(self) -> int | None:
+        """Tokens of the longest prompt and answer that are learned as they are; None: none are, or nothing answers."""
+        return None
+
+    @property
+    def trained_first(self) -> str | None:
+        return self.model.from_recipe
+
+    @property
+    def made(self) -> Mapping[str, Section]:
+        named = (("arithmetic", self.data.arithmetic), ("letters", self.data.letters))
+        return {name: section for name, section in named if section is not None}
+
+    def hand_down(self, first: Recipe) -> dict[str, Any]:
+        """Seed, backend, and the questions where both make theirs: else what is held out could be learned first."""
+        learner = self.learner
+        same: dict[str, Any] = {"seed": self.seed, "learner.backend": learner.backend}
+        same |= {"learner.device": learner.device, "learner.dtype": learner.dtype}
+        same |= {f"learner.parallel.{name}": size for name, size in learner.parallel.model_dump().items()}
+        for kind in self.made.keys() & first.made.keys():
+            options = self.made[kind].model_dump().items()
+            same |= {f"data.{kind}.{name}": value for name, value in options if name in _MADE_ALIKE}
+        return same
 
     @property
     def idle_options(self) -> dict[str, str]:
@@ -132,29 +168,5 @@ class Common(Section):
         if self.run.require_doctor and self.model.path is None:
             raise ValueError(
                 "run.require_doctor asks for a report on a model that is made only now; give a folder by model.path"
-            )
-        return self
-
-
-class Supervised(Common):
-    """What recipes share that learn rows as they are."""
-
-    learned: ClassVar[str]
-    """What is learned from a row."""
-
-    @model_validator(mode="after")
-    def _rows_are_whole(self) -> Supervised:
-        if self.data.truncates:
-            raise ValueError(
-                f"data.overlong_prompts=truncate is for prompts that a sampler answers; {self.learned} is learned "
-                "whole, so say error or skip"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_samples(self) -> Supervised:
-        if self.run.require_doctor:
-            raise ValueError(
-                "run.require_doctor is about training and sampling, but nothing samples here; leave it out"
             )
         return self

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.config import RankedSection, TreeSection
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
 from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_error
 from lockstep.data.templates import complaint, fields, render
-from lockstep.inference.judge_eval_options import RankedSection, TreeSection
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from lockstep.doctor.fingerprints import Reading, read
 from lockstep.doctor.options import Limits
 from lockstep.doctor.statistics import by_index, by_surprise, figures
 from lockstep.doctor.verdict import EXIT_CODES, Judgement, judge
-from lockstep.run.folder import write_whole
+from lockstep.whole_files import write_whole
 
 _SCHEMA = 1
 _SHOWN = (

@@ -21,7 +21,7 @@ from lockstep.doctor.judging import Row
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.plan import Cell
 from lockstep.doctor.report import columns_of
-from lockstep.run.folder import write_whole
+from lockstep.whole_files import write_whole
 
 _OURS = ("tokens", "lengths", "mask", "cluster", "decoded")
 

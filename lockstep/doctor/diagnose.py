@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep import exit_codes
 from lockstep.algorithms.rows import files_of
-from lockstep.config.loading import Loaded, usage
+from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.base import Backend
 from lockstep.doctor.causes import CAUSES
@@ -28,7 +28,7 @@ from lockstep.errors import InputError
 from lockstep.inference.results import results_of
 from lockstep.report.doctor_folder import REPORT
 from lockstep.report.progress import Progress, progress
-from lockstep.run.folder import write_whole
+from lockstep.whole_files import write_whole
 
 DIAGNOSIS = "diagnosis.json"
 _LONGEST, _SEQUENCES = 100, 32
@@ -60,9 +60,7 @@ def diagnose(loaded: Loaded) -> int:
     Raises:
         ValueError: If the model or its prompts cannot be used.
     """
-    recipe = loaded.recipe
-    if not isinstance(recipe, DoctorRecipe):
-        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    recipe = loaded.expect(DoctorRecipe)
     source = PromptSource(recipe)
     results = results_of(loaded, recipe.model.path, {"prompts": files_of(source.rows)}, "doctor", "a report on others")
     with results.opened() as started, progress(f"{recipe.model.path} → {results.folder}") as shown:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.errors import recipe_classes
-from lockstep.config.loading import Layer, Loaded, RecipeError, algorithm_of, load, usage
+from lockstep.config.loading import Layer, Loaded, load, require_command
 from lockstep.config.model_recipe import computation_of, weights_of
+from lockstep.doctor.options import DoctorRecipe
 
 
 def doctor_recipe(
@@ -32,9 +32,8 @@ def doctor_recipe(
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
-    algorithm, own = algorithm_of(recipe), Path(model) / "recipe.yaml"
-    if algorithm != "doctor" and algorithm in recipe_classes():
-        raise RecipeError(f"{recipe} is for another command: {usage(algorithm, recipe)}")
+    own = Path(model) / "recipe.yaml"
+    require_command(DoctorRecipe, recipe)
     said: dict[str, Any] = {"model": {"path": str(weights_of(model))}}
     if folder is not None:
         said["run"] = {"folder": folder}

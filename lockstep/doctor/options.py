@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lockstep.config.machinery import ClusterSection, Computation, Parallel, SamplerSection
+from lockstep.config.recipe import Recipe
 from lockstep.config.section import LocalPath, Probability, Section
 from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
 from lockstep.errors import InputError
@@ -111,10 +112,10 @@ class DoctorRun(Section):
     )
 
 
-class DoctorRecipe(Section):
+class DoctorRecipe(Recipe):
     """`algorithm: doctor`"""
 
-    algorithm: Literal["doctor"] = Field(description="what is run")
+    command = "doctor table MODEL --recipe {recipe}"
     seed: int = Field(default=0, description="key of every random number")
     model: ModelFolder
     data: DoctorData
@@ -127,6 +128,10 @@ class DoctorRecipe(Section):
     cluster: ClusterSection = ClusterSection()
     sampler: SamplerSection = SamplerSection()
     run: DoctorRun = DoctorRun()
+
+    @property
+    def folder(self) -> str | None:
+        return self.run.folder
 
     @model_validator(mode="after")
     def _each_backend_once(self) -> DoctorRecipe:

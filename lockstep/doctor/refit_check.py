@@ -25,7 +25,7 @@ from lockstep.cluster.sampler_pool import Replicas, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import workers_of
 from lockstep.config import LearnerSection, Optimizer
-from lockstep.config.loading import Loaded, usage
+from lockstep.config.loading import Loaded
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.refit_findings import Finding, Refitted, findings, holds
 from lockstep.errors import InputError
@@ -36,9 +36,9 @@ from lockstep.models.folder import context_of, read_config
 from lockstep.models.heads import canonical
 from lockstep.report.progress import Progress, progress
 from lockstep.report.terminal import summary_table
-from lockstep.run.folder import write_whole
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.refit import LARGEST_GAP, Outgoing, Sent, Weighty, random_probe
+from lockstep.whole_files import write_whole
 
 REPORT = "refit.json"
 STAGES = ("noise", "refit", "step", "again")
@@ -87,9 +87,7 @@ def refit_check(loaded: Loaded) -> int:
     Raises:
         ValueError: If there is nothing to check, or it cannot start.
     """
-    recipe = loaded.recipe
-    if not isinstance(recipe, DoctorRecipe):
-        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    recipe = loaded.expect(DoctorRecipe)
     checked = [backend for backend in recipe.backends[1:] if backend != "hf"]
     if not checked:
         raise InputError(

@@ -104,8 +104,7 @@ def described(backend: Backend) -> dict[str, Any]:
 
 def tree_of(found: Found, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
     """`report.json`."""
-    assert isinstance(loaded.recipe, DoctorRecipe)
-    verdict, folder = whole(found.judged), Path(loaded.recipe.model.path)
+    verdict, folder = whole(found.judged), Path(loaded.expect(DoctorRecipe).model.path)
     files = {name.removeprefix("model."): its for name, its in inputs.items() if name.startswith("model.")}
     return {
         "schema": SCHEMA,

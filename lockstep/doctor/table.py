@@ -19,7 +19,7 @@ import orjson
 from safetensors.torch import save
 
 from lockstep.algorithms.rows import files_of
-from lockstep.config.loading import Loaded, usage
+from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import Backend
@@ -33,12 +33,11 @@ from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.render import junit, markdown
 from lockstep.doctor.report import Found, columns_of, described, tree_of
 from lockstep.doctor.verdict import Clause
-from lockstep.errors import InputError
 from lockstep.inference.results import Results, results_of
 from lockstep.models.folder import read_config
 from lockstep.report.doctor_folder import COLUMNS, REPORT
 from lockstep.report.progress import Progress, progress
-from lockstep.run.folder import write_whole
+from lockstep.whole_files import write_whole
 
 TABLE, JUNIT = "table.md", "junit.xml"
 
@@ -53,9 +52,7 @@ def table(loaded: Loaded) -> int:
         ChangedError: If the folder holds a report on something else.
         ValueError: If the model or its prompts cannot be used.
     """
-    recipe = loaded.recipe
-    if not isinstance(recipe, DoctorRecipe):
-        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    recipe = loaded.expect(DoctorRecipe)
     read_config(recipe.model.path)  # says what is wrong with a folder before one for the results is made
     rows = {"prompts": files_of(PromptSource(recipe).rows)}
     results = results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.config.environment import EnvironmentSection
 from lockstep.config.machinery import ClusterSection, Computation, EngineSection, RepeatedSampling, SamplerSection
+from lockstep.config.recipe import Recipe
 from lockstep.config.section import LocalPath, Section
 from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSection, RewardSection
 
@@ -40,10 +39,10 @@ class EvalRun(Section):
     )
 
 
-class EvalRecipe(Section):
+class EvalRecipe(Recipe):
     """`algorithm: eval`"""
 
-    algorithm: Literal["eval"]
+    command = "eval MODEL DATA --recipe {recipe}"
     seed: int = 0
     model: ModelFolder
     data: EvalData
@@ -59,6 +58,10 @@ class EvalRecipe(Section):
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
     run: EvalRun = EvalRun()
+
+    @property
+    def folder(self) -> str | None:
+        return self.run.folder
 
     @model_validator(mode="after")
     def _something_is_asked(self) -> EvalRecipe:

@@ -7,7 +7,8 @@ from typing import Any
 
 from lockstep.config import QuestionSection, Sampling
 from lockstep.config.loading import Loaded
-from lockstep.config.model_recipe import Command, room_of_demonstrations
+from lockstep.config.model_recipe import Command
+from lockstep.inference.eval_options import EvalRecipe
 
 
 def eval_recipe(
@@ -17,16 +18,21 @@ def eval_recipe(
     return _EVAL.resolved(model, data, overrides, recipe, folder)
 
 
-def _drawn(tree: dict[str, Any]) -> dict[str, Any]:
+def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
     """The distribution that a run validates with, or as much room for an answer as its demonstrations had."""
     if "validation_sampling" in tree:
-        drawn = {name: tree["validation_sampling"][name] for name in Sampling.model_fields}
-        room = {"max_tokens": drawn["max_tokens"]}
-        return {"greedy": room, "sampling": drawn if drawn["temperature"] else room}
-    room = room_of_demonstrations(tree)
+        sampled = {name: tree["validation_sampling"][name] for name in Sampling.model_fields}
+        short = {"max_tokens": sampled["max_tokens"]}
+        return {"greedy": short, "sampling": sampled if sampled["temperature"] else short}
     return {} if room is None else {"greedy": room, "sampling": room}
 
 
 _EVAL = Command(
-    "eval", "eval_gsm8k", "validation", ("seed", "reward", "environment", "sampler"), QuestionSection, _drawn
+    "eval",
+    EvalRecipe,
+    "eval_gsm8k",
+    "validation",
+    ("seed", "reward", "environment", "sampler"),
+    QuestionSection,
+    _sampling,
 )

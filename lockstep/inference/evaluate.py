@@ -21,8 +21,7 @@ from lockstep.algorithms.rows import files_of, open_prompts
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import workers_of
-from lockstep.config.loading import Loaded, usage
-from lockstep.errors import InputError
+from lockstep.config.loading import Loaded
 from lockstep.inference.eval_options import EvalRecipe
 from lockstep.inference.results import results_of
 from lockstep.inference.sample_log import Block, SampleLog, Setting
@@ -49,9 +48,7 @@ def evaluate(loaded: Loaded) -> Path:
         Stopped: If it was asked to end before its end.
         ChangedError: If the folder holds another evaluation.
     """
-    recipe = loaded.recipe
-    if not isinstance(recipe, EvalRecipe):
-        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    recipe = loaded.expect(EvalRecipe)
     source = open_source(recipe.model.path)
     settings = list(_settings(recipe, source))
     rows = {"validation": files_of(recipe.data.validation)}

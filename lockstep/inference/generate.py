@@ -19,10 +19,9 @@ from pathlib import Path
 from lockstep.algorithms.rows import files_of, open_prompts
 from lockstep.cluster.sampler_pool import Block
 from lockstep.cluster.workers import workers_of
-from lockstep.config.loading import Loaded, usage
+from lockstep.config.loading import Loaded
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
-from lockstep.errors import InputError
 from lockstep.inference.answers import Answers, answering
 from lockstep.inference.generate_options import GenerateRecipe
 from lockstep.inference.parts import Parts
@@ -49,9 +48,7 @@ def generate(loaded: Loaded) -> Path:
         ChangedError: If the folder holds generations of something else.
         SamplerLost: If samplers die too often; what they had finished is kept.
     """
-    recipe = loaded.recipe
-    if not isinstance(recipe, GenerateRecipe):
-        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    recipe = loaded.expect(GenerateRecipe)
     source = open_source(recipe.model.path)
     longest = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
     source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest)

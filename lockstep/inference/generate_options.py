@@ -7,6 +7,7 @@ from typing import Literal, assert_never
 from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.config.machinery import ClusterSection, Computation, SamplerSection, Sampling
+from lockstep.config.recipe import Recipe
 from lockstep.config.section import LocalPath, Section
 from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
 
@@ -36,10 +37,11 @@ class GenerateRun(Section):
     )
 
 
-class GenerateRecipe(Section):
+class GenerateRecipe(Recipe):
     """`algorithm: generate`"""
 
-    algorithm: Literal["generate"] = Field(description="what is run")
+    command = "generate MODEL DATA --recipe {recipe}"
+    placement = (*Recipe.placement, "replicas")  # blocks are answered whole, so bits do not depend on it
     seed: int = Field(default=0, description="key of every random number")
     model: ModelFolder
     data: GenerateData
@@ -54,6 +56,10 @@ class GenerateRecipe(Section):
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
     run: GenerateRun = GenerateRun()
+
+    @property
+    def folder(self) -> str | None:
+        return self.run.folder
 
     @property
     def logprobs_are_wanted(self) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 from lockstep.config import PromptSection
 from lockstep.config.loading import Loaded
-from lockstep.config.model_recipe import Command, room_of_demonstrations
+from lockstep.config.model_recipe import Command
+from lockstep.inference.generate_options import GenerateRecipe
 
 
 def generate_recipe(
@@ -17,10 +18,10 @@ def generate_recipe(
     return _GENERATE.resolved(model, data, overrides, recipe, folder)
 
 
-def _drawn(tree: dict[str, Any]) -> dict[str, Any]:
+def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
     """The distribution that a run trains with, or as much room for a response as its demonstrations had."""
-    drawn = tree.get("sampling") or room_of_demonstrations(tree)
-    return {} if drawn is None else {"sampling": drawn}
+    sampling = tree.get("sampling") or room
+    return {} if sampling is None else {"sampling": sampling}
 
 
-_GENERATE = Command("generate", "generate", "prompts", ("seed", "sampler"), PromptSection, _drawn)
+_GENERATE = Command("generate", GenerateRecipe, "generate", "prompts", ("seed", "sampler"), PromptSection, _sampling)

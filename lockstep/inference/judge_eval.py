@@ -19,11 +19,10 @@ from typing import Any
 from lockstep.algorithms.rows import files_of
 from lockstep.cluster.judges import judge_answers
 from lockstep.cluster.workers import workers_of
-from lockstep.config.loading import Loaded, usage
+from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.data.ranked import Ranked, described, read_ranked
 from lockstep.data.rows import Skipped
-from lockstep.errors import InputError
 from lockstep.inference.judge_eval_options import JudgeEvalRecipe
 from lockstep.inference.parts import Parts
 from lockstep.inference.results import results_of
@@ -57,9 +56,7 @@ def judge_eval(loaded: Loaded) -> Path:
         ChangedError: If the folder holds another evaluation.
         JudgeError: If too few judgements have a verdict.
     """
-    recipe = loaded.recipe
-    if not isinstance(recipe, JudgeEvalRecipe):
-        raise InputError(f"{loaded.name} is for another command: {usage(recipe.algorithm, loaded.name)}")
+    recipe = loaded.expect(JudgeEvalRecipe)
     files = files_of(recipe.data.ranked)
     results = results_of(loaded, recipe.judge.path, {"ranked": files}, "judge-evals", "another evaluation")
     with results.opened() as started:

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.errors import recipe_classes
-from lockstep.config.loading import Layer, Loaded, RecipeError, algorithm_of, load, usage
+from lockstep.config.loading import Layer, Loaded, load, require_command
 from lockstep.config.model_recipe import computation_of, weights_of
 from lockstep.inference.judge_eval_options import JudgeEvalRecipe
 
-_NAME, _RECIPE = "judge_eval", "judge_eval"
+_RECIPE = "judge_eval"
 
 
 def judge_eval_recipe(
@@ -32,9 +31,7 @@ def judge_eval_recipe(
         RecipeError: One sentence for each thing that is wrong.
     """
     first, own = recipe or _RECIPE, Path(model) / "recipe.yaml"
-    algorithm = algorithm_of(first)
-    if algorithm != _NAME and algorithm in recipe_classes():
-        raise RecipeError(f"{first} is for another command: {usage(algorithm, first)}")
+    require_command(JudgeEvalRecipe, first)
     said: dict[str, Any] = {"data": {"ranked": data}, "judge": _judge(model)}
     if folder is not None:
         said["run"] = {"folder": folder}
@@ -57,7 +54,6 @@ def _as_trained(own: Path) -> Layer:
 
 
 def _model_name(loaded: Loaded, model: str) -> str:
-    assert isinstance(loaded.recipe, JudgeEvalRecipe), "the recipe was checked to be for this command"
-    sampler = loaded.recipe.judge.sampler
+    sampler = loaded.expect(JudgeEvalRecipe).judge.sampler
     served = None if sampler is None else sampler.openai
     return Path(model).resolve().name if served is None else served.model.replace("/", "-")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.run.checkpoint import sync
-from lockstep.run.folder import write_whole
+from lockstep.whole_files import write_whole
 
 
 @dataclass(frozen=True)

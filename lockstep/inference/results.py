@@ -66,7 +66,7 @@ def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, Files], roo
     weights = {f"model.{path.name}": digest([path]) for path in sorted(place.glob("*.safetensors"))} if place else {}
     now = inputs(loaded, digests, place) | weights
     key = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:10]
-    named = loaded.recipe.run.folder
+    named = loaded.recipe.folder
     folder = Path(root) / f"{loaded.name}-{key}" if named is None else Path(named)
     noted = folder / _INPUTS
     changed = differences(json.loads(noted.read_text()), now) if noted.exists() else []

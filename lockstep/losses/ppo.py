@@ -8,7 +8,6 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.grpo.options import LossMean
 from lockstep.batch import Batch
 from lockstep.losses.base import Denominator, Outputs, active
 from lockstep.metrics import ExplainedVariance, Max, Mean, Metrics, Min
@@ -16,6 +15,7 @@ from lockstep.objectives.divergence import k3, kl_loss
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.policy import clipped_surrogate, probability_ratio, weighted_likelihood
 from lockstep.objectives.value import clipped_value_loss
+from lockstep.types import LossMean
 
 _MAX_LOGRATIO = 20.0  # nats: what a metric of a broken step is bounded by, so that it stays a number
 

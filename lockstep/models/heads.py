@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,10 @@ from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
 from lockstep.models.folder import carries_state
-from lockstep.types import SamplingParams
+from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.mesh import own_range
 from lockstep_logprobs.shard import WHOLE, Shard
-
-Head = Literal["logits", "value", "reward"]
-"""What is put on a backbone; a reward model's is a critic's without a bias, which pairs could not teach it."""
 
 PLAIN = SamplingParams(max_tokens=1)
 """The model's own distribution: what a batch without sampling parameters is scored under."""
@@ -41,6 +38,17 @@ def scores_tokens(head: Head) -> bool:
         case "logits":
             return True
         case "value" | "reward":
+            return False
+        case _:
+            assert_never(head)
+
+
+def scores_sequences(head: Head) -> bool:
+    """Whether a head gives one number for a whole sequence, as classifiers do."""
+    match head:
+        case "reward":
+            return True
+        case "logits" | "value":
             return False
         case _:
             assert_never(head)

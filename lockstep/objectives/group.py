@@ -10,7 +10,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.grpo.options import Baseline, ScaleRewards
+from lockstep.types import Baseline, ScaleRewards
 
 _LEAST = 1e-4  # beside a standard deviation, so that equal rewards divide 0 by something
 

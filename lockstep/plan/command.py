@@ -10,6 +10,7 @@ from typing import assert_never
 
 from transformers import PreTrainedConfig
 
+from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rows import data_files
 from lockstep.config.loading import Loaded
 from lockstep.errors import InputError
@@ -37,10 +38,10 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> P
     Raises:
         ValueError: If the recipe cannot be planned, or not for so many GPUs.
     """
-    room = bytes_of(memory)
+    room, recipe = bytes_of(memory), loaded.expect(Algorithm)
     if gpus < 1:
         raise InputError(f"--gpus is {gpus}; a plan needs at least 1")
-    match loaded.training.learner.backend:
+    match recipe.learner.backend:
         case "torch":
             pass
         case "megatron":
@@ -48,8 +49,8 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> P
                 "a plan is of learner.backend=torch; how Megatron's ranks share memory is not known here yet"
             )
         case _:
-            assert_never(loaded.training.learner.backend)
-    recipe, model = loaded.training, _config_of_run(loaded) if config is None else _config_of(Path(config))
+            assert_never(recipe.learner.backend)
+    model = _config_of_run(loaded) if config is None else _config_of(Path(config))
     own = recipe.learner.parallel
     if own.ranks == gpus:
         require_divisible(model, own.tp)

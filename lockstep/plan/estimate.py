@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import assert_never
 
-from lockstep.algorithms.distill.options import DistillRecipe
-from lockstep.algorithms.dpo.options import DPORecipe
-from lockstep.algorithms.grpo.options import GRPORecipe
-from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.reward_model.options import RewardModelRecipe
-from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
-from lockstep.algorithms.sft.options import SFTRecipe
-from lockstep.config import LearnerSection, TrainingRecipe, has_critic, is_one_step_ahead, sampling_recipe
+from lockstep.algorithms.base import Algorithm, Load, ModelRole
+from lockstep.config import LearnerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton
-from lockstep.models.heads import Head
 from lockstep.plan.memory import FP32, Generation, Rank
-from lockstep.plan.sizes import Load, Sizes
+from lockstep.plan.sizes import Sizes
 from lockstep.plan.traffic import Flow, flows, refit
 
 _SAVED = 3 * FP32  # weights and moments
@@ -48,16 +39,15 @@ class Estimate:
 
     @classmethod
     def of(
-        cls, recipe: TrainingRecipe, sizes: Sizes, learner: LearnerSection | None = None, sequences: int | None = None
+        cls, recipe: Algorithm, sizes: Sizes, learner: LearnerSection | None = None, sequences: int | None = None
     ) -> Estimate:
         """Of a recipe, as it says or with another learner, or so many sequences generated side by side."""
-        learner, load = learner or recipe.learner, Load.of(recipe)
-        ranks, sampled = _ranks(recipe, sizes, learner, load), sampling_recipe(recipe)
-        if sampled is None:
+        learner, load, inference = learner or recipe.learner, recipe.largest_step, recipe.inference
+        ranks = {role.name: _rank(role, sizes, learner, load) for role in recipe.models}
+        if inference is None:
             return cls(learner, load, ranks, None)
-        sequences = sequences or sampled.sampler.max_batch_size
-        ahead = is_one_step_ahead(recipe)
-        sampler = Generation.of(sizes, learner, sampled.sampler, load, sequences, shares=not ahead)
+        sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
+        sampler = Generation.of(sizes, learner, inference.sampler, load, sequences, shares=not ahead)
         return cls(learner, load, ranks, sampler, sequences, 2 * FP32 * sizes.policy if ahead else 0)
 
     @property
@@ -94,51 +84,11 @@ class Estimate:
         return sum(flow.size for _, flow in self.flows)
 
 
-def _ranks(recipe: TrainingRecipe, sizes: Sizes, learner: LearnerSection, load: Load) -> dict[str, Rank]:
-    """One rank of each learner, by name."""
-    match recipe:
-        case RewardModelRecipe():
-            return {"reward_model": Rank(sizes, learner, load, "reward")}
-        case PPORecipe() | GRPORecipe() | SelfRewardingRecipe() | DistillRecipe() | SFTRecipe() | DPORecipe():
-            ranks = {"policy": Rank(sizes, learner, load)}
-        case _:
-            assert_never(recipe)
-    if has_critic(recipe):
-        ranks["critic"] = Rank(sizes, learner, load, "value")
-    reference = _reference(recipe, sizes)
-    if reference is not None:
-        ranks["reference"] = Rank(reference, learner, load, trained=False)
-    for name, head, path in _asked(recipe):
-        ranks[name] = Rank(_sizes(path), learner, load, head, trained=False)
-    return ranks
-
-
-def _reference(recipe: TrainingRecipe, sizes: Sizes) -> Sizes | None:
-    """Of the reference; that of self-rewarding moves, and has the adapters that the policy has."""
-    match recipe:
-        case PPORecipe() | GRPORecipe():
-            return replace(sizes, adapters=0) if recipe.options.has_reference else None
-        case DPORecipe():
-            return replace(sizes, adapters=0)
-        case SelfRewardingRecipe():
-            return sizes
-        case SFTRecipe() | RewardModelRecipe() | DistillRecipe():
-            return None
-        case _:
-            assert_never(recipe)
-
-
-def _asked(recipe: TrainingRecipe) -> list[tuple[str, Head, str]]:
-    """Other models that are asked and do not learn: who, what for, and where each is."""
-    match recipe:
-        case DistillRecipe():
-            return [(f"teacher {name}", "logits", section.path) for name, section in recipe.teachers.items()]
-        case PPORecipe() | GRPORecipe() | SelfRewardingRecipe():
-            return [] if recipe.reward_model is None else [("reward_model", "reward", recipe.reward_model.path)]
-        case SFTRecipe() | DPORecipe() | RewardModelRecipe():
-            return []
-        case _:
-            assert_never(recipe)
+def _rank(role: ModelRole, sizes: Sizes, learner: LearnerSection, load: Load) -> Rank:
+    """One rank of a model; what only scores for good has no adapters."""
+    own = sizes if role.path is None else replace(_sizes(role.path), adapters=sizes.adapters)
+    own = own if role.is_saved else replace(own, adapters=0)
+    return Rank(own, learner, load, role.head, trained=role.optimizer is not None)
 
 
 @cache
@@ -147,11 +97,8 @@ def _sizes(path: str) -> Sizes:
     return Sizes.of(skeleton(read_config(folder, headless=True), folder))
 
 
-def checkpoint_bytes(*parameters: int) -> int:
-    """Of a checkpoint with models of so many parameters."""
-    return sum(_SAVED * count for count in parameters)
-
-
-def machine_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:
+    """Of a checkpoint: weights of what the run changes, and moments of what learns."""
+    return sum(
+        (_SAVED if role.optimizer is not None else FP32) * sizes.learned(role.head) for role in models if role.is_saved
+    )

@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import PreTrainedConfig
 
-from lockstep.config import LearnerSection, Parallel, TrainingRecipe, sampling_recipe
+from lockstep.algorithms.base import Algorithm
+from lockstep.config import LearnerSection, Parallel
 from lockstep.errors import InputError
 from lockstep.models.parallelize import require_divisible
 from lockstep.plan.estimate import Estimate
-from lockstep.plan.sizes import Load, Sizes
+from lockstep.plan.sizes import Sizes
 
 _WITHIN_A_MACHINE = 8
 """Tensor-parallel ranks wait for each other four times a layer, so more are never proposed."""
@@ -54,7 +55,7 @@ class Search:
         memory: Bytes of a GPU.
     """
 
-    recipe: TrainingRecipe
+    recipe: Algorithm
     sizes: Sizes
     config: PreTrainedConfig
     memory: int
@@ -70,7 +71,7 @@ class Search:
 
     def layouts(self, gpus: int) -> list[Parallel]:
         """Those of so many GPUs in which every rank has something to do, those with few tensor-parallel ranks first."""
-        load = Load.of(self.recipe)
+        load = self.recipe.largest_step
         return [
             Parallel(dp=gpus // tp // cp, tp=tp, cp=cp)
             for tp in _divisors(gpus)
@@ -109,17 +110,17 @@ class Search:
         yield from (Changes(again, batch) for batch in batches)
         yield Changes(again | offload, batches[-1])
         tokens = self.recipe.learner.micro_batch_tokens // 2
-        while tokens >= Load.of(self.recipe).shortest:
+        while tokens >= self.recipe.largest_step.shortest:
             yield Changes(again | {"micro_batch_tokens": tokens}, batches[-1])
             yield Changes(again | offload | {"micro_batch_tokens": tokens}, batches[-1])
             tokens //= 2
 
     def _batches(self) -> list[int | None]:
         """How many sequences are generated side by side: as the recipe says, and by halves fewer."""
-        sampled = sampling_recipe(self.recipe)
-        if sampled is None:
+        inference = self.recipe.inference
+        if inference is None:
             return [None]
-        own = sampled.sampler.max_batch_size
+        own = inference.sampler.max_batch_size
         return [own >> halved for halved in range(own.bit_length()) if own >> halved >= min(own, _FEWEST_SEQUENCES)]
 
     def _divides(self, tp: int) -> bool:
@@ -130,7 +131,7 @@ class Search:
         return True
 
 
-def overrides(recipe: TrainingRecipe, estimate: Estimate) -> list[str]:
+def overrides(recipe: Algorithm, estimate: Estimate) -> list[str]:
     """What to say besides the recipe for a learner like that."""
     own, wanted = recipe.learner.model_dump(), estimate.learner.model_dump()
     parallel = [
@@ -138,8 +139,8 @@ def overrides(recipe: TrainingRecipe, estimate: Estimate) -> list[str]:
     ]
     names = ("activation_checkpointing", "cpu_offload", "micro_batch_tokens")
     changed = [f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]]
-    sampled = sampling_recipe(recipe)
-    if sampled is not None and estimate.sequences != sampled.sampler.max_batch_size:
+    inference = recipe.inference
+    if inference is not None and estimate.sequences != inference.sampler.max_batch_size:
         changed.append(f"sampler.max_batch_size={estimate.sequences}")
     return parallel + changed
 

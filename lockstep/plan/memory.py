@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
+from lockstep.algorithms.base import Load
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models.attention import width_of
-from lockstep.models.heads import Head, scores_tokens
-from lockstep.plan.sizes import Load, Sizes
+from lockstep.models.heads import scores_tokens
+from lockstep.plan.sizes import Sizes
+from lockstep.types import Head
 
 FP32, BF16, INT64 = 4, 2, 8
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from lockstep.algorithms.distill.options import DistillRecipe
-from lockstep.algorithms.dpo.options import DPORecipe
-from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe
-from lockstep.algorithms.reward_model.options import RewardModelRecipe
-from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
-from lockstep.algorithms.sft.options import SFTRecipe
-from lockstep.config import LearnerSection, LoRA, TrainingRecipe
-from lockstep.models.heads import Head, scores_tokens
+from lockstep.config import LoRA
+from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import adapted_maps
 from lockstep.models.parallelize import layers
+from lockstep.types import Head
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
@@ -135,84 +129,6 @@ def _matrix(module: nn.Module | None) -> int:
 
 def _count(block: nn.Module, kind: type[nn.Module]) -> int:
     return sum(p.numel() for module in block.modules() if isinstance(module, kind) for p in module.parameters())
-
-
-@dataclass(frozen=True)
-class Load:
-    """What a learner is given, if every sequence is as long as it may be.
-
-    Attributes:
-        sequence: Tokens of the longest.
-        group: Sequences that one pass must read together: 2, where rows are pairs.
-        rows: Groups of an optimizer step.
-        updates: Optimizer steps of a step of the algorithm.
-        scored: Groups that a step of the algorithm scores before it learns, for each model that is asked.
-        generated: Tokens of the longest that a sampler generates, its prompt with it; 0: nothing samples.
-        full_support: Whether every token can be drawn; otherwise the logits exist whole.
-    """
-
-    sequence: int
-    group: int
-    rows: int
-    updates: int = 1
-    scored: int = 0
-    generated: int = 0
-    full_support: bool = True
-
-    @classmethod
-    def of(cls, recipe: TrainingRecipe) -> Load:
-        """Of a recipe's step."""
-        match recipe:
-            case SFTRecipe():
-                return cls(recipe.sft.max_tokens, 1, recipe.sft.global_batch_size)
-            case DPORecipe():
-                rows = recipe.pairs.global_batch_size
-                return cls(recipe.pairs.max_tokens, 2, rows, scored=rows)
-            case RewardModelRecipe():
-                return cls(recipe.pairs.max_tokens, 2, recipe.pairs.global_batch_size)
-            case PolicyGradientRecipe():
-                options, longest = recipe.options, recipe.data.max_prompt_tokens + recipe.max_answer_tokens
-                return cls(
-                    longest,
-                    1,
-                    options.global_batch_size,
-                    updates=options.updates,
-                    scored=options.responses,
-                    generated=longest,
-                    full_support=not recipe.sampling.top_k and recipe.sampling.top_p == 1.0,
-                )
-            case DistillRecipe():
-                its, prompt = recipe.distill, recipe.data.max_prompt_tokens
-                asked = [section for section in (recipe.sampling, recipe.validation_sampling) if section is not None]
-                generated = max((prompt + section.max_tokens for section in asked), default=0)
-                longest = its.max_tokens or generated
-                return cls(longest, 1, its.global_batch_size, its.updates, its.responses, generated, full_support=True)
-            case SelfRewardingRecipe():
-                rows = recipe.self_rewarding.global_batch_size
-                answer = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
-                asked = [section for section in (recipe.judge, recipe.meta_judge) if section and section.is_policy]
-                judged = [section.max_prompt_tokens + section.sampling.max_tokens for section in asked]
-                longest = max(answer, judged[0]) if recipe.meta_judge is not None else answer
-                return cls(longest, 2, rows, scored=rows, generated=max([answer, *judged]))
-            case _:
-                assert_never(recipe)
-
-    @property
-    def shortest(self) -> int:
-        """The fewest tokens that a pass can be given: one group."""
-        return self.group * self.sequence
-
-    def together(self, learner: LearnerSection) -> int:
-        """Groups that one pass reads."""
-        return max(1, learner.micro_batch_tokens // self.shortest)
-
-    def tokens(self, learner: LearnerSection) -> int:
-        """Of one pass, over all ranks that share it."""
-        return min(self.together(learner), -(-self.rows // learner.parallel.row_shares)) * self.shortest
-
-    def passes(self, learner: LearnerSection, groups: int) -> int:
-        """That each rank makes over so many groups."""
-        return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.together(learner))
 
 
 def readable(size: float) -> str:

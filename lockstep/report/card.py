@@ -12,7 +12,7 @@ from lockstep.report.log import read_metrics
 _SAMPLED = {"train/reward": "reward of sampled responses", "train/response_length": "tokens per response"}
 
 
-def card(run: Path, algorithm: str, base: str, step: int) -> str:
+def card(run: Path, algorithm: str, base: str, step: int, is_classifier: bool = False) -> str:
     """Writes the card of the model after `step` steps.
 
     Args:
@@ -20,6 +20,7 @@ def card(run: Path, algorithm: str, base: str, step: int) -> str:
         algorithm: Of the recipe.
         base: The model it began with.
         step: Steps done.
+        is_classifier: Whether it scores sequences instead of writing them.
     """
     recipe = (run / "recipe.yaml").read_text(encoding="utf-8")
     environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
@@ -28,7 +29,7 @@ def card(run: Path, algorithm: str, base: str, step: int) -> str:
     versions = ", ".join(f"{key} {environment[key]}" for key in ("lockstep", "torch", "transformers"))
     return f"""---
 library_name: transformers
-pipeline_tag: {"text-classification" if algorithm == "reward_model" else "text-generation"}
+pipeline_tag: {"text-classification" if is_classifier else "text-generation"}
 tags: [lockstep, {algorithm}]
 ---
 # {name}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lockstep import keyed
-from lockstep.algorithms.policy_gradient.options import DynamicSampling
 from lockstep.batch import Batch, concat
 from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
@@ -113,7 +112,7 @@ class Experience:
         return self._answered(prompts, position, sampling, num_samples, "validation")
 
     def collect_mixed(
-        self, position: int, count: int, sampling: SamplingParams, num_generations: int, dynamic: DynamicSampling
+        self, position: int, count: int, sampling: SamplingParams, num_generations: int, max_batches: int
     ) -> tuple[Rollouts, int]:
         """Draws until `count` prompts have responses of different scores (DAPO, Yu et al. 2025, §3.2).
 
@@ -121,11 +120,11 @@ class Experience:
             Rollouts of exactly `count` such prompts, and the position behind the last one drawn.
 
         Raises:
-            ValueError: If `dynamic.max_batches` batches do not give enough.
+            ValueError: If `max_batches` batches do not give enough.
         """
         kept: list[Rollouts] = []
         found = 0
-        for drawn in range(dynamic.max_batches):
+        for drawn in range(max_batches):
             rollouts = self.collect(position + drawn * count, count, sampling, num_generations)
             mixed = _mixed_groups(rollouts.batch["score"].view(count, num_generations))
             kept.append(_groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations))
@@ -133,7 +132,7 @@ class Experience:
             if found == count:
                 return _joined(kept), position + (drawn + 1) * count
         raise InputError(
-            f"dynamic sampling found {found} of {count} prompts with differing rewards in {dynamic.max_batches} "
+            f"dynamic sampling found {found} of {count} prompts with differing rewards in {max_batches} "
             "batches; the task is too easy or too hard for this policy, or raise dynamic_sampling.max_batches"
         )
 

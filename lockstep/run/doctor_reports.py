@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from lockstep.config import Computation, SamplerBackend, SamplingRecipe
+from lockstep.algorithms.base import Algorithm
+from lockstep.config import Computation, SamplerBackend
 from lockstep.errors import InputError
+from lockstep.monitor.doctor_command import compared_backends
 from lockstep.run.identity import digest
 
 REPORTS = Path("doctor")
@@ -56,15 +58,15 @@ def weights_digest(folder: Path) -> str:
     return digest(sorted(folder.glob("*.safetensors")))
 
 
-def examination(recipe: SamplingRecipe) -> Examination | None:
-    """The newest report on the model that a run begins with; None where the model is made by the run itself.
+def examination(recipe: Algorithm) -> Examination | None:
+    """The newest report on the model that a run begins with; None where the run makes it, or samples nothing.
 
     Raises:
         ValueError: If `run.require_doctor` asks for a report that passed, and there is none.
     """
-    if recipe.model.path is None:
+    if recipe.model.path is None or recipe.inference is None:
         return None
-    found = examined(Path(recipe.model.path), recipe.sampler.backend, recipe.learner.dtype)
+    found = examined(Path(recipe.model.path), recipe.inference.sampler.backend, recipe.learner.dtype)
     if recipe.run.require_doctor and not found.passed:
         raise InputError(f"run.require_doctor: {found.sentence}")
     return found
@@ -73,7 +75,9 @@ def examination(recipe: SamplingRecipe) -> Examination | None:
 def examined(folder: Path, sampler: SamplerBackend, dtype: str) -> Examination:
     """Looks for the newest report on the weights in `folder` that covers a sampler and a type."""
     about = f"{folder} with sampler {sampler} in {dtype}"
-    command = f"`lockstep doctor table {folder} backends=[{','.join(_compared(sampler))}] learner.dtype={dtype}`"
+    command = (
+        f"`lockstep doctor table {folder} backends=[{','.join(compared_backends(sampler))}] learner.dtype={dtype}`"
+    )
     read = [(path, _read(path)) for path in _newest_first()]
     reports = [(path, report) for path, report in read if report is not None and report.covers(sampler, dtype)]
     weights = weights_digest(folder) if reports else ""  # reads them all, which takes a while
@@ -86,43 +90,6 @@ def examined(folder: Path, sampler: SamplerBackend, dtype: str) -> Examination:
         return Examination(True, f"the doctor has passed {about}: {path}")
     told = f"the doctor's newest report on {about} says {verdict}: {path}; mend what it names, and run {command} again"
     return Examination(False, told)
-
-
-def _compared(sampler: SamplerBackend) -> tuple[str, ...]:
-    """What a table compares that speaks of training with a sampler."""
-    match sampler:
-        case "torch":
-            return ("hf", "torch")
-        case "vllm" | "openai":
-            return ("torch", sampler)
-        case _:
-            assert_never(sampler)
-
-
-def doctors_options(recipe: SamplingRecipe) -> str:
-    """What to say behind `lockstep doctor table MODEL` and its like, so that they compare what a run compares."""
-    section, sampler = recipe.learner, recipe.sampler
-    sizes = (("dp", section.parallel.dp), ("tp", section.parallel.tp), ("cp", section.parallel.cp))
-    layout = "".join(f"{name}{size}" for name, size in (*sizes, ("pp", section.parallel.pp)) if size > 1)
-    learner = f"{section.backend}-{layout}" if layout else section.backend
-    is_plain = learner in _compared(sampler.backend)
-    backends = _compared(sampler.backend) if is_plain else (learner, sampler.backend)
-    said = [f"backends=[{','.join(backends)}] learner.dtype={section.dtype}"]
-    match sampler.backend:
-        case "torch" | "openai":
-            pass
-        case "vllm":
-            said.append("sampler=vllm")
-        case _:
-            assert_never(sampler.backend)
-    if sampler.vllm.kv_cache_gib is not None:
-        said.append(f"sampler.vllm.kv_cache_gib={sampler.vllm.kv_cache_gib:g}")
-    drawn = recipe.sampling
-    if drawn is not None and (drawn.temperature != 1.0 or drawn.top_k or drawn.top_p < 1.0):
-        method = {"temperature": drawn.temperature, "top_k": drawn.top_k, "top_p": drawn.top_p}
-        told = ", ".join(f"{name}: {value}" for name, value in method.items())
-        said.append(f"'grid.methods=[{{{told}}}]'")
-    return " ".join(said)
 
 
 def _newest_first() -> list[Path]:

@@ -16,19 +16,13 @@ from typing import assert_never
 import torch
 from transformers import PreTrainedModel
 
-from lockstep.algorithms.distill.options import DistillRecipe
-from lockstep.algorithms.dpo.options import DPORecipe
-from lockstep.algorithms.grpo.options import GRPORecipe
-from lockstep.algorithms.job import torch_sampling
-from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.reward_model.options import RewardModelRecipe
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.job import Job
 from lockstep.algorithms.rows import DataFiles, data_files
-from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
-from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.cluster.learner_group import require_computable, require_gpus
 from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import require_near, require_sampler
-from lockstep.config import Common, SamplingRecipe, TrainingRecipe, has_critic, is_one_step_ahead, sampling_recipe
+from lockstep.config import Common
 from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.errors import InputError
@@ -37,14 +31,15 @@ from lockstep.models.folder import read_config, skeleton
 from lockstep.models.load import scratch_config
 from lockstep.models.source import Source, open_source, scratch_tokenizer
 from lockstep.models.weight_files import check_weights, require_finite
-from lockstep.plan.estimate import Estimate, checkpoint_bytes, machine_bytes
-from lockstep.plan.memory import FP32, INT64
+from lockstep.plan.estimate import Estimate, checkpoint_bytes
+from lockstep.plan.memory import FP32
 from lockstep.plan.page import layout
-from lockstep.plan.sizes import Load, Sizes, readable
+from lockstep.plan.sizes import Sizes, readable
 from lockstep.run.doctor_reports import examination
-from lockstep.run.dry_rows import check_rows
+from lockstep.run.dry_setup import DrySetup, machine_bytes, try_reward
 from lockstep.run.findings import Findings
 from lockstep.run.folder import FRAME, changed_options, require_writable, standing
+from lockstep.run.live_setup import require_lengths, torch_sampling
 from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
 from lockstep.run.trackers.view import Facts
@@ -79,17 +74,10 @@ def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
 
 
 def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -> _Model | None:
-    recipe = loaded.training
+    recipe = loaded.expect(Algorithm)
     with found.problem():
         _device(recipe, found)
-    sampled = sampling_recipe(recipe)
-    if sampled is not None:
-        with found.problem():
-            require_sampler(sampled.sampler, recipe.learner)
-        with found.problem():
-            require_near(sampled)
-        with found.problem():
-            _examined(sampled, found)
+    _check_inference(recipe, found)
     with found.problem():
         _run_folder(loaded, allow_changes, found)
     with found.problem():
@@ -99,27 +87,67 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     if files is not None:
         found.notes += remarks(recipe, files)
     model = _model(loaded, allow_changes, files, made, found)
-    check_rows(recipe, files, None if model is None else model.source, found)
+    for section in recipe.rewards:
+        with found.problem():
+            try_reward(section)
     if model is not None:
+        if files is not None:
+            _open(recipe, DrySetup(recipe, made, files, model.source, found), found)
         with found.problem():
             require_computable(read_config(model.source.folder), recipe.learner)
         with found.problem():
             _proven(recipe, model.source, found)
         with found.problem():
-            _room(loaded, Sizes.of(model.network, recipe.learner.lora), found)
+            _room(loaded, recipe, Sizes.of(model.network, recipe.learner.lora), found)
     return model
 
 
-def _proven(recipe: TrainingRecipe, source: Source, found: Findings) -> None:
+def _check_inference(recipe: Algorithm, found: Findings) -> None:
+    """Whether what samples can, and what the doctor has said of it."""
+    if recipe.inference is None:
+        return
+    with found.problem():
+        require_sampler(recipe.inference.sampler, recipe.learner)
+    with found.problem():
+        require_near(recipe.cluster, recipe.learner, recipe.inference.sampler)
+    with found.problem():  # `run.require_doctor` makes a problem of what is missing
+        known = examination(recipe)
+        if known is not None:
+            found.say("doctor", known.sentence)
+
+
+def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
+    """Opens the algorithm as a run does, with nothing behind its models, and says what it would run."""
+    with found.problem():
+        require_lengths(recipe, setup.source)
+    with found.problem():
+        job = recipe.open(setup)
+        found.say("data", f"{job.data} to train on, {job.held_out or 'none'} to validate on")
+        found.say("step", job.arithmetic)
+        found.say("micro-batches", _micro_batches(recipe))
+        found.say("run", _course(recipe, job))
+
+
+def _micro_batches(recipe: Algorithm) -> str:
+    """The most that an optimizer step can need, when every sequence is as long as it may be."""
+    learner, load = recipe.learner, recipe.largest_step
+    what = "longest sequences" if load.group == 1 else "longest pairs"
+    return (
+        f"at most {load.passes(learner, load.rows)} per optimizer step and rank, of {learner.micro_batch_tokens:,} "
+        f"tokens: {load.together(learner)} of the {what} ({load.shortest} tokens)"
+    )
+
+
+def _course(recipe: Common, job: Job) -> str:
+    steps, every, saves = job.extent.steps, recipe.run.validate_every, -(-job.extent.steps // recipe.run.save_every)
+    validated = {0, steps, *(range(every, steps, every) if every else ())} if job.validate is not None else set[int]()
+    newest = f"checkpoints: {saves}, of which the newest are kept: {min(saves, recipe.run.keep)}"
+    return f"steps: {steps}; validations: {len(validated)}; {newest}"
+
+
+def _proven(recipe: Algorithm, source: Source, found: Findings) -> None:
     proof = require_proof(source.folder, recipe.learner, torch_sampling(recipe, source))
     found.say("self-check", f"packed, alone and decoded as transformers computes it, to {proof.largest:.1e} nats")
-
-
-def _examined(recipe: SamplingRecipe, found: Findings) -> None:
-    """What the doctor has said of the model; `run.require_doctor` makes a problem of what is missing."""
-    known = examination(recipe)
-    if known is not None:
-        found.say("doctor", known.sentence)
 
 
 def _device(recipe: Common, found: Findings) -> None:
@@ -211,36 +239,14 @@ def _of_folder(folder: Path, weights: bool = True) -> _Model:
     return _Model(source, model)
 
 
-def _room(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
+def _room(loaded: Loaded, recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
     with found.problem():
-        _memory(loaded.training, sizes, found)
+        _memory(recipe, sizes, found)
     with found.problem():
-        _disk(loaded, sizes, found)
-    recipe = loaded.training
-    match recipe:
-        case DistillRecipe():
-            with found.problem():
-                _check_teacher_tokens(recipe, sizes, found)
-        case PPORecipe() | GRPORecipe() | SelfRewardingRecipe() | SFTRecipe() | DPORecipe() | RewardModelRecipe():
-            pass
-        case _:
-            assert_never(recipe)
+        _disk(loaded, recipe, sizes, found)
 
 
-def _check_teacher_tokens(recipe: DistillRecipe, sizes: Sizes, found: Findings) -> None:
-    """What teachers say of a step: a token and its log-probability, as often as they name one, in this process."""
-    load, count, there = Load.of(recipe), recipe.distill.top_k or sizes.vocabulary, machine_bytes()
-    needed = (INT64 + FP32) * load.scored * load.sequence * count
-    what = f"{count:,} tokens in the place of each of at most {load.scored * load.sequence:,}"
-    found.say("memory", f"teachers name {what}: {readable(needed)} of this machine's, once")
-    if needed > there:
-        raise InputError(
-            f"teachers would name {what}, and that takes {readable(needed)} of memory, but this machine has "
-            f"{readable(there)}; set distill.top_k=64, or lower distill.num_prompts_per_step"
-        )
-
-
-def _memory(recipe: TrainingRecipe, sizes: Sizes, found: Findings) -> None:
+def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
     learner = recipe.learner
     match learner.backend:
         case "torch":
@@ -278,14 +284,12 @@ def _fits(estimate: Estimate, needed: float, there: int, where: str, found: Find
         )
 
 
-def _disk(loaded: Loaded, sizes: Sizes, found: Findings) -> None:
+def _disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
     """Checkpoints that are kept, the one being written, and the final model."""
-    recipe = loaded.training
-    models = [sizes.learned("logits")] + ([sizes.learned("value")] if has_critic(recipe) else [])
-    one, best = checkpoint_bytes(*models), 0 if recipe.run.best is None else recipe.run.best.count
-    if is_one_step_ahead(recipe):
-        one += 4 * sizes.policy
-    needed = one * (recipe.run.keep + best + 1) + 4 * sizes.policy
+    one, best = checkpoint_bytes(recipe.models, sizes), 0 if recipe.run.best is None else recipe.run.best.count
+    if recipe.inference is not None and recipe.inference.one_step_ahead:
+        one += FP32 * sizes.policy
+    needed = one * (recipe.run.keep + best + 1) + FP32 * sizes.policy
     free = shutil.disk_usage(standing(loaded.run_folder)).free
     found.say("disk", f"at most {readable(needed)}: checkpoints of {readable(one)}; {readable(free)} are free")
     if needed > free:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lockstep.run.loop import Turn
+from lockstep.algorithms.step import Turn
 
 _STEPS = 5
 

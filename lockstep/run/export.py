@@ -7,30 +7,24 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import assert_never
 
 from torch import Tensor
 
-from lockstep.algorithms.distill.options import DistillRecipe
-from lockstep.algorithms.dpo.options import DPORecipe
-from lockstep.algorithms.grpo.options import GRPORecipe
-from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.reward_model.options import RewardModelRecipe
-from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
-from lockstep.algorithms.sft.options import SFTRecipe
+from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config import DType, LearnerSection, TrainingRecipe
+from lockstep.config import DType, LearnerSection
 from lockstep.config.loading import Loaded, load
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, written
 from lockstep.models.export import assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
-from lockstep.models.heads import Head, in_folder, scores_tokens
+from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.report.card import card
 from lockstep.report.log import require_run
 from lockstep.run.checkpoint import Checkpoint, Checkpoints, NoCheckpointError
 from lockstep.run.folder import FRAME
 from lockstep.run.identity import differences, model_files
+from lockstep.types import Head
 
 
 def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", adapter: bool = False) -> int:
@@ -54,14 +48,14 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
     if out.exists():
         raise InputError(f"{out} is there already; name a folder that is not")
     loaded = load(str(run / "recipe.yaml"))
-    recipe, lora = loaded.training, loaded.training.learner.lora
+    recipe = loaded.expect(Algorithm)
+    lora, trained = recipe.learner.lora, recipe.models[0]
     if adapter and lora is None:
         raise InputError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
     found = _chosen(Checkpoints(run / "checkpoints", keep=1), which)
-    head, learner = _trained(recipe)
-    is_classifier = not scores_tokens(head)
+    is_classifier = not scores_tokens(trained.head)
     network = skeleton(read_config(run / FRAME), str(run))
-    saved = found.folder / learner
+    saved = found.folder / trained.name
     with Boxes(written(saved, "model")) as boxes:
         weights = {in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()}
     _make_room(out)
@@ -72,22 +66,11 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
         if adapter:
             beside(out)
             return found.step
-        weights = _merged(loaded, base, found, saved, head, network.base_model_prefix)
+        weights = _merged(loaded, base, found, saved, trained.head, network.base_model_prefix)
     named = recipe.model.path or recipe.model.from_recipe or "a new model"
-    text = card(run, loaded.recipe.algorithm, Path(named).name, found.step)
+    text = card(run, recipe.algorithm, Path(named).name, found.step, is_classifier)
     assemble(run / FRAME, weights, out, dtype, text, is_classifier, beside)
     return found.step
-
-
-def _trained(recipe: TrainingRecipe) -> tuple[Head, str]:
-    """The head of the model that a run is for, and the name of its learner."""
-    match recipe:
-        case RewardModelRecipe():
-            return "reward", "reward_model"
-        case PPORecipe() | GRPORecipe() | SelfRewardingRecipe() | DistillRecipe() | SFTRecipe() | DPORecipe():
-            return "logits", "policy"
-        case _:
-            assert_never(recipe)
 
 
 def _first_model(loaded: Loaded, run: Path) -> Path:

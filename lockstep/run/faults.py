@@ -8,11 +8,10 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from lockstep.algorithms.base import StepResult
+from lockstep.algorithms.step import Step, StepResult
 from lockstep.batch import Batch
 from lockstep.errors import RunError
 from lockstep.learners.base import NotFiniteError
-from lockstep.run.loop import Step
 
 
 def kept(step: Step, folder: Path) -> Step:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.config.loading import Loaded, describe, load
-from lockstep.errors import InputError, RunError
+from lockstep.errors import InputError
 from lockstep.run.identity import ChangedError, differences, recipe_identity
+from lockstep.whole_files import write_whole
 
 FRAME = "initial"
 """Folder, in a run's, of all that an export of its model needs besides weights; of new models the weights too."""
@@ -114,7 +114,6 @@ def _exists(path: Path) -> bool:
 
 
 LOCK = ".lock"
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FolderInUseError(InputError):
@@ -145,26 +144,3 @@ def write_once(path: Path, text: str) -> None:
     """Writes a small file where there is none; it appears whole or not at all."""
     if not path.exists():
         write_whole(path, [text.encode()])
-
-
-def write_whole(path: Path, contents: Iterable[bytes]) -> None:
-    """Writes a file aside; when it has its name, all its bytes are on the disk. One process at a time may do so.
-
-    Raises:
-        InputError: If it cannot be written, or the name is that of something that is no file, such as a device.
-        RunError: If there is no room for it.
-    """
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is there and is no file, so it is not replaced; choose another name")
-    aside = path.with_name(f".{path.name}-aside")
-    try:
-        with aside.open("wb") as file:
-            file.writelines(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        kind = RunError if error.errno in _NO_ROOM else InputError
-        why = error.strerror or str(error)
-        raise kind(f"{path} cannot be written ({why}); make room, or choose another place") from error

@@ -10,13 +10,13 @@ from difflib import get_close_matches
 from typing import Any, assert_never
 
 from lockstep.algorithms.job import Job
+from lockstep.algorithms.step import Turn
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config import Run
 from lockstep.errors import InputError
 from lockstep.monitor.agreement import Disagreement
 from lockstep.report.held_out import sentence
 from lockstep.report.progress import Progress
-from lockstep.run.loop import Turn
 from lockstep.run.saver import Saver
 from lockstep.run.trackers.run import RunTracker
 

@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from lockstep.algorithms.base import StepResult
+from lockstep.algorithms.step import Extent, Hook, Step, Turn
 from lockstep.report.progress import Progress
 from lockstep.run.stop import Stop, Stopped
-
-Step = Callable[[int, int], StepResult]
-"""An algorithm's step: number of the step (from 0) and position in the data, to its outcome."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One time round the loop, as hooks see it.
-
-    Attributes:
-        step: Steps done.
-        result: Of the newest step.
-        finished: Whether the run has reached its end.
-        leaving: Whether the loop ends after this turn: the run has reached its end, or is to stop before it.
-        values: What was logged of this step; hooks may add.
-    """
-
-    step: int
-    result: StepResult
-    finished: bool
-    leaving: bool
-    values: dict[str, float] = field(default_factory=dict)
-
-
-Hook = Callable[[Turn], None]
-"""Called after each step. In order: log, validate, save."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +16,6 @@ class Start:
 
     step: int = 0
     position: int = 0
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How far a run goes.
-
-    Attributes:
-        steps: At most so many steps.
-        rows: At most so many rows of data; None: any number.
-        rows_per_step: What a step takes at least.
-    """
-
-    steps: int
-    rows: int | None
-    rows_per_step: int
-
-    def over(self, step: int, position: int) -> bool:
-        """Whether a run that has done `step` steps and used `position` rows is finished."""
-        return step >= self.steps or (self.rows is not None and position + self.rows_per_step > self.rows)
 
 
 def loop(step: Step, start: Start, extent: Extent, progress: Progress, hooks: Sequence[Hook], stop: Stop) -> None:

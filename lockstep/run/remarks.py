@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lockstep.algorithms.rows import DataFiles
-from lockstep.config import Optimizer, Section, TrainingRecipe, acceptance_of
+from lockstep.config import Common, Optimizer, Section
 from lockstep.data.files import Files, open_rows
 
 _LARGEST_LR = 0.1
@@ -14,7 +14,7 @@ _LARGEST_LR = 0.1
 than 0.01."""
 
 
-def remarks(recipe: TrainingRecipe, files: DataFiles) -> list[str]:
+def remarks(recipe: Common, files: DataFiles) -> list[str]:
     """Sentences for the log of a run, and for a dry run."""
     found = [
         f"{name}.lr={optimizer.lr:g} moves every weight by about {optimizer.lr:g} at each step, and weights of trained "
@@ -31,10 +31,10 @@ def remarks(recipe: TrainingRecipe, files: DataFiles) -> list[str]:
     return [*found, *_bounds_out_of_reach(recipe), *_best_steps_unsaved(recipe)]
 
 
-def _bounds_out_of_reach(recipe: TrainingRecipe) -> Iterator[str]:
+def _bounds_out_of_reach(recipe: Common) -> Iterator[str]:
     """Acceptance bounds on steps that a run of this length does not make."""
     last = recipe.run.max_steps
-    late = sorted({bound.metric for bound in acceptance_of(recipe) if 0 <= last < bound.steps[1]})
+    late = sorted({bound.metric for bound in recipe.acceptance if 0 <= last < bound.steps[1]})
     if late:
         yield (
             f"acceptance has bounds on steps after run.max_steps={last} ({', '.join(late)}), so lockstep check of "
@@ -42,7 +42,7 @@ def _bounds_out_of_reach(recipe: TrainingRecipe) -> Iterator[str]:
         )
 
 
-def _best_steps_unsaved(recipe: TrainingRecipe) -> Iterator[str]:
+def _best_steps_unsaved(recipe: Common) -> Iterator[str]:
     run = recipe.run
     if run.best is not None and run.validate_every and run.validate_every % run.save_every:
         yield (

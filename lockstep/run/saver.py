@@ -6,23 +6,13 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
+from lockstep.algorithms.job import Saved
 from lockstep.cluster.worker_proxy import RemoteRunError
 from lockstep.learners.base import NotSavedError
 from lockstep.run.checkpoint import Checkpoints
-
-
-class Lasting(Protocol):
-    """What has a state that goes into checkpoints; the three verbs are as those of `Learner`."""
-
-    def save(self, folder: Path) -> None: ...
-
-    def saved(self, wait: bool) -> bool: ...
-
-    def load(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +36,7 @@ class Saver:
         begun: The checkpoint that is being written, if one is.
     """
 
-    def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Lasting]) -> None:
+    def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Saved]) -> None:
         self._checkpoints, self._learners = checkpoints, learners
         self.begun: Begun | None = None
         self._sealing: threading.Thread | None = None

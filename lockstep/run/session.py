@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.job import Job
+from lockstep.algorithms.step import Step, StepResult
 from lockstep.config import Run
 from lockstep.report.progress import Progress
 from lockstep.run.checkpoint import Checkpoints
@@ -14,7 +14,7 @@ from lockstep.run.equal_rewards import EqualRewards
 from lockstep.run.faults import kept
 from lockstep.run.hooks import Hooks
 from lockstep.run.identity import ChangedError, Identity, differences
-from lockstep.run.loop import Start, Step, loop
+from lockstep.run.loop import Start, loop
 from lockstep.run.saver import Saver
 from lockstep.run.stop import Stop, heeding_signals
 from lockstep.run.trackers.run import RunTracker
@@ -65,7 +65,7 @@ class Session:
         )
         start = self._restored(checkpoints)
         self.tracker.rewind(start.step if start.step else -1)
-        with Saver(checkpoints, job.learners) as saver:
+        with Saver(checkpoints, job.state) as saver:
             hooks = Hooks(self.run, job, self.tracker, saver, shown, self.identity)
             if job.validate is not None and start.step == 0:
                 hooks.validate(0)
@@ -90,7 +90,7 @@ class Session:
             )
         for line in changed:
             self.shown.note(f"goes on although {line}")
-        for name, learner in self.job.learners.items():
+        for name, learner in self.job.state.items():
             learner.load(newest.folder / name)
         compared = newest.state["agreement"]  # None where nothing samples
         if self.job.agreement is not None and compared is not None:

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from lockstep.algorithms.job import Place
+from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rows import DataFiles, data_files
 from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
-from lockstep.config import TrainingRecipe, sampling_recipe
 from lockstep.config.loading import Loaded
 from lockstep.errors import NothingTrainedError
 from lockstep.models.export import copy_frame
@@ -33,7 +32,7 @@ from lockstep.run.folder import (
     require_writable,
 )
 from lockstep.run.identity import identity
-from lockstep.run.jobs import job_of
+from lockstep.run.live_setup import LiveSetup, require_lengths
 from lockstep.run.opened import opened
 from lockstep.run.remarks import remarks
 from lockstep.run.session import Session
@@ -60,13 +59,12 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         ChangedError: If something is not what it was, and that is not allowed.
         NothingTrainedError: If the recipe that is trained first has come to its end and learned from nothing.
     """
-    recipe = loaded.training
+    recipe = loaded.expect(Algorithm)
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
-    sampled = sampling_recipe(recipe)
-    if sampled is not None:
-        require_sampler(sampled.sampler, recipe.learner)  # before a recipe that is trained first
+    if recipe.inference is not None:
+        require_sampler(recipe.inference.sampler, recipe.learner)  # before a recipe that is trained first
     require_writable(folder)
     changed = changed_options(loaded, allow_changes)
     if (folder / "final").exists() and not changed:
@@ -76,7 +74,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         _track_finished(loaded, folder)
         print(f"{loaded.name} is finished: {folder}\n{_summary(folder)}")
         return folder
-    health = None if sampled is None else examination(sampled)
+    health = examination(recipe)
     with opened(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it
             return folder
@@ -90,10 +88,11 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
         tracker = open_.enter_context(tracked(Logs(folder), views, shown.note))
 
         def ready(workers: Workers) -> Callable[[], None]:
-            job = job_of(recipe, Place(folder, files, source, shown, workers))
+            require_lengths(recipe, source)
+            job = recipe.open(LiveSetup(recipe, folder, files, source, shown, workers))
             started()
             adopt(loaded, changed)
-            shown.total(job.extent.steps, job.arithmetic)
+            shown.total(job.extent.steps, f"{job.data}; {job.arithmetic}")
             now = identity(loaded, files.digests(), Path(source.folder))
             session = Session(recipe.run, job, folder, now, allow_changes, tracker, shown)
             return lambda: session.go(Stop(deadline_s))
@@ -121,7 +120,7 @@ def require_trained(folder: Path) -> None:
         )
 
 
-def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: TrainingRecipe, shown: Progress) -> None:
+def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: Algorithm, shown: Progress) -> None:
     """Where a learner is lost, goes on with new workers from the newest checkpoint, as the same command would.
 
     Args:
@@ -132,8 +131,7 @@ def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: Tr
     Raises:
         WorkerDied: If a learner is lost too often, or before the run has begun.
     """
-    sampled = sampling_recipe(recipe)
-    samplers = 0 if sampled is None else sampled.sampler.engines
+    samplers = 0 if recipe.inference is None else recipe.inference.sampler.engines
     most = recipe.cluster.max_restarts
     for restart in range(1, most + 2):
         with workers_of(recipe.cluster, recipe.learner, shown, recipe.learner.parallel.ranks, samplers) as workers:

@@ -15,10 +15,10 @@ from tabular import TabularLearner, TabularSampler
 from test_algorithms_need_protocols_only import recipe, workers
 from torch import Tensor
 
-from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.policy_gradient.ahead import Ahead
 from lockstep.algorithms.policy_gradient.step import compared, drawn_and_read
 from lockstep.algorithms.ppo.step import PPOWorkers, learn, policy_version, rules
+from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
@@ -60,7 +60,8 @@ class Bench:
             lambda step, snapshot, drawn: compared(step, snapshot, drawn, self.agreement),
             lambda step: policy_version(step, rule.options),
             Extent(steps, None, 64),
-            self.shown,
+            self.shown.phase,
+            self.shown.beside,
             lambda: self.abandoned.append(None),
         )
 

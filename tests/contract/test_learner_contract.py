@@ -36,8 +36,7 @@ from lockstep.errors import RunError
 from lockstep.learners.base import Learner, train
 from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
-from lockstep.models.heads import Head
-from lockstep.types import SamplingParams
+from lockstep.types import Head, SamplingParams
 
 RANKS = {"one rank": 1, "two ranks": 2}
 IMPLEMENTATIONS = ["in process", *(pytest.param(kind, marks=pytest.mark.needs("gloo")) for kind in RANKS)]

@@ -15,7 +15,6 @@ from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection, Parallel
 from lockstep.learners.base import Learner, train
-from lockstep.learners.torch.start import Head
 from lockstep.losses.base import Loss
 from lockstep.losses.cross_entropy import CrossEntropy
 from lockstep.losses.distill import Distillation
@@ -23,7 +22,7 @@ from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import SamplingParams
+from lockstep.types import Head, SamplingParams
 
 pytestmark = pytest.mark.needs("gloo")
 STEPS, MANY = 3, 20

@@ -18,9 +18,9 @@ from lockstep.config import DType, LearnerSection, LoRA
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.models.folder import read_config, skeleton
-from lockstep.models.heads import Head
 from lockstep.models.lora import targets
 from lockstep.models.parallelize import compile_layers
+from lockstep.types import Head
 
 Models = Callable[..., Path]
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)

@@ -17,12 +17,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lockstep.algorithms.job import Saved
 from lockstep.learners import saving
 from lockstep.learners.base import NotSavedError
 from lockstep.learners.boxes import Written
 from lockstep.learners.saving import StateWriter
 from lockstep.run.checkpoint import Checkpoint, CheckpointError, Checkpoints
-from lockstep.run.saver import Lasting, Saver
+from lockstep.run.saver import Saver
 
 Write = Callable[[Path], None]
 
@@ -152,7 +153,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @dataclass
-class Filling(Lasting):
+class Filling(Saved):
     """A learner, as far as saving goes."""
 
     weights: torch.Tensor
@@ -255,7 +256,7 @@ def test_what_cannot_be_sealed_is_told(checkpoints: Checkpoints) -> None:
 
 
 @dataclass
-class Failing(Lasting):
+class Failing(Saved):
     """A learner that cannot begin to save."""
 
     def save(self, folder: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from lockstep.config import Section
-from lockstep.config.errors import recipe_classes, section_of
+from lockstep.config import Section, registry
+from lockstep.config.errors import section_of
 
 PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
 KEYS = PAGE[PAGE.index("## Keys of a recipe") : PAGE.index("## Metrics")]
@@ -30,7 +30,7 @@ def options(section: type[Section], above: str = "") -> Iterator[tuple[str, Fiel
 
 OPTIONS: dict[str, list[FieldInfo]] = defaultdict(list)
 """The option of each recipe that has it, by its keys."""
-for recipe in recipe_classes().values():
+for _, recipe in registry.every():
     for keys, field in options(recipe):
         OPTIONS[keys].append(field)
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.distill.options import Divergence
 from lockstep.batch import Batch
 from lockstep.losses.base import Outputs
 from lockstep.losses.distill import Distillation
 from lockstep.objectives.distill import LOG_OUTSIDE, forward_kl, jensen_shannon, reverse_kl
+from lockstep.types import Divergence
 from lockstep_logprobs.model_utils import get_distillation_topk_logprobs_from_logits
 
 PLACES, VOCABULARY, NAMED = 5, 9, 4

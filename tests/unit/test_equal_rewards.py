@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.algorithms.base import StepResult
+from lockstep.algorithms.step import StepResult
 from lockstep.metrics import Metrics
 from lockstep.run.equal_rewards import EqualRewards
 from lockstep.run.loop import Turn

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from lockstep.config import RankedSection
 from lockstep.data.files import Files, open_rows
 from lockstep.data.ranked import Ranked, read_ranked
 from lockstep.data.rows import DataError, Skipped
-from lockstep.inference.judge_eval_options import RankedSection
 
 FLAT: dict[str, Any] = {"ranked": "x", "ranks": "ranks"}
 TREE: dict[str, Any] = {"ranked": "x", "tree": {}}

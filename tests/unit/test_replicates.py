@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.replicates import PUBLISHED_QUESTIONS, SINGLE_STEPS, STEPS, WORLDS, bounds, count_passing, simulate
-from lockstep.config import acceptance_of
 from lockstep.config.loading import load
 from lockstep.report.acceptance import check
 
@@ -40,7 +39,7 @@ def test_a_run_that_was_cut_short_passes_nowhere() -> None:
 
 
 def test_both_pinned_recipes_have_these_bounds() -> None:
-    assert bounds() == acceptance_of(load("ppo_qwen2.5_1.5b_gsm8k_1n8g_megatron").training)
+    assert bounds() == load("ppo_qwen2.5_1.5b_gsm8k_1n8g_megatron").training.acceptance
 
 
 def _failed(metrics: list[dict[str, float]]) -> list[str]:

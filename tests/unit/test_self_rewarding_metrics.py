@@ -6,11 +6,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.self_rewarding.collapse import Collapse
 from lockstep.algorithms.self_rewarding.options import SelfRewarding
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
+from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.judge.judge import Judged, Judgement, mean_score
 from lockstep.judge.verdicts import ScoreParser, Verdict

@@ -1,4 +1,4 @@
-"""The job of distillation: the student, its teachers, and what they learn from."""
+"""Sets distillation up: the student, its teachers, and what they learn from."""
 
 from __future__ import annotations
 
@@ -17,105 +17,113 @@ from lockstep.algorithms.distill.step import (
 )
 from lockstep.algorithms.job import (
     Job,
-    Place,
-    agreement_of,
-    engine_of,
-    extent_of,
-    held_out_answers,
-    learner_of,
-    require_context,
-    sampler_of,
-    validation_of,
+    build_agreement,
+    build_engine,
+    describe,
+    measure_answers,
+    measure_extent,
+    open_held_out,
+    validate_figures,
 )
-from lockstep.algorithms.rows import DataFiles, open_demonstrations, open_prompts
-from lockstep.cluster.specs import LearnerSpec
+from lockstep.algorithms.rows import open_demonstrations, open_prompts
+from lockstep.algorithms.setup import Setup
+from lockstep.config.model_recipe import weights_of
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import Head, Rule, head
+from lockstep.data.selection import Rule, head
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner
 from lockstep.losses.distill import Distillation
 from lockstep.metrics import Metrics
 from lockstep.models.folder import read_config
-from lockstep.models.source import Source, own_folder
 from lockstep.monitor.agreement import Agreement
-from lockstep.rewards.rewards import NO_ANSWERS, NoReward, rule_of
-from lockstep.rewards.rewards import build as build_reward
+from lockstep.rewards.rewards import NO_ANSWERS, NoReward
 from lockstep.rollouts.engine import Engine
 from lockstep.rollouts.rollout import Experience
 
+_BYTES = 8 + 4
+"""Of what a teacher says of a token in a place: its number, int64, and its log-probability, fp32."""
 
-def distill_job(recipe: DistillRecipe, place: Place) -> Job:
-    """Builds who learns, who teaches, and where sequences come from."""
-    source, options = place.source, recipe.distill
-    require_context(recipe, source)
-    rows = distilled_rows(
-        recipe, place.files, source, head(recipe.data.limit_train_batches, options.num_prompts_per_step)
-    )
-    student = LearnerSpec(source.folder, "logits", recipe.learner, recipe.optimizer, recipe.seed)
-    policy = learner_of(student, recipe, place)
-    teachers = {
-        name: learner_of(replace(student, model=folder).frozen, recipe, place)
-        for name, folder in teacher_folders(recipe, source).items()
-    }
-    engine = _engine(recipe, policy, place)
+
+def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
+    """Opens who learns, who teaches, and what sequences are learned from."""
+    options = recipe.distill
+    _require_top_k(recipe, setup)
+    policy, teachers = setup.learner(recipe.policy_role), _open_teachers(recipe, setup)
+    engine = _open_engine(recipe, policy, setup)
     agreement = None
-    if recipe.distill.on_policy and engine is not None:
-        agreement = agreement_of(policy, engine, recipe, place)
-    sequences = _sequences(recipe, rows, policy, engine, agreement, place)
-    workers = DistillWorkers(policy, teachers, sequences, place.shown.phase)
-    rules = Rules(options, source.vocabulary, recipe.seed, _loss(recipe))
+    if options.on_policy and engine is not None:
+        agreement = build_agreement(recipe, setup, policy, engine)
+    held_out = open_held_out(recipe, setup, recipe.validation_reward, options.num_prompts_per_step)
+    rows = _open_rows(recipe, setup)
+    sequences = _build_sequences(recipe, rows, policy, engine, agreement, setup)
+    workers = DistillWorkers(policy, teachers, sequences, setup.phase)
+    loss = Distillation(options.kl_type, options.mixed_kl_weight, options.zero_outside_topk)
+    rules = Rules(options, setup.source.vocabulary, recipe.seed, loss)
     return Job(
         step=lambda step, position: distill_step(step, position, workers, rules),
-        extent=extent_of(recipe, len(rows), options.num_prompts_per_step),
-        learners={"policy": policy},
-        validate=validation_of(_validation(recipe, engine, place)),
-        arithmetic=distill_arithmetic(recipe, rows),
+        extent=measure_extent(recipe, len(rows), options.num_prompts_per_step),
+        state={"policy": policy},
+        validate=validate_figures(_measure(recipe, engine, held_out, setup)),
+        data=describe(rows, "rows" if isinstance(rows, Demonstrations) else "prompts"),
+        held_out=None if held_out is None else describe(held_out, "prompts"),
+        arithmetic=_arithmetic(recipe),
         agreement=agreement,
         section="distill",
     )
 
 
-def teacher_folders(recipe: DistillRecipe, source: Source) -> dict[str, str]:
-    """Where each teacher is.
+def _require_top_k(recipe: DistillRecipe, setup: Setup) -> None:
+    """Raises InputError if teachers are asked for more tokens than there are, or for more than memory holds."""
+    load, vocabulary = recipe.largest_step, setup.source.vocabulary
+    count = recipe.distill.top_k or vocabulary
+    if count > vocabulary:
+        raise InputError(
+            f"distill.top_k={count}, but the student has {vocabulary} tokens; leave top_k out to compare all of them"
+        )
+    places = load.scored * load.sequence
+    setup.hold(
+        f"what teachers name, {count:,} tokens in the place of each of at most {places:,}",
+        _BYTES * places * count,
+        "set distill.top_k=64, or lower distill.num_prompts_per_step",
+    )
+
+
+def _open_teachers(recipe: DistillRecipe, setup: Setup) -> dict[str, Learner]:
+    """Opens the teachers.
 
     Raises:
-        ValueError: One reads or writes other tokens than the student, or is a run that has not finished; or they are
-            asked for more tokens than there are.
+        InputError: One writes other tokens than the student.
     """
-    if (recipe.distill.top_k or 0) > source.vocabulary:
-        raise InputError(
-            f"distill.top_k={recipe.distill.top_k}, but the student has {source.vocabulary} tokens; leave top_k out to "
-            "compare all of them"
-        )
-    folders = {name: own_folder(section, source) for name, section in recipe.teachers.items()}
-    for folder in folders.values():
+    vocabulary = setup.source.vocabulary
+    for section in recipe.teachers.values():
+        folder = weights_of(section.path)
         rows = int(read_config(folder).get_text_config().vocab_size)
-        if rows != source.vocabulary:
+        if rows != vocabulary:
             raise InputError(
-                f"the teacher in {folder} writes {rows} tokens, the student in {source.folder} {source.vocabulary}, so "
+                f"the teacher in {folder} writes {rows} tokens, the student in {setup.source.folder} {vocabulary}, so "
                 "their distributions cannot be compared; bring models with vocab_size alike"
             )
-    return folders
+    return {name: setup.learner(role) for name, role in recipe.teacher_roles.items()}
 
 
-def distilled_rows(recipe: DistillRecipe, files: DataFiles, source: Source, limit: Head) -> Prompts | Demonstrations:
-    """Prompts that the student answers, or rows with answers."""
-    data, longest, rule = recipe.data, recipe.distill.max_tokens, _has_teacher(recipe)
+def _open_rows(recipe: DistillRecipe, setup: Setup) -> Prompts | Demonstrations:
+    """Opens prompts that the student answers, or rows with answers."""
+    data, longest, rule, files = recipe.data, recipe.distill.max_tokens, _has_teacher(recipe), setup.files
+    limit = head(data.limit_train_batches, recipe.distill.num_prompts_per_step)
     if longest is None:
-        return open_prompts(files.train, data, source.tokenizer, rule, limit)
-    return open_demonstrations(files.demonstrations, data, source, longest, "distill.max_tokens", limit, rule)
+        return open_prompts(files.train, data, setup.source.tokenizer, rule, limit)
+    return open_demonstrations(files.demonstrations, data, setup.source, longest, "distill.max_tokens", limit, rule)
 
 
-def distill_arithmetic(recipe: DistillRecipe, rows: Prompts | Demonstrations) -> str:
+def _arithmetic(recipe: DistillRecipe) -> str:
     """How rows become optimizer steps, for people."""
     its = recipe.distill
     updates = f"{its.updates} optimizer steps of {its.global_batch_size}"
-    if isinstance(rows, Demonstrations):
-        return f"{len(rows)} rows ({rows.selection.account}); {its.responses} rows → {updates}"
+    if not its.on_policy:
+        return f"{its.responses} rows → {updates}"
     return (
-        f"{len(rows)} prompts ({rows.selection.account}); {its.num_prompts_per_step} prompts × {its.num_generations} = "
-        f"{its.responses} responses → {updates} responses"
+        f"{its.num_prompts_per_step} prompts × {its.num_generations} = {its.responses} responses → {updates} responses"
     )
 
 
@@ -132,41 +140,41 @@ def _has_teacher(recipe: DistillRecipe) -> Rule:
     return replace(NO_ANSWERS, fault=fault, key=("teacher", field, known))
 
 
-def _loss(recipe: DistillRecipe) -> Distillation:
-    return Distillation(recipe.distill.kl_type, recipe.distill.mixed_kl_weight, recipe.distill.zero_outside_topk)
-
-
-def _sequences(
+def _build_sequences(
     recipe: DistillRecipe,
     rows: Prompts | Demonstrations,
     policy: Learner,
     engine: Engine | None,
     agreement: Agreement | None,
-    place: Place,
+    setup: Setup,
 ) -> Callable[[int, int], Sequences]:
-    options, phase = recipe.distill, place.shown.phase
+    options = recipe.distill
     if isinstance(rows, Demonstrations):
-        return DataSequences(rows, options.num_prompts_per_step, recipe.seed, phase)
+        return DataSequences(rows, options.num_prompts_per_step, recipe.seed, setup.phase)
     assert recipe.sampling is not None, "the recipe says how the student answers"
     assert engine is not None, "so there is a sampler"
     assert agreement is not None, "which is compared with the learner"
-    experience = Experience(engine, rows, NoReward(), place.source.decode, recipe.seed)
-    sampling = place.source.sampling(recipe.sampling)
-    return StudentSequences(policy, experience, sampling, options, recipe.run.num_logged_samples, phase, agreement)
+    experience = Experience(engine, rows, NoReward(), setup.source.decode, recipe.seed)
+    sampling = setup.source.sampling(recipe.sampling)
+    return StudentSequences(
+        policy, experience, sampling, options, recipe.run.num_logged_samples, setup.phase, agreement
+    )
 
 
-def _engine(recipe: DistillRecipe, policy: Learner, place: Place) -> Engine | None:
-    """Answers as the student does; None where nobody wants to know."""
+def _open_engine(recipe: DistillRecipe, policy: Learner, setup: Setup) -> Engine | None:
+    """Answers as the student does; None where nothing is sampled."""
     if recipe.sampling is None and recipe.validation_sampling is None:
         return None
-    return engine_of(policy, sampler_of(policy, place.source, recipe, place), place)
+    return build_engine(setup, policy, setup.sampler(policy))
 
 
-def _validation(recipe: DistillRecipe, engine: Engine | None, place: Place) -> Callable[[int], Metrics] | None:
+def _measure(
+    recipe: DistillRecipe, engine: Engine | None, rows: Prompts | None, setup: Setup
+) -> Callable[[int], Metrics] | None:
     """What the student's answers to held-out prompts are worth."""
-    reward, asked, files = recipe.validation_reward, recipe.validation_sampling, place.files.validation
-    if reward is None or asked is None or engine is None or files is None:
+    reward, asked = recipe.validation_reward, recipe.validation_sampling
+    if reward is None or asked is None or engine is None or rows is None:
         return None
-    prompts = open_prompts(files, recipe.data, place.source.tokenizer, rule_of(reward))
-    judged = Experience(engine, prompts, build_reward(reward), place.source.decode, recipe.seed)
-    return held_out_answers(recipe, reward, asked, recipe.distill.num_prompts_per_step, judged, place)
+    scoring = setup.reward(reward, rows, "validation_reward")
+    experience = Experience(engine, rows, scoring, setup.source.decode, recipe.seed)
+    return measure_answers(recipe, setup, rows, experience, asked, reward)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, final
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lockstep.config.agreement import AgreementSection
-from lockstep.config.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
-from lockstep.config.run import Bound, Common
-from lockstep.config.section import Section
-from lockstep.config.sources import ModelFolder, RewardSection
+from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
+from lockstep.config import (
+    AgreementSection,
+    EngineSection,
+    ModelFolder,
+    Optimizer,
+    RepeatedSampling,
+    RewardSection,
+    SamplerSection,
+    Sampling,
+    Section,
+)
+from lockstep.types import Divergence
 
-Divergence = Literal["forward", "reverse", "mixed", "jsd"]
+if TYPE_CHECKING:
+    from lockstep.algorithms.job import Job
+    from lockstep.algorithms.setup import Setup
 
 
 class Distill(Section):
@@ -86,10 +96,10 @@ class Distill(Section):
         return self
 
 
-class DistillRecipe(Common):
+@final
+class DistillRecipe(Algorithm):
     """`algorithm: distill`"""
 
-    algorithm: Literal["distill"] = Field(description="what is run")
     distill: Distill
     teachers: dict[str, ModelFolder] = Field(description="models to learn from, each under a name", min_length=1)
     sampling: Sampling | None = Field(default=None, description="how the student's responses are drawn, with on_policy")
@@ -100,7 +110,6 @@ class DistillRecipe(Common):
         default=None, description="what answers to held-out prompts are worth; null: no validation"
     )
     validation_sampling: RepeatedSampling | None = Field(default=None, description="how they are drawn")
-    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
 
     @model_validator(mode="after")
     def _each_row_has_a_teacher(self) -> DistillRecipe:
@@ -126,3 +135,57 @@ class DistillRecipe(Common):
         if (self.validation_reward is None) != (self.validation_sampling is None):
             raise ValueError("validation_reward and validation_sampling go together; say both, or none")
         return self
+
+    @property
+    def policy_role(self) -> ModelRole:
+        """The student."""
+        return ModelRole("policy", "logits", self.learner, self.optimizer)
+
+    @property
+    def teacher_roles(self) -> dict[str, ModelRole]:
+        """The teachers, by their names in the recipe."""
+        return {
+            name: ModelRole(f"teacher {name}", "logits", self.learner, path=section.path)
+            for name, section in self.teachers.items()
+        }
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        return self.policy_role, *self.teacher_roles.values()
+
+    @property
+    def largest_step(self) -> Load:
+        its, prompt = self.distill, self.data.max_prompt_tokens
+        asked = [section for section in (self.sampling, self.validation_sampling) if section is not None]
+        generated = max((prompt + section.max_tokens for section in asked), default=0)
+        return Load(
+            its.max_tokens or generated,
+            1,
+            its.global_batch_size,
+            its.updates,
+            its.responses,
+            generated,
+            full_support=True,
+        )
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        found = {} if self.distill.max_tokens is None else {"distill.max_tokens": self.distill.max_tokens}
+        for option, section in (("sampling", self.sampling), ("validation_sampling", self.validation_sampling)):
+            if section is not None:
+                tokens = self.data.max_prompt_tokens + section.max_tokens
+                found[f"data.max_prompt_tokens + {option}.max_tokens"] = tokens
+        return found
+
+    @property
+    def inference(self) -> Inference:
+        return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
+
+    @property
+    def rewards(self) -> tuple[RewardSection, ...]:
+        return () if self.validation_reward is None else (self.validation_reward,)
+
+    def open(self, setup: Setup) -> Job:
+        from lockstep.algorithms.distill.job import open_distill
+
+        return open_distill(self, setup)

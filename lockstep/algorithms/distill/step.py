@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.distill.options import Distill
 from lockstep.algorithms.policy_gradient.step import minibatches
+from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstrations, batch_of
 from lockstep.learners.base import Learner, train

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, final
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from lockstep.config.pairs import LearnedPairs, PairsRecipe
-from lockstep.config.preference import PreferenceSection
+from lockstep.algorithms.base import Load, ModelRole
+from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
+from lockstep.config import PreferenceSection
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.job import Job
+    from lockstep.algorithms.setup import Setup
 
 
 class DPO(LearnedPairs, PreferenceSection):
@@ -18,16 +24,43 @@ class DPO(LearnedPairs, PreferenceSection):
     )
 
 
+@final
 class DPORecipe(PairsRecipe):
     """`algorithm: dpo`"""
 
     limit = "dpo.max_tokens"
-    algorithm: Literal["dpo"] = Field(description="what is run")
     dpo: DPO
 
     @property
     def pairs(self) -> DPO:
         return self.dpo
+
+    @property
+    def policy_role(self) -> ModelRole:
+        """π."""
+        return ModelRole("policy", "logits", self.learner, self.optimizer)
+
+    @property
+    def reference_role(self) -> ModelRole:
+        """π_ref."""
+        return ModelRole("reference", "logits", self.learner)
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        return self.policy_role, self.reference_role
+
+    @property
+    def largest_step(self) -> Load:
+        return replace(super().largest_step, scored=self.dpo.global_batch_size)
+
+    @property
+    def longest_demonstration(self) -> int:
+        return self.dpo.max_tokens
+
+    def open(self, setup: Setup) -> Job:
+        from lockstep.algorithms.dpo.job import open_dpo
+
+        return open_dpo(self, setup)
 
     @model_validator(mode="after")
     def _scores_are_there(self) -> DPORecipe:

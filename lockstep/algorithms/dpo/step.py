@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.algorithms.base import StepResult
+from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.data.pairs import Pairs
 from lockstep.learners.base import Learner, train

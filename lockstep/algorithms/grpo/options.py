@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from typing import TYPE_CHECKING, Literal, assert_never, final
 
 from pydantic import Field, model_validator
 
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
+from lockstep.types import Baseline, LossMean, ScaleRewards
 
-Baseline = Literal["mean", "leave_one_out", "none"]
-ScaleRewards = Literal["group", "batch", "none"]
-LossMean = Literal["tokens", "responses", "constant"]
+if TYPE_CHECKING:
+    from lockstep.algorithms.job import Job
+    from lockstep.algorithms.setup import Setup
 
 
 class GRPO(PolicyGradient):
@@ -96,13 +97,18 @@ class GRPO(PolicyGradient):
         return self
 
 
+@final
 class GRPORecipe(PolicyGradientRecipe):
     """`algorithm: grpo`"""
 
     section = "grpo"
-    algorithm: Literal["grpo"] = Field(description="what is run")
     grpo: GRPO
 
     @property
     def options(self) -> GRPO:
         return self.grpo
+
+    def open(self, setup: Setup) -> Job:
+        from lockstep.algorithms.grpo.job import open_grpo
+
+        return open_grpo(self, setup)

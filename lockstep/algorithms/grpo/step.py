@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.grpo.options import GRPO, GRPORecipe
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import (
@@ -22,6 +21,7 @@ from lockstep.algorithms.policy_gradient.step import (
     policy_loss,
     prepared,
 )
+from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.learners.base import train
 from lockstep.metrics import Metrics

@@ -19,15 +19,14 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.policy_gradient.step import Drawn
+from lockstep.algorithms.step import Extent, StepResult
 from lockstep.background import run_in_background, wait_for_all
 from lockstep.learners.boxes import Written
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.metrics import Metrics
-from lockstep.report.progress import Progress
 from lockstep.rollouts.engine import Engine
-from lockstep.run.loop import Extent
+from lockstep.types import Phase
 from lockstep.weight_sync.refit import Snapshot
 
 _WEIGHTS, _PROBE = "weights.safetensors", "probe.safetensors"
@@ -35,7 +34,7 @@ _WEIGHTS, _PROBE = "weights.safetensors", "probe.safetensors"
 
 @dataclass
 class Ahead:
-    """A `loop.Step`; a checkpoint holds its state.
+    """A `Step`; a checkpoint holds its state.
 
     Attributes:
         engine: Of a sampler that works in processes of its own.
@@ -45,7 +44,8 @@ class Ahead:
             the sampler, so that nothing may be under way.
         version: Of the weights when a step begins.
         extent: Nothing is drawn for a step that never comes.
-        shown: Times all this.
+        phase: Times all this.
+        beside: Times what goes on meanwhile.
         abandon: Ends the sampler at once; for errors while it works.
     """
 
@@ -55,7 +55,8 @@ class Ahead:
     compare: Callable[[int, Snapshot, Drawn], Metrics]
     version: Callable[[int], int]
     extent: Extent
-    shown: Progress
+    phase: Phase
+    beside: Phase
     abandon: Callable[[], object]
     _snapshot: Snapshot | None = field(default=None, init=False)  # of the weights that draw for the next step
     _begun: Future[Drawn] | None = field(default=None, init=False)
@@ -106,7 +107,7 @@ class Ahead:
         if begun is not None:
             return begun.result()
         snapshot = self._snapshot or self._copied(step)
-        with self.shown.phase("generate"), self.engine.at(snapshot.version, snapshot) as refitted:
+        with self.phase("generate"), self.engine.at(snapshot.version, snapshot) as refitted:
             drawn = self.draw(position, refitted)
         self._snapshot = snapshot
         return drawn
@@ -118,7 +119,7 @@ class Ahead:
         refit, or both sides disagree, the checkpoint must hold those.
         """
         snapshot = self._copied(step)
-        with self.shown.phase("watch"):
+        with self.phase("watch"):
             compared = self.compare(step, snapshot, drawn)
         if not self.extent.over(step + 1, drawn.position):
             bracket = ExitStack()
@@ -128,13 +129,13 @@ class Ahead:
         return compared
 
     def _draw(self, position: int, refitted: Metrics, bracket: ExitStack) -> Drawn:
-        with bracket, self.shown.beside("generate"):
+        with bracket, self.beside("generate"):
             return self.draw(position, refitted)
 
     def _settle(self) -> None:
         """Waits for the sampler. An error of its is kept for the next step, since this one is done."""
         if self._begun is not None:
-            with self.shown.phase("wait for rollouts"):
+            with self.phase("wait for rollouts"):
                 wait_for_all([self._begun])
 
     def _copied(self, step: int) -> Snapshot:
@@ -142,5 +143,5 @@ class Ahead:
         version = self.version(step)
         if self._snapshot is not None and self._snapshot.version == version:
             return self._snapshot
-        with self.shown.phase("refit"):
+        with self.phase("refit"):
             return self.engine.snapshot(version)

@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
 from lockstep.config.agreement import AgreementSection
 from lockstep.config.environment import EnvironmentSection
 from lockstep.config.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
-from lockstep.config.run import Bound, Common
 from lockstep.config.section import Section
 from lockstep.config.sources import ModelFolder, RewardSection
 
@@ -190,7 +190,7 @@ class PolicyGradient(Section):
         return self
 
 
-class PolicyGradientRecipe(Common):
+class PolicyGradientRecipe(Algorithm):
     """What the recipes of these algorithms share."""
 
     section: ClassVar[str]
@@ -212,7 +212,6 @@ class PolicyGradientRecipe(Common):
     sampler: EngineSection = SamplerSection()
     agreement: AgreementSection = AgreementSection()
     policy: Optimizer
-    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
 
     @property
     def idle_options(self) -> dict[str, str]:
@@ -232,6 +231,57 @@ class PolicyGradientRecipe(Common):
     def max_answer_tokens(self) -> int:
         """Of all that follows a prompt while training."""
         return self.sampling.max_tokens if self.environment is None else self.environment.max_tokens
+
+    @property
+    def policy_role(self) -> ModelRole:
+        """π."""
+        return ModelRole("policy", "logits", self.learner, self.policy)
+
+    @property
+    def reference_role(self) -> ModelRole | None:
+        """π_ref, where a divergence from it is asked for."""
+        return ModelRole("reference", "logits", self.learner) if self.options.has_reference else None
+
+    @property
+    def reward_role(self) -> ModelRole | None:
+        """The reward model, where one scores."""
+        section = self.reward_model
+        return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        return tuple(role for role in (self.policy_role, self.reference_role, self.reward_role) if role is not None)
+
+    @property
+    def largest_step(self) -> Load:
+        longest = self.data.max_prompt_tokens + self.max_answer_tokens
+        return Load(
+            longest,
+            1,
+            self.options.global_batch_size,
+            updates=self.options.updates,
+            scored=self.options.responses,
+            generated=longest,
+            full_support=not self.sampling.top_k and self.sampling.top_p == 1.0,
+        )
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        limits = {"sampling": self.sampling.max_tokens, "validation_sampling": self.validation_sampling.max_tokens}
+        if self.environment is not None:
+            limits = {"environment": self.environment.max_tokens}
+        prompt = self.data.max_prompt_tokens
+        return {f"data.max_prompt_tokens + {option}.max_tokens": prompt + limit for option, limit in limits.items()}
+
+    @property
+    def inference(self) -> Inference:
+        return Inference(
+            self.sampler, self.agreement, self.sampling, self.validation_sampling, self.options.one_step_ahead
+        )
+
+    @property
+    def rewards(self) -> tuple[RewardSection, ...]:
+        return tuple(section for section in (self.reward, self.validation_reward) if section is not None)
 
     @model_validator(mode="after")
     def _somebody_rewards(self) -> PolicyGradientRecipe:

@@ -90,7 +90,9 @@ def draw(position: int, refitted: Metrics, workers: Workers, rules: Rules) -> Dr
     if options.dynamic_sampling is None:
         rollouts, end = sample.collect(position, count, sampling, generations), position + count
     else:
-        rollouts, end = sample.collect_mixed(position, count, sampling, generations, options.dynamic_sampling)
+        rollouts, end = sample.collect_mixed(
+            position, count, sampling, generations, options.dynamic_sampling.max_batches
+        )
     metrics = (rollouts.metrics() + Metrics(prompts_drawn=Sum(end - position))).prefixed("train")
     return Drawn(rollouts, end, metrics + refitted)
 

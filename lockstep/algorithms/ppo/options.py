@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, final
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
+from lockstep.algorithms.base import ModelRole
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 from lockstep.config.machinery import Optimizer
 from lockstep.config.section import Probability
 from lockstep.config.sources import ModelFolder
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.job import Job
+    from lockstep.algorithms.setup import Setup
 
 
 class PPO(PolicyGradient):
@@ -48,11 +53,11 @@ class PPO(PolicyGradient):
         return self
 
 
+@final
 class PPORecipe(PolicyGradientRecipe):
     """`algorithm: ppo`"""
 
     section = "ppo"
-    algorithm: Literal["ppo"] = Field(description="what is run")
     ppo: PPO
     critic: Optimizer
     critic_model: ModelFolder | None = Field(
@@ -63,3 +68,19 @@ class PPORecipe(PolicyGradientRecipe):
     @property
     def options(self) -> PPO:
         return self.ppo
+
+    @property
+    def critic_role(self) -> ModelRole:
+        """V."""
+        path = None if self.critic_model is None else self.critic_model.path
+        return ModelRole("critic", "value", self.learner, self.critic, path)
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        policy, *asked = super().models
+        return policy, self.critic_role, *asked
+
+    def open(self, setup: Setup) -> Job:
+        from lockstep.algorithms.ppo.job import open_ppo
+
+        return open_ppo(self, setup)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import (
     Drawn,
@@ -26,6 +25,7 @@ from lockstep.algorithms.policy_gradient.step import (
     prepared,
 )
 from lockstep.algorithms.ppo.options import PPO, PPORecipe
+from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedValue

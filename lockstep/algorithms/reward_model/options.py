@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, final
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from lockstep.config.pairs import LearnedPairs, PairsRecipe
+from lockstep.algorithms.base import ModelRole
+from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.job import Job
+    from lockstep.algorithms.setup import Setup
 
 
 class RewardModel(LearnedPairs):
@@ -21,16 +26,30 @@ class RewardModel(LearnedPairs):
     )
 
 
+@final
 class RewardModelRecipe(PairsRecipe):
     """`algorithm: reward_model`"""
 
     limit = "reward_model.max_tokens"
-    algorithm: Literal["reward_model"] = Field(description="what is run")
     reward_model: RewardModel
 
     @property
     def pairs(self) -> RewardModel:
         return self.reward_model
+
+    @property
+    def reward_role(self) -> ModelRole:
+        """r."""
+        return ModelRole("reward_model", "reward", self.learner, self.optimizer)
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        return (self.reward_role,)
+
+    def open(self, setup: Setup) -> Job:
+        from lockstep.algorithms.reward_model.job import open_reward_model
+
+        return open_reward_model(self, setup)
 
     @model_validator(mode="after")
     def _margins_are_there(self) -> RewardModelRecipe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.algorithms.self_rewarding.options import SelfRewarding
-from lockstep.run.loop import Turn
+from lockstep.algorithms.step import Turn
 
 
 class Collapse:

@@ -1,4 +1,4 @@
-"""The job of self-rewarding training: who acts, who judges, and how a recipe's options become rules."""
+"""Sets self-rewarding training up: who acts, who judges, and how a recipe's options become rules."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from torch import Tensor
 
 from lockstep.algorithms.job import (
     Job,
-    Place,
     Validate,
     Validation,
-    agreement_of,
-    engine_of,
-    held_out_answers,
-    policy_and_reference,
-    require_context,
-    reward_model_of,
-    sampler_of,
-    validation_of,
+    build_agreement,
+    build_engine,
+    describe,
+    measure_answers,
+    open_held_out,
+    validate_figures,
 )
-from lockstep.algorithms.rows import DataFiles, open_own_answers, open_prompts
+from lockstep.algorithms.rows import open_demonstrations, open_prompts
 from lockstep.algorithms.self_rewarding.collapse import Collapse
 from lockstep.algorithms.self_rewarding.held_out import HeldOut, Twins
 from lockstep.algorithms.self_rewarding.known import asked_of, known_judgements, known_rows
@@ -32,80 +29,90 @@ from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.algorithms.self_rewarding.scoring import ByJudge, Scoring, Verifiers, by_reward_model
 from lockstep.algorithms.self_rewarding.step import Rules, SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.self_rewarding.verdicts import leak_test
+from lockstep.algorithms.setup import Policy, Setup
 from lockstep.algorithms.sft.step import SFTWorkers, sft_step
-from lockstep.cluster.judges import Policy, answering
+from lockstep.algorithms.step import Extent, Step
 from lockstep.config import MetaJudgeSection
+from lockstep.data.demonstrations import Demonstrations, answer_of
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import Head, head
+from lockstep.data.rows import DataError
+from lockstep.data.selection import Head, Rule, head
 from lockstep.errors import InputError
 from lockstep.judge.build import meta_judge, score_judge, score_parser
 from lockstep.judge.judge import Judge
 from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
-from lockstep.models.source import Source
 from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
-from lockstep.rewards.rewards import build as build_reward
-from lockstep.rewards.rewards import rule_of
+from lockstep.rewards.reward_model import RewardModel
+from lockstep.rewards.rewards import Reward, rule_of
 from lockstep.rollouts.engine import Engine
 from lockstep.rollouts.rollout import Experience
-from lockstep.run.loop import Extent, Step
-from lockstep.samplers.torch.sampler import TorchSampler
 
 
-def self_rewarding_job(recipe: SelfRewardingRecipe, place: Place) -> Job:
-    """Builds who answers, who judges, and who learns."""
-    files, source, options = place.files, place.source, recipe.self_rewarding
-    require_context(recipe, source)
-    policy, reference = policy_and_reference(recipe, place)
-    limit = head(recipe.data.limit_train_batches, options.global_batch_size)
-    wanted = rule_of(recipe.verifier, judge=True)
-    prompts = open_prompts(files.train, recipe.data, source.tokenizer, wanted, limit)
-    engines = _engines(policy, reference, recipe, place)
+def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
+    """Opens who answers, who judges, and who learns."""
+    options, source = recipe.self_rewarding, setup.source
+    policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.reference_role)
+    engines = tuple(build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference))
     actor = _actor(recipe, *engines)
     own = Policy(actor, source)
-    judge = _judge(recipe, own, place)
-    reward = build_reward(recipe.verifier) if recipe.reward_model is None else reward_model_of(recipe, place)
-    experience = Experience(actor, prompts, reward, source.decode, recipe.seed)
-    rules, meta = self_rewarding_rules(recipe, prompts, source), _meta_judging(recipe, own, place)
-    written = new_prompts(recipe, prompts, rules.rows, engines[1], source, place.folder)
-    imitate = _imitation(recipe, policy, place, limit)
-    score = _scoring(recipe, judge)
-    acting = policy if actor is engines[0] else reference
-    agreement = agreement_of(acting, actor, recipe, place)
+    judge, meta = _open_judge(recipe, own, setup), _open_meta_judge(recipe, own, setup)
+    known = known_rows(recipe, setup.files)
+    limit, wanted = head(recipe.data.limit_train_batches, options.global_batch_size), rule_of(recipe.verifier, True)
+    prompts = open_prompts(setup.files.train, recipe.data, source.tokenizer, wanted, limit)
+    experience = Experience(actor, prompts, _open_reward(recipe, setup, prompts), source.decode, recipe.seed)
+    rules = _build_rules(recipe, prompts, setup)
+    agreement = build_agreement(recipe, setup, policy if actor is engines[0] else reference, actor)
     workers = SelfRewardingWorkers(
-        policy, reference, experience, score, meta, place.shown.phase, written, imitate, agreement
+        policy,
+        reference,
+        experience,
+        _scoring(recipe, judge),
+        meta,
+        setup.phase,
+        new_prompts(recipe, prompts, rules.rows, engines[1], source, setup.folder),
+        _imitation(recipe, policy, setup, limit),
+        agreement,
     )
+    held_out = open_held_out(recipe, setup, recipe.verifier, options.global_batch_size, judge=True)
+    by_policy = replace(experience, engine=engines[0])  # as it is
     return Job(
         step=lambda step, position: self_rewarding_step(step, position, workers, rules),
-        extent=self_rewarding_extent(recipe, rules),
-        learners={"policy": policy, "reference": reference},
+        extent=_extent(recipe, rules),
+        state={"policy": policy, "reference": reference},
         validate=_together(
-            _twins(recipe, workers, rules, place),
-            validation_of(_true_worth(recipe, replace(experience, engine=engines[0]), place)),  # by the policy as it is
+            _twins(recipe, held_out, workers, rules),
+            validate_figures(_true_worth(recipe, by_policy, setup)),
             judge
-            and validation_of(
+            and validate_figures(
                 known_judgements(
-                    known_rows(recipe, files),
+                    known,
                     recipe.known.min_meta_accuracy,
                     asked_of(judge, actor, engines[0]),
                     None if meta is None else replace(meta, judge=asked_of(meta.judge, actor, engines[0])),
                     engines[0],
-                    place.shown.note,
+                    setup.note,
                 )
             ),
         ),
-        arithmetic=self_rewarding_arithmetic(recipe, prompts, rules),
+        data=describe(prompts, "prompts"),
+        held_out=None if held_out is None else describe(held_out, "prompts"),
+        arithmetic=_arithmetic(recipe, rules),
         agreement=agreement,
         section="self_rewarding",
-        hooks=(Collapse(options, place.shown.note),),
+        hooks=(Collapse(options, setup.note),),
     )
 
 
-def _judge(recipe: SelfRewardingRecipe, policy: Policy, place: Place) -> Judge[float] | None:
+def _open_reward(recipe: SelfRewardingRecipe, setup: Setup, rows: Prompts) -> Reward | RewardModel:
+    role = recipe.reward_role
+    return setup.reward(recipe.verifier, rows, "verifier") if role is None else RewardModel(setup.learner(role))
+
+
+def _open_judge(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> Judge[float] | None:
     if recipe.judge is None:
         return None
-    asked = answering(recipe.judge, recipe.learner, policy, place.shown, place.workers)
-    return score_judge(recipe.judge, asked, recipe.seed)
+    return score_judge(recipe.judge, setup.answering(recipe.judge, policy, "judge"), recipe.seed)
 
 
 def _scoring(recipe: SelfRewardingRecipe, judge: Judge[float] | None) -> Scoring:
@@ -114,13 +121,12 @@ def _scoring(recipe: SelfRewardingRecipe, judge: Judge[float] | None) -> Scoring
     return ByJudge(judge, Verifiers(recipe.verifier, recipe.judge.judge_score_low, recipe.judge.judge_score_high))
 
 
-def _meta_judging(recipe: SelfRewardingRecipe, policy: Policy, place: Place) -> MetaJudging | None:
+def _open_meta_judge(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> MetaJudging | None:
     section, options = recipe.meta_judge, recipe.self_rewarding
     if section is None or recipe.judge is None:
         return None
-    asked = answering(section, recipe.learner, policy, place.shown, place.workers, "meta_judge")
     return MetaJudging(
-        meta_judge(section, asked, recipe.seed),
+        meta_judge(section, setup.answering(section, policy, "meta_judge"), recipe.seed),
         _wins(section),
         score_parser(recipe.judge).without_score,
         options.meta_max_relative_pcnt,
@@ -139,23 +145,40 @@ def _wins(section: MetaJudgeSection) -> Callable[[Battles, int], Tensor]:
             assert_never(section.battles)
 
 
-def _imitation(recipe: SelfRewardingRecipe, policy: Learner, place: Place, limit: Head) -> Step | None:
+def _imitation(recipe: SelfRewardingRecipe, policy: Learner, setup: Setup, limit: Head) -> Step | None:
     """A step of SFT on the answers of the data, where the first iteration is that."""
     options = recipe.self_rewarding
     if not options.first_iteration_sft:
         return None
-    rows = open_own_answers(place.files.demonstrations, recipe, place.source, limit)
-    workers = SFTWorkers(policy, rows, place.shown.phase)
+    workers = SFTWorkers(policy, _open_own_answers(recipe, setup, limit), setup.phase)
     return lambda step, position: sft_step(step, position, workers, options.global_batch_size, recipe.seed)
 
 
-def self_rewarding_rules(recipe: SelfRewardingRecipe, prompts: Prompts, source: Source) -> Rules:
+def _open_own_answers(recipe: SelfRewardingRecipe, setup: Setup, limit: Head) -> Demonstrations:
+    """Opens the data's own answers as demonstrations.
+
+    Raises:
+        DataError: A row has no answer, or a longer one than the policy may give, and is not to be skipped.
+    """
+    data, files = recipe.data, setup.files.demonstrations
+    answered = Rule(lambda row: None if answer_of(row, "row", data).strip() else "has an empty answer", "answered")
+    longest, option = (
+        data.max_prompt_tokens + recipe.sampling.max_tokens,
+        "data.max_prompt_tokens + sampling.max_tokens",
+    )
+    try:
+        return open_demonstrations(files, data, setup.source, longest, option, limit, answered)
+    except DataError as error:
+        raise DataError(f"self_rewarding.first_iteration_sft learns the answers of the data, but {error}") from error
+
+
+def _build_rules(recipe: SelfRewardingRecipe, prompts: Prompts, setup: Setup) -> Rules:
     """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
     options = recipe.self_rewarding
     rows = _iteration_rows(recipe, len(prompts))
     rules = Rules(
         options,
-        source.sampling(recipe.sampling),
+        setup.source.sampling(recipe.sampling),
         rows,
         recipe.run.max_epochs,
         recipe.run.num_logged_samples,
@@ -183,32 +206,24 @@ def _iteration_rows(recipe: SelfRewardingRecipe, prompts: int) -> int:
             assert_never(recipe.self_rewarding.prompt_source)
 
 
-def self_rewarding_extent(recipe: SelfRewardingRecipe, rules: Rules) -> Extent:
+def _extent(recipe: SelfRewardingRecipe, rules: Rules) -> Extent:
     """All iterations, or `max_steps` where these are fewer."""
     steps = recipe.self_rewarding.max_iterations * rules.steps_per_iteration
     return Extent(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1)
 
 
-def self_rewarding_arithmetic(recipe: SelfRewardingRecipe, prompts: Prompts, rules: Rules) -> str:
+def _arithmetic(recipe: SelfRewardingRecipe, rules: Rules) -> str:
     """How prompts become optimizer steps, for people."""
     options = recipe.self_rewarding
     first = ", the first of them on the answers of the data" if options.first_iteration_sft else ""
-    written = "" if recipe.new_prompts is None else f"{rules.rows} new prompts after examples from "
+    written = "" if recipe.new_prompts is None else f"{rules.rows} new prompts after their examples; "
     return (
-        f"{written}{len(prompts)} prompts ({prompts.selection.account}); {options.max_iterations} iterations × "
-        f"{rules.steps_per_iteration} steps of {options.global_batch_size} prompts × {options.num_responses_to_gen} "
-        f"answers × {recipe.judge.num_evals_to_average if recipe.judge else 1} judgements"
+        f"{written}{options.max_iterations} iterations × {rules.steps_per_iteration} steps of "
+        f"{options.global_batch_size} prompts × {options.num_responses_to_gen} answers × "
+        f"{recipe.judge.num_evals_to_average if recipe.judge else 1} judgements"
         + (", which are judged, too" if recipe.meta_judge else "")
         + first
     )
-
-
-def _engines(policy: Learner, reference: Learner, recipe: SelfRewardingRecipe, place: Place) -> tuple[Engine, Engine]:
-    """For the policy as it is, and for the reference; one sampler serves both, unless each shares its learner's."""
-    own = sampler_of(policy, place.source, recipe, place)
-    shares = isinstance(own, TorchSampler) and recipe.learner.lora is None
-    other = sampler_of(reference, place.source, recipe, place) if shares else own
-    return engine_of(policy, own, place), engine_of(reference, other, place)
 
 
 def _actor(recipe: SelfRewardingRecipe, policy: Engine, reference: Engine) -> Engine:
@@ -228,27 +243,21 @@ def _together(*measures: Validate | None) -> Validate | None:
     return (lambda step: sum((measure(step) for measure in told), Validation(Metrics()))) if told else None
 
 
-def _twins(recipe: SelfRewardingRecipe, workers: SelfRewardingWorkers, rules: Rules, place: Place) -> Validate | None:
+def _twins(
+    recipe: SelfRewardingRecipe, prompts: Prompts | None, workers: SelfRewardingWorkers, rules: Rules
+) -> Validate | None:
     """What training would tell of held-out prompts; None where there are none."""
-    prompts = open_held_out(recipe, place.files, place.source)
     if prompts is None:
         return None
     measure = Twins(HeldOut(prompts.first(recipe.data.max_validation_samples), prompts), workers, rules)
     return lambda step: Validation(*measure(step))
 
 
-def open_held_out(recipe: SelfRewardingRecipe, files: DataFiles, source: Source) -> Prompts | None:
-    """Prompts that are answered and judged as those of training are; None where no rows are held out."""
-    if files.validation is None:
-        return None
-    limit = head(recipe.data.limit_val_batches, recipe.self_rewarding.global_batch_size)
-    return open_prompts(files.validation, recipe.data, source.tokenizer, rule_of(recipe.verifier, judge=True), limit)
-
-
-def _true_worth(recipe: SelfRewardingRecipe, experience: Experience, place: Place) -> Callable[[int], Metrics] | None:
+def _true_worth(recipe: SelfRewardingRecipe, experience: Experience, setup: Setup) -> Callable[[int], Metrics] | None:
     """What the policy's answers to held-out prompts are worth, by something else than its own judgement."""
     reward, asked = recipe.validation_reward, recipe.validation_sampling
-    if reward is None or asked is None:
+    rows = None if reward is None else open_held_out(recipe, setup, reward, recipe.self_rewarding.global_batch_size)
+    if reward is None or asked is None or rows is None:
         return None
-    judged = replace(experience, reward=build_reward(reward))
-    return held_out_answers(recipe, reward, asked, recipe.self_rewarding.global_batch_size, judged, place)
+    judged = replace(experience, reward=setup.reward(reward, rows, "validation_reward"))
+    return measure_answers(recipe, setup, rows, judged, asked, reward)

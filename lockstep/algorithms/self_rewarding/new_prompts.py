@@ -20,7 +20,7 @@ from lockstep.judge.templates import Template
 from lockstep.metrics import Metrics
 from lockstep.models.source import Source
 from lockstep.rollouts.engine import Engine
-from lockstep.run.folder import write_whole
+from lockstep.whole_files import write_whole
 
 FOLDER = "prompts"
 """In a run's folder: what was written, one file for each iteration."""

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, final
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from lockstep.config.agreement import AgreementSection
-from lockstep.config.judge import JudgeSection, MetaJudgeSection, expression
-from lockstep.config.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
-from lockstep.config.new_prompts import NewPromptsSection
-from lockstep.config.preference import PreferenceSection
-from lockstep.config.run import Bound, Common
-from lockstep.config.section import LocalPath, Probability, Section
-from lockstep.config.sources import ModelFolder, RewardSection
+from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
+from lockstep.config import (
+    AgreementSection,
+    EngineSection,
+    JudgeSection,
+    LocalPath,
+    MetaJudgeSection,
+    ModelFolder,
+    NewPromptsSection,
+    Optimizer,
+    PreferenceSection,
+    Probability,
+    RepeatedSampling,
+    RewardSection,
+    SamplerSection,
+    Sampling,
+    Section,
+)
+from lockstep.config.judge import expression
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.job import Job
+    from lockstep.algorithms.setup import Setup
 
 Control = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -142,11 +157,11 @@ class KnownSection(Section):
     )
 
 
-class SelfRewardingRecipe(Common):
+@final
+class SelfRewardingRecipe(Algorithm):
     """`algorithm: self_rewarding`"""
 
     steps_and_epochs = True  # epochs are of an iteration, steps of the run
-    algorithm: Literal["self_rewarding"] = Field(description="what is run")
     self_rewarding: SelfRewarding
     judge: JudgeSection | None = Field(default=None, description="who judges answers")
     reward_model: ModelFolder | None = Field(
@@ -172,7 +187,6 @@ class SelfRewardingRecipe(Common):
     )
     validation_sampling: RepeatedSampling | None = Field(default=None, description="how they are drawn")
     known: KnownSection = KnownSection()
-    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
 
     @model_validator(mode="after")
     def _somebody_judges(self) -> SelfRewardingRecipe:
@@ -253,6 +267,57 @@ class SelfRewardingRecipe(Common):
         if (self.validation_reward is None) != (self.validation_sampling is None):
             raise ValueError("validation_reward and validation_sampling go together; say both, or none")
         return self
+
+    @property
+    def policy_role(self) -> ModelRole:
+        """π."""
+        return ModelRole("policy", "logits", self.learner, self.optimizer)
+
+    @property
+    def reference_role(self) -> ModelRole:
+        """π_ref: the policy of an iteration's beginning."""
+        return ModelRole("reference", "logits", self.learner, follows=True)
+
+    @property
+    def reward_role(self) -> ModelRole | None:
+        """The reward model, where one scores in place of a judge."""
+        section = self.reward_model
+        return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        reward = self.reward_role
+        return self.policy_role, self.reference_role, *(() if reward is None else (reward,))
+
+    @property
+    def largest_step(self) -> Load:
+        rows = self.self_rewarding.global_batch_size
+        answer = self.data.max_prompt_tokens + self.sampling.max_tokens
+        asked = [section for section in (self.judge, self.meta_judge) if section and section.is_policy]
+        judged = [section.max_prompt_tokens + section.sampling.max_tokens for section in asked]
+        longest = max(answer, judged[0]) if self.meta_judge is not None else answer
+        return Load(longest, 2, rows, scored=rows, generated=max([answer, *judged]))
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        found = {"data.max_prompt_tokens + sampling.max_tokens": self.data.max_prompt_tokens + self.sampling.max_tokens}
+        if self.validation_sampling is not None:
+            tokens = self.data.max_prompt_tokens + self.validation_sampling.max_tokens
+            found["data.max_prompt_tokens + validation_sampling.max_tokens"] = tokens
+        return found
+
+    @property
+    def inference(self) -> Inference:
+        return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
+
+    @property
+    def rewards(self) -> tuple[RewardSection, ...]:
+        return tuple(section for section in (self.verifier, self.validation_reward) if section is not None)
+
+    def open(self, setup: Setup) -> Job:
+        from lockstep.algorithms.self_rewarding.job import open_self_rewarding
+
+        return open_self_rewarding(self, setup)
 
 
 def _of(values: float | tuple[float, ...], iteration: int) -> float:

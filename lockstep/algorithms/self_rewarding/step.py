@@ -14,12 +14,12 @@ from typing import assert_never
 
 import torch
 
-from lockstep.algorithms.base import StepResult
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
 from lockstep.algorithms.self_rewarding.options import SelfRewarding
 from lockstep.algorithms.self_rewarding.ranked import Ranked, ranked
 from lockstep.algorithms.self_rewarding.scoring import Scoring
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
+from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
 from lockstep.learners.base import Learner, hand_over, train

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, final
 
 from pydantic import Field, PositiveInt
 
-from lockstep.config.machinery import Optimizer
-from lockstep.config.run import Supervised
-from lockstep.config.section import Section
+from lockstep.algorithms.base import Load, ModelRole
+from lockstep.algorithms.supervised import Supervised
+from lockstep.config import Optimizer, Section
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.job import Job
+    from lockstep.algorithms.setup import Setup
 
 
 class SFT(Section):
@@ -18,10 +22,36 @@ class SFT(Section):
     max_tokens: PositiveInt = Field(description="longest prompt and completion together")
 
 
+@final
 class SFTRecipe(Supervised):
     """`algorithm: sft`"""
 
     learned = "a demonstration"
-    algorithm: Literal["sft"] = Field(description="what is run")
     sft: SFT
     optimizer: Optimizer
+
+    @property
+    def policy_role(self) -> ModelRole:
+        """π."""
+        return ModelRole("policy", "logits", self.learner, self.optimizer)
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        return (self.policy_role,)
+
+    @property
+    def largest_step(self) -> Load:
+        return Load(self.sft.max_tokens, 1, self.sft.global_batch_size)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return {"sft.max_tokens": self.sft.max_tokens}
+
+    @property
+    def longest_demonstration(self) -> int:
+        return self.sft.max_tokens
+
+    def open(self, setup: Setup) -> Job:
+        from lockstep.algorithms.sft.job import open_sft
+
+        return open_sft(self, setup)

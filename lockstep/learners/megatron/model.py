@@ -20,7 +20,6 @@ from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
 from lockstep.models.heads import (
-    Head,
     Products,
     first_value_weights,
     policy_outputs,
@@ -29,6 +28,7 @@ from lockstep.models.heads import (
     value_unit,
 )
 from lockstep.models.megatron import stages
+from lockstep.types import Head
 from lockstep_logprobs.shard import Shard
 
 

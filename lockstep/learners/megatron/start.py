@@ -17,9 +17,10 @@ from lockstep.learners.megatron.on_cpu import compute_on_cpu
 from lockstep.learners.megatron.pieces import pieces_of
 from lockstep.learners.rank import resolve_device
 from lockstep.models.folder import read_config, skeleton
-from lockstep.models.heads import Head, in_folder, scores_tokens
+from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.models.parallelize import checkpoint_layers
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
+from lockstep.types import Head
 
 
 def started(

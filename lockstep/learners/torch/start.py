@@ -16,10 +16,11 @@ from lockstep.learners.boxes import Boxes
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.models import lora
 from lockstep.models.folder import read_config, skeleton
-from lockstep.models.heads import Head, LogitsHead, ValueHead, in_folder, scores_tokens
+from lockstep.models.heads import LogitsHead, ValueHead, in_folder, scores_tokens
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.parallelize import FAMILIES, checkpoint_layers, compile_layers, layers, parallelize
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
+from lockstep.types import Head
 
 
 def started(

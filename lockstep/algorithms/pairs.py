@@ -1,0 +1,41 @@
+"""What algorithms share that learn from pairs of answers, a chosen and a rejected one."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, PositiveInt
+
+from lockstep.algorithms.base import Load
+from lockstep.algorithms.supervised import Supervised
+from lockstep.config import Optimizer, PairSection, Section
+
+
+class LearnedPairs(Section):
+    """How many pairs are learned from at once, and how long they may be."""
+
+    global_batch_size: PositiveInt = Field(description="pairs per optimizer step")
+    max_tokens: PositiveInt = Field(description="longest prompt and answer together")
+
+
+class PairsRecipe(Supervised):
+    """A recipe that learns from pairs."""
+
+    learned = "a pair"
+    limit: ClassVar[str]
+    """The option that says how long pairs may be."""
+    data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
+    optimizer: Optimizer
+
+    @property
+    def pairs(self) -> LearnedPairs:
+        """The algorithm's own section."""
+        raise NotImplementedError(f"{type(self).__name__} has no section of its own")
+
+    @property
+    def largest_step(self) -> Load:
+        return Load(self.pairs.max_tokens, 2, self.pairs.global_batch_size)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return {self.limit: self.pairs.max_tokens}

@@ -1,0 +1,34 @@
+"""Sets PPO up: policy gradients, and V beside π."""
+
+from __future__ import annotations
+
+from lockstep.algorithms.job import Job
+from lockstep.algorithms.policy_gradient.job import Program, open_policy_gradient
+from lockstep.algorithms.policy_gradient.step import Workers
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.ppo.step import PPOWorkers, learn, policy_version, ppo_step, rules
+from lockstep.algorithms.setup import Setup
+
+
+def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
+    """Opens all that PPO needs."""
+    critic, options = setup.learner(recipe.critic_role), rules(recipe, setup.source.stop_token_ids)
+
+    def program(shared: Workers) -> Program:
+        workers = PPOWorkers(
+            policy=shared.policy,
+            reference=shared.reference,
+            experience=shared.experience,
+            phase=shared.phase,
+            agreement=shared.agreement,
+            critic=critic,
+        )
+        return Program(
+            options,
+            step=lambda step, position: ppo_step(step, position, workers, options),
+            learn=lambda step, drawn: learn(step, drawn, workers, options),
+            version=lambda step: policy_version(step, recipe.ppo),
+            state={"critic": critic},
+        )
+
+    return open_policy_gradient(recipe, setup, program)

@@ -1,0 +1,32 @@
+"""Sets the training of a reward model up."""
+
+from __future__ import annotations
+
+from lockstep.algorithms.job import Job, describe, measure_extent, validate_figures
+from lockstep.algorithms.open_pairs import open_held_out_pairs, open_train_pairs
+from lockstep.algorithms.reward_model.options import RewardModelRecipe
+from lockstep.algorithms.reward_model.step import RewardModelWorkers, held_out_pairs, reward_model_step
+from lockstep.algorithms.setup import Setup
+from lockstep.losses.reward import BradleyTerry
+
+
+def open_reward_model(recipe: RewardModelRecipe, setup: Setup) -> Job:
+    """Opens the model and its pairs."""
+    options = recipe.reward_model
+    model = setup.learner(recipe.reward_role)
+    held_out, pairs = open_held_out_pairs(recipe, setup), open_train_pairs(recipe, setup)
+    workers = RewardModelWorkers(model, pairs, setup.phase, recipe.run.num_logged_samples)
+    loss, size = BradleyTerry(options.margin, options.center_rewards_coefficient), options.global_batch_size
+    measure = None
+    if held_out is not None:
+        batch = held_out.first(recipe.data.max_validation_samples)
+        measure = validate_figures(lambda step: held_out_pairs(model, batch, loss).prefixed("validation"))
+    return Job(
+        step=lambda step, position: reward_model_step(step, position, workers, loss, size, recipe.seed),
+        extent=measure_extent(recipe, len(pairs), size),
+        state={"reward_model": model},
+        validate=measure,
+        data=describe(pairs, "pairs"),
+        held_out=None if held_out is None else describe(held_out, "pairs"),
+        arithmetic=f"{size} pairs → 1 optimizer step",
+    )

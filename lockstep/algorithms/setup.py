@@ -1,0 +1,103 @@
+"""What a run offers an algorithm to set itself up with: files, models, samplers, rewards, judges.
+
+A run implements it by what really computes (`lockstep.run.live_setup`), a dry run by checks with nothing behind them
+(`lockstep.run.dry_setup`), so that both go through the same `Algorithm.open`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lockstep.algorithms.base import ModelRole
+from lockstep.algorithms.rows import DataFiles
+from lockstep.config import AskedSection, EnvironmentSection, RewardSection
+from lockstep.data.prompts import Prompts
+from lockstep.judge.asking import Answering, Generates
+from lockstep.learners.base import Learner
+from lockstep.models.source import Source
+from lockstep.rewards.rewards import Reward
+from lockstep.rollouts.episodes import Episodes
+from lockstep.samplers.base import Sampler
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The policy as a judge: what samples from it already, and what is known of its model."""
+
+    sampler: Generates
+    source: Source
+
+
+class SamplerBeside(Sampler, Protocol):
+    """A sampler in processes of its own, which works while the learner does."""
+
+    def abandon(self) -> None:
+        """Ends it at once, in the middle of its work."""
+        ...
+
+
+class Setup(Protocol):
+    """Opens what an algorithm asks for; all of it ends with the run."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        ...
+
+    @property
+    def files(self) -> DataFiles:
+        """The recipe's data."""
+        ...
+
+    @property
+    def source(self) -> Source:
+        """The run's first model."""
+        ...
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Names and times what happens inside the `with` block."""
+        ...
+
+    def beside(self, name: str) -> AbstractContextManager[None]:
+        """The same of what happens in another thread."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Shows the user a line that stays."""
+        ...
+
+    def learner(self, role: ModelRole) -> Learner:
+        """Opens a model, in this process or in ranks of its own.
+
+        Raises:
+            InputError: It reads other tokens than the first model, rewards nothing where it should, or is not there.
+            ModelError: It is not computed right.
+        """
+        ...
+
+    def sampler(self, learner: Learner) -> Sampler:
+        """Opens the inference engine, for the weights of a learner: its own modules, or one engine for all learners."""
+        ...
+
+    def sampler_beside(self) -> SamplerBeside:
+        """Opens the inference engine in processes of its own, even where it could be in this one."""
+        ...
+
+    def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
+        """Builds what scores responses to these rows; `option` is the section's name."""
+        ...
+
+    def episodes(self, section: EnvironmentSection | None, judged: bool) -> Episodes | None:
+        """Starts the environment, if there is one; `judged` tells whether something else rewards."""
+        ...
+
+    def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
+        """Opens a judge: the policy, another model, or a server; `name` is the section's."""
+        ...
+
+    def hold(self, what: str, size: int, cure: str) -> None:
+        """Announces so many bytes of this process's memory; a dry run refuses what this machine has not."""
+        ...

@@ -1,0 +1,38 @@
+"""Sets supervised fine-tuning up."""
+
+from __future__ import annotations
+
+from lockstep.algorithms.job import Job, describe, measure_extent, validate_figures
+from lockstep.algorithms.rows import open_demonstrations
+from lockstep.algorithms.setup import Setup
+from lockstep.algorithms.sft.options import SFTRecipe
+from lockstep.algorithms.sft.step import SFTWorkers, held_out_loss, sft_step
+from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.files import Files
+from lockstep.data.selection import Head, head
+
+
+def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
+    """Opens the policy and its demonstrations."""
+    size, data, files = recipe.sft.global_batch_size, recipe.data, setup.files
+    policy = setup.learner(recipe.policy_role)
+    held_out = files.validation and _open(files.validation, recipe, setup, head(data.limit_val_batches, size))
+    rows = _open(files.demonstrations, recipe, setup, head(data.limit_train_batches, size))
+    workers = SFTWorkers(policy, rows, setup.phase)
+    measure = None
+    if held_out is not None:
+        batch = held_out.first(data.max_validation_samples)
+        measure = validate_figures(lambda step: held_out_loss(policy, batch).prefixed("validation"))
+    return Job(
+        step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
+        extent=measure_extent(recipe, len(rows), size),
+        state={"policy": policy},
+        validate=measure,
+        data=describe(rows, "rows"),
+        held_out=None if held_out is None else describe(held_out, "rows"),
+        arithmetic=f"{size} rows → 1 optimizer step",
+    )
+
+
+def _open(files: Files, recipe: SFTRecipe, setup: Setup, limit: Head) -> Demonstrations:
+    return open_demonstrations(files, recipe.data, setup.source, recipe.sft.max_tokens, "sft.max_tokens", limit)

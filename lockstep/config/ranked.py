@@ -1,0 +1,62 @@
+"""The options of responses that people have ranked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from lockstep.config.section import Section
+from lockstep.config.sources import OneSentence, Paths
+
+Responses = Annotated[
+    str | Annotated[tuple[str, ...], Field(min_length=2)], OneSentence("the name of a field or a list of templates")
+]
+
+
+class TreeSection(Section):
+    """Rows that hold a conversation tree: a message has replies, and those of the assistant have ranks."""
+
+    root: str = Field(default="prompt", description="field of the row with the first message")
+    replies: str = Field(default="replies", description="field of a message with the messages that reply to it")
+    text: str = Field(default="text", description="field of a message with what it says")
+    rank: str = Field(default="rank", description="field of a message with its rank, the best lowest")
+    role: str = Field(default="role", description="field of a message with who says it")
+    user: str = Field(default="prompter", description="what the role says for a user")
+    assistant: str = Field(default="assistant", description="what the role says for an assistant")
+
+
+class RankedSection(Section):
+    """How rows of data files become ranked responses."""
+
+    ranked: Paths = Field(description="file of rows, or a list of files: JSONL, a JSON list, Parquet, data set folders")
+    prompt: str = Field(default="{prompt}", description="template of what the user asked")
+    messages: str | None = Field(
+        default=None, description="instead of `prompt`: the field with a list of {role, content} that is answered"
+    )
+    responses: Responses = Field(
+        default="responses", description="the field with a list of texts, or a template for each response"
+    )
+    ranks: str | None = Field(
+        default=None, description="the field with a list of numbers, one for each response, the best lowest"
+    )
+    best: str | None = Field(
+        default=None, description="instead of `ranks`: template of the number of the best response, counted from 1"
+    )
+    tree: TreeSection | None = Field(
+        default=None, description="instead of all these: rows are trees; each message with ranked replies is a prompt"
+    )
+    bad_rows: Literal["error", "skip"] = Field(
+        default="error", description="what to do with a row that lacks a field; skipped ones are counted"
+    )
+    max_prompts: PositiveInt | None = Field(
+        default=None, description="judge the responses to the first so many prompts"
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_rank(self) -> RankedSection:
+        if sum(way is not None for way in (self.ranks, self.best, self.tree)) != 1:
+            raise ValueError("say exactly one of ranks, best and tree")
+        if self.messages is not None and self.prompt != type(self).model_fields["prompt"].default:
+            raise ValueError("say one of prompt and messages; a row's messages need no template")
+        return self

@@ -1,0 +1,42 @@
+"""The ground of every recipe: options of one command, and what loading them has to know."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from lockstep.config.section import Section
+
+
+class Recipe(Section, ABC):
+    """The options of one command."""
+
+    command: ClassVar[str]
+    """Of the command line, such as `train {recipe}`."""
+    steps_and_epochs: ClassVar[bool] = True
+    """Whether run.max_steps and run.max_epochs, where a recipe has them, both count; else the first goes before."""
+    placement: ClassVar[tuple[str, ...]] = ("max_restarts", "timeout_s")
+    """Options of samplers that change no result."""
+    algorithm: str = Field(description="what is run")
+
+    @property
+    @abstractmethod
+    def folder(self) -> str | None:
+        """Where results go; None: a folder named by all that matters."""
+
+    @property
+    def trained_first(self) -> str | None:
+        """The recipe whose model this one begins with, if any."""
+        return None
+
+    @property
+    def made(self) -> Mapping[str, Section]:
+        """The options of rows that are made, by their key in `data`."""
+        return {}
+
+    def hand_down(self, first: Recipe) -> dict[str, Any]:
+        """The options, by their keys, in which the recipe that is trained first follows this one."""
+        raise NotImplementedError(f"{type(self).__name__} trains nothing first, so it hands nothing to {first}")

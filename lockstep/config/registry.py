@@ -1,0 +1,69 @@
+"""Which recipe belongs to an `algorithm`: built in, of an installed package, or named by where it is. Imports no torch.
+
+What is built in is named by where it is, too, and imported when a recipe asks for it. A package brings algorithms by
+entry points of the group `lockstep.algorithms`; a recipe may also say `algorithm: file.py:Class` or `package:Class`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from inspect import isabstract, isclass
+
+from lockstep.config.recipe import Recipe
+from lockstep.config.user_code import load
+from lockstep.errors import InputError
+
+GROUP = "lockstep.algorithms"
+
+_BUILT_IN = {
+    "sft": "lockstep.algorithms.sft.options:SFTRecipe",
+    "ppo": "lockstep.algorithms.ppo.options:PPORecipe",
+    "grpo": "lockstep.algorithms.grpo.options:GRPORecipe",
+    "dpo": "lockstep.algorithms.dpo.options:DPORecipe",
+    "reward_model": "lockstep.algorithms.reward_model.options:RewardModelRecipe",
+    "distill": "lockstep.algorithms.distill.options:DistillRecipe",
+    "self_rewarding": "lockstep.algorithms.self_rewarding.options:SelfRewardingRecipe",
+    "eval": "lockstep.inference.eval_options:EvalRecipe",
+    "generate": "lockstep.inference.generate_options:GenerateRecipe",
+    "doctor": "lockstep.doctor.options:DoctorRecipe",
+    "judge_eval": "lockstep.inference.judge_eval_options:JudgeEvalRecipe",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every `algorithm` that has a name of its own."""
+    return (*_BUILT_IN, *(point.name for point in _installed() if point.name not in _BUILT_IN))
+
+
+@cache
+def find(algorithm: str) -> type[Recipe] | None:
+    """The recipe's class; None where there is no algorithm of that name.
+
+    Raises:
+        InputError: The class that is named cannot be imported, or lacks part of what an algorithm declares.
+    """
+    place = _BUILT_IN.get(algorithm) or next((one.value for one in _installed() if one.name == algorithm), algorithm)
+    if ":" not in place:
+        return None
+    found = load(place, "algorithm", "class")
+    if not isclass(found) or not issubclass(found, Recipe):
+        raise InputError(f"algorithm {algorithm}: {place} is none; derive it from lockstep.algorithms.base.Algorithm")
+    if isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise InputError(f"algorithm {algorithm}: {place} does not declare: {missing}")
+    return found
+
+
+def every() -> Iterator[tuple[str, type[Recipe]]]:
+    """All that have names, with their classes."""
+    for name in names():
+        found = find(name)
+        assert found is not None, "a name stands for a class"
+        yield name, found
+
+
+@cache
+def _installed() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))

@@ -1,0 +1,237 @@
+"""Sets an algorithm up with nothing behind its models: what can be checked is checked, and nothing computes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, assert_never
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.base import Algorithm, ModelRole
+from lockstep.algorithms.episodes import episodes_of
+from lockstep.algorithms.rows import DataFiles
+from lockstep.algorithms.setup import Policy
+from lockstep.batch import Batch
+from lockstep.cluster.judges import policy_answers
+from lockstep.config import AskedSection, EnvironmentSection, RewardSection
+from lockstep.data.prompts import Prompts
+from lockstep.errors import InputError
+from lockstep.judge.asking import Answer, Answering, Conversation
+from lockstep.learners.base import Learner
+from lockstep.losses.base import Loss
+from lockstep.metrics import Metrics
+from lockstep.models.source import Source, open_source
+from lockstep.plan.sizes import readable
+from lockstep.rewards.rewards import MathReward, NoReward, Reward, build
+from lockstep.rollouts.episodes import Episodes
+from lockstep.run.findings import Findings
+from lockstep.run.live_setup import role_folder
+from lockstep.samplers.base import Piece, Sampler
+from lockstep.types import Prompt, Request, SamplingParams, untimed
+from lockstep.weight_sync.attestation import Attestation
+
+_ANSWERS = 64  # right answers that are read; each is a question to math-verify
+
+
+@dataclass
+class DrySetup:
+    """Implements `lockstep.algorithms.setup.Setup`.
+
+    Attributes:
+        algorithm: What is set up.
+        folder: Of what is made; it goes away.
+        files: The data.
+        source: The first model.
+        found: Is told what is right and what is wrong.
+    """
+
+    algorithm: Algorithm
+    folder: Path
+    files: DataFiles
+    source: Source
+    found: Findings
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return untimed(name)
+
+    def beside(self, name: str) -> AbstractContextManager[None]:
+        return untimed(name)
+
+    def note(self, text: str) -> None:
+        self.found.notes.append(text)
+
+    def learner(self, role: ModelRole) -> Learner:
+        with self.found.problem():
+            folder = role_folder(role, self.source)
+            if role.path is not None:
+                self.found.say(role.name.replace("_", " "), f"{folder} reads the policy's tokens")
+        return Absent()
+
+    def sampler(self, learner: Learner) -> Sampler:
+        return Absent()
+
+    def sampler_beside(self) -> Absent:
+        return Absent()
+
+    def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
+        """Says what is known of it before there is a response; an unusable one has been told of before."""
+        if section is not None:
+            with self.found.problem():
+                self._say_reward(section, rows, option.replace("_", " "))
+        return NoReward()
+
+    def episodes(self, section: EnvironmentSection | None, judged: bool) -> Episodes | None:
+        if section is None:
+            return None
+        with self.found.problem():
+            episodes = episodes_of(section, self.algorithm.data, self.source, self.note)
+            rewards = "its rewards are not asked" if judged else "its rewards count"
+            self.found.say("environment", f"{section.class_name} can be made; it was not played with; {rewards}")
+            return episodes
+        return None
+
+    def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
+        with self.found.problem():
+            if section.is_policy:
+                return policy_answers(section, policy, name)
+            if section.path is not None:
+                return policy_answers(section, Policy(Absent(), open_source(section.path)), name)
+        return Silent()
+
+    def hold(self, what: str, size: int, cure: str) -> None:
+        there = machine_bytes()
+        self.found.say("memory", f"{what}: {readable(size)} of this machine's, once")
+        if size > there:
+            with self.found.problem():
+                raise InputError(
+                    f"{what}, would take {readable(size)} of memory, but this machine has {readable(there)}; {cure}"
+                )
+
+    def _say_reward(self, section: RewardSection, rows: Prompts, option: str) -> None:
+        first = rows.first(_ANSWERS)
+        match section.type:
+            case "math":
+                self._say_answers(MathReward(section.marker), first, rows, option)
+            case "python":
+                self.found.say(option, f"{section.function} is there and takes four arguments; it was not called")
+            case "code":
+                self.found.say(option, "code; a program was run in the sandbox, and every row has tests")
+            case "instructions":
+                self.found.say(option, "instructions; those of every row can be checked")
+            case "by_row":
+                self._say_by_row(section, first, rows, option)
+            case _:
+                assert_never(section.type)
+
+    def _say_by_row(self, section: RewardSection, first: Sequence[Prompt], rows: Prompts, option: str) -> None:
+        named = Counter(str(prompt.row[section.verifier or ""]) for prompt in first)
+        shares = ", ".join(f"{count} {name}" for name, count in named.items())
+        self.found.say(option, f"by row; of the first {len(first)} rows: {shares}")
+        math = [prompt for prompt in first if prompt.row[section.verifier or ""] == "math"]
+        if math:
+            self._say_answers(MathReward(section.marker), math, rows, option)
+
+    def _say_answers(self, reward: MathReward, first: Sequence[Prompt], rows: Prompts, option: str) -> None:
+        answers = [rows.answer(prompt) for prompt in first]
+        verdicts = reward(first, answers, answers)
+        wrong = next((prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0), None)
+        if wrong is not None:
+            self.note(f"{wrong}: its right answer, given as a response, is worth 0; is reward.marker in it?")
+        self.found.say(option, f"math; the right answers of the first {len(first)} rows can be read")
+
+
+def try_reward(section: RewardSection) -> None:
+    """Builds what scores responses, and lets it go.
+
+    Raises:
+        InputError: It cannot be used.
+    """
+    build(section)
+
+
+def machine_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class Silent:
+    """Stands where a judge will be whose model is not known; implements `Answering`."""
+
+    def escaped(self, text: str) -> str:
+        return _refuse()
+
+    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+        return _refuse()
+
+    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+        return _refuse()
+
+
+class Absent:
+    """Stands where a model will be: implements `Learner` and `SamplerBeside`, and computes nothing."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def version(self) -> int | None:
+        return None
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        return _refuse()
+
+    def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
+        return _refuse()
+
+    def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return _refuse()
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
+        return _refuse()
+
+    def optim_step(self) -> Metrics:
+        return _refuse()
+
+    def reset_optimizer(self) -> None:
+        _refuse()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return _refuse()
+
+    def save(self, folder: Path) -> None:
+        _refuse()
+
+    def saved(self, wait: bool) -> bool:
+        return _refuse()
+
+    def load(self, folder: Path) -> None:
+        _refuse()
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        return _refuse()
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        return _refuse()
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+        return _refuse()
+
+    def wake(self) -> None:
+        _refuse()
+
+    def sleep(self) -> None:
+        _refuse()
+
+    def abandon(self) -> None:
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise AssertionError("a dry run computes nothing; `Algorithm.open` may not ask a model yet")

@@ -1,0 +1,145 @@
+"""Sets an algorithm up with what really computes: learners, samplers, judges, rewards."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+from lockstep.algorithms.base import Algorithm, ModelRole
+from lockstep.algorithms.episodes import episodes_of
+from lockstep.algorithms.rows import DataFiles
+from lockstep.algorithms.setup import Policy
+from lockstep.cluster.judges import answering
+from lockstep.cluster.learner_group import launch
+from lockstep.cluster.sampler_pool import Replicas, nearest, processes
+from lockstep.cluster.self_check import require_proof
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.cluster.workers import Workers
+from lockstep.config import AskedSection, EnvironmentSection, ModelFolder, RewardSection
+from lockstep.data.prompts import Prompts
+from lockstep.judge.asking import Answering
+from lockstep.learners.base import Learner
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.models.folder import require_classifier
+from lockstep.models.heads import LogitsHead, scores_sequences
+from lockstep.models.source import Source, own_folder, reward_folder
+from lockstep.report.progress import Progress
+from lockstep.rewards.rewards import Reward, build
+from lockstep.rollouts.episodes import Episodes
+from lockstep.samplers.base import Sampler
+from lockstep.samplers.torch.stateful import torch_sampler
+from lockstep.types import SamplingParams
+
+
+@dataclass
+class LiveSetup:
+    """Implements `lockstep.algorithms.setup.Setup`.
+
+    Attributes:
+        algorithm: What is set up.
+        folder: The run's.
+        files: Its data.
+        source: Its first model.
+        shown: What the user sees.
+        workers: Ends processes with the run.
+    """
+
+    algorithm: Algorithm
+    folder: Path
+    files: DataFiles
+    source: Source
+    shown: Progress
+    workers: Workers
+    _apart: Sampler | None = field(default=None, init=False)  # one engine for the weights of all learners
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self.shown.phase(name)
+
+    def beside(self, name: str) -> AbstractContextManager[None]:
+        return self.shown.beside(name)
+
+    def note(self, text: str) -> None:
+        self.shown.note(text)
+
+    def learner(self, role: ModelRole) -> Learner:
+        """In this process where there is one rank and no cluster, else in processes of its own."""
+        learns = role.optimizer is not None or role.follows
+        spec = LearnerSpec(role_folder(role, self.source), role.head, role.learner, role.optimizer, self.algorithm.seed)
+        spec = spec if learns else spec.frozen
+        with self.phase("self-check"):
+            require_proof(spec.model, spec.section, torch_sampling(self.algorithm, self.source))
+        if self.workers.here and spec.section.in_process:
+            return spec.build()
+        with self.phase("start learners"):
+            learner = launch(spec, self.algorithm.cluster.timeout_s, self.workers)
+        self.workers.callback(learner.close)
+        return learner
+
+    def sampler(self, learner: Learner) -> Sampler:
+        """Shares the weights of a learner in this process, if both can be here and no adapters are computed besides."""
+        section, computation = self._spec.section, self.algorithm.learner
+        shares = self.workers.here and section.in_process and computation.lora is None
+        if shares and isinstance(learner, TorchLearner) and isinstance(learner.model, LogitsHead):
+            return torch_sampler(learner.model.lm, section.max_batch_size, computation.is_bf16)
+        if self._apart is None:
+            self._apart = nearest(self._spec, self.shown, self.workers)
+        return self._apart
+
+    def sampler_beside(self) -> Replicas:
+        return processes(self._spec, self.shown, self.workers)
+
+    def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
+        return build(section)
+
+    def episodes(self, section: EnvironmentSection | None, judged: bool) -> Episodes | None:
+        return episodes_of(section, self.algorithm.data, self.source, self.note)
+
+    def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
+        return answering(section, self.algorithm.learner, policy, self.shown, self.workers, name)
+
+    def hold(self, what: str, size: int, cure: str) -> None:
+        """Nothing to do: the dry run has refused what does not fit, and what is held is freed within a step."""
+
+    @property
+    def _spec(self) -> SamplerSpec:
+        inference = self.algorithm.inference
+        assert inference is not None, "an algorithm that asks for a sampler declares its inference engine"
+        return SamplerSpec(self.source.folder, inference.sampler, self.algorithm.learner)
+
+
+def role_folder(role: ModelRole, source: Source) -> str:
+    """The folder that a model begins with.
+
+    Raises:
+        InputError: It reads other tokens than the run's first model, is a run that has not finished, or does not score
+            sequences where it should.
+    """
+    if role.path is not None:
+        section = ModelFolder(path=role.path)
+        return reward_folder(section, source) if scores_sequences(role.head) else own_folder(section, source)
+    if scores_sequences(role.head):
+        require_classifier(source.folder)
+    return source.folder
+
+
+def require_lengths(algorithm: Algorithm, source: Source) -> None:
+    """Raises InputError if sequences that an algorithm allows do not fit the model."""
+    for option, tokens in algorithm.lengths.items():
+        source.require_room(option, tokens)
+
+
+def torch_sampling(algorithm: Algorithm, source: Source) -> SamplingParams | None:
+    """The distribution that a run's torch samplers sample from; None where it has none."""
+    inference = algorithm.inference
+    if inference is None:
+        return None
+    section = inference.sampling or inference.validation_sampling
+    match inference.sampler.backend:
+        case "torch":
+            return None if section is None else source.sampling(section)
+        case "vllm" | "openai":
+            return None
+        case _:
+            assert_never(inference.sampler.backend)

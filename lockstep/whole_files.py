@@ -1,0 +1,35 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from lockstep.errors import InputError, RunError
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def write_whole(path: Path, contents: Iterable[bytes]) -> None:
+    """Writes a file aside; when it has its name, all its bytes are on the disk. One process at a time may do so.
+
+    Raises:
+        InputError: If it cannot be written, or the name is that of something that is no file, such as a device.
+        RunError: If there is no room for it.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is there and is no file, so it is not replaced; choose another name")
+    aside = path.with_name(f".{path.name}-aside")
+    try:
+        with aside.open("wb") as file:
+            file.writelines(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        kind = RunError if error.errno in _NO_ROOM else InputError
+        why = error.strerror or str(error)
+        raise kind(f"{path} cannot be written ({why}); make room, or choose another place") from error
