@@ -63,7 +63,8 @@ _PROVEN = (
     "models",
     "samplers",
     "distributed",
-    "runtime/self_check.py",
+    "weight_sync",
+    "cluster/self_check.py",
 )
 """Files and folders of this package that a proof is about."""
 
@@ -313,6 +314,8 @@ def _source() -> str:
     """A hash of the source that a proof is about."""
     root, digest = Path(lockstep.__file__).parent, hashlib.sha256()
     for name in _PROVEN:
-        for path in sorted([root / name] if name.endswith(".py") else (root / name).rglob("*.py")):
+        files = sorted([root / name] if name.endswith(".py") else (root / name).rglob("*.py"))
+        assert files, f"{name} has moved; say where the code lies that a proof is about"
+        for path in files:
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -11,7 +11,7 @@ from lockstep.algorithms.grpo.options import GRPO
 from lockstep.algorithms.ppo.options import PPO
 
 PACKAGE = Path(__file__).parents[2] / "lockstep"
-OWN = {"recipe/ppo.py", "recipe/grpo.py"}
+OWN = {"algorithms/ppo/options.py", "algorithms/grpo/options.py"}
 KEYS = "|".join({*PPO.model_fields, *GRPO.model_fields})
 NAMED = re.compile(rf"\b(?:ppo|grpo)\.(?:{KEYS})\b")
 
