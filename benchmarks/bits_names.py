@@ -6,7 +6,7 @@ They are applied to recipes before HEAD runs them, and to what the baseline meas
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 RECIPE_KEYS: dict[str, str] = {}
 """Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its own."""
@@ -15,10 +15,16 @@ RECIPE_VALUES: dict[str, str] = {}
 """Values of recipes that are names, such as `lockstep.experience.calculator:Calculator`."""
 
 METRICS: dict[str, str] = {}
-"""Names in metrics.jsonl and results.json; one that ends with / takes along all metrics that begin with it."""
+"""Names in metrics.jsonl; one that ends with / takes along all metrics that begin with it."""
 
 COLUMNS: dict[str, str] = {}
-"""Keys of samples.jsonl, of other files of answers, and of results.json, wherever they stand in a row."""
+"""Keys of samples.jsonl, of other files of answers, and of results.json (its metrics, too), wherever they
+stand in a row."""
+
+TENSORS: dict[str, str] = {}
+"""Tensors, as `make bits` tells them (`checkpoint/critic/model.safetensors:name`); likewise with / at the end."""
+
+Value = TypeVar("Value")
 
 
 def rename_recipe(
@@ -36,7 +42,12 @@ def rename_recipe(
 def rename_metrics(row: Mapping[str, Any], names: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The same metrics under the names of today."""
     names = METRICS if names is None else names
-    return {_rename_metric(name, names): value for name, value in row.items()}
+    return {_rename_path(name, names): value for name, value in row.items()}
+
+
+def rename_tensors(tensors: Mapping[str, Value], names: Mapping[str, str] | None = None) -> dict[str, Value]:
+    """The same tensors under the names of today."""
+    return {_rename_path(name, TENSORS if names is None else names): value for name, value in tensors.items()}
 
 
 def rename_columns(value: Any, names: Mapping[str, str] | None = None) -> Any:
@@ -72,7 +83,7 @@ def _rename_key(key: str, keys: Mapping[str, str]) -> str:
     return key
 
 
-def _rename_metric(name: str, names: Mapping[str, str]) -> str:
+def _rename_path(name: str, names: Mapping[str, str]) -> str:
     if name in names:
         return names[name]
     beginnings = [old for old in names if old.endswith("/") and name.startswith(old)]

@@ -12,9 +12,10 @@ from typing import Any
 
 from safetensors import deserialize
 
-from benchmarks.bits_names import rename_columns, rename_metrics
+from benchmarks.bits_names import rename_columns, rename_metrics, rename_tensors
 
 METRICS, RESULTS, SECONDS = "metrics.jsonl", "results.json", "seconds"
+CHECKPOINT = "checkpoint"
 CLOCKS = ("timings.jsonl",)
 """Files that hold seconds, so that equal runs have different ones."""
 
@@ -45,7 +46,8 @@ class Outputs:
     """What is compared of a run.
 
     Attributes:
-        tensors: Those of the model that was trained, by file and name.
+        tensors: Those of the model that was trained, and of the newest checkpoint, which has the critic's and the
+            optimizers', by file and name.
         metrics: Rows of metrics by file; a row of results.json is flat, with dotted keys.
         samples: Rows of what was answered, by file.
     """
@@ -58,9 +60,9 @@ class Outputs:
     def read(cls, folder: Path) -> Outputs:
         """Reads the folder of a run or of results."""
         tensors = {
-            f"{file.relative_to(folder)}:{name}": Tensor(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
-            for file in sorted(folder.glob("final/*.safetensors"))
-            for name, entry in deserialize(file.read_bytes())
+            f"{name}:{key}": Tensor(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
+            for name, file in _weight_files(folder).items()
+            for key, entry in deserialize(file.read_bytes())
         }
         metrics = {METRICS: _rows(folder / METRICS)} if (folder / METRICS).exists() else {}
         if (folder / RESULTS).exists():
@@ -82,15 +84,15 @@ class Outputs:
         self,
         metrics: Callable[[Row], Row] = rename_metrics,
         columns: Callable[[Row], Row] = rename_columns,
+        tensors: Callable[[dict[str, Tensor]], dict[str, Tensor]] = rename_tensors,
     ) -> Outputs:
         """The same under the names of today."""
         renamed = {
-            file: [metrics(columns(row) if file == RESULTS else row) for row in rows]
+            file: [columns(row) if file == RESULTS else metrics(row) for row in rows]
             for file, rows in self.metrics.items()
         }
-        return Outputs(
-            self.tensors, renamed, {file: [columns(row) for row in rows] for file, rows in self.samples.items()}
-        )
+        samples = {file: [columns(row) for row in rows] for file, rows in self.samples.items()}
+        return Outputs(tensors(self.tensors), renamed, samples)
 
 
 def keep(folder: Path, target: Path) -> None:
@@ -102,6 +104,9 @@ def keep(folder: Path, target: Path) -> None:
         shutil.copy(file, aside)
     if (folder / "final").is_dir():
         shutil.copytree(folder / "final", aside / "final")
+    for name, file in _weight_files(folder).items():
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, aside / name)
     shutil.rmtree(target, ignore_errors=True)
     aside.rename(target)
 
@@ -155,6 +160,16 @@ def _find_in_row(where: str, baseline: Mapping[str, Value], head: Mapping[str, V
             yield f"{where} {key} is only in {'the baseline' if key in baseline else 'HEAD'}"
         elif repr(baseline[key]) != repr(head[key]):  # 1 is not 1.0, and 0.0 not -0.0
             yield f"{where} {key} is {baseline[key]!r} in the baseline and {head[key]!r} in HEAD"
+
+
+def _weight_files(folder: Path) -> dict[str, Path]:
+    """Files of weights by their place, in which the newest checkpoint is called `checkpoint`, whatever its step."""
+    files = {str(file.relative_to(folder)): file for file in sorted(folder.glob("final/*.safetensors"))}
+    checkpoints = [*sorted((folder / "checkpoints").glob("step_*")), folder / CHECKPOINT]
+    for newest in [one for one in checkpoints if one.is_dir()][-1:]:
+        found = sorted(newest.rglob("*.safetensors"))
+        files |= {f"{CHECKPOINT}/{file.relative_to(newest)}": file for file in found}
+    return files
 
 
 def _rows(file: Path) -> list[Row]:

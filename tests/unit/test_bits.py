@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.bits import main
 from benchmarks.bits_cases import Case, load_cases
-from benchmarks.bits_names import RECIPE_KEYS, rename_columns, rename_metrics, rename_recipe
+from benchmarks.bits_names import RECIPE_KEYS, rename_columns, rename_metrics, rename_recipe, rename_tensors
 from benchmarks.bits_outputs import Outputs, find_difference, keep
 from benchmarks.bits_sides import ROOT
 
@@ -35,6 +35,10 @@ def finished(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     (folder / "final").mkdir(parents=True)
     save_file({"a": torch.linspace(0, 1, 6).view(2, 3), "b": torch.ones(4)}, folder / "final" / "model.safetensors")
+    for step in (9, 10):
+        critic = folder / "checkpoints" / f"step_{step:06d}" / "critic"
+        critic.mkdir(parents=True)
+        save_file({"c": torch.full((3,), float(step))}, critic / "model.safetensors")
     write_lines(folder / "metrics.jsonl", METRICS)
     write_lines(folder / "samples.jsonl", SAMPLES)
     write_lines(folder / "timings.jsonl", [{"step": 1, "learn": 1.0}])
@@ -46,6 +50,10 @@ def move_a_weight(folder: Path) -> None:
     tensors = load_file(file)
     tensors["a"][1, 1] = torch.nextafter(tensors["a"][1, 1], torch.tensor(2.0))
     save_file(tensors, file)
+
+
+def change_the_critic(folder: Path) -> None:
+    save_file({"c": torch.tensor([10.0, 10.0, 11.0])}, folder / "checkpoints/step_000010/critic/model.safetensors")
 
 
 def change_metrics(value: float | None, folder: Path) -> None:
@@ -61,6 +69,7 @@ def drop_a_sample(folder: Path) -> None:
     ("spoil", "said"),
     [
         (move_a_weight, "final/model.safetensors:a differs in 1 of 6 elements, first in element 4"),
+        (change_the_critic, "checkpoint/critic/model.safetensors:c differs in 1 of 3 elements, first in element 2"),
         (partial(change_metrics, 5e-324), "metrics.jsonl:2 train/reward is 0.0 in the baseline and 5e-324 in HEAD"),
         (partial(change_metrics, -0.0), "metrics.jsonl:2 train/reward is 0.0 in the baseline and -0.0 in HEAD"),
         (partial(change_metrics, None), "metrics.jsonl:2 train/reward is only in the baseline"),
@@ -72,7 +81,7 @@ def test_the_smallest_change_is_seen(
 ) -> None:
     keep(finished, tmp_path / "kept")
     baseline = Outputs.read(tmp_path / "kept")
-    assert (len(baseline.tensors), baseline.num_metrics, baseline.num_samples) == (2, 5, 2)
+    assert (len(baseline.tensors), baseline.num_metrics, baseline.num_samples) == (3, 5, 2)
     write_lines(finished / "timings.jsonl", [{"step": 1, "learn": 2.0}])
     assert find_difference(baseline, Outputs.read(finished)) is None, "clock times are not compared"
     spoil(finished)
@@ -83,20 +92,27 @@ def test_a_run_that_left_nothing_is_not_equal_to_another(tmp_path: Path) -> None
     assert find_difference(Outputs.read(tmp_path), Outputs.read(tmp_path)) == "left nothing that could be compared"
 
 
-def test_renames_of_metrics_and_columns_keep_the_proof(finished: Path) -> None:
+def test_renames_of_metrics_columns_and_tensors_keep_the_proof(finished: Path) -> None:
     baseline = Outputs.read(finished)
     write_lines(
         finished / "metrics.jsonl",
         [{"step": 1, "train/return": 0.5, "weight_sync/version": 1.0}, {"step": 2, "train/return": 0.0}],
     )
     write_lines(finished / "samples.jsonl", [{**row, "tokens": row["token"]} for row in SAMPLES])
+    critic = finished / "checkpoints" / "step_000010" / "critic"
+    critic.rename(critic.with_name("value"))
+    assert find_difference(baseline, Outputs.read(finished)) == (
+        "checkpoint/critic/model.safetensors:c is only in the baseline"
+    )
     head = Outputs.read(finished)
     for row in head.samples["samples.jsonl"]:
         row.pop("token")
-    assert find_difference(baseline, head) == "metrics.jsonl:1 train/reward is only in the baseline"
+    tensors = partial(rename_tensors, names={"checkpoint/critic/": "checkpoint/value/"})
+    only_tensors = baseline.rename(tensors=tensors)
+    assert find_difference(only_tensors, head) == "metrics.jsonl:1 train/reward is only in the baseline"
     names = {"train/reward": "train/return", "refit/": "weight_sync/"}
     metrics, columns = partial(rename_metrics, names=names), partial(rename_columns, names={"token": "tokens"})
-    assert find_difference(baseline.rename(metrics, columns), head) is None
+    assert find_difference(baseline.rename(metrics, columns, tensors), head) is None
 
 
 def test_renames_of_keys_and_values_reach_a_recipe() -> None:
