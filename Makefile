@@ -15,7 +15,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart test logprobs-alone check proofs bench published-curve curve-words clean
+.PHONY: quickstart test logprobs-alone check proofs bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_arithmetic
@@ -35,6 +35,10 @@ check: $(VENV)/.test
 
 proofs: $(VENV)/.vllm
 	$(BIN)/python -m pytest tests -m proof -s
+
+# A change of the code that is to change no number: the commit in benchmarks/bits_baseline and the working tree, bit for bit.
+bits: $(VENV)/.vllm
+	$(BIN)/python -m benchmarks.bits
 
 bench: $(VENV)/.vllm
 	$(BIN)/python -m benchmarks.checkpoint

@@ -1,0 +1,91 @@
+"""Names that have changed since the baseline of `make bits`, old → new: the one place where renames are told to it.
+
+They are applied to recipes before HEAD runs them, and to what the baseline measured before it is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+RECIPE_KEYS: dict[str, str] = {}
+"""Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its own."""
+
+RECIPE_VALUES: dict[str, str] = {}
+"""Values of recipes that are names, such as `lockstep.experience.calculator:Calculator`."""
+
+METRICS: dict[str, str] = {}
+"""Names in metrics.jsonl; one that ends with / takes along all metrics that begin with it."""
+
+COLUMNS: dict[str, str] = {}
+"""Keys of samples.jsonl, of other files of answers, and of results.json (its metrics, too), wherever they
+stand in a row."""
+
+TENSORS: dict[str, str] = {}
+"""Tensors, as `make bits` tells them (`checkpoint/critic/model.safetensors:name`); likewise with / at the end."""
+
+Value = TypeVar("Value")
+
+
+def rename_recipe(
+    recipe: Mapping[str, Any], keys: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The same recipe with the keys and values of today."""
+    keys = RECIPE_KEYS if keys is None else keys
+    values = RECIPE_VALUES if values is None else values
+    renamed: dict[str, Any] = {}
+    for key, value in _leaves(recipe):
+        put(renamed, _rename_key(key, keys), values.get(value, value) if isinstance(value, str) else value)
+    return renamed
+
+
+def rename_metrics(row: Mapping[str, Any], names: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The same metrics under the names of today."""
+    names = METRICS if names is None else names
+    return {_rename_path(name, names): value for name, value in row.items()}
+
+
+def rename_tensors(tensors: Mapping[str, Value], names: Mapping[str, str] | None = None) -> dict[str, Value]:
+    """The same tensors under the names of today."""
+    return {_rename_path(name, TENSORS if names is None else names): value for name, value in tensors.items()}
+
+
+def rename_columns(value: Any, names: Mapping[str, str] | None = None) -> Any:
+    """The same row under the keys of today, at any depth."""
+    names = COLUMNS if names is None else names
+    if isinstance(value, dict):
+        return {names.get(key, key): rename_columns(item, names) for key, item in value.items()}
+    return [rename_columns(item, names) for item in value] if isinstance(value, list) else value
+
+
+def put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key, and makes the sections that it stands in."""
+    *sections, last = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    tree[last] = value
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        dotted = f"{above}{key}"
+        found += _leaves(value, f"{dotted}.") if isinstance(value, dict) and value else [(dotted, value)]
+    return found
+
+
+def _rename_key(key: str, keys: Mapping[str, str]) -> str:
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):  # the longest that is listed counts
+        section = ".".join(parts[:length])
+        if section in keys:
+            return ".".join([keys[section], *parts[length:]])
+    return key
+
+
+def _rename_path(name: str, names: Mapping[str, str]) -> str:
+    if name in names:
+        return names[name]
+    beginnings = [old for old in names if old.endswith("/") and name.startswith(old)]
+    longest = max(beginnings, key=len, default="")
+    return f"{names[longest]}{name.removeprefix(longest)}" if longest else name
