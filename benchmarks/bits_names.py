@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 RECIPE_KEYS: dict[str, str] = {}
 """Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its own."""
 
-RECIPE_VALUES: dict[str, str] = {}
+RECIPE_VALUES: dict[str, str] = {
+    "lockstep.experience.calculator:Calculator": "lockstep.environments.calculator:Calculator",
+    "lockstep.data.letters:score": "lockstep.tasks.letters:score",
+}
 """Values of recipes that are names, such as `lockstep.experience.calculator:Calculator`."""
 
 METRICS: dict[str, str] = {}
