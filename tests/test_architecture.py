@@ -6,6 +6,7 @@ Each rule looks at one file and yields the lines that break it. The rules themse
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import pytest
+from model_types import decisions_by_model_type
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("lockstep", "lockstep_logprobs", "tests", "benchmarks", "examples")
@@ -69,6 +71,9 @@ LAZY_ENGINES = {
 }  # may name their engine, but only inside functions
 
 LOGPROBS = "lockstep_logprobs/"
+FAMILIES = "lockstep/models/families/"
+OWN_CLASS = re.compile(r"\.(?!Auto|PreTrained|Generation)\w+(For[A-Z]\w+|Model|Config)$")
+"""A class of `transformers` that is of one architecture, by its name."""
 
 PROTOCOLS_ONLY = ("experience", "algorithms", "report")
 SHARED_BY_ALGORITHMS = ("step", "policy_gradient", "kl_coefficient")
@@ -177,6 +182,19 @@ def engines_stay_in_their_place(file: SourceFile) -> Iterator[Finding]:
                 yield imported.line, f"{engine} may be imported here only inside a function"
 
 
+def families_alone_know_model_types(file: SourceFile) -> Iterator[Finding]:
+    """What is particular to an architecture is looked up with `family_of`; messages may print the type."""
+    if file.part is None or file.path.startswith(FAMILIES):
+        return
+    for imported in imports(file):
+        if (imported.of("transformers") and OWN_CLASS.search(imported.module)) or (
+            imported.of("transformers.models") and not imported.of("transformers.models.auto")
+        ):
+            yield imported.line, f"{imported.module} is of one architecture; say in {FAMILIES} what is particular to it"
+    for line in decisions_by_model_type(file.tree):
+        yield line, f"a decision by model_type; say in {FAMILIES} what is particular to an architecture"
+
+
 def logprobs_need_torch_alone(file: SourceFile) -> Iterator[Finding]:
     if not file.path.startswith(LOGPROBS):
         return
@@ -270,6 +288,7 @@ RULES: tuple[Rule, ...] = (
     transformers_only_from_models_up,
     protocols_only,
     algorithms_know_no_other,
+    families_alone_know_model_types,
     logprobs_need_torch_alone,
     no_module_is_called_utils,
     no_mocks,
@@ -342,6 +361,17 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (protocols_only, "lockstep/experience/rollout.py", "from lockstep.samplers import torch\n", 1),
     (algorithms_know_no_other, "lockstep/algorithms/ppo.py", "from lockstep.algorithms.sft import sft_step\n", 1),
     (algorithms_know_no_other, "lockstep/algorithms/step.py", "from lockstep.algorithms import ppo\n", 1),
+    (families_alone_know_model_types, "lockstep/models/load.py", "a = 1\nif config.model_type == 'qwen3': 1\n", 2),
+    (families_alone_know_model_types, "lockstep/runtime/plan/x.py", "b = c.model_type not in KNOWN\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "kind = c.model_type\nb = kind in KNOWN\n", 2),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "kind, n = c.model_type, 1\nb = T[kind]\n", 2),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "match c.model_type:\n  case 'x': 1\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "b = 'qwen3' == fields['model_type']\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "b = fields.get('model_type') in ('a', 'b')\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "b = PLANS.get(c.model_type)\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "b = c.model_type.startswith('qwen')\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "from transformers import LlamaForCausalLM\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "import transformers.models.gemma\n", 1),
     (logprobs_need_torch_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
     (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),
     (no_module_is_called_utils, "tests/utils.py", "", 1),
@@ -365,6 +395,11 @@ KEPT: tuple[tuple[Rule, str, str], ...] = (
     (protocols_only, "lockstep/runtime/workers.py", "from lockstep.learners.torch.learner import TorchLearner\n"),
     (algorithms_know_no_other, "lockstep/algorithms/ppo.py", "from lockstep.algorithms.step import StepResult\n"),
     (algorithms_know_no_other, "lockstep/algorithms/x/a.py", "from lockstep.algorithms.x import b\n"),
+    (families_alone_know_model_types, "lockstep/models/families/known.py", "b = c.model_type in KNOWN\n"),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "kind = c.model_type\nb = kind is not None\n"),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "raise E(f'a {c.model_type} is too large')\n"),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "family_of(config).tensor_parallel\n"),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "from transformers import PreTrainedModel\n"),
     (no_module_is_called_utils, "lockstep_logprobs/model_utils.py", ""),
     (files_are_short, "lockstep/batch.py", "x = 1\n" * 500),
     (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 79),
