@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import pytest
+from model_types import decisions_by_model_type
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("lockstep", "lockstep_logprobs", "tests", "benchmarks", "examples")
@@ -77,6 +78,9 @@ LAZY_ENGINES = {
 }  # may name their engine, but only inside functions
 
 LOGPROBS = "lockstep_logprobs/"
+FAMILIES = "lockstep/models/families/"
+OWN_CLASS = re.compile(r"\.(?!Auto|PreTrained|Generation)\w+(For[A-Z]\w+|Model|Config)$")
+"""A class of `transformers` that is of one architecture, by its name."""
 
 STATE_ON_DISK = ("lockstep.learners.boxes", "lockstep.learners.saving")
 """How any state is written, whatever has it."""
@@ -194,6 +198,19 @@ def engines_stay_in_their_place(file: SourceFile) -> Iterator[Finding]:
                 yield imported.line, f"{engine} may be imported only in {' and '.join(ENGINES[engine])}"
             elif file.path in LAZY_ENGINES and not imported.lazy:
                 yield imported.line, f"{engine} may be imported here only inside a function"
+
+
+def families_alone_know_model_types(file: SourceFile) -> Iterator[Finding]:
+    """What is particular to an architecture is looked up with `family_of`; messages may print the type."""
+    if file.part is None or file.path.startswith(FAMILIES):
+        return
+    for imported in imports(file):
+        if (imported.of("transformers") and OWN_CLASS.search(imported.module)) or (
+            imported.of("transformers.models") and not imported.of("transformers.models.auto")
+        ):
+            yield imported.line, f"{imported.module} is of one architecture; say in {FAMILIES} what is particular to it"
+    for line in decisions_by_model_type(file.tree):
+        yield line, f"a decision by model_type; say in {FAMILIES} what is particular to an architecture"
 
 
 def logprobs_need_torch_alone(file: SourceFile) -> Iterator[Finding]:
@@ -314,6 +331,7 @@ RULES: tuple[Rule, ...] = (
     protocols_only,
     algorithms_know_no_other,
     nothing_asks_which_algorithm,
+    families_alone_know_model_types,
     logprobs_need_torch_alone,
     no_module_is_called_utils,
     no_mocks,
@@ -391,6 +409,17 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (nothing_asks_which_algorithm, "lockstep/plan/a.py", "if recipe.algorithm == 'grpo':\n  1\n", 1),
     (nothing_asks_which_algorithm, "lockstep/run/a.py", "match recipe:\n  case PPORecipe():\n    1\n", 2),
     (nothing_asks_which_algorithm, "lockstep/run/a.py", "critic = hasattr(recipe, 'critic')\n", 1),
+    (families_alone_know_model_types, "lockstep/models/load.py", "a = 1\nif config.model_type == 'qwen3': 1\n", 2),
+    (families_alone_know_model_types, "lockstep/plan/x.py", "b = c.model_type not in KNOWN\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "kind = c.model_type\nb = kind in KNOWN\n", 2),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "kind, n = c.model_type, 1\nb = T[kind]\n", 2),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "match c.model_type:\n  case 'x': 1\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "b = 'qwen3' == fields['model_type']\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "b = fields.get('model_type') in ('a', 'b')\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "b = PLANS.get(c.model_type)\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "b = c.model_type.startswith('qwen')\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "from transformers import LlamaForCausalLM\n", 1),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "import transformers.models.gemma\n", 1),
     (logprobs_need_torch_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
     (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),
     (no_module_is_called_utils, "tests/utils.py", "", 1),
@@ -416,6 +445,11 @@ KEPT: tuple[tuple[Rule, str, str], ...] = (
     (algorithms_know_no_other, "lockstep/algorithms/x/a.py", "from lockstep.algorithms.x import b\n"),
     (nothing_asks_which_algorithm, "lockstep/algorithms/ppo/a.py", "x = isinstance(recipe, PPORecipe)\n"),
     (nothing_asks_which_algorithm, "lockstep/run/a.py", "x = recipe.models[0].head == 'logits'\n"),
+    (families_alone_know_model_types, "lockstep/models/families/known.py", "b = c.model_type in KNOWN\n"),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "kind = c.model_type\nb = kind is not None\n"),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "raise E(f'a {c.model_type} is too large')\n"),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "family_of(config).tensor_parallel\n"),
+    (families_alone_know_model_types, "lockstep/models/cut.py", "from transformers import PreTrainedModel\n"),
     (no_module_is_called_utils, "lockstep_logprobs/model_utils.py", ""),
     (files_are_short, "lockstep/batch.py", "x = 1\n" * 500),
     (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 79),

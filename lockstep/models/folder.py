@@ -15,16 +15,14 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lockstep import lfs
 from lockstep.errors import InputError, first_line
 from lockstep.models import attention
+from lockstep.models.families.known import has_classifier, is_known
 
 _CONTEXT = "max_position_embeddings"
 _ADAPTER = "adapter_config.json"
@@ -118,7 +116,7 @@ def require_usable(fields: Mapping[str, Any], source: str) -> None:
 def _why(fields: Mapping[str, Any], error: Exception) -> str:
     """Why `transformers` cannot use a configuration."""
     kind = fields.get("model_type")
-    if kind is None or kind in CONFIG_MAPPING:
+    if kind is None or is_known(kind):
         return config_reason(error)
     own = "; it brings Python code for it (auto_map), which is not run" if fields.get("auto_map") else ""
     return f"transformers {transformers.__version__} knows no model type {kind!r}{own}"
@@ -127,7 +125,7 @@ def _why(fields: Mapping[str, Any], error: Exception) -> str:
 def require_classifier(folder: str | os.PathLike[str]) -> None:
     """Raises ModelError where `transformers` has no sequence classifier on the folder's backbone."""
     kind = read_config(folder, headless=True).model_type
-    if kind not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+    if not has_classifier(kind):
         raise ModelError(
             f"{folder}: transformers has no sequence classifier for {kind}, as which a reward model is written; begin "
             "with a model of another type"

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
-    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
@@ -23,6 +22,7 @@ from transformers.utils import logging
 from lockstep import keyed
 from lockstep.errors import first_line
 from lockstep.models import attention
+from lockstep.models.families.known import find_nearest, is_known
 from lockstep.models.folder import CONFIG_ERRORS, ModelError, config_reason, read_config, require_usable, skeleton
 from lockstep.models.weight_files import check_weights, require_finite
 
@@ -101,9 +101,9 @@ def scratch_config(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     """
     fields = {**config, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
     model_type = fields.pop("model_type", None)
-    if model_type not in CONFIG_MAPPING:
-        close = get_close_matches(str(model_type), CONFIG_MAPPING.keys(), 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+    if not is_known(model_type):
+        close = find_nearest(model_type)
+        hint = f"; did you mean {close}?" if close else ""
         raise ModelError(f"model.scratch.config: transformers knows no model_type {model_type!r}{hint}")
     require_usable(fields, "model.scratch.config")
     try:

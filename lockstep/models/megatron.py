@@ -1,7 +1,8 @@
 """Where the tensors of a Hugging Face checkpoint lie in the parameters of a Megatron model of the same sizes.
 
-Megatron lays matrices that read the same states into one: queries, keys and values group by group, gate and up one
-after the other. Tensor-parallel ranks have rows of what comes in and columns of what goes out.
+A family names the tensors (`models.families`); how they lie there is the same for all. Megatron lays matrices that read
+the same states into one: queries, keys and values group by group, gate and up one after the other. Tensor-parallel
+ranks have rows of what comes in and columns of what goes out.
 """
 
 from __future__ import annotations
@@ -14,21 +15,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from lockstep.errors import InputError
-from lockstep.models.parallelize import FAMILIES
+from lockstep.models.families.base import MegatronLayers
+from lockstep.models.families.registry import family_of, list_megatron
 
-_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-_PLAIN = {
-    "embedding.word_embeddings.weight": "embed_tokens.weight",
-    "decoder.final_layernorm.weight": "norm.weight",
-    "input_layernorm.weight": "input_layernorm.weight",
-    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
-    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
-    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
-    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
-    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
-    "output_layer.weight": "lm_head.weight",
-}
-_ROWS = ("embedding.word_embeddings.weight", "output_layer.weight")
+_LAYER = re.compile(r"(?<=^decoder\.layers\.)\d+")
+_QKV = ("self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias")
+_HALVES = ("mlp.linear_fc1.weight",)
+_ROWS = ("embedding.word_embeddings.weight", "output_layer.weight", *_QKV, *_HALVES)
 _COLUMNS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
 
 
@@ -49,18 +42,23 @@ class Place:
 
 def require_known(config: PreTrainedConfig) -> None:
     """Raises ValueError if a model cannot be computed by Megatron's layers as they are used here."""
-    kind = config.model_type
-    if kind not in FAMILIES:
-        raise InputError(
-            f"learner.backend is megatron, which knows these families: {', '.join(FAMILIES)}; for a {kind} use "
-            "learner.backend=torch"
-        )
     fields = config.to_dict()
-    if fields.get("use_sliding_window") or fields.get("mlp_bias") or (kind != "qwen2" and fields.get("attention_bias")):
+    if any(fields.get(name) for name in layers_of(config).refused_fields):
         raise InputError(
             "the model has sliding windows or biases that learner.backend=megatron does not know; use "
             "learner.backend=torch"
         )
+
+
+def layers_of(config: PreTrainedConfig) -> MegatronLayers:
+    """How Megatron's layers compute a model's family; raises ValueError if they cannot."""
+    family = family_of(config)
+    if family.megatron is None:
+        raise InputError(
+            f"learner.backend is megatron, which knows these families: {list_megatron()}; for a {family.model_type} "
+            "use learner.backend=torch"
+        )
+    return family.megatron
 
 
 def stages(layers: int, pp: int) -> list[int]:
@@ -91,17 +89,20 @@ def places(parameter: str, config: PreTrainedConfig, first_layer: int = 0) -> tu
     Raises:
         KeyError: If no tensor is known to lie there.
     """
-    found = _LAYER.fullmatch(parameter)
-    if found is None:
-        return (Place(_PLAIN[parameter], 0 if parameter in _ROWS else None, _itself),)
-    before, own = f"layers.{first_layer + int(found[1])}.", found[2]
-    if own in ("self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias"):
-        kind, groups = own.rpartition(".")[2], _Groups.of(config)
-        parts = (("q", groups.queries), ("k", groups.keys), ("v", groups.values))
-        return tuple(Place(f"{before}self_attn.{letter}_proj.{kind}", 0, view) for letter, view in parts)
-    if own == "mlp.linear_fc1.weight":
-        return (Place(f"{before}mlp.gate_proj.weight", 0, _first), Place(f"{before}mlp.up_proj.weight", 0, _second))
-    return (Place(f"{before}{_PLAIN[own]}", 1 if own in _COLUMNS else None, _itself),)
+    found = _LAYER.search(parameter)
+    number = "" if found is None else str(first_layer + int(found[0]))
+    names = [name.replace("*", number) for name in layers_of(config).tensors[_LAYER.sub("*", parameter)]]
+    dim = 0 if parameter.endswith(_ROWS) else 1 if parameter.endswith(_COLUMNS) else None
+    views = _views(parameter, config)
+    return tuple(Place(name, dim, view) for name, view in zip(names, views, strict=True))
+
+
+def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor], Tensor], ...]:
+    """Of the tensors that Megatron lays into one parameter, in the order in which a family names them."""
+    if parameter.endswith(_QKV):
+        groups = _Groups.of(config)
+        return groups.queries, groups.keys, groups.values
+    return (_first, _second) if parameter.endswith(_HALVES) else (_itself,)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 Several copies are cut alike (HSDP); FSDP2 sums their gradients, too.
 
-Plans name modules of the Llama, Qwen2 and Qwen3 families, which are called alike. Between their products every
-tensor-parallel rank has a share of the tokens; heads and hidden units are cut where the products are. Queries and keys
-that have norms of their own (Qwen3) are cut over heads there, too.
+Plans stand in `models.families`, with all else that is particular to an architecture.
 """
 
 from __future__ import annotations
@@ -19,14 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils._pytree import register_dataclass
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -34,9 +25,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lockstep.distributed.ranks import Ranks
 from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
-
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""Values of `model_type` whose modules are known by name: those that have a plan, and that Megatron computes."""
+from lockstep.models.families.registry import family_of, list_tensor_parallel
 
 register_dataclass(Outputs)  # FSDP looks for tensors in what a model returns
 
@@ -45,13 +34,14 @@ def require_divisible(config: PreTrainedConfig, tp: int) -> None:
     """Raises ValueError if a model cannot be cut over so many tensor-parallel ranks."""
     if tp == 1:
         return
-    if config.model_type not in FAMILIES:
+    parallel = family_of(config).tensor_parallel
+    if parallel is None:
         raise InputError(
             f"learner.parallel.tp is {tp}, but a {config.model_type} has no plan for that; use dp and cp, "
-            f"or a model of these families: {', '.join(FAMILIES)}"
+            f"or a model of these families: {list_tensor_parallel()}"
         )
     fields = config.get_text_config().to_dict()
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+    for name in parallel.divided_fields:
         if fields[name] % tp:
             raise InputError(
                 f"learner.parallel.tp is {tp}, but the model's {name} ({fields[name]}) is no multiple of it; lower it"
@@ -70,7 +60,9 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, offload: bo
     if ranks.mesh is None:
         return
     if ranks.size("tp") > 1:
-        parallelize_module(lm.base_model, ranks.mesh["tp"], _plan(lm))
+        parallel = family_of(lm.config).tensor_parallel
+        assert parallel is not None, "a model without a plan is refused before it is opened"
+        parallelize_module(lm.base_model, ranks.mesh["tp"], parallel.plan())
         _cut_head(lm, ranks.mesh["tp"])
     if ranks.size("dp_replicate") * ranks.size("dp") * ranks.size("cp") == 1:
         return
@@ -115,27 +107,6 @@ def checkpoint_layers(blocks: Iterable[nn.Module]) -> None:
 def layers(lm: PreTrainedModel) -> list[nn.Module]:
     """The layers of a decoder, as `transformers` names what must not be cut apart."""
     return [module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())]
-
-
-def _plan(lm: PreTrainedModel) -> dict[str, ParallelStyle]:
-    own: dict[str, ParallelStyle] = {
-        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "norm": SequenceParallel(),
-        "layers.*.input_layernorm": SequenceParallel(),
-        "layers.*.self_attn": PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
-        ),
-        "layers.*.self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
-        "layers.*.post_attention_layernorm": SequenceParallel(),
-        "layers.*.mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
-        "layers.*.mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
-    }
-    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-    own |= {f"layers.*.{name}": ColwiseParallel() for name in columns}
-    if lm.config.model_type == "qwen3":
-        norms = ("q_norm", "k_norm")
-        own |= {f"layers.*.self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in norms}
-    return own
 
 
 def _cut_head(lm: PreTrainedModel, mesh: DeviceMesh) -> None:

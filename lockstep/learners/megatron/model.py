@@ -19,6 +19,7 @@ from lockstep.distributed.ranks import Ranks
 from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
+from lockstep.models.families.base import MegatronLayers
 from lockstep.models.heads import (
     Products,
     first_value_weights,
@@ -27,7 +28,7 @@ from lockstep.models.heads import (
     value_outputs,
     value_unit,
 )
-from lockstep.models.megatron import stages
+from lockstep.models.megatron import layers_of, stages
 from lockstep.types import Head
 from lockstep_logprobs.shard import Shard
 
@@ -69,14 +70,15 @@ class Stage(nn.Module):
         config = network.config
         self._head: Head = head
         self._ranks = ranks
-        self.config = _megatron_config(config, ranks)
+        family = layers_of(config)
+        self.config = _megatron_config(config, family, ranks)
         here, last = ranks.index("pp"), ranks.size("pp") - 1
         self.tied = scores_tokens(head) and bool(config.tie_word_embeddings)
         self.vocabulary = int(config.vocab_size)
         rows = -(-self.vocabulary // ranks.size("tp"))
         self.gpt = GPTModel(
             self.config,
-            _layers(config),
+            _layers(family),
             vocab_size=rows * ranks.size("tp"),
             max_sequence_length=int(config.max_position_embeddings),
             pre_process=here == 0,
@@ -137,13 +139,13 @@ def join_groups(ranks: Ranks) -> None:
         )
 
 
-def _layers(config: PreTrainedConfig) -> ModuleSpec:
-    spec: Any = get_gpt_layer_local_spec(qk_layernorm=config.model_type == "qwen3", normalization="RMSNorm")
+def _layers(family: MegatronLayers) -> ModuleSpec:
+    spec: Any = get_gpt_layer_local_spec(qk_layernorm=family.qk_norm, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = LayoutAttention
     return spec
 
 
-def _megatron_config(config: PreTrainedConfig, ranks: Ranks) -> TransformerConfig:
+def _megatron_config(config: PreTrainedConfig, family: MegatronLayers, ranks: Ranks) -> TransformerConfig:
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     split = stages(int(config.num_hidden_layers), ranks.size("pp"))
     return TransformerConfig(
@@ -158,8 +160,8 @@ def _megatron_config(config: PreTrainedConfig, ranks: Ranks) -> TransformerConfi
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
-        add_qkv_bias=config.model_type == "qwen2",
-        qk_layernorm=config.model_type == "qwen3",
+        add_qkv_bias=family.qkv_bias,
+        qk_layernorm=family.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=ranks.size("tp"),

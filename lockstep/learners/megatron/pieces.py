@@ -70,11 +70,11 @@ def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -
         own = name.removeprefix("gpt.")
         if own == name:  # of a value head
             found: tuple[Place, ...] = (Place(name, None, _itself),)
-        elif own == "output_layer.weight":
-            found = () if stage.tied else (Place("lm.lm_head.weight", 0, _itself),)
+        elif own == "output_layer.weight" and stage.tied:
+            found = ()
         else:
-            known = places(own, config, stage.first_layer)
-            found = tuple(Place(f"{base}{place.name}", place.dim, place.view) for place in known)
+            known, above = places(own, config, stage.first_layer), "lm." if own == "output_layer.weight" else base
+            found = tuple(Place(f"{above}{place.name}", place.dim, place.view) for place in known)
         if found:
             of_vocabulary = own in ("output_layer.weight", "embedding.word_embeddings.weight")
             local = parameter.detach()[: stage.own_rows] if of_vocabulary else parameter.detach()

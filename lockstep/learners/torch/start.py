@@ -15,10 +15,11 @@ from lockstep.distributed.ranks import Ranks
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.models import lora
+from lockstep.models.families.registry import family_of
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import LogitsHead, ValueHead, in_folder, scores_tokens
 from lockstep.models.load import load_backbone, load_causal_lm
-from lockstep.models.parallelize import FAMILIES, checkpoint_layers, compile_layers, layers, parallelize
+from lockstep.models.parallelize import checkpoint_layers, compile_layers, layers, parallelize
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
 from lockstep.types import Head
 
@@ -28,7 +29,7 @@ def started(
 ) -> nn.Module:
     """A head of `models.heads` on the backbone of a folder, on its device, cut over the ranks.
 
-    No rank ever holds the whole model, if that is one of `FAMILIES`; others are read whole by each, and then cut.
+    No rank ever holds the whole model, if its family `reads_boxes`; others are read whole by each, and then cut.
 
     Args:
         folder: Of the model.
@@ -39,7 +40,7 @@ def started(
         device: Where it computes.
     """
     config = read_config(folder, headless=not scores_tokens(head))
-    if ranks.mesh is None or config.model_type not in FAMILIES:
+    if ranks.mesh is None or not family_of(config).reads_boxes:
         network = load_causal_lm(folder) if scores_tokens(head) else load_backbone(folder)
         model = LogitsHead(network, ranks) if scores_tokens(head) else ValueHead(network, seed, ranks, head)
         if isinstance(model, ValueHead):

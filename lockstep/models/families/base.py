@@ -1,0 +1,64 @@
+"""A model family: what Lockstep has to be told of an architecture, because no configuration says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch.distributed.tensor.parallel import ParallelStyle
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """How a backbone is cut over tensor-parallel ranks.
+
+    Attributes:
+        plan: Makes the style of each module that takes part, by its name in the backbone; `*` stands for each layer.
+        divided_fields: Fields of the configuration that the number of ranks must divide.
+    """
+
+    plan: Callable[[], dict[str, ParallelStyle]]
+    divided_fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MegatronLayers:
+    """How a family is computed by Megatron's own layers: RMS norms, gated SiLU, rotary positions, grouped queries.
+
+    Attributes:
+        tensors: For each parameter of a `GPTModel` the tensors of a checkpoint that lie in it, in their order; `*` is
+            the number of a layer. Names are those within the backbone; that of the vocabulary head is as it is.
+        refused_fields: Fields of the configuration that, where set, ask for what these layers do not compute.
+    """
+
+    tensors: Mapping[str, tuple[str, ...]]
+    refused_fields: tuple[str, ...]
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases: then there are tensors for them."""
+        return "decoder.layers.*.self_attention.linear_qkv.bias" in self.tensors
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys have norms of their own."""
+        return "decoder.layers.*.self_attention.q_layernorm.weight" in self.tensors
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture of `transformers`; with nothing but its type, one that is computed like any other.
+
+    Attributes:
+        model_type: As configurations say it.
+        tensor_parallel: None: it cannot be cut over tensor-parallel ranks.
+        megatron: None: the Megatron backend refuses it.
+        reads_boxes: Whether each rank reads its own boxes of the files, and none ever holds the model whole. That asks
+            that files name tensors as the network does, that logits are products of last hidden states and the
+            vocabulary head, and that buffers follow from the configuration.
+    """
+
+    model_type: str
+    tensor_parallel: TensorParallel | None = None
+    megatron: MegatronLayers | None = None
+    reads_boxes: bool = False

@@ -1,0 +1,23 @@
+"""Which architectures `transformers` itself knows, by their types."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+
+def is_known(model_type: object) -> bool:
+    """Whether it has a configuration of this type."""
+    return model_type in CONFIG_MAPPING
+
+
+def find_nearest(model_type: object) -> str | None:
+    """The type that a misspelled one may stand for."""
+    return next(iter(get_close_matches(str(model_type), CONFIG_MAPPING.keys(), 1)), None)
+
+
+def has_classifier(model_type: str) -> bool:
+    """Whether it has a sequence classifier on this backbone."""
+    return model_type in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES

@@ -1,0 +1,40 @@
+"""The families that Lockstep is told about, and the one of a configuration. A new one is a file here, and its name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from transformers import PreTrainedConfig
+
+from lockstep.models.families.base import Family
+
+_FILES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+)  # fmt: skip
+
+
+def _import_family(name: str) -> Family:
+    family = import_module(f"lockstep.models.families.{name}").FAMILY
+    assert isinstance(family, Family), f"FAMILY of lockstep/models/families/{name}.py is no Family"
+    return family
+
+
+FAMILIES = tuple(_import_family(name) for name in _FILES)
+
+
+def family_of(config: PreTrainedConfig) -> Family:
+    """The family of a model; one that is not registered has nothing particular."""
+    kind = config.model_type
+    return next((family for family in FAMILIES if family.model_type == kind), Family(kind))
+
+
+def list_tensor_parallel() -> str:
+    """The families that tensor-parallel ranks can share, for messages."""
+    return ", ".join(family.model_type for family in FAMILIES if family.tensor_parallel is not None)
+
+
+def list_megatron() -> str:
+    """The families that Megatron's layers compute, for messages."""
+    return ", ".join(family.model_type for family in FAMILIES if family.megatron is not None)

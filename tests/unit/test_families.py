@@ -1,0 +1,68 @@
+"""What a family's file says of an architecture fits the architecture as `transformers` builds it."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from tiny_models import SHAPE
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from lockstep.models import families
+from lockstep.models.families.base import Family
+from lockstep.models.families.registry import FAMILIES, family_of
+from lockstep.models.folder import skeleton
+from lockstep.models.megatron import places
+
+MACHINERY = {"__init__", "base", "known", "registry"}
+every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+
+
+def config_of(family: Family) -> PreTrainedConfig:
+    return AutoConfig.for_model(family.model_type, **SHAPE)
+
+
+def model_of(family: Family) -> PreTrainedModel:
+    return skeleton(config_of(family), family.model_type)
+
+
+def test_every_file_is_registered() -> None:
+    files = {path.stem for path in Path(families.__path__[0]).glob("*.py")} - MACHINERY
+    assert files == {family.model_type for family in FAMILIES}
+
+
+def test_a_family_without_a_file_has_nothing_particular() -> None:
+    assert family_of(AutoConfig.for_model("mistral")) == Family("mistral")
+
+
+@every_family
+def test_a_plan_names_modules_and_cuts_every_matrix(family: Family) -> None:
+    assert family.tensor_parallel is not None
+    plan, backbone = family.tensor_parallel.plan(), model_of(family).base_model
+    modules = [name for name, _ in backbone.named_modules()]
+    assert [name for name in plan if not any(fnmatchcase(module, name) for module in modules)] == []
+    weights = [name.rpartition(".")[0] for name, _ in backbone.named_parameters()]
+    assert [weight for weight in weights if not any(fnmatchcase(weight, name) for name in plan)] == []
+
+
+@every_family
+def test_each_tensor_of_a_model_has_one_place_in_megatron(family: Family) -> None:
+    assert family.megatron is not None
+    config, model = config_of(family), model_of(family)
+    parameters = [
+        parameter.replace("*", str(layer))
+        for parameter in family.megatron.tensors
+        for layer in range(_layers(parameter))
+    ]
+    there = [place.name for parameter in parameters for place in places(parameter, config)]
+    assert sorted(there) == sorted(name.removeprefix("model.") for name, _ in model.named_parameters())
+
+
+def test_layers_of_a_later_stage_are_counted_on() -> None:
+    (place,) = places("decoder.layers.1.mlp.linear_fc2.weight", config_of(FAMILIES[0]), first_layer=12)
+    assert place.name == "layers.13.mlp.down_proj.weight"
+
+
+def _layers(parameter: str) -> int:
+    return SHAPE["num_hidden_layers"] if "*" in parameter else 1
