@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from benchmarks.doctor_faults.heldout import HELD_OUT
+from benchmarks.doctor_faults.tuning import TUNING
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
@@ -19,8 +21,6 @@ from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Scores, S
 from lockstep.doctor.examine import AT_FLOOR, Diagnosis, examine
 from lockstep.doctor.selftest.fault import PLAINLY, Case, Change, Setup, build, built
 from lockstep.doctor.selftest.ground import Ground
-from lockstep.doctor.selftest.heldout import HELD_OUT
-from lockstep.doctor.selftest.tuning import TUNING
 from lockstep.types import Request, SamplingParams
 
 FAULTS = {fault.number: fault for fault in TUNING + HELD_OUT}

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from tiers import one_in
 
+from benchmarks.doctor_faults.pairs import PAIRS
+from benchmarks.doctor_faults.tuning import FIRST, TUNING
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.selftest.controls import CONTROLS, Control, healthy_runs
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, healthy
 from lockstep.doctor.selftest.ground import MODELS, Ground
-from lockstep.doctor.selftest.pairs import PAIRS
 from lockstep.doctor.selftest.run import Bench, Trial, Which, selftest
 from lockstep.doctor.selftest.score import Outcome, Row, markdown
-from lockstep.doctor.selftest.tuning import FIRST, TUNING
 from lockstep.runtime.progress import Progress, progress
 
 FEW = 8

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.doctor_faults.fifth_ground import FIFTH_MODELS, write_fifth
+from benchmarks.doctor_faults.fourth_ground import FOURTH_MODELS, write_fourth
+from benchmarks.doctor_faults.second_ground import SECOND_MODELS, write_second
+from benchmarks.doctor_faults.sixth_ground import SIXTH_MODELS, write_sixth
+from benchmarks.doctor_faults.third_ground import THIRD_MODELS, write_third
 from lockstep import keyed
-from lockstep.doctor.selftest.fifth_ground import FIFTH_MODELS, write_fifth
 from lockstep.doctor.selftest.first_ground import FIRST_MODELS, write_first
-from lockstep.doctor.selftest.fourth_ground import FOURTH_MODELS, write_fourth
-from lockstep.doctor.selftest.second_ground import SECOND_MODELS, write_second
-from lockstep.doctor.selftest.sixth_ground import SIXTH_MODELS, write_sixth
-from lockstep.doctor.selftest.third_ground import THIRD_MODELS, write_third
 from lockstep.models.folder import read_config
 from lockstep.types import Request
 

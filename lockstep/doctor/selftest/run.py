@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.doctor_faults.heldout import HELD_OUT
+from benchmarks.doctor_faults.pairs import PAIRS
+from benchmarks.doctor_faults.tuning import TUNING
 from lockstep import exit_codes
 from lockstep.doctor.examine import examine
 from lockstep.doctor.selftest.controls import healthy_runs
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, build
 from lockstep.doctor.selftest.ground import Ground
-from lockstep.doctor.selftest.heldout import HELD_OUT
-from lockstep.doctor.selftest.pairs import PAIRS
 from lockstep.doctor.selftest.score import Row, markdown, row
-from lockstep.doctor.selftest.tuning import TUNING
 from lockstep.runtime.progress import Progress, progress
 
 Which = Literal["tuning", "heldout", "pairs", "controls", "all"]

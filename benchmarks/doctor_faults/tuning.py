@@ -1,16 +1,16 @@
 """The faults that the doctor's rules were tuned on, in seven lists; those held out are in `heldout`."""
 
+from benchmarks.doctor_faults.faults_model import MODEL
+from benchmarks.doctor_faults.faults_passes import PASSES
+from benchmarks.doctor_faults.faults_scoring import SCORING
+from benchmarks.doctor_faults.faults_weights import WEIGHTS
+from benchmarks.doctor_faults.fifth import FIFTH
+from benchmarks.doctor_faults.fourth import FOURTH
+from benchmarks.doctor_faults.second import SECOND
+from benchmarks.doctor_faults.seventh import SEVENTH
+from benchmarks.doctor_faults.sixth import SIXTH
+from benchmarks.doctor_faults.third import THIRD
 from lockstep.doctor.selftest.fault import Fault
-from lockstep.doctor.selftest.faults_model import MODEL
-from lockstep.doctor.selftest.faults_passes import PASSES
-from lockstep.doctor.selftest.faults_scoring import SCORING
-from lockstep.doctor.selftest.faults_weights import WEIGHTS
-from lockstep.doctor.selftest.fifth import FIFTH
-from lockstep.doctor.selftest.fourth import FOURTH
-from lockstep.doctor.selftest.second import SECOND
-from lockstep.doctor.selftest.seventh import SEVENTH
-from lockstep.doctor.selftest.sixth import SIXTH
-from lockstep.doctor.selftest.third import THIRD
 
 FIRST: tuple[Fault, ...] = tuple(sorted((*SCORING, *MODEL, *WEIGHTS, *PASSES), key=lambda fault: fault.number))
 """In the order of the list; 33 is a row in fp16, 34 the precision of the softmax."""

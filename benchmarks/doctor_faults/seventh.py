@@ -5,13 +5,13 @@ They were held out once, as those of the lists before it.
 
 from __future__ import annotations
 
-from lockstep.doctor.selftest import seventh_layers as layers
-from lockstep.doctor.selftest import seventh_passes as passes
-from lockstep.doctor.selftest import seventh_scoring as scoring
-from lockstep.doctor.selftest import seventh_weights as weights
+from benchmarks.doctor_faults import seventh_layers as layers
+from benchmarks.doctor_faults import seventh_passes as passes
+from benchmarks.doctor_faults import seventh_scoring as scoring
+from benchmarks.doctor_faults import seventh_weights as weights
+from benchmarks.doctor_faults.surroundings import altered, around, drawn, mixed
 from lockstep.doctor.selftest.fault import Fault
 from lockstep.doctor.selftest.means import BF16, E4M3, E5M2, FP16
-from lockstep.doctor.selftest.surroundings import altered, around, drawn, mixed
 from lockstep.types import SamplingParams
 
 SHORT = SamplingParams(max_tokens=16, temperature=1.15)

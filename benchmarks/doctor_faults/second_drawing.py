@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
 
+from benchmarks.doctor_faults.second_layers import noise
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Capability, Conditions
-from lockstep.doctor.selftest.second_layers import noise
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams

@@ -5,12 +5,12 @@ They were held out once, as those of the lists before it.
 
 from __future__ import annotations
 
-from lockstep.doctor.selftest import fifth_layers as layers
-from lockstep.doctor.selftest import fifth_passes as passes
-from lockstep.doctor.selftest import fifth_scoring as scoring
+from benchmarks.doctor_faults import fifth_layers as layers
+from benchmarks.doctor_faults import fifth_passes as passes
+from benchmarks.doctor_faults import fifth_scoring as scoring
+from benchmarks.doctor_faults.faults_weights import refit, refit_after_serving
+from benchmarks.doctor_faults.surroundings import altered, around, drawn, mixed
 from lockstep.doctor.selftest.fault import Change, Fault, Setup
-from lockstep.doctor.selftest.faults_weights import refit, refit_after_serving
-from lockstep.doctor.selftest.surroundings import altered, around, drawn, mixed
 from lockstep.types import SamplingParams
 
 WARM = SamplingParams(max_tokens=64, temperature=1.25)

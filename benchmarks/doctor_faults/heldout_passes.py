@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.faults_passes import Decodes, Packs, keeping, packing_rows
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
-from lockstep.doctor.selftest.faults_passes import Decodes, Packs, keeping, packing_rows
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.second_layers import layers
 from lockstep.doctor.backends.variants import Alteration
-from lockstep.doctor.selftest.second_layers import layers
 
 
 def counted_by_stage(size: int) -> Alteration:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.doctor_faults import second_drawing as drawing
+from benchmarks.doctor_faults import second_layers as layers
+from benchmarks.doctor_faults import second_scoring as scoring
+from benchmarks.doctor_faults import second_weights as weights
+from benchmarks.doctor_faults.surroundings import altered, around, drawn, mixed
 from lockstep.doctor.base import DType
-from lockstep.doctor.selftest import second_drawing as drawing
-from lockstep.doctor.selftest import second_layers as layers
-from lockstep.doctor.selftest import second_scoring as scoring
-from lockstep.doctor.selftest import second_weights as weights
 from lockstep.doctor.selftest.fault import Change, Fault, Injected, Setup
-from lockstep.doctor.selftest.surroundings import altered, around, drawn, mixed
 from lockstep.types import SamplingParams
 
 WARM = SamplingParams(max_tokens=64, temperature=1.3)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
+from benchmarks.doctor_faults.faults_scoring import KnowsPrompts
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
@@ -19,7 +20,6 @@ from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Capability, Conditions, Layout
 from lockstep.doctor.selftest.fault import Change, Fault, Setup
-from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
 from lockstep.doctor.selftest.means import E4M3, E5M2, rounded, some_layers, summed, type_with
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.sampler import TorchSampler

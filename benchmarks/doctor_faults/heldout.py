@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from lockstep.doctor.selftest import heldout_layers as layers
-from lockstep.doctor.selftest import heldout_passes as passes
-from lockstep.doctor.selftest import heldout_scoring as scoring
-from lockstep.doctor.selftest import heldout_weights as weights
+from benchmarks.doctor_faults import heldout_layers as layers
+from benchmarks.doctor_faults import heldout_passes as passes
+from benchmarks.doctor_faults import heldout_scoring as scoring
+from benchmarks.doctor_faults import heldout_weights as weights
+from benchmarks.doctor_faults.faults_weights import refit_after_serving
+from benchmarks.doctor_faults.sixth_layers import off_zero
+from benchmarks.doctor_faults.surroundings import altered, around, configured, mixed
 from lockstep.doctor.selftest.fault import Fault
-from lockstep.doctor.selftest.faults_weights import refit_after_serving
 from lockstep.doctor.selftest.means import BF16
-from lockstep.doctor.selftest.sixth_layers import off_zero
-from lockstep.doctor.selftest.surroundings import altered, around, configured, mixed
 from lockstep.types import SamplingParams
 
 WARM = SamplingParams(max_tokens=64, temperature=1.2)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.doctor_faults.tuning import TUNING
 from lockstep.doctor.selftest.fault import Injected
-from lockstep.doctor.selftest.tuning import TUNING
 
 _BY_NUMBER = {fault.number: fault for fault in TUNING}
 

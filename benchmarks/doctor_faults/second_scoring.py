@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.second_layers import Switch
 from lockstep import align
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import hidden_scores, token_scores
@@ -18,7 +19,6 @@ from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import TORCH_TYPES
 from lockstep.doctor.base import USUAL, Conditions, DType, Layout, Network
-from lockstep.doctor.selftest.second_layers import Switch
 from lockstep.models.attention import Packed
 from lockstep.models.heads import PLAIN, inputs
 from lockstep.types import SamplingParams

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import EncoderRepetitionPenaltyLogitsProcessor, LogitsProcessor, PreTrainedModel
 
+from benchmarks.doctor_faults.third_scoring import drawing_through
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend, Sequences, shaped
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Conditions
-from lockstep.doctor.selftest.third_scoring import drawing_through
 from lockstep.types import Request, SamplingParams
 
 _RANKS = 4

@@ -5,13 +5,13 @@ They were held out once, as those of the lists before it.
 
 from __future__ import annotations
 
-from lockstep.doctor.selftest import sixth_layers as layers
-from lockstep.doctor.selftest import sixth_passes as passes
-from lockstep.doctor.selftest import sixth_weights as weights
+from benchmarks.doctor_faults import sixth_layers as layers
+from benchmarks.doctor_faults import sixth_passes as passes
+from benchmarks.doctor_faults import sixth_weights as weights
+from benchmarks.doctor_faults.second_scoring import parallel
+from benchmarks.doctor_faults.surroundings import altered, around, drawn, mixed
 from lockstep.doctor.selftest.fault import Fault
 from lockstep.doctor.selftest.means import BF16, E4M3, E5M2, FP16
-from lockstep.doctor.selftest.second_scoring import parallel
-from lockstep.doctor.selftest.surroundings import altered, around, drawn, mixed
 from lockstep.types import SamplingParams
 
 SHORT = SamplingParams(max_tokens=16, temperature=1.1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.faults_passes import Packs
+from benchmarks.doctor_faults.faults_scoring import KnowsPrompts
+from benchmarks.doctor_faults.faults_weights import StalePrefixes
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Capability, Conditions, Layout
-from lockstep.doctor.selftest.faults_passes import Packs
-from lockstep.doctor.selftest.faults_scoring import KnowsPrompts
-from lockstep.doctor.selftest.faults_weights import StalePrefixes
 from lockstep.models.attention import Cached, Packed
 from lockstep.samplers.torch.sampler import TorchSampler
 

@@ -5,12 +5,12 @@ They were held out once, as those of the lists before it.
 
 from __future__ import annotations
 
-from lockstep.doctor.selftest import fourth_layers as layers
-from lockstep.doctor.selftest import fourth_passes as passes
-from lockstep.doctor.selftest import fourth_scoring as scoring
-from lockstep.doctor.selftest import fourth_weights as weights
+from benchmarks.doctor_faults import fourth_layers as layers
+from benchmarks.doctor_faults import fourth_passes as passes
+from benchmarks.doctor_faults import fourth_scoring as scoring
+from benchmarks.doctor_faults import fourth_weights as weights
+from benchmarks.doctor_faults.surroundings import around, drawn, mixed
 from lockstep.doctor.selftest.fault import Change, Fault, Setup
-from lockstep.doctor.selftest.surroundings import around, drawn, mixed
 from lockstep.types import SamplingParams
 
 WARM = SamplingParams(max_tokens=64, temperature=1.5)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.faults_passes import keeping
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
-from lockstep.doctor.selftest.faults_passes import keeping
 from lockstep.models.attention import Cached
 from lockstep.types import Request, SamplingParams
 
