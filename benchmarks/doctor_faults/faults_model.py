@@ -13,27 +13,9 @@ from lockstep import keyed
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions
 from lockstep.doctor.selftest.fault import Change, Fault, Setup
-from lockstep.doctor.selftest.means import BF16, FP16, embedding_of, head_of, some_layers
+from lockstep.doctor.selftest.means import embedding_of, head_of, some_layers
 
-_ROPE_THETA = 10_000.0
-_EPS = 1e-5
-_WINDOW = 32
 _SOFTCAP = 30.0
-
-
-def other_rope_base(more: float) -> tuple[Change, ...]:
-    """The engine has another base of the rotary embedding."""
-    return (Change("infer", config={"rope_parameters.rope_theta": _ROPE_THETA * (1 + more)}),)
-
-
-def other_window(more: float) -> tuple[Change, ...]:
-    """The engine's sliding window is wider; so much wider that it is off."""
-    return (Change("infer", config={"sliding_window": _WINDOW + round(more)}),)
-
-
-def other_eps(more: float) -> tuple[Change, ...]:
-    """The engine's norms have another epsilon."""
-    return (Change("infer", config={"rms_norm_eps": _EPS + more}),)
 
 
 def missing_bias(share: float) -> tuple[Change, ...]:
@@ -130,11 +112,6 @@ def coarse_router(share: float) -> tuple[Change, ...]:
     return (Change("infer", CoarseRouter),)
 
 
-def other_type(error: float) -> tuple[Change, ...]:
-    """One side computes in fp16, the other in bf16 or fp32."""
-    return Change("train", dtype="bf16" if error >= BF16 else "fp32"), Change("infer", dtype="fp16")
-
-
 def _in_bf16(usual: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def forward(*inputs: Tensor) -> nn.Module:
         with torch.autocast("cpu", torch.bfloat16):
@@ -144,17 +121,6 @@ def _in_bf16(usual: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 MODEL = (
-    Fault(7, "other rope base", ("rope",), "infer", "relative", (9.0, 0.1), other_rope_base),
-    Fault(
-        8,
-        "other sliding window",
-        ("sliding_window",),
-        "infer",
-        "tokens",
-        (1000, 4),
-        other_window,
-        lambda _: Setup(model="window"),
-    ),
     Fault(
         9,
         "missing bias",
@@ -175,7 +141,6 @@ MODEL = (
         missing_softcap,
         capped,
     ),
-    Fault(12, "other norm epsilon", ("norm_eps",), "infer", "more", (3e-2, 1e-3), other_eps),
     Fault(13, "gate and up swapped", ("swapped_tensors",), "infer", "share of layers", (1.0, 0.25), swapped_gate),
     Fault(17, "permuted heads", ("permuted_tensor",), "infer", "share of layers", (1.0, 0.25), permuted_heads),
     Fault(
@@ -197,16 +162,6 @@ MODEL = (
         (1.0, 0.25),
         coarse_router,
         lambda _: Setup(model="mixtral"),
-    ),
-    Fault(
-        33,
-        "one side in fp16",
-        ("dtype",),
-        None,
-        "rounding of the other side",
-        (BF16, FP16),
-        other_type,
-        lambda _: Setup(infer="hf"),
     ),
 )
 """Each with its number in the list."""

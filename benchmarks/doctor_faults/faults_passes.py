@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
-from benchmarks.doctor_faults.faults_scoring import KnowsPrompts
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
@@ -20,6 +18,7 @@ from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Capability, Conditions, Layout
 from lockstep.doctor.selftest.fault import Change, Fault, Setup
+from lockstep.doctor.selftest.faults import KnowsPrompts
 from lockstep.doctor.selftest.means import E4M3, E5M2, rounded, some_layers, summed, type_with
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -156,23 +155,6 @@ def lost_state(inverse: float) -> tuple[Change, ...]:
     return (Change("infer", LosesState),)
 
 
-def attended_padding(block: float) -> tuple[Change, ...]:
-    """The trainer pads on the left, and its mask hides padding in whole blocks only."""
-
-    class AttendsPadding(HFBackend):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            if layout != "padded":
-                return super().passed(model, sequences, layout)
-            padded = pad_sequence(list(sequences), batch_first=True, padding_side="left")
-            width = padded.shape[1]
-            hidden = [(width - len(tokens)) // round(block) * round(block) for tokens in sequences]
-            seen = (torch.arange(width) >= torch.tensor(hidden)[:, None]).long()
-            logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits
-            return [logits[-len(tokens) :] for logits, tokens in zip(logits_BTV, sequences, strict=True)]
-
-    return (Change("train", AttendsPadding),)
-
-
 def dropping_out(probability: float) -> tuple[Change, ...]:
     """The trainer never leaves its training mode."""
 
@@ -273,7 +255,6 @@ def _with_linears(
 
 PASSES = (
     Fault(14, "fp8 cache", ("kv_precision",), "infer", "rounding", (E5M2, E4M3), coarse_cache),
-    Fault(22, "padding attended", ("left_padding",), "train", "tokens in a block", (1000, 4), attended_padding),
     Fault(23, "batch variance", ("batch_variance",), "train", "share of layers", (1.0, 0.25), batch_variant),
     Fault(24, "random order of sums", ("nondeterminism",), "infer", "share of layers", (1.0, 0.25), random_order),
     Fault(

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions
 from lockstep.doctor.selftest.fault import Case, Change, Fault, Setup
-from lockstep.doctor.selftest.means import E4M3, E5M2, embedding_of, head_of, linears, rounded, some_layers, type_with
+from lockstep.doctor.selftest.faults import step
+from lockstep.doctor.selftest.means import embedding_of, head_of
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.sampler import TorchSampler
 
-_STALE = ("layers.1.mlp.down_proj.weight", "layers.1.mlp.experts.down_proj", "layers.1.mixer.out_proj.weight")
 _Prefixes = dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]]
 """Keys and values of a layer for the beginning of a prompt, [H, T, D] each."""
-
-
-def step(case: Case, size: float) -> dict[str, Tensor]:
-    """A training step: each weight moves by `size` of its tensor's usual length. Returns what a refit has to send."""
-    case.train.load([(name, _moved(name, tensor, size)) for name, tensor in case.train.weights() if _trained(name)])
-    return {name: tensor for name, tensor in case.train.weights() if _trained(name)}
-
-
-def refit_but_one(case: Case, size: float) -> None:
-    """One tensor stays what it was before the step."""
-    case.infer.load((name, tensor) for name, tensor in step(case, size).items() if not name.endswith(_STALE))
 
 
 def refit(case: Case, size: float) -> None:
@@ -52,22 +39,6 @@ def untied_head(size: float) -> tuple[Change, ...]:
         head_of(model).weight = nn.Parameter(embedding_of(model).weight.detach().clone())
 
     return (Change("infer", alter=alter),)
-
-
-def coarse_weights(error: float) -> tuple[Change, ...]:
-    """The engine holds its layers in fp8, with a scale per row, and quantises what it loads."""
-    dtype = type_with(error)
-
-    class CoarseWeights(TorchBackend):
-        def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-            super().load((name, rounded(x, dtype) if "_proj." in name and x.ndim == 2 else x) for name, x in stream)
-
-    @torch.no_grad()
-    def alter(model: PreTrainedModel) -> None:
-        for linear in linears(some_layers(model, 1.0)):
-            linear.weight.copy_(rounded(linear.weight, dtype))
-
-    return (Change("infer", CoarseWeights, alter),)
 
 
 def lost_normaliser(share: float) -> tuple[Change, ...]:
@@ -122,15 +93,6 @@ class StalePrefixes(TorchBackend):
         return ReusingSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
 
-def _trained(name: str) -> bool:
-    return not name.endswith(("inv_freq", "embed_scale"))
-
-
-def _moved(name: str, tensor: Tensor, size: float) -> Tensor:
-    noise = torch.randn(tensor.shape, generator=keyed.generator("step", name)).to(tensor.dtype)
-    return tensor + size * tensor.float().square().mean().sqrt().to(tensor.dtype) * noise
-
-
 WEIGHTS = (
     Fault(
         15,
@@ -143,16 +105,6 @@ WEIGHTS = (
         after=refit_after_serving,
     ),
     Fault(
-        16,
-        "stale tensor",
-        ("stale_tensor",),
-        "infer",
-        "relative step",
-        (0.3, 0.03),
-        lambda _: (),
-        after=refit_but_one,
-    ),
-    Fault(
         18,
         "stale tied head",
         ("tied_head",),
@@ -163,7 +115,6 @@ WEIGHTS = (
         lambda _: Setup(model="qwen2"),
         refit,
     ),
-    Fault(19, "fp8 weights", ("quantised_weights",), "infer", "rounding", (E5M2, E4M3), coarse_weights),
     Fault(
         26,
         "lost normaliser",

@@ -8,7 +8,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.faults_passes import Decodes, keeping
-from benchmarks.doctor_faults.faults_scoring import KnowsPrompts
 from benchmarks.doctor_faults.fourth_scoring import column, own_tokens
 from lockstep import align
 from lockstep.batch import Batch
@@ -16,6 +15,7 @@ from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Layout
+from lockstep.doctor.selftest.faults import KnowsPrompts
 from lockstep.doctor.selftest.means import is_chosen, type_with
 from lockstep.models.attention import Packed
 from lockstep.models.heads import PLAIN, inputs

@@ -11,8 +11,9 @@ from benchmarks.doctor_faults.seventh import SEVENTH
 from benchmarks.doctor_faults.sixth import SIXTH
 from benchmarks.doctor_faults.third import THIRD
 from lockstep.doctor.selftest.fault import Fault
+from lockstep.doctor.selftest.faults import KEPT
 
-FIRST: tuple[Fault, ...] = tuple(sorted((*SCORING, *MODEL, *WEIGHTS, *PASSES), key=lambda fault: fault.number))
+FIRST: tuple[Fault, ...] = tuple(sorted((*KEPT, *SCORING, *MODEL, *WEIGHTS, *PASSES), key=lambda fault: fault.number))
 """In the order of the list; 33 is a row in fp16, 34 the precision of the softmax."""
 TUNING: tuple[Fault, ...] = FIRST + SECOND + THIRD + FOURTH + FIFTH + SIXTH + SEVENTH
 """The second list's numbers are those of the first and 100; the third's begin at 201, the fourth's at 301,

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from benchmarks.doctor_faults.ground import make_ground
 from benchmarks.doctor_faults.heldout import HELD_OUT
 from benchmarks.doctor_faults.tuning import TUNING
 from lockstep.batch import Batch
@@ -32,7 +33,7 @@ LIKE_ENGINES = frozenset[Capability](
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return Ground(tmp_path_factory.mktemp("ground"))
+    return make_ground(tmp_path_factory.mktemp("ground"))
 
 
 def examined(case: Case, requests: int = 10, tokens: int = 24) -> Diagnosis:

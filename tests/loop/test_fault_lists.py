@@ -12,6 +12,7 @@ from tiers import one_in
 
 from benchmarks.doctor_faults.fifth import FIFTH
 from benchmarks.doctor_faults.fourth import FOURTH
+from benchmarks.doctor_faults.ground import make_ground
 from benchmarks.doctor_faults.heldout import HELD_OUT
 from benchmarks.doctor_faults.seventh import SEVENTH
 from benchmarks.doctor_faults.sixth import SIXTH
@@ -98,7 +99,7 @@ COUNTERS = {
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return Ground(tmp_path_factory.mktemp("models"))
+    return make_ground(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import pytest
 from fault_gaps import ALONE, gaps, mean
 from tiers import one_in
 
+from benchmarks.doctor_faults.ground import make_ground
 from benchmarks.doctor_faults.second import SECOND, SECOND_HEALTHY, SECOND_PAIRS
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.causes import CAUSES
@@ -28,7 +29,7 @@ COUNTERS = {
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return Ground(tmp_path_factory.mktemp("second"))
+    return make_ground(tmp_path_factory.mktemp("second"))
 
 
 def gap(case: Case, train: Conditions = USUAL, infer: Conditions = USUAL) -> float:
