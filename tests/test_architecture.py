@@ -189,6 +189,15 @@ def imports_point_down(file: SourceFile) -> Iterator[Finding]:
         yield imported.line, f"{file.part} (floor {floor}) imports {imported.module} (floor {FLOOR[part]})"
 
 
+def package_imports_no_folder_beside_it(file: SourceFile) -> Iterator[Finding]:
+    """The wheel holds the packages alone, so an import of anything else works in a checkout only."""
+    if file.part is None and not file.path.startswith(LOGPROBS):
+        return
+    for imported in imports(file):
+        if imported.module.split(".")[0] in ("benchmarks", "examples", "tests"):
+            yield imported.line, f"{imported.module} is not in the wheel"
+
+
 def engines_stay_in_their_place(file: SourceFile) -> Iterator[Finding]:
     if file.part is None and not file.path.startswith(LOGPROBS):
         return
@@ -326,6 +335,7 @@ def blocks(node: ast.AST, depth: int) -> Iterator[tuple[int, int]]:
 
 RULES: tuple[Rule, ...] = (
     imports_point_down,
+    package_imports_no_folder_beside_it,
     engines_stay_in_their_place,
     transformers_only_from_models_up,
     protocols_only,
@@ -397,6 +407,7 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (imports_point_down, "lockstep/models/load.py", "import_module('lockstep.cli')\n", 1),
     (imports_point_down, "lockstep/strays.py", "", 1),
     (engines_stay_in_their_place, "lockstep/run/loop.py", "import ray.util\n", 1),
+    (package_imports_no_folder_beside_it, "lockstep/doctor/x.py", "def f():\n  import benchmarks.plan\n", 2),
     (engines_stay_in_their_place, "lockstep/samplers/torch/sampler.py", "def f():\n  import vllm\n", 2),
     (engines_stay_in_their_place, "lockstep_logprobs/linear_ce.py", "from megatron.core import x\n", 1),
     (transformers_only_from_models_up, "lockstep/distributed/vocab.py", "from transformers import x\n", 1),

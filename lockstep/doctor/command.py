@@ -75,14 +75,13 @@ def _add_analyze(asked: Any) -> None:
 
 def _add_selftest(asked: Any) -> None:
     parser = _added(asked, "selftest", "inject faults into real backends, and count which ones are named", _selftest)
+    add_selftest_options(parser)
+
+
+def add_selftest_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a self-test, which the benchmark with all faults has as well."""
     parser.add_argument(
         "model", metavar="MODEL", type=path_argument, nargs="?", help="stands for the small random Llama of the faults"
-    )
-    parser.add_argument(
-        "--which",
-        default="all",
-        choices=("tuning", "heldout", "pairs", "controls", "all"),
-        help="part of the benchmark (default: all)",
     )
     parser.add_argument("--sweep", action="store_true", help="look for the least magnitude of each fault that is named")
     parser.add_argument("--seed", type=int, default=0, help="of models and prompts (default: 0)")
@@ -152,4 +151,4 @@ def _selftest(options: argparse.Namespace) -> int:
     from lockstep.doctor.selftest.run import selftest
 
     out = None if options.out is None else Path(options.out)
-    return selftest(options.model, options.which, out, options.sweep, options.seed)
+    return selftest(options.model, out, options.sweep, options.seed)

@@ -12,6 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from benchmarks.doctor_faults.ground import make_ground
+from benchmarks.doctor_faults.heldout import HELD_OUT
+from benchmarks.doctor_faults.tuning import TUNING
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
@@ -19,8 +22,6 @@ from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Scores, S
 from lockstep.doctor.examine import AT_FLOOR, Diagnosis, examine
 from lockstep.doctor.selftest.fault import PLAINLY, Case, Change, Setup, build, built
 from lockstep.doctor.selftest.ground import Ground
-from lockstep.doctor.selftest.heldout import HELD_OUT
-from lockstep.doctor.selftest.tuning import TUNING
 from lockstep.types import Request, SamplingParams
 
 FAULTS = {fault.number: fault for fault in TUNING + HELD_OUT}
@@ -32,7 +33,7 @@ LIKE_ENGINES = frozenset[Capability](
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return Ground(tmp_path_factory.mktemp("ground"))
+    return make_ground(tmp_path_factory.mktemp("ground"))
 
 
 def examined(case: Case, requests: int = 10, tokens: int = 24) -> Diagnosis:

@@ -10,17 +10,18 @@ import pytest
 from fault_gaps import ALONE, gaps, mean
 from tiers import one_in
 
+from benchmarks.doctor_faults.fifth import FIFTH
+from benchmarks.doctor_faults.fourth import FOURTH
+from benchmarks.doctor_faults.ground import make_ground
+from benchmarks.doctor_faults.heldout import HELD_OUT
+from benchmarks.doctor_faults.seventh import SEVENTH
+from benchmarks.doctor_faults.sixth import SIXTH
+from benchmarks.doctor_faults.third import THIRD
+from benchmarks.doctor_faults.tuning import TUNING
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.selftest.fault import Fault, Setup, build, healthy
-from lockstep.doctor.selftest.fifth import FIFTH
-from lockstep.doctor.selftest.fourth import FOURTH
 from lockstep.doctor.selftest.ground import Ground
-from lockstep.doctor.selftest.heldout import HELD_OUT
-from lockstep.doctor.selftest.seventh import SEVENTH
-from lockstep.doctor.selftest.sixth import SIXTH
-from lockstep.doctor.selftest.third import THIRD
-from lockstep.doctor.selftest.tuning import TUNING
 
 Floor = Callable[[Setup], float]
 
@@ -98,7 +99,7 @@ COUNTERS = {
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return Ground(tmp_path_factory.mktemp("models"))
+    return make_ground(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,12 @@ import pytest
 from fault_gaps import ALONE, gaps, mean
 from tiers import one_in
 
+from benchmarks.doctor_faults.ground import make_ground
+from benchmarks.doctor_faults.second import SECOND, SECOND_HEALTHY, SECOND_PAIRS
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, built, healthy
 from lockstep.doctor.selftest.ground import Ground
-from lockstep.doctor.selftest.second import SECOND, SECOND_HEALTHY, SECOND_PAIRS
 
 COUNTERS = {
     114: Conditions(parts=frozenset({"cache"})),
@@ -28,7 +29,7 @@ COUNTERS = {
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return Ground(tmp_path_factory.mktemp("second"))
+    return make_ground(tmp_path_factory.mktemp("second"))
 
 
 def gap(case: Case, train: Conditions = USUAL, infer: Conditions = USUAL) -> float:

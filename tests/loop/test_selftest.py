@@ -1,25 +1,30 @@
-"""The benchmark of the doctor: every fault really changes numbers, healthy sides agree, and the score counts right."""
+"""The self-test of the doctor: every fault really changes numbers, healthy sides agree, and the score counts right."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 from tiers import one_in
 
+from benchmarks.doctor_faults.__main__ import main as run_benchmark
+from benchmarks.doctor_faults.ground import MODELS, make_ground
+from benchmarks.doctor_faults.pairs import PAIRS
+from benchmarks.doctor_faults.suites import SUITES, Which
+from benchmarks.doctor_faults.tuning import FIRST, TUNING
+from lockstep.cli import main
 from lockstep.doctor.causes import CAUSES
-from lockstep.doctor.selftest.controls import CONTROLS, Control, healthy_runs
+from lockstep.doctor.selftest.controls import BRIEF, CONTROLS, Control, healthy_runs
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, healthy
-from lockstep.doctor.selftest.ground import MODELS, Ground
-from lockstep.doctor.selftest.pairs import PAIRS
-from lockstep.doctor.selftest.run import Bench, Trial, Which, selftest
+from lockstep.doctor.selftest.faults import KEPT
+from lockstep.doctor.selftest.ground import WRITERS, Ground
+from lockstep.doctor.selftest.run import BRIEF_SUITE, Bench, Suite, Trial, selftest
 from lockstep.doctor.selftest.score import Outcome, Row, markdown
-from lockstep.doctor.selftest.tuning import FIRST, TUNING
 from lockstep.report.progress import Progress, progress
 
 FEW = 8
@@ -29,7 +34,7 @@ HEAD_IN_FP32 = 20
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return Ground(tmp_path_factory.mktemp("ground"))
+    return make_ground(tmp_path_factory.mktemp("ground"))
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +86,14 @@ def test_the_list_is_whole() -> None:
     for first, second in PAIRS:
         assert not set(first.fault.causes) & set(second.fault.causes)
         first.setup.joined(second.setup)
+
+
+def test_the_package_keeps_a_part_of_the_lists_that_needs_no_more_than_itself() -> None:
+    assert len(KEPT) <= 12
+    assert set(KEPT) <= set(TUNING)
+    assert len({fault.causes for fault in KEPT}) == len(KEPT)
+    setups = [fault.large.setup for fault in KEPT] + [control.setup for control in BRIEF]
+    assert {setup.model for setup in setups} <= {None, *WRITERS}
 
 
 def test_faults_that_need_different_surroundings_cannot_be_put_together(ground: Ground) -> None:
@@ -168,6 +181,53 @@ def test_a_case_that_is_done_is_not_done_again(
     assert capsys.readouterr().err.count("one: ") == 3
 
 
+def remember(suite: Suite, out: Path) -> str:
+    """Writes down what a run of a suite that was stopped at its end remembers: all is named, and nothing else."""
+    faults = [(one,) for fault in suite.faults for one in (fault.large, fault.small)]
+    rows = [
+        row(
+            " + ".join(f"{one.fault.number} {one.fault.name} {one.magnitude:.3g}" for one in together) + ", seed 0",
+            tuple(one.fault.causes for one in together),
+            tuple((one.fault.causes[0], one.fault.side) for one in together),
+        )
+        for together in (*faults, *suite.pairs)
+    ]
+    rows += [row(f"{control.name}, seed {own}", disagrees=False) for control, own in suite.healthy]
+    text = "".join(json.dumps(asdict(one)) + "\n" for one in rows)
+    (out / "cases.jsonl").write_text(text)
+    return text
+
+
+def test_the_command_goes_through_what_the_package_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    remembered = remember(BRIEF_SUITE, tmp_path)
+    assert main(["doctor", "selftest", "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert f"{2 * len(KEPT)} cases with faults: {2 * len(KEPT)} right" in told
+    assert f"{len(BRIEF)} healthy cases: 0 false alarms" in told
+    assert f"{len(KEPT)} faults, each large and small" in told
+    assert (tmp_path / "cases.jsonl").read_text() == remembered, "it went through a case that is not of the suite"
+
+
+@pytest.mark.parametrize(("which", "ill", "well"), [("heldout", 40, 0), ("pairs", 10, 0), ("all", 386, 50)])
+def test_the_benchmark_goes_through_a_part_of_the_lists(
+    which: Which, ill: int, well: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remembered = remember(SUITES[which], tmp_path)
+    assert run_benchmark(["--which", which, "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert f"{ill} cases with faults: {ill} right" in told
+    assert (f"{well} healthy cases: 0 false alarms" in told) == bool(well)
+    assert (tmp_path / "cases.jsonl").read_text() == remembered, "it went through a case that is not of the part"
+
+
+def test_a_self_test_builds_and_examines_its_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (fault,) = (fault for fault in KEPT if fault.name == "through text")
+    assert selftest(None, tmp_path, suite=Suite("one", (fault,), notes=("of one fault",))) == 0
+    assert "2 cases with faults: 2 right" in capsys.readouterr().out
+    assert (tmp_path / "one.md").read_text().endswith("- of one fault\n")
+    assert [one["outcome"] for one in json.loads((tmp_path / "one.json").read_text())] == ["right", "right"]
+
+
 def row(
     name: str = "one",
     expected: tuple[tuple[str, ...], ...] = (),
@@ -181,10 +241,20 @@ def row(
 
 @pytest.mark.proof
 @pytest.mark.timeout(10_800)
-@pytest.mark.parametrize(("which", "least"), [("tuning", 260), ("heldout", 34), ("pairs", 7), ("controls", 50)])
-def test_the_whole_benchmark(which: Which, least: int, tmp_path: Path) -> None:
-    selftest(None, which, tmp_path)
-    rows = json.loads((tmp_path / f"{which}.json").read_text())
+@pytest.mark.parametrize(
+    ("suite", "least"),
+    [
+        (BRIEF_SUITE, 29),
+        (SUITES["tuning"], 260),
+        (SUITES["heldout"], 34),
+        (SUITES["pairs"], 7),
+        (SUITES["controls"], 50),
+    ],
+    ids=lambda value: value.name if isinstance(value, Suite) else "",
+)
+def test_the_whole_benchmark(suite: Suite, least: int, tmp_path: Path) -> None:
+    selftest(None, tmp_path, suite=suite)
+    rows = json.loads((tmp_path / f"{suite.name}.json").read_text())
     outcomes = Counter(row["outcome"] for row in rows)
     assert outcomes["right"] + outcomes["quiet"] >= least
-    assert outcomes["wrong"] + outcomes["false alarm"] <= (0 if which == "controls" else 2)
+    assert outcomes["wrong"] + outcomes["false alarm"] <= (0 if suite.name in ("brief", "controls") else 2)

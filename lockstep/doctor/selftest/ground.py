@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from lockstep import keyed
-from lockstep.doctor.selftest.fifth_ground import FIFTH_MODELS, write_fifth
 from lockstep.doctor.selftest.first_ground import FIRST_MODELS, write_first
-from lockstep.doctor.selftest.fourth_ground import FOURTH_MODELS, write_fourth
-from lockstep.doctor.selftest.second_ground import SECOND_MODELS, write_second
-from lockstep.doctor.selftest.sixth_ground import SIXTH_MODELS, write_sixth
-from lockstep.doctor.selftest.third_ground import THIRD_MODELS, write_third
 from lockstep.models.folder import read_config
 from lockstep.types import Request
 
-MODELS = (*FIRST_MODELS, *SECOND_MODELS, *THIRD_MODELS, *FOURTH_MODELS, *FIFTH_MODELS, *SIXTH_MODELS)
-"""Their names, each once."""
-_WRITERS = (
-    dict.fromkeys(FIRST_MODELS, write_first)
-    | dict.fromkeys(SECOND_MODELS, write_second)
-    | dict.fromkeys(THIRD_MODELS, write_third)
-    | dict.fromkeys(FOURTH_MODELS, write_fourth)
-    | dict.fromkeys(FIFTH_MODELS, write_fifth)
-    | dict.fromkeys(SIXTH_MODELS, write_sixth)
-)
+Writer = Callable[[str, int, Path], None]
+"""Writes a model, by its name and a seed, into a folder."""
+WRITERS: Mapping[str, Writer] = dict.fromkeys(FIRST_MODELS, write_first)
+"""The writer of each model; `benchmarks/doctor_faults/ground.py` has more of them."""
 
 
 class Ground:
@@ -35,10 +25,13 @@ class Ground:
         root: Where they are written.
         model: A folder that stands for "llama" instead of a random model.
         seed: Of weights and prompts.
+        writers: Of each model that it has.
     """
 
-    def __init__(self, root: Path, model: str | None = None, seed: int = 0) -> None:
-        self._root, self._model, self.seed = root, model, seed
+    def __init__(
+        self, root: Path, model: str | None = None, seed: int = 0, writers: Mapping[str, Writer] = WRITERS
+    ) -> None:
+        self._root, self._model, self.seed, self._writers = root, model, seed, writers
 
     def folder(self, name: str) -> str:
         """The folder of one of the models."""
@@ -46,7 +39,7 @@ class Ground:
             return self._model
         folder = self._root / f"{name.replace(',', '').replace(' ', '-')}-{self.seed}"
         if not folder.exists():
-            _WRITERS[name](name, self.seed, folder)
+            self._writers[name](name, self.seed, folder)
         return str(folder)
 
     def requests(self, name: str, count: int = 32) -> tuple[Request, ...]:

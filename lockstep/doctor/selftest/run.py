@@ -1,29 +1,58 @@
-"""`lockstep doctor selftest`: puts faults into backends, asks the doctor about each, and counts."""
+"""Puts faults into backends, asks the doctor about each, and counts: `lockstep doctor selftest`, and its benchmark."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from lockstep import exit_codes
 from lockstep.doctor.examine import examine
-from lockstep.doctor.selftest.controls import healthy_runs
+from lockstep.doctor.selftest.controls import BRIEF, Control
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, build
+from lockstep.doctor.selftest.faults import KEPT
 from lockstep.doctor.selftest.ground import Ground
-from lockstep.doctor.selftest.heldout import HELD_OUT
-from lockstep.doctor.selftest.pairs import PAIRS
 from lockstep.doctor.selftest.score import Row, markdown, row
-from lockstep.doctor.selftest.tuning import TUNING
 from lockstep.report.progress import Progress, progress
 
-Which = Literal["tuning", "heldout", "pairs", "controls", "all"]
-HEALTHY_RUNS = 50
 _QUARTERINGS = 5
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The cases that a self-test goes through.
+
+    Attributes:
+        name: Of the files with its results.
+        faults: Each is put in large and small.
+        pairs: Faults that are put in together.
+        healthy: Healthy configurations, each with what is added to the seed.
+        ground: Makes the models, from a folder, the user's model and a seed.
+        notes: Lines below the score.
+    """
+
+    name: str
+    faults: tuple[Fault, ...]
+    pairs: tuple[tuple[Injected, ...], ...] = ()
+    healthy: tuple[tuple[Control, int], ...] = ()
+    ground: Callable[[Path, str | None, int], Ground] = Ground
+    notes: tuple[str, ...] = ()
+
+
+BRIEF_SUITE = Suite(
+    "brief",
+    KEPT,
+    healthy=tuple((control, 0) for control in BRIEF),
+    notes=(
+        f"{len(KEPT)} faults, each large and small, and {len(BRIEF)} healthy cases; in a checkout of the repository, "
+        "python -m benchmarks.doctor_faults has all of them",
+    ),
+)
+"""What `lockstep doctor selftest` goes through."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +102,17 @@ class Bench:
                 out.write(json.dumps(asdict(done)) + "\n")
 
 
-def selftest(model: str | None, which: Which, out: Path | None = None, sweep: bool = False, seed: int = 0) -> int:
-    """Runs a part of the benchmark and prints its table.
+def selftest(
+    model: str | None, out: Path | None = None, sweep: bool = False, seed: int = 0, suite: Suite = BRIEF_SUITE
+) -> int:
+    """Goes through cases and prints their table.
 
     Args:
         model: A folder that stands for the small random Llama; None: that one.
-        which: Part of the benchmark.
         out: Folder of what is remembered and written; None: nothing is.
         sweep: Look for the smallest magnitude of each fault that is still named, instead.
         seed: Of models and prompts.
+        suite: The cases.
 
     Returns:
         The exit code: OK where no cause was named wrongly and no healthy case raised an alarm, else BROKEN.
@@ -89,46 +120,35 @@ def selftest(model: str | None, which: Which, out: Path | None = None, sweep: bo
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as root:
-        grounds = Path(root), model
-        trials = [] if sweep else list(_trials(grounds, which, seed))
+        grounds = partial(suite.ground, Path(root), model)
+        trials = [] if sweep else list(_trials(grounds, suite, seed))
         total = len(trials) or None
-        with progress(f"doctor selftest: {which}", total) as shown:
+        with progress(f"doctor selftest: {suite.name}", total) as shown:
             bench = Bench(out / "cases.jsonl" if out is not None else None, shown)
             if sweep:
-                text, rows = _swept(bench, grounds, which, seed)
+                text, rows = _swept(bench, grounds(seed), suite.faults)
             else:
                 rows = [bench.row(trial) for trial in trials]
-                text = markdown(rows)
+                text = "\n".join([markdown(rows), *(f"- {note}" for note in suite.notes)])
     print(text)
     if out is not None:
-        name = f"{which}-sweep" if sweep else which
+        name = f"{suite.name}-sweep" if sweep else suite.name
         (out / f"{name}.md").write_text(text + "\n", encoding="utf-8")
         (out / f"{name}.json").write_text(json.dumps([_as_json(one) for one in rows], indent=1), encoding="utf-8")
     wrong = any(one.outcome in ("wrong", "false alarm") for one in rows)
     return exit_codes.BROKEN if wrong else exit_codes.OK
 
 
-_Grounds = tuple[Path, str | None]
-"""Where folders are written, and the user's model."""
-
-
-def _trials(grounds: _Grounds, which: Which, seed: int) -> Iterator[Trial]:
-    ground = Ground(*grounds, seed)
-    for fault in _faults(which):
+def _trials(grounds: Callable[[int], Ground], suite: Suite, seed: int) -> Iterator[Trial]:
+    ground = grounds(seed)
+    for fault in suite.faults:
         yield _trial(ground, fault.large)
         yield _trial(ground, fault.small)
-    if which in ("pairs", "all"):
-        for pair in PAIRS:
-            yield _trial(ground, *pair)
-    if which in ("controls", "all"):
-        for control, own in healthy_runs(HEALTHY_RUNS):
-            other = Ground(*grounds, seed + own)
-            yield Trial(f"{control.name}, seed {seed + own}", (), lambda c=control, g=other: c.build(g))
-
-
-def _faults(which: Which) -> tuple[Fault, ...]:
-    tuning = TUNING if which in ("tuning", "all") else ()
-    return tuning + (HELD_OUT if which in ("heldout", "all") else ())
+    for pair in suite.pairs:
+        yield _trial(ground, *pair)
+    for control, own in suite.healthy:
+        other = grounds(seed + own)
+        yield Trial(f"{control.name}, seed {seed + own}", (), lambda c=control, g=other: c.build(g))
 
 
 def _trial(ground: Ground, *injected: Injected) -> Trial:
@@ -137,12 +157,11 @@ def _trial(ground: Ground, *injected: Injected) -> Trial:
     return Trial(f"{name}, seed {ground.seed}", expected, lambda: build(ground, *injected))
 
 
-def _swept(bench: Bench, grounds: _Grounds, which: Which, seed: int) -> tuple[str, list[Row]]:
+def _swept(bench: Bench, ground: Ground, faults: Iterable[Fault]) -> tuple[str, list[Row]]:
     """Takes a quarter of each fault's magnitude until it is not named any more."""
     lines = ["| Fault | Magnitude counts | Smallest named | its mean e^&#124;Δ&#124; |", "|---|---|---|---|"]
     rows: list[Row] = []
-    ground = Ground(*grounds, seed)
-    for fault in _faults(which):
+    for fault in faults:
         least, error = None, 1.0
         for quartering in range(_QUARTERINGS):
             magnitude = fault.magnitudes[0] / 4**quartering
