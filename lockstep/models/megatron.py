@@ -40,6 +40,10 @@ class Place:
     view: Callable[[Tensor], Tensor]
 
 
+_ACTIVATION = "silu"
+"""Of the gated units in the layers."""
+
+
 def require_known(config: PreTrainedConfig) -> None:
     """Raises ValueError if a model cannot be computed by Megatron's layers as they are used here."""
     fields = config.to_dict()
@@ -47,6 +51,11 @@ def require_known(config: PreTrainedConfig) -> None:
         raise InputError(
             "the model has sliding windows or biases that learner.backend=megatron does not know; use "
             "learner.backend=torch"
+        )
+    if fields["hidden_act"] != _ACTIVATION:
+        raise InputError(
+            f"the model's hidden_act is {fields['hidden_act']}, and layers of learner.backend=megatron compute "
+            f"{_ACTIVATION}; use learner.backend=torch"
         )
 
 

@@ -9,11 +9,12 @@ import pytest
 from tiny_models import SHAPE
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from lockstep.errors import InputError
 from lockstep.models import families
 from lockstep.models.families.base import Family
 from lockstep.models.families.registry import FAMILIES, family_of
 from lockstep.models.folder import skeleton
-from lockstep.models.megatron import places
+from lockstep.models.megatron import places, require_known
 
 MACHINERY = {"__init__", "base", "known", "registry"}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
@@ -66,3 +67,10 @@ def test_layers_of_a_later_stage_are_counted_on() -> None:
 
 def _layers(parameter: str) -> int:
     return SHAPE["num_hidden_layers"] if "*" in parameter else 1
+
+
+@every_family
+def test_megatron_refuses_an_activation_that_its_layers_do_not_compute(family: Family) -> None:
+    require_known(config_of(family))
+    with pytest.raises(InputError, match=r"hidden_act is gelu.*backend=torch"):
+        require_known(AutoConfig.for_model(family.model_type, **SHAPE, hidden_act="gelu"))
