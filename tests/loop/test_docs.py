@@ -20,7 +20,7 @@ import doc_commands
 import pytest
 from doc_commands import PAGES, ROOT, blocks, commands, fate, with_files
 
-from lockstep.cli import _parser, main
+from lockstep.cli import build_parser, main
 from lockstep.config import Common
 from lockstep.config.loading import load
 
@@ -120,7 +120,7 @@ def test_what_a_command_names_is_there(command: str) -> None:
     words = [word for word in shlex.split(command)[1:] if word != "…"]
     if words[0] == "--traceback":
         del words[0]
-    [named] = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    [named] = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     parser = named.choices[words[0]]
     known = {option for action in parser._actions for option in action.option_strings}
     assert {word for word in words if word.startswith("--")} <= known
