@@ -57,7 +57,7 @@ FLOORS = (
     ("inference",),  # 17: commands that ask a model and train nothing
     ("doctor",),  # 18
     ("commands",),  # 19: one file per command
-    ("cli", "__main__", "recipes"),  # 20
+    ("cli", "__main__"),  # 20
 )
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 NEIGHBOURS = {("losses", "objectives")}  # importer and imported on one floor, beside modules of one folder

@@ -212,9 +212,9 @@ def describe(loaded: Loaded, origins: bool = False) -> str:
 
 
 def shipped() -> dict[str, Path]:
-    """The recipes that come with the package, by name."""
-    folder = Path(str(files("lockstep").joinpath("recipes")))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    """The recipes that come with the package, by name; each lies in the folder of what it runs."""
+    paths = Path(str(files("lockstep"))).rglob("recipes/*.yaml")
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 
 def _find(recipe: str, beside: Path, asker: str) -> Path:
