@@ -111,7 +111,8 @@ def test_extras_are_there(command: str) -> None:
 def test_module_is_there(command: str) -> None:
     _, option, module, *_ = command.split()
     assert option == "-m"
-    assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+    path = ROOT / module.replace(".", "/")
+    assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
 
 
 @pytest.mark.parametrize("command", texts("lockstep", "check"))
