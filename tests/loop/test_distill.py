@@ -94,7 +94,7 @@ def test_only_held_out_rows_need_right_answers(learn: Run) -> None:
     problems = [problem.row() for problem in distinct_problems(24, 0)]
     Path("held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems[:4]))
     Path("rows.jsonl").write_text("".join(json.dumps({"question": row["question"]}) + "\n" for row in problems))
-    files = ("data.arithmetic=null", "data.train=rows.jsonl", "data.validation=held_out.jsonl", "run.max_steps=1")
+    files = ("data.task=null", "data.train=rows.jsonl", "data.validation=held_out.jsonl", "run.max_steps=1")
     values = learn(*files, "validation_reward={type: math, function: null, marker: '####'}")
     assert len(of(values, "validation/accuracy")) == 2
 
@@ -112,7 +112,7 @@ def test_each_row_has_the_teacher_that_it_names(learn: Run, in_tmp: Path) -> Non
         rows = [{**row, "source": who[k % len(who)]} for k, row in enumerate(questions)]
         (in_tmp / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = (
-        "data.arithmetic=null",
+        "data.task=null",
         "validation_reward=null",
         "validation_sampling=null",
         "distill.teacher_field=source",

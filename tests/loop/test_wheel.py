@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("setuptools", reason="needs setuptools to build a wheel without the network: pip install it")
 
 ROOT = Path(__file__).parents[2]
-RUN = ("sft_arithmetic", "run.max_steps=1", "run.folder=run", "data.arithmetic.demonstrations=128")
+RUN = ("sft_arithmetic", "run.max_steps=1", "run.folder=run", "data.task.demonstrations=128")
 Lockstep = Callable[..., str]
 
 
