@@ -56,7 +56,8 @@ FLOORS = (
     ("run",),  # 16
     ("inference",),  # 17: commands that ask a model and train nothing
     ("doctor",),  # 18
-    ("cli", "__main__"),  # 19
+    ("commands",),  # 19: one file per command
+    ("cli", "__main__"),  # 20
 )
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 NEIGHBOURS = {("losses", "objectives")}  # importer and imported on one floor, beside modules of one folder

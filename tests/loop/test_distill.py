@@ -168,7 +168,7 @@ def test_options_that_do_not_fit_are_refused(learn: Run, option: str, said: str)
 
 def test_a_dry_run_tells_of_teachers_and_finds_what_is_wrong_with_them(learn: Run, in_tmp: Path) -> None:
     said = dry_run(load("tiny.yaml", []))
-    assert "teacher/final reads the student's tokens" in said
+    assert "teacher/final reads the policy's tokens" in said
     sizes = re.search(r"teachers name (\d+) tokens in the place of each of at most ([\d,]+): (\S+ kB|\S+ MB)", said)
     assert sizes is not None
     assert sizes[3] == readable(12 * int(sizes[1]) * int(sizes[2].replace(",", "")))

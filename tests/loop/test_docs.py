@@ -20,7 +20,7 @@ import doc_commands
 import pytest
 from doc_commands import PAGES, ROOT, blocks, commands, fate, with_files
 
-from lockstep.cli import _parser, main
+from lockstep.cli import build_parser, main
 from lockstep.config.loading import load
 
 SHORT = ["run.max_steps=2", "run.validate_every=0", "learner.device=cpu"]
@@ -110,7 +110,8 @@ def test_extras_are_there(command: str) -> None:
 def test_module_is_there(command: str) -> None:
     _, option, module, *_ = command.split()
     assert option == "-m"
-    assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+    path = ROOT / module.replace(".", "/")
+    assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
 
 
 @pytest.mark.parametrize("command", texts("lockstep", "check"))
@@ -119,7 +120,7 @@ def test_what_a_command_names_is_there(command: str) -> None:
     words = [word for word in shlex.split(command)[1:] if word != "…"]
     if words[0] == "--traceback":
         del words[0]
-    [named] = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    [named] = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     parser = named.choices[words[0]]
     known = {option for action in parser._actions for option in action.option_strings}
     assert {word for word in words if word.startswith("--")} <= known

@@ -143,7 +143,7 @@ def test_an_epoch_is_a_head_of_the_file(learn: Run, in_tmp: Path, capsys: pytest
 
 def test_a_dry_run_says_what_a_run_would_do(in_tmp: Path, learn: Run) -> None:
     said = dry_run(load("tiny.yaml", ["run.max_steps=-1", "run.validate_every=2"]))
-    assert "48 pairs (none skipped), 8 pairs (none skipped) to validate on" in said
+    assert "48 pairs (none skipped) to train on, 8 pairs (none skipped) to validate on" in said
     assert "8 pairs → 1 optimizer step" in said
     assert "steps: 6; validations: 4; checkpoints: 6" in said
     assert "reference: " in said

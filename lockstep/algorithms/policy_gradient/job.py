@@ -59,7 +59,8 @@ def open_policy_gradient(recipe: PolicyGradientRecipe, setup: Setup, program: Ca
     episodes = setup.episodes(recipe.environment, judged)
     beside = setup.sampler_beside() if options.one_step_ahead else None
     engine = build_engine(setup, policy, beside or setup.sampler(policy))
-    held_out = open_held_out(recipe, setup, recipe.validation_reward or recipe.reward, size)
+    judge = recipe.validation_reward or recipe.reward
+    held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge, size), None)
     limit, wanted = head(recipe.data.limit_train_batches, size), rule_of(recipe.reward)
     rows = open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, wanted, limit)
     reward = _open_reward(recipe, setup, rows)
