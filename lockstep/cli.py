@@ -227,12 +227,12 @@ def _config(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from lockstep.config.loading import load
+    from lockstep.config.loading import load_run
     from lockstep.report.acceptance import check
     from lockstep.report.log import read_metrics, require_run
 
     require_run(Path(options.run))
-    bounds = load(str(Path(options.run) / "recipe.yaml")).training.acceptance
+    bounds = load_run(Path(options.run)).training.acceptance
     if not bounds:
         raise InputError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
     verdicts = check(bounds, read_metrics(Path(options.run)))

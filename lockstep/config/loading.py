@@ -41,6 +41,7 @@ from lockstep.config.errors import (
     sentence,
     shown,
 )
+from lockstep.config.user_code import find_file
 from lockstep.paths import expand
 
 _EXCLUSIVE = (
@@ -66,12 +67,14 @@ class Loaded:
         recipe: What it says, after bases and overrides.
         origins: Who said what, by an option's keys: a recipe or `override`; the rest are defaults.
         arguments: What was asked for: the recipe and its overrides, as a command takes them.
+        distrusted: A folder in which no code is run that the recipe names; None: there is none.
     """
 
     name: str
     recipe: Recipe
     origins: Mapping[Keys, str]
     arguments: tuple[str, ...]
+    distrusted: Path | None = None
 
     def expect(self, kind: type[R]) -> R:
         """The recipe, for a command that takes recipes of this kind.
@@ -107,8 +110,8 @@ class Loaded:
         name = self.recipe.trained_first
         if name is None:
             return None
-        same = self.recipe.hand_down(load(name).recipe)
-        return load(name, [f"{key}={value}" for key, value in same.items()])
+        same = self.recipe.hand_down(load(name, distrusted=self.distrusted).recipe)
+        return load(name, [f"{key}={value}" for key, value in same.items()], distrusted=self.distrusted)
 
     def identity(self) -> dict[str, Any]:
         """What makes it this run: without what changes no result, with the digest of what is trained first."""
@@ -150,20 +153,25 @@ class Layer:
     tree: dict[str, Any]
 
 
-def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ()) -> Loaded:
+def load(
+    recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = (), distrusted: Path | None = None
+) -> Loaded:
     """Resolves a recipe.
 
     Args:
         recipe: Name of one that ships, or path of a YAML file.
         overrides: `key.sub=value` each, later than every file.
         also: What others say, later than every file and before the overrides.
+        distrusted: A folder in which no code is run that the recipe names, as `load_run` wants it.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
     path = _find(recipe, Path(), "")
     said = [*_layers(path, ()), *also]
-    overriding = _overrides(overrides, registry.find(str(_joined(said).get("algorithm"))))
+    if distrusted is not None:
+        _refuse_code(_joined(said), path, distrusted)
+    overriding = _overrides(overrides, registry.find(_algorithm(said, overrides)))
     kind = _kind(said, overriding)
     said, overriding = _expanded(said, kind), _expanded(overriding, kind)
     exclusive = _EXCLUSIVE if kind.steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
@@ -171,9 +179,37 @@ def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ())
     origins: dict[Keys, str] = {}
     for layer in [*said, Layer("override", _joined(overriding))]:
         tree = _laid_over(tree, layer.tree, exclusive)
-        origins |= dict.fromkeys(_options(layer.tree), layer.source)
+        origins |= dict.fromkeys((keys for keys, _ in _values(layer.tree)), layer.source)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
-    return Loaded(path.stem, _validated(kind, tree, said, overriding), standing, (recipe, *overrides))
+    return Loaded(path.stem, _validated(kind, tree, said, overriding), standing, (recipe, *overrides), distrusted)
+
+
+def load_run(run: Path) -> Loaded:
+    """Resolves the recipe in a run's folder, which may have come from somebody else.
+
+    Code that it names is looked for as ever, from the working directory, and refused where it lies in that folder.
+
+    Raises:
+        RecipeError: It names such code, or as `load`.
+    """
+    return load(str(run / "recipe.yaml"), distrusted=run)
+
+
+def _refuse_code(tree: Mapping[str, Any], recipe: Path, folder: Path) -> None:
+    """Raises RecipeError if an option names code that lies in the folder."""
+    for keys, value in _values(tree):
+        file = find_file(value) if isinstance(value, str) else None
+        if file is not None and file.resolve().is_relative_to(folder.resolve()):
+            raise RecipeError(
+                f"{recipe}: {'.'.join(keys)} {value} is code that lies in the run's own folder, where nothing is run, "
+                "since a run may come from somebody else; if you trust it, copy it elsewhere and name that place"
+            )
+
+
+def _algorithm(said: Sequence[Layer], overrides: Sequence[str]) -> str:
+    """What will be run, before overrides are read: their values are read by the options that it has."""
+    given = [text.partition("=")[2].strip(" \"'") for text in overrides if text.startswith("algorithm=")]
+    return given[-1] if given else str(_joined(said).get("algorithm"))
 
 
 def _kind(said: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
@@ -413,13 +449,13 @@ def _source(said: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -
     return sayers[-1] if sayers else said[-1].source
 
 
-def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
-    """The keys of all that is no mapping, or an empty one."""
+def _values(tree: Mapping[str, Any], above: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """All that is no mapping, or an empty one, with its keys."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            yield from _options(value, (*above, key))
+            yield from _values(value, (*above, key))
         else:
-            yield (*above, key)
+            yield (*above, key), value
 
 
 def _says(tree: Any, path: KeyPath) -> bool:

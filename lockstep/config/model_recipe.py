@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Common, PromptSection, Recipe
-from lockstep.config.loading import Layer, Loaded, RecipeError, load, require_command
+from lockstep.config.loading import Layer, Loaded, RecipeError, load, load_run, require_command
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Command:
 
     def _as_trained(self, own: Path) -> Layer:
         """What a run's recipe says that the command needs too, under the same words."""
-        training = load(str(own)).training
+        training = load_run(own.parent).training
         tree = training.model_dump(mode="json")
         said: dict[str, Any] = {name: tree[name] for name in self.sections if name in tree}
         names = self.data.model_fields.keys() - {"max_validation_samples"}

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract, isclass
+from pathlib import Path
 
 from lockstep.config.recipe import Recipe
-from lockstep.config.user_code import load
+from lockstep.config.user_code import find_file, load
 from lockstep.errors import InputError
 
 GROUP = "lockstep.algorithms"
@@ -37,14 +38,13 @@ def names() -> tuple[str, ...]:
     return (*_BUILT_IN, *(point.name for point in _installed() if point.name not in _BUILT_IN))
 
 
-@cache
 def find(algorithm: str) -> type[Recipe] | None:
     """The recipe's class; None where there is no algorithm of that name.
 
     Raises:
         InputError: The class that is named cannot be imported, or lacks part of what an algorithm declares.
     """
-    place = _BUILT_IN.get(algorithm) or next((one.value for one in _installed() if one.name == algorithm), algorithm)
+    place = _place(algorithm)
     if ":" not in place:
         return None
     found = load(place, "algorithm", "class")
@@ -56,12 +56,22 @@ def find(algorithm: str) -> type[Recipe] | None:
     return found
 
 
+def find_code(algorithm: str) -> Path | None:
+    """The file of an algorithm that is not built in; None where it is, or where there is no such file."""
+    return None if algorithm in _BUILT_IN else find_file(_place(algorithm))
+
+
 def every() -> Iterator[tuple[str, type[Recipe]]]:
     """All that have names, with their classes."""
     for name in names():
         found = find(name)
         assert found is not None, "a name stands for a class"
         yield name, found
+
+
+def _place(algorithm: str) -> str:
+    """Where its class is: of a name that stands for a place, that; all else is taken for a place."""
+    return _BUILT_IN.get(algorithm) or next((one.value for one in _installed() if one.name == algorithm), algorithm)
 
 
 @cache

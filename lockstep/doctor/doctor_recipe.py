@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.loading import Layer, Loaded, load, require_command
+from lockstep.config.loading import Layer, Loaded, load, load_run, require_command
 from lockstep.config.model_recipe import computation_of, weights_of
 from lockstep.doctor.options import DoctorRecipe
 
@@ -46,7 +46,7 @@ def doctor_recipe(
 
 def _as_trained(own: Path) -> Layer:
     """What a run's recipe says that the doctor needs too, under the same words."""
-    training = load(str(own)).training
+    training = load_run(own.parent).training
     tree, said = training.model_dump(mode="json"), dict[str, Any](learner=computation_of(training))
     if "sampler" in tree:
         said["sampler"] = tree["sampler"]

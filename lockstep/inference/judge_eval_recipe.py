@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.loading import Layer, Loaded, load, require_command
+from lockstep.config.loading import Layer, Loaded, load, load_run, require_command
 from lockstep.config.model_recipe import computation_of, weights_of
 from lockstep.inference.judge_eval_options import JudgeEvalRecipe
 
@@ -48,7 +48,7 @@ def _judge(model: str) -> dict[str, Any]:
 
 def _as_trained(own: Path) -> Layer:
     """How a run computes, and how it judges where it does."""
-    training = load(str(own)).training
+    training = load_run(own.parent).training
     tree, said = training.model_dump(mode="json"), {"seed": training.seed, "learner": computation_of(training)}
     return Layer(str(own), said | ({"judge": tree["judge"]} if "judge" in tree else {}))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection
-from lockstep.config.loading import Loaded, load
+from lockstep.config.loading import Loaded, load_run
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, written
 from lockstep.models.export import assemble, save_adapter
@@ -47,7 +47,7 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
     require_run(run)
     if out.exists():
         raise InputError(f"{out} is there already; name a folder that is not")
-    loaded = load(str(run / "recipe.yaml"))
+    loaded = load_run(run)
     recipe = loaded.expect(Algorithm)
     lora, trained = recipe.learner.lora, recipe.models[0]
     if adapter and lora is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockstep.config.loading import Loaded, describe, load
+from lockstep.config.loading import Loaded, describe, load_run
 from lockstep.errors import InputError
 from lockstep.run.identity import ChangedError, differences, recipe_identity
 from lockstep.whole_files import write_whole
@@ -52,7 +52,7 @@ def changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
     folder, recipe = loaded.run_folder, loaded.run_folder / "recipe.yaml"
     if not recipe.exists() or is_current(loaded):
         return []
-    changed = differences(recipe_identity(load(str(recipe))), recipe_identity(loaded))
+    changed = differences(recipe_identity(load_run(folder)), recipe_identity(loaded))
     if allow_changes and any(line.startswith("recipe.model.") for line in changed):
         raise ChangedError(
             f"{folder} holds a run of another model:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, or "
