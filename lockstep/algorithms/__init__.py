@@ -1,0 +1,132 @@
+"""Gives whoever writes an algorithm all but the sections of its recipe: `from lockstep.algorithms import Algorithm, …`.
+
+Each name is imported when it is asked for, so that recipes are read without torch. The guide is
+docs/guides/own_algorithm.md.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
+    from lockstep.algorithms.job import (
+        Job,
+        Saved,
+        Validation,
+        build_agreement,
+        build_engine,
+        describe,
+        measure_answers,
+        measure_extent,
+        open_held_out,
+        open_training,
+        validate_figures,
+    )
+    from lockstep.algorithms.rows import open_demonstrations, open_pairs, open_prompts
+    from lockstep.algorithms.setup import Setup
+    from lockstep.algorithms.step import Extent, StepResult
+    from lockstep.batch import Batch
+    from lockstep.learners.base import Learner, train
+    from lockstep.losses.base import Denominator, Outputs
+    from lockstep.metrics import Mean, Metrics, Sum
+    from lockstep.monitor.agreement import Agreement
+    from lockstep.rollouts.rollout import Experience, Rollouts
+    from lockstep.rollouts.samples import sample_rows
+
+__all__ = [
+    "Agreement",
+    "Algorithm",
+    "Batch",
+    "Denominator",
+    "Experience",
+    "Extent",
+    "Inference",
+    "Job",
+    "Learner",
+    "Load",
+    "Mean",
+    "Metrics",
+    "ModelRole",
+    "Outputs",
+    "Rollouts",
+    "Saved",
+    "Setup",
+    "StepResult",
+    "Sum",
+    "Validation",
+    "build_agreement",
+    "build_engine",
+    "describe",
+    "measure_answers",
+    "measure_extent",
+    "open_demonstrations",
+    "open_held_out",
+    "open_pairs",
+    "open_prompts",
+    "open_training",
+    "sample_rows",
+    "train",
+    "validate_figures",
+]
+
+_PLACES = {
+    "lockstep.algorithms.base": (
+        "Algorithm",
+        "Inference",
+        "Load",
+        "ModelRole",
+    ),
+    "lockstep.algorithms.job": (
+        "Job",
+        "Saved",
+        "Validation",
+        "build_agreement",
+        "build_engine",
+        "describe",
+        "measure_answers",
+        "measure_extent",
+        "open_held_out",
+        "open_training",
+        "validate_figures",
+    ),
+    "lockstep.algorithms.rows": (
+        "open_demonstrations",
+        "open_pairs",
+        "open_prompts",
+    ),
+    "lockstep.algorithms.setup": ("Setup",),
+    "lockstep.algorithms.step": (
+        "Extent",
+        "StepResult",
+    ),
+    "lockstep.batch": ("Batch",),
+    "lockstep.learners.base": (
+        "Learner",
+        "train",
+    ),
+    "lockstep.losses.base": (
+        "Denominator",
+        "Outputs",
+    ),
+    "lockstep.metrics": (
+        "Mean",
+        "Metrics",
+        "Sum",
+    ),
+    "lockstep.monitor.agreement": ("Agreement",),
+    "lockstep.rollouts.rollout": (
+        "Experience",
+        "Rollouts",
+    ),
+    "lockstep.rollouts.samples": ("sample_rows",),
+}
+"""Modules, and which of their names stand here, too."""
+
+
+def __getattr__(name: str) -> object:
+    place = next((place for place, names in _PLACES.items() if name in names), None)
+    if place is None:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return vars(import_module(place))[name]

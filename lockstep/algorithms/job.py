@@ -135,6 +135,19 @@ def build_agreement(algorithm: Algorithm, setup: Setup, learner: Learner, engine
     return Agreement(learner, engine, promise, watch, setup.note)
 
 
+def open_training(recipe: Common, setup: Setup, reward: RewardSection | None, size: int) -> Prompts:
+    """Opens the prompts that are trained on.
+
+    Args:
+        recipe: Says how many.
+        setup: With their files.
+        reward: Scores the answers, so it says what a row needs.
+        size: Prompts of a step.
+    """
+    limit = head(recipe.data.limit_train_batches, size)
+    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(reward), limit)
+
+
 def open_held_out(
     recipe: Common, setup: Setup, reward: RewardSection | None, size: int, judge: bool = False
 ) -> Prompts | None:

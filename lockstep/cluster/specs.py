@@ -6,13 +6,14 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import assert_never
 
 import torch
 from torch import nn
 
 from lockstep.cluster.self_check import require_proof
-from lockstep.config import ClusterSection, Computation, LearnerSection, Optimizer, SamplerSection
+from lockstep.config import ClusterSection, Computation, LearnerSection, Optimizer, SamplerSection, user_code
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.errors import InputError
 from lockstep.learners.rank import RankLearner, resolve_device
@@ -30,13 +31,18 @@ from lockstep.types import Head
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """A learner: whose weights, which head, how it computes and learns (no optimizer: it only scores)."""
+    """A learner: whose weights, which head, how it computes and learns (no optimizer: it only scores).
+
+    Attributes:
+        code: File of the user's whose losses it may be sent.
+    """
 
     model: str
     head: Head
     section: LearnerSection
     optimizer: Optimizer | None
     seed: int
+    code: Path | None = None
 
     @property
     def frozen(self) -> LearnerSpec:
@@ -52,6 +58,8 @@ class LearnerSpec:
         build = _TRAINING_BACKENDS.get(self.section.backend)
         if build is None:
             raise _unknown("learner.backend", self.section.backend, _TRAINING_BACKENDS)
+        if self.code is not None:
+            user_code.import_file(self.code)
         return build(self, ranks)
 
     def torch(self, ranks: Ranks = ALONE) -> TorchLearner:

@@ -85,7 +85,10 @@ def _kinds(annotation: Any) -> Iterator[object]:
 def algorithm_sentence(given: Any) -> str:
     """For a recipe that is none, because its `algorithm` is missing or unknown."""
     found = "is missing" if given is None else f"is {shown(given)}"
-    return f"algorithm {found}; there are: {', '.join(registry.names())}"
+    return (
+        f"algorithm {found}; there are: {', '.join(registry.names())}; one of your own is named by its place, "
+        "file.py:Class or package.module:Class"
+    )
 
 
 def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:

@@ -32,7 +32,6 @@ class Plugins(Generic[T]):
         """
         self._option, self._base, self._derive_from, self._built_in = option, base, derive_from, built_in
         self._group = ".".join(derive_from.split(".")[:2])
-        self._found: dict[str, type[T] | None] = {}
 
     def names(self) -> tuple[str, ...]:
         """All that have a name of their own."""
@@ -45,13 +44,7 @@ class Plugins(Generic[T]):
         Raises:
             InputError: The class that is named cannot be imported, or lacks part of what it has to declare.
         """
-        if name not in self._found:
-            self._found[name] = self._import(name)
-        return self._found[name]
-
-    def _import(self, name: str) -> type[T] | None:
-        installed = {point.name: point.value for point in _installed(self._group)}
-        place = self._built_in.get(name) or installed.get(name, name)
+        place = self.place(name)
         if ":" not in place:
             return None
         found = load(place, self._option, "class")
@@ -61,6 +54,11 @@ class Plugins(Generic[T]):
             missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
             raise InputError(f"{self._option} {name}: {place} does not declare: {missing}")
         return found
+
+    def place(self, name: str) -> str:
+        """Where its class is: of a name that stands for a place, that; all else is taken for a place."""
+        installed = {point.name: point.value for point in _installed(self._group)}
+        return self._built_in.get(name) or installed.get(name, name)
 
 
 @cache

@@ -7,9 +7,11 @@ A package brings algorithms by entry points of the group `lockstep.algorithms`; 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from lockstep.config.plugins import Plugins
 from lockstep.config.recipe import Recipe
+from lockstep.config.user_code import find_file
 
 _BUILT_IN = {
     "sft": "lockstep.algorithms.sft.options:SFTRecipe",
@@ -40,6 +42,11 @@ def find(algorithm: str) -> type[Recipe] | None:
         InputError: The class that is named cannot be imported, or lacks part of what an algorithm declares.
     """
     return _ALGORITHMS.find(algorithm)
+
+
+def find_code(algorithm: str) -> Path | None:
+    """The file of an algorithm that is not built in; None where it is, or where there is no such file."""
+    return None if algorithm in _BUILT_IN else find_file(_ALGORITHMS.place(algorithm))
 
 
 def every() -> Iterator[tuple[str, type[Recipe]]]:

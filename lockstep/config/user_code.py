@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -29,7 +30,7 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     if not place or not name:
         raise InputError(f"{option} {reference!r} is not of the form file.py:name or package.module:name")
     try:
-        module = _module_of_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+        module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # the user's module may raise anything while it is imported
         what = f"{type(error).__name__}: {error}"
         raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
@@ -40,6 +41,24 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     return found
 
 
+def find_file(reference: str) -> Path | None:
+    """The file of `file.py:name` or `package.module:name`, found as an import finds it, but not imported."""
+    place = reference.rpartition(":")[0]
+    if not place:
+        return None
+    inside = place.replace(".", "/")
+    packages = (Path(entry, name) for entry in sys.path for name in (f"{inside}.py", f"{inside}/__init__.py"))
+    try:
+        return next((path for path in ([Path(place)] if place.endswith(".py") else packages) if path.is_file()), None)
+    except (OSError, ValueError):  # text that is no name of a file at all
+        return None
+
+
+def find_own_file(kind: type) -> Path | None:
+    """The file that a class came from by `file.py:name`; None where any process can import its module by name."""
+    return next((path for path, (_, module) in _MODULES.items() if module.__name__ == kind.__module__), None)
+
+
 def raised(error: Exception) -> str:
     """What the user's code raised, and in which line of the file that was called; whatever it had called itself."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -47,15 +66,28 @@ def raised(error: Exception) -> str:
     return f"raised {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
-def _module_of_file(path: Path) -> ModuleType:
+_MODULES: dict[Path, tuple[bytes, ModuleType]] = {}
+"""What a file held when it was run, and the module that it became."""
+
+
+def import_file(path: Path) -> ModuleType:
+    """Runs a file once for as long as it says the same, so that all who name it mean the same classes.
+
+    Its module's name depends on the file alone: what is pickled in one process is found in another that has loaded it.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    text, known = path.read_bytes(), _MODULES.get(path)
+    if known is not None and known[0] == text:
+        return known[1]
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as for a script: it may import its neighbours
-    spec = importlib.util.spec_from_file_location(f"lockstep_user_{path.stem}", path)
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"lockstep_user_{path.stem}_{digest}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # as an import does: dataclasses, for one, look their module up there
     spec.loader.exec_module(module)
+    _MODULES[path] = text, module
     return module

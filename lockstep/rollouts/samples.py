@@ -84,9 +84,10 @@ def _token_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
 
 
 def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
+    shaped = {"shaped_score": rounded(batch["shaped_score"].numpy()).tolist()} if "shaped_score" in batch.sample else {}
     return {
         "score": batch["score"].tolist(),
-        "shaped_score": rounded(batch["shaped_score"].numpy()).tolist(),
+        **shaped,
         "tokens": sampled.per_sample(sampled.mask.long()).tolist(),
         "truncated": batch["truncated"].tolist(),
     }

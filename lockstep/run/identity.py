@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import lockstep
+from lockstep.config import registry
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
+from lockstep.config.user_code import find_file
 from lockstep.errors import InputError
 
 Identity = dict[str, Any]
@@ -49,10 +50,12 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     others = [name for name in options if name.startswith(("reward_model.", "critic_model.", "teachers."))]
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
         found |= model_files(weights_of(str(options[f"{name}.path"])), name)
-    for name in ("reward.function", "verifier.function", "environment.class_name"):
-        function = _function_file(str(options.get(name) or ""))
-        if function is not None:
-            found[f"code.{name}"] = digest([function])
+    named = ("reward.function", "verifier.function", "environment.class_name")
+    code = {name: find_file(str(options.get(name) or "")) for name in named}
+    code["algorithm"] = registry.find_code(loaded.recipe.algorithm)
+    for name, file in code.items():
+        if file is not None:
+            found[f"code.{name}"] = digest([file])
     return found
 
 
@@ -82,16 +85,6 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
-
-
-def _function_file(name: str) -> Path | None:
-    """The file of `file.py:name` or `package.module:name`, found as an import finds it, but not imported."""
-    place = name.rpartition(":")[0]
-    if not place or place.endswith(".py"):
-        return Path(place) if Path(place).is_file() else None
-    inside = place.replace(".", "/")
-    found = (Path(entry, name) for entry in sys.path for name in (f"{inside}.py", f"{inside}/__init__.py"))
-    return next((path for path in found if path.is_file()), None)
 
 
 def _matters(path: Path) -> bool:

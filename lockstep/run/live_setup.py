@@ -19,6 +19,7 @@ from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import Workers
 from lockstep.config import AskedSection, EnvironmentSection, ModelFolder, RewardSection
+from lockstep.config.user_code import find_own_file
 from lockstep.data.prompts import Prompts
 from lockstep.judge.asking import Answering
 from lockstep.learners.base import Learner
@@ -69,7 +70,8 @@ class LiveSetup:
     def learner(self, role: ModelRole) -> Learner:
         """In this process where there is one rank and no cluster, else in processes of its own."""
         learns = role.optimizer is not None or role.follows
-        spec = LearnerSpec(role_folder(role, self.source), role.head, role.learner, role.optimizer, self.algorithm.seed)
+        folder, code = role_folder(role, self.source), find_own_file(type(self.algorithm))
+        spec = LearnerSpec(folder, role.head, role.learner, role.optimizer, self.algorithm.seed, code)
         spec = spec if learns else spec.frozen
         with self.phase("self-check"):
             require_proof(spec.model, spec.section, torch_sampling(self.algorithm, self.source))

@@ -20,6 +20,7 @@ Fate = Literal["run", "gpus", "check", "elsewhere"]
 """run: here; gpus: its dry run, where torch says there are some; check: all it names is there; elsewhere: cannot be."""
 
 ELSEWHERE = {
+    "cd": "goes where the next commands are typed; test_docs.py gives them the files that lie there",
     "hf": "downloads a model",
     "kubectl": "wants a Kubernetes cluster",
     "ray": "starts daemons that outlive it; tests of cluster=ray start a cluster within themselves",

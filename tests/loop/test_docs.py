@@ -212,6 +212,8 @@ def test_command_runs(
     for made in ("my_run", "my_lora_run", "my_reward_run"):
         if re.search(rf"(?<!run=)\b{made}\b", command):
             request.getfixturevalue(made)
+    for file in (ROOT / "examples/custom_algorithm").glob("*.*"):
+        shutil.copy(file, workplace)
     (workplace / "mixed.jsonl").write_text(MIXED)
     for name, fields in SIZES:
         (workplace / name).write_text(fields)

@@ -15,19 +15,18 @@ from lockstep.algorithms.job import (
     measure_answers,
     measure_extent,
     open_held_out,
+    open_training,
     validate_figures,
 )
 from lockstep.algorithms.policy_gradient.ahead import Ahead
 from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe
 from lockstep.algorithms.policy_gradient.step import Drawn, Rules, Workers, compared, drawn_and_read
-from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.setup import SamplerBeside, Setup
 from lockstep.algorithms.step import Step, StepResult
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import head
 from lockstep.monitor.agreement import Agreement
 from lockstep.rewards.reward_model import RewardModel
-from lockstep.rewards.rewards import Reward, rule_of
+from lockstep.rewards.rewards import Reward
 from lockstep.rollouts.rollout import Experience
 
 
@@ -61,8 +60,7 @@ def open_policy_gradient(recipe: PolicyGradientRecipe, setup: Setup, program: Ca
     engine = build_engine(setup, policy, beside or setup.sampler(policy))
     judge = recipe.validation_reward or recipe.reward
     held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge, size), None)
-    limit, wanted = head(recipe.data.limit_train_batches, size), rule_of(recipe.reward)
-    rows = open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, wanted, limit)
+    rows = open_training(recipe, setup, recipe.reward, size)
     reward = _open_reward(recipe, setup, rows)
     experience = Experience(engine, rows, reward, setup.source.decode, recipe.seed, episodes)
     agreement = build_agreement(recipe, setup, policy, engine, f"{recipe.section}.correction weighs it")
