@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
@@ -43,8 +43,7 @@ from lockstep.config.errors import (
     sentence,
     shown,
 )
-from lockstep.config.trees import list_values, merge, says
-from lockstep.config.user_code import find_file
+from lockstep.config.user_code import refuse_code
 from lockstep.paths import expand
 
 _EXCLUSIVE = (
@@ -167,43 +166,38 @@ def load(
         recipe: Name of one that ships, or path of a YAML file.
         overrides: `key.sub=value` each, later than every file.
         also: What others say, later than every file and before the overrides.
-        distrusted: A folder in which no code is run that the recipe names, as `load_run` wants it.
+        distrusted: A folder in which no code is run that the recipe names, see `load_run`.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
     path = _find(recipe, Path(), "")
-    said = [*_layers(path, ()), *also]
-    if distrusted is not None:
-        _refuse_code(_joined(said), path, distrusted)
-    return _resolve(path.stem, said, overrides, (recipe, *overrides), distrusted)
+    return _resolve(path, [*_layers(path, ()), *also], overrides, (recipe, *overrides), distrusted)
 
 
 def load_run(folder: Path) -> Loaded:
-    """Resolves the recipe in a run's folder, which may have come from somebody else, and may have names of before.
+    """The recipe that a run's folder holds, which may be of before and have names of before, or be somebody else's.
 
     Code that it names is looked for as ever, from the working directory, and refused where it lies in that folder.
 
     Raises:
-        RecipeError: It names such code, or as `load`.
+        RecipeError: One sentence for each thing that is wrong.
     """
     recipe = str(folder / "recipe.yaml")
     path = _find(recipe, Path(), "")
     said = [Layer(layer.source, old_names.translate(layer.tree)) for layer in _layers(path, ())]
-    _refuse_code(_joined(said), path, folder)
-    return _resolve(path.stem, said, (), (recipe,), folder)
+    return _resolve(path, said, (), (recipe,), folder)
 
 
 def _resolve(
-    name: str,
-    said: Sequence[Layer],
-    overrides: Sequence[str],
-    arguments: tuple[str, ...],
-    distrusted: Path | None,
+    path: Path, said: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
 ) -> Loaded:
     """Lays what files say, and overrides over them, over each other, and validates it."""
     below = _joined(said)
-    known = registry.find(_algorithm(said, overrides))
+    if distrusted is not None:
+        refuse_code(below, path, distrusted)
+    given = [text.partition("=")[2].strip(" \"'") for text in overrides if text.startswith("algorithm=")]
+    known = registry.find(given[-1] if given else str(below.get("algorithm")))
     overriding = _overrides(overrides, None if known is None else Shape(known, below))
     kind = _kind(said, overriding)
     said, overriding = _expanded(said, kind), _expanded(overriding, kind)
@@ -212,26 +206,9 @@ def _resolve(
     origins: dict[Keys, str] = {}
     for layer in [*said, Layer("override", _joined(overriding))]:
         tree = _laid_over(tree, layer.tree, exclusive)
-        origins |= dict.fromkeys((keys for keys, _ in list_values(layer.tree)), layer.source)
-    standing = {keys: source for keys, source in origins.items() if says(tree, keys)}
-    return Loaded(name, _validated(kind, tree, said, overriding), standing, arguments, distrusted)
-
-
-def _refuse_code(tree: Mapping[str, Any], recipe: Path, folder: Path) -> None:
-    """Raises RecipeError if an option names code that lies in the folder."""
-    for keys, value in list_values(tree):
-        file = find_file(value) if isinstance(value, str) else None
-        if file is not None and file.resolve().is_relative_to(folder.resolve()):
-            raise RecipeError(
-                f"{recipe}: {'.'.join(keys)} {value} is code that lies in the run's own folder, where nothing is run, "
-                "since a run may come from somebody else; if you trust it, copy it elsewhere and name that place"
-            )
-
-
-def _algorithm(said: Sequence[Layer], overrides: Sequence[str]) -> str:
-    """What will be run, before overrides are read: their values are read by the options that it has."""
-    given = [text.partition("=")[2].strip(" \"'") for text in overrides if text.startswith("algorithm=")]
-    return given[-1] if given else str(_joined(said).get("algorithm"))
+        origins |= dict.fromkeys(_options(layer.tree), layer.source)
+    standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
+    return Loaded(path.stem, _validated(kind, tree, said, overriding), standing, arguments, distrusted)
 
 
 def _kind(said: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
@@ -428,7 +405,7 @@ def _has_backend(section: type[Section] | None) -> bool:
 def _joined(layers: Iterable[Layer]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers:
-        tree = merge(tree, layer.tree)
+        tree = _merged(tree, layer.tree)
     return tree
 
 
@@ -445,7 +422,7 @@ def _laid_over(
         given, taken = above.get(section), below.get(section)
         if isinstance(given, dict) and isinstance(taken, dict) and _renames(given.get(part), taken.get(part)):
             below = below | {section: taken | {part: None}}
-    return merge(below, above)
+    return _merged(below, above)
 
 
 def _renames(given: Any, taken: Any) -> bool:
@@ -455,6 +432,14 @@ def _renames(given: Any, taken: Any) -> bool:
         and isinstance(taken, dict)
         and given.get("name", taken.get("name")) != taken.get("name")
     )
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _merged(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _validated(kind: type[R], tree: dict[str, Any], said: Sequence[Layer], overriding: Sequence[Layer]) -> R:
@@ -472,5 +457,24 @@ def _validated(kind: type[R], tree: dict[str, Any], said: Sequence[Layer], overr
 
 def _source(said: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> str:
     """Who said last what stands at `path`; the recipe itself for what nobody said."""
-    sayers = [layer.source for layer in [*said, *overriding] if path and says(layer.tree, path)]
+    sayers = [layer.source for layer in [*said, *overriding] if path and _says(layer.tree, path)]
     return sayers[-1] if sayers else said[-1].source
+
+
+def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
+    """The keys of all that is no mapping, or an empty one."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _options(value, (*above, key))
+        else:
+            yield (*above, key)
+
+
+def _says(tree: Any, path: KeyPath) -> bool:
+    for key in path:
+        if isinstance(tree, list) and isinstance(key, int):
+            return True
+        if not isinstance(tree, dict) or key not in tree:
+            return False
+        tree = tree[key]
+    return True

@@ -56,7 +56,7 @@ class Plugins(Generic[T]):
         return found
 
     def place(self, name: str) -> str:
-        """Where its class is: of a name that stands for a place, that; all else is taken for a place."""
+        """Where a class is: of a name that stands for a place, that; all else is taken for a place."""
         installed = {point.name: point.value for point in _installed(self._group)}
         return self._built_in.get(name) or installed.get(name, name)
 
