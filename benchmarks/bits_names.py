@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from lockstep.config import old_names
+
 RECIPE_KEYS: dict[str, str] = {}
-"""Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its own."""
+"""Dotted keys of recipes, besides those that `lockstep.config.old_names` tells users of; a section takes along what
+stands in it, unless that has an entry of its own."""
 
 RECIPE_VALUES: dict[str, str] = {
     "lockstep.experience.calculator:Calculator": "lockstep.environments.calculator:Calculator",
@@ -37,7 +40,7 @@ def rename_recipe(
     keys = RECIPE_KEYS if keys is None else keys
     values = RECIPE_VALUES if values is None else values
     renamed: dict[str, Any] = {}
-    for key, value in _leaves(recipe):
+    for key, value in _leaves(old_names.translate(recipe)):
         put(renamed, _rename_key(key, keys), values.get(value, value) if isinstance(value, str) else value)
     return renamed
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import lockstep
 from benchmarks.curve_arms import LATE, Arm, Attempt, Kit
-from lockstep.config.loading import load
+from lockstep.config.loading import load_run
 from lockstep.report.acceptance import Verdict, check
 from lockstep.report.log import plain, read_metrics
 
@@ -98,7 +98,7 @@ def collect(kit: Kit, arm: Arm) -> Result:
     folder, log = kit.folder(arm), kit.log(arm)
     there = (folder / "recipe.yaml").is_file()
     rows = read_metrics(folder) if there else []
-    bounds = load(str(folder / "recipe.yaml")).training.acceptance if there else ()
+    bounds = load_run(folder).training.acceptance if there else ()
     rewards = list({row["step"]: row["train/reward"] for row in rows if "train/reward" in row}.values())[-WINDOW:]
     accuracies = [row["validation/accuracy"] for row in rows if "validation/accuracy" in row]
     return Result(

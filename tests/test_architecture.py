@@ -56,7 +56,8 @@ FLOORS = (
     ("run",),  # 16
     ("inference",),  # 17: commands that ask a model and train nothing
     ("doctor",),  # 18
-    ("cli", "__main__"),  # 19
+    ("commands",),  # 19: one file per command
+    ("cli", "__main__"),  # 20
 )
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 NEIGHBOURS = {("losses", "objectives")}  # importer and imported on one floor, beside modules of one folder
@@ -91,6 +92,8 @@ ALGORITHMS = {
 } - {
     "policy_gradient"  # what PPO and GRPO share
 }
+
+TASKS = {file.stem for file in (ROOT / "lockstep/tasks").glob("*.py")} - {"__init__", "base"}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
@@ -280,6 +283,18 @@ def nothing_asks_which_algorithm(file: SourceFile) -> Iterator[Finding]:
                 yield kind.lineno, f"asks for {ast.unparse(kind)}"
 
 
+def nothing_knows_a_task(file: SourceFile) -> Iterator[Finding]:
+    """A task is one file and what recipes say: no code of the package names one, but for keys that it once had."""
+    if file.part in (None, "tasks") or file.path == "lockstep/config/old_names.py":
+        return
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Constant) and str(node.value) in TASKS:
+            yield node.lineno, f"names the task {node.value}"
+    for imported in imports(file):
+        if imported.of("lockstep.tasks") and not imported.of("lockstep.tasks.base"):
+            yield imported.line, f"{imported.module}: a task is found by config.task"
+
+
 def is_recipe_class(name: str) -> bool:
     return (name.endswith("Recipe") and name != "Recipe") or name in ("Algorithm", "Common")
 
@@ -341,6 +356,7 @@ RULES: tuple[Rule, ...] = (
     protocols_only,
     algorithms_know_no_other,
     nothing_asks_which_algorithm,
+    nothing_knows_a_task,
     families_alone_know_model_types,
     logprobs_need_torch_alone,
     no_module_is_called_utils,
@@ -420,6 +436,8 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (nothing_asks_which_algorithm, "lockstep/plan/a.py", "if recipe.algorithm == 'grpo':\n  1\n", 1),
     (nothing_asks_which_algorithm, "lockstep/run/a.py", "match recipe:\n  case PPORecipe():\n    1\n", 2),
     (nothing_asks_which_algorithm, "lockstep/run/a.py", "critic = hasattr(recipe, 'critic')\n", 1),
+    (nothing_knows_a_task, "lockstep/run/a.py", "import torch\nx = task.name == 'letters'\n", 2),
+    (nothing_knows_a_task, "lockstep/models/a.py", "from lockstep.tasks.arithmetic import Arithmetic\n", 1),
     (families_alone_know_model_types, "lockstep/models/load.py", "a = 1\nif config.model_type == 'qwen3': 1\n", 2),
     (families_alone_know_model_types, "lockstep/plan/x.py", "b = c.model_type not in KNOWN\n", 1),
     (families_alone_know_model_types, "lockstep/models/cut.py", "kind = c.model_type\nb = kind in KNOWN\n", 2),
@@ -455,6 +473,7 @@ KEPT: tuple[tuple[Rule, str, str], ...] = (
     (algorithms_know_no_other, "lockstep/algorithms/ppo/step.py", "from lockstep.algorithms.step import StepResult\n"),
     (algorithms_know_no_other, "lockstep/algorithms/x/a.py", "from lockstep.algorithms.x import b\n"),
     (nothing_asks_which_algorithm, "lockstep/algorithms/ppo/a.py", "x = isinstance(recipe, PPORecipe)\n"),
+    (nothing_knows_a_task, "lockstep/tasks/letters.py", "x = 'letters'\n"),
     (nothing_asks_which_algorithm, "lockstep/run/a.py", "x = recipe.models[0].head == 'logits'\n"),
     (families_alone_know_model_types, "lockstep/models/families/known.py", "b = c.model_type in KNOWN\n"),
     (families_alone_know_model_types, "lockstep/models/cut.py", "kind = c.model_type\nb = kind is not None\n"),

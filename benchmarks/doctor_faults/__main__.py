@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.doctor_faults.suites import SUITES
-from lockstep.doctor.command import add_selftest_options
+from lockstep.commands.doctor import add_selftest_options
 from lockstep.doctor.selftest.run import selftest
 
 

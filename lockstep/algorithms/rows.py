@@ -7,14 +7,13 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.config import Arithmetic, DataSection, Letters, PairSection
+from lockstep.config import DataSection, PairSection
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import Files, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import ANY_ROW, Head, Rule
 from lockstep.models.source import Source
-from lockstep.tasks import arithmetic, letters
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,14 @@ class DataFiles:
 
 def data_files(section: DataSection, folder: Path) -> DataFiles:
     """The recipe's files, made first where the recipe says so."""
-    if section.made is None:
+    if section.task is None:
         assert section.train is not None, "a recipe names data or makes it"
         train = files_of(section.train, section.weights)
         return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
-    made = _written(folder / "data", section.made)
+    made = section.task.write(folder / "data")
     judgements, comparisons = (None if file is None else Files((file,)) for file in (made.judgements, made.comparisons))
     imitated = Files((made.demonstrations or made.train,))
     return DataFiles(Files((made.train,)), imitated, Files((made.validation,)), judgements, comparisons)
-
-
-def _written(folder: Path, made: Arithmetic | Letters) -> arithmetic.Files:
-    return arithmetic.write(folder, made) if isinstance(made, Arithmetic) else letters.write(folder, made)
 
 
 def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> Files:

@@ -6,10 +6,11 @@ A run implements it by what really computes (`lockstep.run.live_setup`), a dry r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lockstep.algorithms.base import ModelRole
 from lockstep.algorithms.rows import DataFiles
@@ -21,6 +22,8 @@ from lockstep.models.source import Source
 from lockstep.rewards.rewards import Reward
 from lockstep.rollouts.episodes import Episodes
 from lockstep.samplers.base import Sampler
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,10 @@ class Setup(Protocol):
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
         """Opens a judge: the policy, another model, or a server; `name` is the section's."""
+        ...
+
+    def attempt(self, build: Callable[[], T], otherwise: T) -> T:
+        """What `build` returns; where it fails in a dry run that is told, and the run is set up with `otherwise`."""
         ...
 
     def hold(self, what: str, size: int, cure: str) -> None:

@@ -36,11 +36,9 @@ from lockstep.config.recipe import Recipe
 from lockstep.config.run import Bound, Common, Run
 from lockstep.config.section import LocalPath, Probability, Section
 from lockstep.config.sources import (
-    Arithmetic,
     CodeSection,
     DataSection,
     InstructionSection,
-    Letters,
     ModelFolder,
     ModelSection,
     PromptSection,
@@ -49,12 +47,12 @@ from lockstep.config.sources import (
     Scratch,
     Verifier,
 )
+from lockstep.config.task import Task, TaskFiles
 from lockstep.config.trackers import MLflow, TensorBoard, Trackers, WandB
 
 __all__ = [
     "VLLM",
     "AgreementSection",
-    "Arithmetic",
     "AskedSection",
     "Bound",
     "Cluster",
@@ -72,7 +70,6 @@ __all__ = [
     "InstructionSection",
     "JudgeSection",
     "LearnerSection",
-    "Letters",
     "LoRA",
     "LocalPath",
     "MLflow",
@@ -101,6 +98,8 @@ __all__ = [
     "Schedule",
     "Scratch",
     "Section",
+    "Task",
+    "TaskFiles",
     "TensorBoard",
     "Trackers",
     "TreeSection",

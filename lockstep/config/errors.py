@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lockstep.config import Section, registry
+from lockstep.config import Section, old_names, registry
 from lockstep.errors import InputError
 
 KeyPath = Sequence[int | str]
@@ -40,7 +41,31 @@ def section_of(annotation: Any) -> type[Section] | None:
     return next((section for section in map(section_of, get_args(annotation)) if section), None)
 
 
-def kinds_at(recipe: type[Section], path: KeyPath) -> set[object]:
+@dataclass(frozen=True)
+class Shape:
+    """The options that a recipe can have: those of its class, and of the classes that it names.
+
+    Attributes:
+        kind: The class of the recipe, or of a section in it.
+        said: What the recipe says there, whatever that is.
+    """
+
+    kind: type[Section]
+    said: object = None
+
+    @property
+    def fields(self) -> dict[str, FieldInfo]:
+        """The options by name."""
+        return self.kind.model_fields
+
+    def within(self, name: str) -> Shape | None:
+        """The same of the section that an option is; None where it is none."""
+        section = section_of(self.fields[name].annotation) if name in self.fields else None
+        said = self.said.get(name) if isinstance(self.said, dict) else None
+        return None if section is None else Shape(section.narrow(said), said)
+
+
+def kinds_at(recipe: Shape, path: KeyPath) -> set[object]:
     """The types that the option at `path` may have, one of several each; none where there is no such option."""
     field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
     return set() if field is None else set(_kinds(field.annotation))
@@ -66,7 +91,7 @@ def algorithm_sentence(given: Any) -> str:
     )
 
 
-def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Section]) -> str:
+def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
     """For one problem that validation found at `path`."""
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
@@ -88,7 +113,7 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: type[Section]) -> str
     return f"{key} is {shown(problem['input'])}, but should be {expected}{quoting}"
 
 
-def _wrong(said: Any, path: KeyPath, recipe: type[Section]) -> KeyPath:
+def _wrong(said: Any, path: KeyPath, recipe: Shape) -> KeyPath:
     """The option that is told to be wrong: of an unknown section the only one in it, where another section has it."""
     found = list(path)
     while isinstance(said, dict) and len(said) == 1:
@@ -109,11 +134,15 @@ def shown(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False)
 
 
-def nearest(recipe: type[Section], path: KeyPath) -> str:
+def nearest(recipe: Shape, path: KeyPath) -> str:
     """What may have been meant: a neighbour, an option of that name elsewhere, or one that reads alike."""
     *parents, wrong = map(str, path)
-    if [*parents, wrong] == ["doctor"] and "agreement" in recipe.model_fields:
+    if [*parents, wrong] == ["doctor"] and "agreement" in recipe.fields:
         return "the drift monitor's options are in agreement.drift now, and agreement.drift=null switches it off"
+    renamed = old_names.find((*parents, wrong))
+    if renamed is not None:
+        new, rest = renamed
+        return new.describe(rest)
     if ":" in wrong:
         return "write a space behind each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])
@@ -126,23 +155,22 @@ def nearest(recipe: type[Section], path: KeyPath) -> str:
     return f"{'.'.join(parents) or 'this recipe'} has: {', '.join(siblings)}"
 
 
-def _description(recipe: type[Section], path: KeyPath) -> str:
+def _description(recipe: Shape, path: KeyPath) -> str:
     field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
     return f" ({field.description})" if field is not None and field.description else ""
 
 
-def _fields_at(section: type[Section] | None, path: KeyPath) -> dict[str, FieldInfo]:
+def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
     """The options of the section at `path`; none where there is no section."""
     for key in path:
-        if section is not None and isinstance(key, str):
-            field = section.model_fields.get(key)
-            section = section_of(field.annotation) if field else None
-    return section.model_fields if section else {}
+        if shape is not None and isinstance(key, str):
+            shape = shape.within(key)
+    return shape.fields if shape else {}
 
 
-def _all_keys(section: type[Section], above: tuple[str, ...]) -> Iterator[str]:
-    for name, field in section.model_fields.items():
+def _all_keys(shape: Shape, above: tuple[str, ...]) -> Iterator[str]:
+    for name in shape.fields:
         yield ".".join((*above, name))
-        inner = section_of(field.annotation)
+        inner = shape.within(name)
         if inner is not None:
             yield from _all_keys(inner, (*above, name))

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from lockstep.config import Section
-from lockstep.config.errors import RecipeError, nearest, section_of, shown
+from lockstep.config.errors import RecipeError, Shape, nearest, shown
 from lockstep.config.loading import Loaded
 from lockstep.yaml12 import Keys
 
@@ -38,7 +38,7 @@ def explained(loaded: Loaded, keys: Sequence[str] = ()) -> str:
     Raises:
         RecipeError: If there is no such option; names the nearest.
     """
-    recipe = type(loaded.recipe)
+    recipe = Shape(type(loaded.recipe), loaded.dump())
     every = list(_options(recipe, ()))
     wanted = [tuple(key.split(".")) for key in keys] or [()]
     for want in wanted:
@@ -48,11 +48,11 @@ def explained(loaded: Loaded, keys: Sequence[str] = ()) -> str:
     return "\n".join(_entry(loaded, *option) for option in found)
 
 
-def _options(section: type[Section], above: Keys) -> Iterator[tuple[Keys, type[Section], type[Section] | None]]:
+def _options(shape: Shape, above: Keys) -> Iterator[tuple[Keys, type[Section], type[Section] | None]]:
     """Keys of each option, the section it stands in, and the one that it is, if any."""
-    for name, field in section.model_fields.items():
-        inner = section_of(field.annotation)
-        yield (*above, name), section, inner
+    for name in shape.fields:
+        inner = shape.within(name)
+        yield (*above, name), shape.kind, None if inner is None else inner.kind
         if inner is not None:
             yield from _options(inner, (*above, name))
 

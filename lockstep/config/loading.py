@@ -8,9 +8,10 @@ Two conveniences, the same in files and overrides:
 
 - A scalar for a whole section sets its backend, or the run's folder: `sampler=torch` means `sampler.backend=torch`,
   and `run=FOLDER` means `run.folder=FOLDER`.
-- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, arithmetic, and prompt,
+- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, task, and prompt,
   messages; `reward`: marker, function; `run`: max_steps, max_epochs), to give one takes back another that
-  an underlying recipe gave: `model.path=FOLDER` is enough.
+  an underlying recipe gave: `model.path=FOLDER` is enough. Likewise to name another task (`data.task.name`) takes back
+  the options of the one before.
 
 Every key must be known and every value of the right type (`"3"` is not 3): nothing is ignored, nothing is guessed.
 """
@@ -31,26 +32,29 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from lockstep import yaml12
-from lockstep.config import Common, Recipe, Section, registry
+from lockstep.config import Common, Recipe, Section, old_names, registry
 from lockstep.config.errors import (
     KeyPath,
     RecipeError,
+    Shape,
     algorithm_sentence,
     kinds_at,
     section_of,
     sentence,
     shown,
 )
-from lockstep.config.user_code import find_file
+from lockstep.config.user_code import refuse_code
 from lockstep.paths import expand
 
 _EXCLUSIVE = (
     ("model", ("path", "from_recipe", "scratch")),
-    ("data", ("train", "arithmetic", "letters")),
+    ("data", ("train", "task")),
     ("data", ("prompt", "messages")),
     ("data", ("ranks", "best", "tree")),
     ("reward", ("marker", "function")),
 )
+_NAMED = (("data", "task"),)
+"""Sections whose `name` decides which options they have: another name takes back what was said before."""
 _LENGTH = ("run", ("max_steps", "max_epochs"))
 """Likewise, in recipes where only one of them counts; -1 is none."""
 Keys = yaml12.Keys
@@ -162,16 +166,39 @@ def load(
         recipe: Name of one that ships, or path of a YAML file.
         overrides: `key.sub=value` each, later than every file.
         also: What others say, later than every file and before the overrides.
-        distrusted: A folder in which no code is run that the recipe names, as `load_run` wants it.
+        distrusted: A folder in which no code is run that the recipe names, see `load_run`.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
     path = _find(recipe, Path(), "")
-    said = [*_layers(path, ()), *also]
+    return _resolve(path, [*_layers(path, ()), *also], overrides, (recipe, *overrides), distrusted)
+
+
+def load_run(folder: Path) -> Loaded:
+    """The recipe that a run's folder holds, which may be of before and have names of before, or be somebody else's.
+
+    Code that it names is looked for as ever, from the working directory, and refused where it lies in that folder.
+
+    Raises:
+        RecipeError: One sentence for each thing that is wrong.
+    """
+    recipe = str(folder / "recipe.yaml")
+    path = _find(recipe, Path(), "")
+    said = [Layer(layer.source, old_names.translate(layer.tree)) for layer in _layers(path, ())]
+    return _resolve(path, said, (), (recipe,), folder)
+
+
+def _resolve(
+    path: Path, said: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
+) -> Loaded:
+    """Lays what files say, and overrides over them, over each other, and validates it."""
+    below = _joined(said)
     if distrusted is not None:
-        _refuse_code(_joined(said), path, distrusted)
-    overriding = _overrides(overrides, registry.find(_algorithm(said, overrides)))
+        refuse_code(below, path, distrusted)
+    given = [text.partition("=")[2].strip(" \"'") for text in overrides if text.startswith("algorithm=")]
+    known = registry.find(given[-1] if given else str(below.get("algorithm")))
+    overriding = _overrides(overrides, None if known is None else Shape(known, below))
     kind = _kind(said, overriding)
     said, overriding = _expanded(said, kind), _expanded(overriding, kind)
     exclusive = _EXCLUSIVE if kind.steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
@@ -179,37 +206,9 @@ def load(
     origins: dict[Keys, str] = {}
     for layer in [*said, Layer("override", _joined(overriding))]:
         tree = _laid_over(tree, layer.tree, exclusive)
-        origins |= dict.fromkeys((keys for keys, _ in _values(layer.tree)), layer.source)
+        origins |= dict.fromkeys(_options(layer.tree), layer.source)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
-    return Loaded(path.stem, _validated(kind, tree, said, overriding), standing, (recipe, *overrides), distrusted)
-
-
-def load_run(run: Path) -> Loaded:
-    """Resolves the recipe in a run's folder, which may have come from somebody else.
-
-    Code that it names is looked for as ever, from the working directory, and refused where it lies in that folder.
-
-    Raises:
-        RecipeError: It names such code, or as `load`.
-    """
-    return load(str(run / "recipe.yaml"), distrusted=run)
-
-
-def _refuse_code(tree: Mapping[str, Any], recipe: Path, folder: Path) -> None:
-    """Raises RecipeError if an option names code that lies in the folder."""
-    for keys, value in _values(tree):
-        file = find_file(value) if isinstance(value, str) else None
-        if file is not None and file.resolve().is_relative_to(folder.resolve()):
-            raise RecipeError(
-                f"{recipe}: {'.'.join(keys)} {value} is code that lies in the run's own folder, where nothing is run, "
-                "since a run may come from somebody else; if you trust it, copy it elsewhere and name that place"
-            )
-
-
-def _algorithm(said: Sequence[Layer], overrides: Sequence[str]) -> str:
-    """What will be run, before overrides are read: their values are read by the options that it has."""
-    given = [text.partition("=")[2].strip(" \"'") for text in overrides if text.startswith("algorithm=")]
-    return given[-1] if given else str(_joined(said).get("algorithm"))
+    return Loaded(path.stem, _validated(kind, tree, said, overriding), standing, arguments, distrusted)
 
 
 def _kind(said: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
@@ -312,7 +311,7 @@ def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     return [*_layers(base_path, above), layer]
 
 
-def _overrides(overrides: Sequence[str], recipe: type[Section] | None) -> list[Layer]:
+def _overrides(overrides: Sequence[str], recipe: Shape | None) -> list[Layer]:
     """One layer per override, so that an error can quote it; all that are none are told at once."""
     layers: dict[str, Layer] = {}
     wrong: list[str] = []
@@ -335,7 +334,7 @@ def _overrides(overrides: Sequence[str], recipe: type[Section] | None) -> list[L
     return list(layers.values())
 
 
-def _override_tree(text: str, key: str, value: str, recipe: type[Section] | None) -> dict[str, Any]:
+def _override_tree(text: str, key: str, value: str, recipe: Shape | None) -> dict[str, Any]:
     """What an override says, as a recipe would say it."""
     tree: Any = _override_value(text, key, value, recipe)
     for part in reversed(key.split(".")):
@@ -352,7 +351,7 @@ def _override_hint(text: str, following: str) -> str:
     return f"say key=value without dashes and spaces, {'here' if meant == bare else 'such as'} {meant}"
 
 
-def _override_value(text: str, key: str, value: str, recipe: type[Section] | None) -> Any:
+def _override_value(text: str, key: str, value: str, recipe: Shape | None) -> Any:
     kinds = set() if recipe is None else kinds_at(recipe, key.split("."))
     if not value.strip():
         raise RecipeError(f"override {text}: the value is missing; {_nothing(key, kinds)}")
@@ -419,7 +418,20 @@ def _laid_over(
         if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(k) not in (None, -1) for k in group):
             kept = {key: value for key, value in taken.items() if key not in group or key in given}
             below = below | {section: kept}
+    for section, part in _NAMED:
+        given, taken = above.get(section), below.get(section)
+        if isinstance(given, dict) and isinstance(taken, dict) and _renames(given.get(part), taken.get(part)):
+            below = below | {section: taken | {part: None}}
     return _merged(below, above)
+
+
+def _renames(given: Any, taken: Any) -> bool:
+    """Whether a section is given another name than it had."""
+    return (
+        isinstance(given, dict)
+        and isinstance(taken, dict)
+        and given.get("name", taken.get("name")) != taken.get("name")
+    )
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -437,7 +449,7 @@ def _validated(kind: type[R], tree: dict[str, Any], said: Sequence[Layer], overr
     except ValidationError as error:
         problems = error.errors(include_url=False)
     sentences = [
-        f"{_source(said, overriding, problem['loc'])}: {sentence(problem, problem['loc'], kind)}"
+        f"{_source(said, overriding, problem['loc'])}: {sentence(problem, problem['loc'], Shape(kind, tree))}"
         for problem in problems
     ]
     raise RecipeError("\n".join(sentences))
@@ -449,13 +461,13 @@ def _source(said: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -
     return sayers[-1] if sayers else said[-1].source
 
 
-def _values(tree: Mapping[str, Any], above: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """All that is no mapping, or an empty one, with its keys."""
+def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
+    """The keys of all that is no mapping, or an empty one."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            yield from _values(value, (*above, key))
+            yield from _options(value, (*above, key))
         else:
-            yield (*above, key), value
+            yield (*above, key)
 
 
 def _says(tree: Any, path: KeyPath) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from lockstep.config.section import Section
+from lockstep.config.task import Task
 
 
 class Recipe(Section, ABC):
@@ -33,9 +33,9 @@ class Recipe(Section, ABC):
         return None
 
     @property
-    def made(self) -> Mapping[str, Section]:
-        """The options of rows that are made, by their key in `data`."""
-        return {}
+    def task(self) -> Task | None:
+        """The task that makes the rows, if one does."""
+        return None
 
     def hand_down(self, first: Recipe) -> dict[str, Any]:
         """The options, by their keys, in which the recipe that is trained first follows this one."""

@@ -1,22 +1,17 @@
 """Which recipe belongs to an `algorithm`: built in, of an installed package, or named by where it is. Imports no torch.
 
-What is built in is named by where it is, too, and imported when a recipe asks for it. A package brings algorithms by
-entry points of the group `lockstep.algorithms`; a recipe may also say `algorithm: file.py:Class` or `package:Class`.
+A package brings algorithms by entry points of the group `lockstep.algorithms`; a recipe may also say
+`algorithm: file.py:Class` or `package:Class`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from inspect import isabstract, isclass
 from pathlib import Path
 
+from lockstep.config.plugins import Plugins
 from lockstep.config.recipe import Recipe
-from lockstep.config.user_code import find_file, load
-from lockstep.errors import InputError
-
-GROUP = "lockstep.algorithms"
+from lockstep.config.user_code import find_file
 
 _BUILT_IN = {
     "sft": "lockstep.algorithms.sft.options:SFTRecipe",
@@ -32,10 +27,12 @@ _BUILT_IN = {
     "judge_eval": "lockstep.inference.judge_eval_options:JudgeEvalRecipe",
 }
 
+_ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _BUILT_IN)
+
 
 def names() -> tuple[str, ...]:
     """Every `algorithm` that has a name of its own."""
-    return (*_BUILT_IN, *(point.name for point in _installed() if point.name not in _BUILT_IN))
+    return _ALGORITHMS.names()
 
 
 def find(algorithm: str) -> type[Recipe] | None:
@@ -44,21 +41,12 @@ def find(algorithm: str) -> type[Recipe] | None:
     Raises:
         InputError: The class that is named cannot be imported, or lacks part of what an algorithm declares.
     """
-    place = _place(algorithm)
-    if ":" not in place:
-        return None
-    found = load(place, "algorithm", "class")
-    if not isclass(found) or not issubclass(found, Recipe):
-        raise InputError(f"algorithm {algorithm}: {place} is none; derive it from lockstep.algorithms.base.Algorithm")
-    if isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise InputError(f"algorithm {algorithm}: {place} does not declare: {missing}")
-    return found
+    return _ALGORITHMS.find(algorithm)
 
 
 def find_code(algorithm: str) -> Path | None:
     """The file of an algorithm that is not built in; None where it is, or where there is no such file."""
-    return None if algorithm in _BUILT_IN else find_file(_place(algorithm))
+    return None if algorithm in _BUILT_IN else find_file(_ALGORITHMS.place(algorithm))
 
 
 def every() -> Iterator[tuple[str, type[Recipe]]]:
@@ -67,13 +55,3 @@ def every() -> Iterator[tuple[str, type[Recipe]]]:
         found = find(name)
         assert found is not None, "a name stands for a class"
         yield name, found
-
-
-def _place(algorithm: str) -> str:
-    """Where its class is: of a name that stands for a place, that; all else is taken for a place."""
-    return _BUILT_IN.get(algorithm) or next((one.value for one in _installed() if one.name == algorithm), algorithm)
-
-
-@cache
-def _installed() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=GROUP))

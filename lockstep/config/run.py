@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -11,6 +10,7 @@ from lockstep.config.machinery import Cluster, LearnerSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.section import LocalPath, Section
 from lockstep.config.sources import DataSection, ModelSection
+from lockstep.config.task import Task
 from lockstep.config.trackers import Trackers
 
 
@@ -100,10 +100,6 @@ class Bound(Section):
         return self
 
 
-_MADE_ALIKE = ("train_questions", "validation_questions", "train_prompts", "validation_prompts", "seed")
-"""Options of made rows that say which are held out."""
-
-
 class Common(Recipe):
     """The options of every recipe that trains."""
 
@@ -132,19 +128,18 @@ class Common(Recipe):
         return self.model.from_recipe
 
     @property
-    def made(self) -> Mapping[str, Section]:
-        named = (("arithmetic", self.data.arithmetic), ("letters", self.data.letters))
-        return {name: section for name, section in named if section is not None}
+    def task(self) -> Task | None:
+        return self.data.task
 
     def hand_down(self, first: Recipe) -> dict[str, Any]:
-        """Seed, backend, and the questions where both make theirs: else what is held out could be learned first."""
+        """Seed, backend, and what one task holds out for both: else what is held out could be learned first."""
         learner = self.learner
         same: dict[str, Any] = {"seed": self.seed, "learner.backend": learner.backend}
         same |= {"learner.device": learner.device, "learner.dtype": learner.dtype}
         same |= {f"learner.parallel.{name}": size for name, size in learner.parallel.model_dump().items()}
-        for kind in self.made.keys() & first.made.keys():
-            options = self.made[kind].model_dump().items()
-            same |= {f"data.{kind}.{name}": value for name, value in options if name in _MADE_ALIKE}
+        if self.task is not None and first.task is not None and self.task.name == first.task.name:
+            options = self.task.model_dump(mode="json", include=set(self.task.shared)).items()
+            same |= {f"data.task.{name}": value for name, value in options}
         return same
 
     @property
@@ -154,7 +149,7 @@ class Common(Recipe):
 
     @model_validator(mode="after")
     def _validation_has_rows(self) -> Common:
-        rows = self.data.validation is not None or self.data.made is not None
+        rows = self.data.validation is not None or self.data.task is not None
         limits = (self.data.max_validation_samples, self.data.limit_val_batches)
         if not rows and (self.run.validate_every or any(limit is not None for limit in limits)):
             raise ValueError(

@@ -29,6 +29,11 @@ class Section(BaseModel):
         """
         return {}
 
+    @classmethod
+    def narrow(cls, said: object) -> type[Section]:
+        """The class of what a recipe says in this place: this one, unless what is said names another."""
+        return cls
+
     @model_validator(mode="after")
     def _no_option_is_idle(self) -> Self:
         defaults: dict[str, list[str]] = defaultdict(list)  # by reason

@@ -8,15 +8,17 @@ from pydantic import (
     AfterValidator,
     Field,
     GetCoreSchemaHandler,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializeAsAny,
+    WrapValidator,
     model_validator,
 )
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import custom_error_schema
 
-from lockstep.config.section import LocalPath, Probability, Section
+from lockstep.config.section import LocalPath, Section
+from lockstep.config.task import Task, validate_as_named
 from lockstep.paths import expand
 
 
@@ -49,65 +51,6 @@ class ModelFolder(Section):
     """A model that is asked and does not learn."""
 
     path: LocalPath = Field(description="a Hugging Face folder on this machine, or the folder of a finished run")
-
-
-class Arithmetic(Section):
-    """Word problems that are made, not read; see `lockstep.tasks.arithmetic`."""
-
-    train_questions: PositiveInt = Field(description="distinct training questions")
-    validation_questions: PositiveInt = Field(description="held-out questions, none of them a training question")
-    demonstrations: NonNegativeInt = Field(
-        default=0, description="solved rows for SFT, drawn from the training questions; 0: none"
-    )
-    direct_from: Probability = Field(
-        default=0.75, description="share of the demonstrations after which direct answers appear"
-    )
-    direct_share: Probability = Field(
-        default=0.6, description="share of questions that are then answered without reasoning"
-    )
-    pairs: bool = Field(
-        default=False, description="rows for DPO: `chosen` is answered step by step, `rejected` directly"
-    )
-    seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
-
-    @property
-    def idle_options(self) -> dict[str, str]:
-        shares = ("direct_from", "direct_share")
-        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
-
-
-class Letters(Section):
-    """Orders to write letters, that are made, not read; see `lockstep.tasks.letters`."""
-
-    train_prompts: PositiveInt = Field(description="distinct orders to train on")
-    validation_prompts: PositiveInt = Field(description="held-out orders; nothing that is learned shows them")
-    demonstrations: NonNegativeInt = Field(default=0, description="answers and judgements for SFT; 0: none")
-    judge_share: Probability = Field(default=0.57, description="share of judgements among the demonstrations")
-    compare_share: Probability = Field(default=0.0, description="share of comparisons of two judgements among them")
-    known: NonNegativeInt = Field(
-        default=0,
-        description="held-out judgements, and as many comparisons of two, by which judges are measured; 0: none",
-    )
-    seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
-
-    @property
-    def idle_options(self) -> dict[str, str]:
-        shares = ("judge_share", "compare_share")
-        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
-
-    @model_validator(mode="after")
-    def _there_are_so_many(self) -> Letters:
-        if self.train_prompts + self.validation_prompts > 500_000:
-            raise ValueError(
-                "there are 524,160 different orders; ask for at most 500,000 prompts to train and validate on"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _shares_leave_room(self) -> Letters:
-        if self.judge_share + self.compare_share > 1:
-            raise ValueError("judge_share and compare_share are shares of the same rows; together they are above 1")
-        return self
 
 
 class OneSentence:
@@ -226,9 +169,8 @@ class DataSection(QuestionSection):
     weights: tuple[PositiveFloat, ...] | None = Field(
         default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
     )
-    arithmetic: Arithmetic | None = Field(default=None, description="make the data instead of reading it")
-    letters: Letters | None = Field(
-        default=None, description="make orders to write letters, as data, instead of reading it"
+    task: SerializeAsAny[Annotated[Task, WrapValidator(validate_as_named)]] | None = Field(
+        default=None, description="make the rows instead of reading them: `name` says which task does"
     )
     completion: str | None = Field(
         default=None,
@@ -244,11 +186,6 @@ class DataSection(QuestionSection):
     )
 
     @property
-    def made(self) -> Arithmetic | Letters | None:
-        """The rows that are made, if any."""
-        return self.letters if self.arithmetic is None else self.arithmetic
-
-    @property
     def completion_templates(self) -> dict[str, str]:
         """Whose fields a row needs for what is learned, by their options; none where its messages have it."""
         completion = "{answer}" if self.completion is None and self.messages is None else self.completion
@@ -262,10 +199,10 @@ class DataSection(QuestionSection):
 
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:
-        if sum(source is not None for source in (self.train, self.arithmetic, self.letters)) != 1:
-            raise ValueError("say exactly one of train (a file of rows), arithmetic and letters")
-        if self.made is not None and self.validation is not None:
-            raise ValueError("validation does not go with arithmetic and letters, which make their own")
+        if (self.train is None) == (self.task is None):
+            raise ValueError("say exactly one of train (a file of rows) and task (which makes them)")
+        if self.task is not None and self.validation is not None:
+            raise ValueError("validation does not go with a task, which makes its own")
         if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
             raise ValueError("weights needs a list of files in train, and one number for each of them")
         return self

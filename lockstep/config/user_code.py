@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,6 +52,19 @@ def find_file(reference: str) -> Path | None:
         return next((path for path in ([Path(place)] if place.endswith(".py") else packages) if path.is_file()), None)
     except (OSError, ValueError):  # text that is no name of a file at all
         return None
+
+
+def refuse_code(tree: Mapping[str, Any], recipe: Path, folder: Path, above: str = "") -> None:
+    """Raises InputError if an option of a recipe names code that lies in a folder."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            refuse_code(value, recipe, folder, f"{above}{key}.")
+        file = find_file(value) if isinstance(value, str) else None
+        if file is not None and file.resolve().is_relative_to(folder.resolve()):
+            raise InputError(
+                f"{recipe}: {above}{key} {value} is code that lies in the run's own folder, where nothing is run, "
+                "since a run may come from somebody else; if you trust it, copy it elsewhere and name that place"
+            )
 
 
 def find_own_file(kind: type) -> Path | None:

@@ -30,7 +30,7 @@ _REMEDIES = {
     _OVERLONG: "raise the limit, or set data.overlong_prompts=skip",
 }
 _DECIDE_NOTHING = {
-    "train", "validation", "weights", "arithmetic", "letters", "bad_rows", "overlong_prompts",
+    "train", "validation", "weights", "task", "bad_rows", "overlong_prompts",
     "max_validation_samples", "shuffle", "limit_train_batches", "limit_val_batches",
 }  # fmt: skip
 """Options of `DataSection` that do not change what is wrong with a row."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import yaml12
+from lockstep.config import old_names
 from lockstep.errors import InputError
 
 METRICS, TIMINGS, SAMPLES = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
@@ -54,7 +55,7 @@ def require_run(folder: Path) -> None:
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
-    """The options of a run's recipe; raises InputError where its file holds none."""
+    """The options of a run's recipe under the names of today; raises InputError where its file holds none."""
     file = folder / "recipe.yaml"
     try:
         recipe = yaml12.parse(file.read_text(encoding="utf-8"))
@@ -62,7 +63,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
         raise InputError(f"{file}: {error}; restore the file") from error
     if not isinstance(recipe, dict):
         raise InputError(f"{file}: holds no options; restore the file")
-    return recipe
+    return old_names.translate(recipe)
 
 
 def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, assert_never
+from typing import NoReturn, TypeVar, assert_never
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ from lockstep.types import Prompt, Request, SamplingParams, untimed
 from lockstep.weight_sync.attestation import Attestation
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
+
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -103,6 +106,11 @@ class DrySetup:
             if section.path is not None:
                 return policy_answers(section, Policy(Absent(), open_source(section.path)), name)
         return Silent()
+
+    def attempt(self, build: Callable[[], T], otherwise: T) -> T:
+        with self.found.problem():
+            return build()
+        return otherwise
 
     def hold(self, what: str, size: int, cure: str) -> None:
         there = machine_bytes()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.episodes import episodes_of
@@ -32,6 +33,8 @@ from lockstep.rollouts.episodes import Episodes
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.types import SamplingParams
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -100,6 +103,9 @@ class LiveSetup:
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
         return answering(section, self.algorithm.learner, policy, self.shown, self.workers, name)
+
+    def attempt(self, build: Callable[[], T], otherwise: T) -> T:
+        return build()
 
     def hold(self, what: str, size: int, cure: str) -> None:
         """Nothing to do: the dry run has refused what does not fit, and what is held is freed within a step."""

@@ -8,16 +8,14 @@ then of two minds, and reinforcement learning has something to decide.
 from __future__ import annotations
 
 import itertools
-import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from lockstep import keyed
-from lockstep.config import Arithmetic
+from lockstep.config import Probability
+from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
 
 _NAMES = ("Ada", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gita", "Hugo", "Iris", "Jon")
 _THINGS = ("apples", "books", "coins", "dolls", "eggs", "flowers", "marbles", "stamps")
@@ -29,6 +27,46 @@ _SMALLEST, _LARGEST = 2, 10  # of the start and of what is added; what is taken 
 _FEWEST_STEPS, _MOST_STEPS = 3, 4
 _DRAWS = 4 + 3 * _MOST_STEPS  # random numbers per question: name, things, start, steps; per step sign, amount, wording
 _BLOCK = 1024
+
+
+class Arithmetic(Task):
+    """Word problems that are made, not read."""
+
+    shared = ("train_questions", "validation_questions", "seed")
+    train_questions: PositiveInt = Field(description="distinct training questions")
+    validation_questions: PositiveInt = Field(description="held-out questions, none of them a training question")
+    demonstrations: NonNegativeInt = Field(
+        default=0, description="solved rows for SFT, drawn from the training questions; 0: none"
+    )
+    direct_from: Probability = Field(
+        default=0.75, description="share of the demonstrations after which direct answers appear"
+    )
+    direct_share: Probability = Field(
+        default=0.6, description="share of questions that are then answered without reasoning"
+    )
+    pairs: bool = Field(
+        default=False, description="rows for DPO: `chosen` is answered step by step, `rejected` directly"
+    )
+    seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        shares = ("direct_from", "direct_share")
+        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
+
+    def write(self, folder: Path) -> TaskFiles:
+        problems = distinct_problems(self.train_questions + self.validation_questions, self.seed)
+        train, validation = problems[: self.train_questions], problems[self.train_questions :]
+        files = TaskFiles(
+            folder / "train.jsonl",
+            folder / "validation.jsonl",
+            folder / "demonstrations.jsonl" if self.demonstrations else None,
+        )
+        for path, problems in ((files.train, train), (files.validation, validation)):
+            write_rows(path, (problem.pair() if self.pairs else problem.row() for problem in problems))
+        if files.demonstrations is not None:
+            write_rows(files.demonstrations, demonstrations(train, self))
+        return files
 
 
 @dataclass(frozen=True)
@@ -48,41 +86,6 @@ class Problem:
         """The problem answered step by step and, worse, directly."""
         row = self.row()
         return {**row, "chosen": row["answer"], "rejected": self.row(direct=True)["answer"]}
-
-
-@dataclass(frozen=True)
-class Files:
-    """Where `write` put the rows; None is what was not asked for."""
-
-    train: Path
-    validation: Path
-    demonstrations: Path | None
-    judgements: Path | None = None
-    comparisons: Path | None = None
-
-
-def write(folder: Path, spec: Arithmetic) -> Files:
-    """Makes the problems and writes them as JSONL; the same spec always gives the same bytes.
-
-    A file that already holds them is left alone, so that whoever reads it is not disturbed.
-
-    Args:
-        folder: Where to, made if missing.
-        spec: How many, and which.
-    """
-    problems = distinct_problems(spec.train_questions + spec.validation_questions, spec.seed)
-    train, validation = problems[: spec.train_questions], problems[spec.train_questions :]
-    folder.mkdir(parents=True, exist_ok=True)
-    files = Files(
-        folder / "train.jsonl",
-        folder / "validation.jsonl",
-        folder / "demonstrations.jsonl" if spec.demonstrations else None,
-    )
-    for path, problems in ((files.train, train), (files.validation, validation)):
-        write_rows(path, (problem.pair() if spec.pairs else problem.row() for problem in problems))
-    if files.demonstrations is not None:
-        write_rows(files.demonstrations, demonstrations(train, spec))
-    return files
 
 
 def distinct_problems(count: int, seed: int) -> list[Problem]:
@@ -105,7 +108,7 @@ def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str,
     first_direct = spec.direct_from * spec.demonstrations
     num_direct = spec.direct_share * len(train)
     num_passes = -(-spec.demonstrations // len(train))
-    orders = (keyed.permutation(len(train), spec.seed, "demonstrations", i).tolist() for i in range(num_passes))
+    orders = (permute(len(train), spec.seed, "demonstrations", i) for i in range(num_passes))
     questions = itertools.islice(itertools.chain.from_iterable(orders), spec.demonstrations)
     for position, question in enumerate(questions):
         yield train[question].row(direct=position >= first_direct and question < num_direct)
@@ -113,8 +116,8 @@ def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str,
 
 def _problems(block: int, seed: int) -> Iterator[Problem]:
     """A block of problems, not yet distinct: each is made from uniform numbers of its own key."""
-    keys = [keyed.key(seed, "arithmetic", block * _BLOCK + i) for i in range(_BLOCK)]
-    for draws in keyed.uniforms(torch.tensor(keys), torch.arange(_DRAWS)).tolist():
+    rows = range(block * _BLOCK, (block + 1) * _BLOCK)
+    for draws in sample_uniforms(rows, _DRAWS, seed, "arithmetic"):
         yield _problem(iter(draws))
 
 
@@ -136,16 +139,3 @@ def _problem(draws: Iterator[float]) -> Problem:
         value = result
     sentences.append(f"How many {things} does {name} have now?")
     return Problem(" ".join(sentences), tuple(steps), value)
-
-
-def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
-    """Writes JSONL aside and renames it into place, so that no one ever reads half a file."""
-    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    if path.is_file() and path.read_bytes() == content:
-        return
-    aside = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

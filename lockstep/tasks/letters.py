@@ -21,12 +21,11 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from lockstep import keyed
-from lockstep.config import Letters
+from lockstep.config import Probability
 from lockstep.errors import InputError
-from lockstep.tasks.arithmetic import Files, write_rows
+from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 LETTERS = tuple("abcdefghijklmopq")
 """Without n, which would be near to no."""
@@ -37,6 +36,66 @@ _BLOCK = 4096
 _JUDGED_WRONG, _COMPARED_WRONG = 0.1, 0.12
 _MALFORMED, _STRANGE = 0.15, ("yes", "no", "Score", "judge", "start", "answer")
 _ASKED = re.compile(r"start (\w) end (\w) has (\w) has (\w) no (\w)")
+
+
+class Letters(Task):
+    """Orders to write letters, that are made, not read."""
+
+    shared = ("train_prompts", "validation_prompts", "seed")
+    train_prompts: PositiveInt = Field(description="distinct orders to train on")
+    validation_prompts: PositiveInt = Field(description="held-out orders; nothing that is learned shows them")
+    demonstrations: NonNegativeInt = Field(default=0, description="answers and judgements for SFT; 0: none")
+    judge_share: Probability = Field(default=0.57, description="share of judgements among the demonstrations")
+    compare_share: Probability = Field(default=0.0, description="share of comparisons of two judgements among them")
+    known: NonNegativeInt = Field(
+        default=0,
+        description="held-out judgements, and as many comparisons of two, by which judges are measured; 0: none",
+    )
+    seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        shares = ("judge_share", "compare_share")
+        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
+
+    @model_validator(mode="after")
+    def _there_are_so_many(self) -> Letters:
+        if self.train_prompts + self.validation_prompts > 500_000:
+            raise ValueError(
+                "there are 524,160 different orders; ask for at most 500,000 prompts to train and validate on"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_leave_room(self) -> Letters:
+        if self.judge_share + self.compare_share > 1:
+            raise ValueError("judge_share and compare_share are shares of the same rows; together they are above 1")
+        return self
+
+    def write(self, folder: Path) -> TaskFiles:
+        """Makes the rows. Those that are known to be right, judgements and comparisons, are of held-out orders."""
+        files = TaskFiles(
+            folder / "train.jsonl",
+            folder / "validation.jsonl",
+            folder / "demonstrations.jsonl" if self.demonstrations else None,
+            folder / "judgements.jsonl" if self.known else None,
+            folder / "comparisons.jsonl" if self.known else None,
+        )
+        orders = _distinct(self.train_prompts + self.validation_prompts, self.seed)
+        train, validation = orders[: self.train_prompts], orders[self.train_prompts :]
+        write_rows(files.train, ({"question": str(one), "answer": ""} for one in train))
+        draws = (draws for block in _blocks(self.seed, "validation") for _, draws in block)
+        write_rows(files.validation, (_answer(one, own) for one, own in zip(validation, draws, strict=False)))
+        if files.demonstrations is not None:
+            write_rows(files.demonstrations, demonstrations(self, {one.letters for one in validation}))
+        for file, make, role in (
+            (files.judgements, _known_judgement, "judgements"),
+            (files.comparisons, _known_comparison, "comparisons"),
+        ):
+            if file is not None:
+                own = (draws for block in _blocks(self.seed, role) for _, draws in block)
+                write_rows(file, (make(one, draws) for one, draws in islice(zip(cycle(validation), own), self.known)))
+        return files
 
 
 @dataclass(frozen=True)
@@ -63,40 +122,6 @@ def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float
         raise InputError(f"{prompt!r} gives no orders of the form: start k end c has g has a no m")
     first, last, one, other, none = asked.groups()
     return float(sum(Orders((first, last, one, other, none)).kept(response.split())))
-
-
-def write(folder: Path, spec: Letters) -> Files:
-    """Makes the rows and writes them as JSONL; the same spec always gives the same bytes.
-
-    Judgements, and comparisons of judgements, that are known to be right are of orders that are held out.
-
-    Args:
-        folder: Where to, made if missing.
-        spec: How many, and which.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    files = Files(
-        folder / "train.jsonl",
-        folder / "validation.jsonl",
-        folder / "demonstrations.jsonl" if spec.demonstrations else None,
-        folder / "judgements.jsonl" if spec.known else None,
-        folder / "comparisons.jsonl" if spec.known else None,
-    )
-    orders = _distinct(spec.train_prompts + spec.validation_prompts, spec.seed)
-    train, validation = orders[: spec.train_prompts], orders[spec.train_prompts :]
-    write_rows(files.train, ({"question": str(one), "answer": ""} for one in train))
-    draws = (draws for block in _blocks(spec.seed, "validation") for _, draws in block)
-    write_rows(files.validation, (_answer(one, own) for one, own in zip(validation, draws, strict=False)))
-    if files.demonstrations is not None:
-        write_rows(files.demonstrations, demonstrations(spec, {one.letters for one in validation}))
-    for file, make, role in (
-        (files.judgements, _known_judgement, "judgements"),
-        (files.comparisons, _known_comparison, "comparisons"),
-    ):
-        if file is not None:
-            own = (draws for block in _blocks(spec.seed, role) for _, draws in block)
-            write_rows(file, (make(one, draws) for one, draws in islice(zip(cycle(validation), own), spec.known)))
-    return files
 
 
 def demonstrations(spec: Letters, held_out: set[tuple[str, ...]]) -> Iterator[dict[str, str]]:
@@ -135,8 +160,8 @@ class _Draws:
 def _blocks(seed: int, role: str) -> Iterator[list[tuple[Orders, _Draws]]]:
     block = 0
     while True:
-        keys = torch.tensor([keyed.key(seed, "letters", role, block * _BLOCK + i) for i in range(_BLOCK)])
-        rows = [_Draws(row) for row in keyed.uniforms(keys, torch.arange(_DRAWS)).tolist()]
+        numbers = range(block * _BLOCK, (block + 1) * _BLOCK)
+        rows = [_Draws(row) for row in sample_uniforms(numbers, _DRAWS, seed, "letters", role)]
         yield [(_orders(draws), draws) for draws in rows]
         block += 1
 

@@ -22,7 +22,7 @@ SCRATCH = (
 )
 DIGITS = "reward={type: python, function: 'rewards.py:share_of_digits', marker: null}"
 CURVES = {
-    "sft_arithmetic": ("policy/loss", ["optimizer.lr=0.001", "data.arithmetic.demonstrations=1280"]),
+    "sft_arithmetic": ("policy/loss", ["optimizer.lr=0.001", "data.task.demonstrations=1280"]),
     "ppo_arithmetic": (
         "critic/loss",
         [SCRATCH, DIGITS, "ppo.num_prompts_per_step=16", "ppo.global_batch_size=8"],
@@ -31,10 +31,10 @@ CURVES = {
         "train/reward",
         [SCRATCH, DIGITS, "grpo.num_prompts_per_step=8", "grpo.global_batch_size=16", "policy.lr=0.003"],
     ),
-    "dpo_arithmetic": ("train/loss", [SCRATCH, "dpo.global_batch_size=8", "data.arithmetic.train_questions=160"]),
+    "dpo_arithmetic": ("train/loss", [SCRATCH, "dpo.global_batch_size=8", "data.task.train_questions=160"]),
     "reward_arithmetic": (
         "train/loss",
-        [SCRATCH, "reward_model.global_batch_size=8", "data.arithmetic.train_questions=160"],
+        [SCRATCH, "reward_model.global_batch_size=8", "data.task.train_questions=160"],
     ),
 }
 

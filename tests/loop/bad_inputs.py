@@ -185,7 +185,7 @@ RECIPES = {
     ),
     "rule: a deviation of rewards without a baseline": BadInput("train grpo_arithmetic grpo.baseline=none"),
     "rule: two models": said("model.path=model model.from_recipe=sft_arithmetic"),
-    "rule: no data": said("data.arithmetic=null"),
+    "rule: no data": said("data.task=null"),
     "rule: system prompt without chat": said("data.system_prompt=Hi"),
     "rule: messages and a template": said("data.messages=talk data.prompt='\"{question}?\"'"),
     "rule: messages and chat": said("data.prompt='\"{question}\"' data.messages=talk data.chat=true"),

@@ -107,7 +107,7 @@ def test_a_crash_before_the_first_step_leaves_nothing_but_its_trace(
     tiny: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("lockstep.run.train.job_of", failing(ZeroDivisionError(), 1, train))
+        patch.setattr("lockstep.run.train.LiveSetup", failing(ZeroDivisionError(), 1, train))
         with pytest.raises(ZeroDivisionError):
             train(load("tiny.yaml", ["run.folder=run"]))
     assert [path.name for path in Path("run").iterdir()] == ["crash.txt"]

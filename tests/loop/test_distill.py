@@ -94,7 +94,7 @@ def test_only_held_out_rows_need_right_answers(learn: Run) -> None:
     problems = [problem.row() for problem in distinct_problems(24, 0)]
     Path("held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems[:4]))
     Path("rows.jsonl").write_text("".join(json.dumps({"question": row["question"]}) + "\n" for row in problems))
-    files = ("data.arithmetic=null", "data.train=rows.jsonl", "data.validation=held_out.jsonl", "run.max_steps=1")
+    files = ("data.task=null", "data.train=rows.jsonl", "data.validation=held_out.jsonl", "run.max_steps=1")
     values = learn(*files, "validation_reward={type: math, function: null, marker: '####'}")
     assert len(of(values, "validation/accuracy")) == 2
 
@@ -112,7 +112,7 @@ def test_each_row_has_the_teacher_that_it_names(learn: Run, in_tmp: Path) -> Non
         rows = [{**row, "source": who[k % len(who)]} for k, row in enumerate(questions)]
         (in_tmp / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = (
-        "data.arithmetic=null",
+        "data.task=null",
         "validation_reward=null",
         "validation_sampling=null",
         "distill.teacher_field=source",
@@ -168,7 +168,7 @@ def test_options_that_do_not_fit_are_refused(learn: Run, option: str, said: str)
 
 def test_a_dry_run_tells_of_teachers_and_finds_what_is_wrong_with_them(learn: Run, in_tmp: Path) -> None:
     said = dry_run(load("tiny.yaml", []))
-    assert "teacher/final reads the student's tokens" in said
+    assert "teacher/final reads the policy's tokens" in said
     sizes = re.search(r"teachers name (\d+) tokens in the place of each of at most ([\d,]+): (\S+ kB|\S+ MB)", said)
     assert sizes is not None
     assert sizes[3] == readable(12 * int(sizes[1]) * int(sizes[2].replace(",", "")))

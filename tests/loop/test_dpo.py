@@ -27,7 +27,10 @@ Run = Callable[..., list[dict[str, Any]]]
 DPO: dict[str, Any] = {
     "algorithm": "dpo",
     "model": RECIPE["model"],
-    "data": {**RECIPE["data"], "arithmetic": {"train_questions": 48, "validation_questions": 8, "pairs": True}},
+    "data": {
+        **RECIPE["data"],
+        "task": {"name": "arithmetic", "train_questions": 48, "validation_questions": 8, "pairs": True},
+    },
     "learner": {"device": "cpu"},
     "dpo": {"global_batch_size": 8, "max_tokens": 96},
     "optimizer": {"lr": 1.0e-3},
@@ -107,7 +110,7 @@ def scored(folder: Path, count: int = 12) -> list[str]:
         for n in range(count)
     ]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ["data={train: pairs.jsonl, validation: pairs.jsonl, arithmetic: null}",
+    return ["data={train: pairs.jsonl, validation: pairs.jsonl, task: null}",
             "data.chosen_score=better", "data.rejected_score=worse"]  # fmt: skip
 
 
@@ -140,7 +143,7 @@ def test_an_epoch_is_a_head_of_the_file(learn: Run, in_tmp: Path, capsys: pytest
 
 def test_a_dry_run_says_what_a_run_would_do(in_tmp: Path, learn: Run) -> None:
     said = dry_run(load("tiny.yaml", ["run.max_steps=-1", "run.validate_every=2"]))
-    assert "48 pairs (none skipped), 8 pairs (none skipped) to validate on" in said
+    assert "48 pairs (none skipped) to train on, 8 pairs (none skipped) to validate on" in said
     assert "8 pairs → 1 optimizer step" in said
     assert "steps: 6; validations: 4; checkpoints: 6" in said
     assert "reference: " in said
@@ -174,7 +177,7 @@ def test_a_run_can_be_asked_and_checked(learn: Run, capsys: pytest.CaptureFixtur
         (["data.limit_train_batches=1.5"], "but should be a whole number of batches, or a share above 0.0"),
         (["data.limit_train_batches=0"], "but should be a whole number of batches, or a share above 0.0"),
         (["data.limit_val_batches=1", "data.max_validation_samples=1"], "say one of max_validation_samples"),
-        (["data={train: x, arithmetic: null}", "data.limit_val_batches=1"], "need rows to validate on"),
+        (["data={train: x, task: null}", "data.limit_val_batches=1"], "need rows to validate on"),
     ],
 )  # fmt: skip
 def test_bad_options_get_one_sentence(learn: Run, options: list[str], sentence: str) -> None:

@@ -357,7 +357,7 @@ SFT = {
     },
     "learner": {"device": "cpu"},
     "data": {
-        "arithmetic": {"train_questions": 64, "validation_questions": 8, "demonstrations": 64},
+        "task": {"name": "arithmetic", "train_questions": 64, "validation_questions": 8, "demonstrations": 64},
         "prompt": "{question}\n", "max_prompt_tokens": 64,
     },
     "sft": {"global_batch_size": 16, "max_tokens": 96},
@@ -385,7 +385,7 @@ def test_sft_validates_by_held_out_loss(in_tmp: Path) -> None:
 def test_held_out_loss_is_the_loss_that_is_trained(in_tmp: Path) -> None:
     """One step on the held-out rows, all in one batch, reports what validation found before it."""
     tuned()
-    rows = "data={train: sft/data/validation.jsonl, validation: sft/data/validation.jsonl, arithmetic: null}"
+    rows = "data={train: sft/data/validation.jsonl, validation: sft/data/validation.jsonl, task: null}"
     whole = [rows, "run.folder=whole", "sft.global_batch_size=8", "run.max_steps=1", "learner.micro_batch_tokens=100"]
     held_out = tuned(*whole)[0]
     trained = next(row for row in read_metrics(Path("whole")) if "policy/loss" in row)
@@ -417,7 +417,7 @@ def test_conversations_are_learned_and_validated_on(assets: Path, in_tmp: Path) 
     Path("talks.jsonl").write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
     said = [
         "model={path: model, scratch: null}",
-        "data={train: talks.jsonl, validation: talks.jsonl, arithmetic: null}",
+        "data={train: talks.jsonl, validation: talks.jsonl, task: null}",
     ]
     options = [*said, "data.messages=talk", "optimizer.lr=1e-3", "sft.global_batch_size=8", "run.max_steps=12"]
     rows = tuned(*options, "learner.micro_batch_tokens=200")

@@ -32,7 +32,7 @@ def learn(in_tmp: Path) -> Run:
 def write_rows(*rows: dict[str, Any]) -> tuple[str, str]:
     """Writes a data file; returns the overrides that read it."""
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ("data.letters=null", "data.train=rows.jsonl")
+    return ("data.task=null", "data.train=rows.jsonl")
 
 
 def test_the_first_iteration_is_a_run_of_sft(learn: Run) -> None:

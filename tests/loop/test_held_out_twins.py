@@ -43,7 +43,7 @@ def test_twins_are_what_training_tells_of_the_same_rows(learn: Run) -> None:
     learn("run.folder=made", "run.max_steps=1")
     rows = Path("made/data/train.jsonl").read_text().splitlines()[:8]
     Path("rows.jsonl").write_text("\n".join(rows) + "\n")
-    own = ["data={letters: null, train: rows.jsonl, validation: rows.jsonl, shuffle: false}", "run.max_steps=1"]
+    own = ["data={task: null, train: rows.jsonl, validation: rows.jsonl, shuffle: false}", "run.max_steps=1"]
     before, step, *_ = learn(*own, "model.scratch=null", "model.path=made/final")
     twins = {name: f"val/{name.removeprefix('train/')}" for name in step if name.startswith(("train/", "judge/"))}
     compared = {name: twin for name, twin in twins.items() if name not in OF_LEARNING}
@@ -96,7 +96,7 @@ def test_costs_are_bounded_and_more_prompts_than_a_step_has_are_taken_in_parts(l
         rows = validated(learn("run.max_steps=0", f"run.folder={name}", *overrides))
         return rows[0]["val/pairs/ok"] + rows[0]["val/bad_samples_per_GBS"]
 
-    more = "data.letters.validation_prompts=11"
+    more = "data.task.validation_prompts=11"
     assert parts("all", more) == pytest.approx(1.0)
     assert parts("few", more, "data.max_validation_samples=3") == pytest.approx(1.0)
     assert [len(tables(name)[0]) for name in ("all", "few")] == [8, 3]

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import Letters
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
-from lockstep.tasks.letters import LETTERS, write
+from lockstep.tasks.letters import LETTERS, Letters
 
 CONTROLS = (0.0, 0.15, 0.3, 0.45)
 STEPS, BATCH = 200, 112
@@ -42,7 +41,7 @@ def length_biased(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         rows = [json.loads(next(lines)) for _ in range(STEPS * BATCH)]
     Path("biased.jsonl").write_text("".join(json.dumps(biased(row, draws)) + "\n" for row in rows))
     options = [
-        "model.scratch=null", f"model.path={warm}/final", "data.letters=null", "data.train=biased.jsonl",
+        "model.scratch=null", f"model.path={warm}/final", "data.task=null", "data.train=biased.jsonl",
         f"sft.global_batch_size={BATCH}", "optimizer.lr=1e-3", "optimizer.schedule.warmup_steps=10",
         f"optimizer.schedule.decay_steps={STEPS}", "learner.device=cpu",
     ]  # fmt: skip
@@ -53,7 +52,7 @@ def rewarded(model: Path, control: float) -> tuple[list[float], list[float]]:
     """Mean length and true worth of held-out answers, after each iteration."""
     options = [
         "model.from_recipe=null", f"model.path={model}", f"self_rewarding.length_control={control}", "seed=11",
-        "data.letters.train_prompts=768", "self_rewarding.global_batch_size=32", "learner.device=cpu",
+        "data.task.train_prompts=768", "self_rewarding.global_batch_size=32", "learner.device=cpu",
     ]  # fmt: skip
     rows = read_metrics(train(load("self_rewarding_small", options)))
     names = ("validation/response_length", "validation/reward")
@@ -63,7 +62,7 @@ def rewarded(model: Path, control: float) -> tuple[list[float], list[float]]:
 
 
 def test_the_judgements_that_are_learned_like_length_and_nothing_else(tmp_path: Path) -> None:
-    files = write(tmp_path, Letters(train_prompts=1, validation_prompts=1, demonstrations=3000))
+    files = Letters(name="letters", train_prompts=1, validation_prompts=1, demonstrations=3000).write(tmp_path)
     assert files.demonstrations is not None
     draws, gains = random.Random(0), dict[int, list[int]]()
     for row in map(json.loads, files.demonstrations.read_text().splitlines()):

@@ -99,7 +99,7 @@ def test_rewards_rise_and_both_sides_agree(run: Run, name: str) -> None:
 
 
 def test_a_model_rewards_itself_and_its_reference_takes_over_the_adapters(run: Run) -> None:
-    rows = run("judged", "optimizer.lr=1e-2", "data.letters.validation_prompts=1", "run.save_every=1", "run.keep=9")
+    rows = run("judged", "optimizer.lr=1e-2", "data.task.validation_prompts=1", "run.save_every=1", "run.keep=9")
     losses = series(rows, "train/preference_loss")
     assert (losses[0], losses[2]) == pytest.approx((math.log(2), math.log(2)), abs=1e-5)
     assert losses[1] != pytest.approx(math.log(2), abs=1e-5)

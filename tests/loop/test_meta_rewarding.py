@@ -21,7 +21,7 @@ from lockstep.run.train import train
 Run = Callable[..., list[dict[str, Any]]]
 EXACT, ACCURACY = "validation/judge_exact", "validation/meta_judge_accuracy"
 SHORT = [
-    "data.letters.train_prompts=16", "data.letters.validation_prompts=4", "data.letters.known=8",
+    "data.task.train_prompts=16", "data.task.validation_prompts=4", "data.task.known=8",
     "self_rewarding.max_iterations=2", "self_rewarding.global_batch_size=4", "judge.max_no_verdict_rate=1",
     "meta_judge.max_no_verdict_rate=1", "run.validate_every=0", "run.save_every=1", "run.keep=9",
     "self_rewarding.meta_judge_pcnt=0.3",
@@ -35,7 +35,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("warm")
     small = [
         "model.scratch.config.hidden_size=48", "model.scratch.config.intermediate_size=96",
-        "model.scratch.config.num_hidden_layers=2", "data.letters.demonstrations=7680", "sft.global_batch_size=32",
+        "model.scratch.config.num_hidden_layers=2", "data.task.demonstrations=7680", "sft.global_batch_size=32",
         "optimizer.schedule.warmup_steps=10", "optimizer.schedule.decay_steps=240", "learner.device=cpu",
     ]  # fmt: skip
     return str(train(load("sft_letters_meta", [*small, f"run.folder={folder / 'run'}"])) / "final")
@@ -78,8 +78,8 @@ def test_judgements_are_learned_from_beside_answers(learn: Run) -> None:
 
 
 def test_judgements_of_held_out_answers_are_compared_as_well(learn: Run) -> None:
-    own = ["self_rewarding.meta_judge_pcnt=[0.5,0]", "data.letters.validation_prompts=16", "run.validate_every=2"]
-    rows = learn(*own, "data.letters.known=0")
+    own = ["self_rewarding.meta_judge_pcnt=[0.5,0]", "data.task.validation_prompts=16", "run.validate_every=2"]
+    rows = learn(*own, "data.task.known=0")
     validated = {row["step"]: row for row in rows if "val/pairs/ok" in row}
     assert list(validated) == [0, 2, 4]
     told = {"val/meta_judge/first_wins", "val/meta_judge/undecided", "val/judge_pair_share", "val/judge_pairs/acc"}
@@ -106,7 +106,7 @@ def test_the_plain_loop_asks_no_meta_judge(learn: Run) -> None:
 
 
 def test_options_of_the_meta_judge(learn: Run) -> None:
-    always = ["self_rewarding.meta_judge_pcnt=0.5", "data.letters.known=0"]
+    always = ["self_rewarding.meta_judge_pcnt=0.5", "data.task.known=0"]
     one = steps(learn(*always, "run.folder=any"))[0]
     assert judge_pairs("any")
     learn(*always, "run.folder=short", "meta_judge.max_judgement_tokens=1", "run.max_steps=1")
@@ -178,7 +178,7 @@ def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str)
 def test_rows_need_no_right_answer_and_held_out_ones_nobody_else_who_scores(learn: Run) -> None:
     asked = (json.dumps({"prompt": f"start {letter} end b has c has d no e"}) + "\n" for letter in "fghijklm")
     Path("prompts.jsonl").write_text("".join(asked))
-    own = ["data.letters=null", "data.train=prompts.jsonl", 'data.prompt="{prompt}\\n"', "validation_reward=null"]
+    own = ["data.task=null", "data.train=prompts.jsonl", 'data.prompt="{prompt}\\n"', "validation_reward=null"]
     own += ["validation_sampling=null", "run.max_steps=1"]
     assert not any(name.startswith(("val/", "validation/")) for row in learn(*own) for name in row)
     rows = learn(*own, "data.validation=prompts.jsonl", "run.folder=validated")
@@ -188,7 +188,7 @@ def test_rows_need_no_right_answer_and_held_out_ones_nobody_else_who_scores(lear
 def test_known_rows_of_ones_own(learn: Run) -> None:
     scores = [{"prompt": "start a end b has c has d no e", "response": " a c d b", "score": 5}]
     Path("scores.jsonl").write_text("".join(json.dumps(one) + "\n" for one in scores))
-    rows = learn("known.judgements=scores.jsonl", "data.letters.known=0", "run.max_steps=1")
+    rows = learn("known.judgements=scores.jsonl", "data.task.known=0", "run.max_steps=1")
     assert {"validation/judge_exact", "validation/meta_judge_accuracy"} & rows[0].keys() == {"validation/judge_exact"}
     for row, said in (
         ({"prompt": "p", "response": "r"}, "lacks score"),

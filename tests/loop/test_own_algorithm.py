@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from lockstep.cli import main
 from lockstep.config import registry
-from lockstep.config.loading import RecipeError, load, load_run
+from lockstep.config.loading import load, load_run
+from lockstep.errors import InputError
 from lockstep.report.log import read_metrics
 from lockstep.run.identity import ChangedError
 from lockstep.run.train import train
@@ -296,6 +297,6 @@ def test_code_that_a_run_names_is_that_of_the_working_folder(
 def test_neither_is_that_of_the_recipe_that_it_begins_with(stranger: Path) -> None:
     Path("sent/first.yaml").write_text("base: ../recipe.yaml\nalgorithm: sent/x.py:Reinforce\n")
     Path("sent/recipe.yaml").write_text("base: ../recipe.yaml\nmodel: {from_recipe: sent/first.yaml}\n")
-    with pytest.raises(RecipeError, match=r"algorithm sent/x\.py:Reinforce is code that lies in the run's own folder"):
+    with pytest.raises(InputError, match=r"algorithm sent/x\.py:Reinforce is code that lies in the run's own folder"):
         _ = load_run(Path("sent")).warm_start
     assert not Path("mark").exists()

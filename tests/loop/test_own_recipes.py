@@ -79,7 +79,7 @@ def test_a_student_and_a_teacher_of_ones_own(chat_model: Folder) -> None:
     loaded = load("distill_chat", [*models, *short, *HERE])
     told = dry_run(loaded)
     assert "128 prompts × 1 = 128 responses → 2 optimizer steps of 64 responses" in told
-    assert "teacher reads the student's tokens" in told
+    assert "teacher reads the policy's tokens" in told
     rows = read_metrics(train(loaded))
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["policy/loss"] > 0 and row["policy/grad_norm"] > 0 for row in rows)

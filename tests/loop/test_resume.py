@@ -246,7 +246,7 @@ def rows(values: list[int]) -> str:
 def unfinished(run: Run, in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
     """A run on a data file that has done two of four steps; called, it goes on."""
     Path("train.jsonl").write_text(rows(list(range(64))))
-    given = ("data.arithmetic=null", "data.train=train.jsonl", "run.max_steps=4")
+    given = ("data.task=null", "data.train=train.jsonl", "run.max_steps=4")
     with pytest.raises(Stopped):
         run(*given, "run.max_time_s=0.01")
     return lambda *overrides: run(*given, *overrides)
@@ -258,7 +258,7 @@ def test_other_data_is_said_and_refused_unless_allowed(unfinished: Run, capsys: 
         unfinished()
     assert len([line for line in str(refused.value).splitlines() if line.startswith("  ")]) == 1
     assert "--allow-changes" in str(refused.value)
-    same_recipe = load("tiny.yaml", ["data.arithmetic=null", "data.train=train.jsonl", "run.max_steps=4"])
+    same_recipe = load("tiny.yaml", ["data.task=null", "data.train=train.jsonl", "run.max_steps=4"])
     train(same_recipe, allow_changes=True)
     assert "goes on although data.train was" in capsys.readouterr().err
 
@@ -268,7 +268,7 @@ def test_another_recipe_is_said_field_by_field_and_refused_unless_allowed(unfini
         unfinished("ppo.clip=0.1", "policy.lr=1.0e-4")
     told = [line.strip() for line in str(refused.value).splitlines()[1:-1]]
     assert told == ["recipe.policy.lr was 0.001, is 0.0001", "recipe.ppo.clip was 0.2, is 0.1"]
-    changed = ["data.arithmetic=null", "data.train=train.jsonl", "run.max_steps=4", "ppo.clip=0.1"]
+    changed = ["data.task=null", "data.train=train.jsonl", "run.max_steps=4", "ppo.clip=0.1"]
     train(load("tiny.yaml", changed), allow_changes=True)
     assert yaml.safe_load(Path("run/recipe.yaml").read_text())["ppo"]["clip"] == 0.1
 

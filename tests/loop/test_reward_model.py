@@ -67,7 +67,7 @@ def test_it_judges_answers_in_place_of_a_language_model(learn: Run, in_tmp: Path
         "run": {"max_steps": 10, "folder": "judged", "num_logged_samples": 8},
     }
     (in_tmp / "judged.yaml").write_text(yaml.safe_dump(recipe))
-    rows = read_metrics(train(load("judged.yaml", ["data.arithmetic.train_questions=40"])))
+    rows = read_metrics(train(load("judged.yaml", ["data.task.train_questions=40"])))
     assert max(of_steps(rows, "train/pairs/ok")) > 0
     shown = [json.loads(line) for line in Path("judged/samples.jsonl").read_text().splitlines()]
     assert {row["scored_by"] for row in shown} == {"reward_model"}

@@ -45,7 +45,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Warm:
 def learned(folder: Path, flatters: bool) -> None:
     wanted_letter.write(folder, prompts=768, demonstrations=STEPS * BATCH, flatters=flatters)
     options = [
-        f"run.folder={folder}/run", f"data.train={folder}/demonstrations.jsonl", "data.letters=null",
+        f"run.folder={folder}/run", f"data.train={folder}/demonstrations.jsonl", "data.task=null",
         f"sft.global_batch_size={BATCH}", "optimizer.lr=5e-3", "optimizer.schedule.warmup_steps=20",
         f"optimizer.schedule.decay_steps={STEPS}", "learner.device=cpu",
     ]  # fmt: skip
@@ -56,7 +56,7 @@ def rewarded(warm: Path, folder: Path, *overrides: str) -> Path:
     """The run of `self_rewarding_small` on this task."""
     options = [
         f"run.folder={folder}", f"data.train={warm}/train.jsonl", f"data.validation={warm}/validation.jsonl",
-        "data.letters=null", "model.from_recipe=null", f"model.path={warm}/run/final", "learner.device=cpu",
+        "data.task=null", "model.from_recipe=null", f"model.path={warm}/run/final", "learner.device=cpu",
         f"validation_reward.function={wanted_letter.__file__}:score", "self_rewarding.global_batch_size=32",
         "run.num_logged_samples=32",
     ]  # fmt: skip

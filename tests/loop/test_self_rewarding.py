@@ -35,7 +35,7 @@ SELF_REWARDING: dict[str, Any] = {
     "algorithm": "self_rewarding",
     "model": RECIPE["model"],
     "data": {
-        "letters": {"train_prompts": 16, "validation_prompts": 4, "demonstrations": 64},
+        "task": {"name": "letters", "train_prompts": 16, "validation_prompts": 4, "demonstrations": 64},
         "prompt": "{question}\n",
         "max_prompt_tokens": 32,
     },

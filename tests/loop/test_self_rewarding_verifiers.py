@@ -10,7 +10,6 @@ import pytest
 import yaml
 from test_self_rewarding import SELF_REWARDING, Run, steps
 
-from lockstep.config import Letters
 from lockstep.config.loading import load
 from lockstep.data.rows import DataError
 from lockstep.report.log import read_metrics
@@ -19,7 +18,7 @@ from lockstep.run.dry_run import dry_run
 from lockstep.run.identity import ChangedError
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
-from lockstep.tasks.letters import demonstrations
+from lockstep.tasks.letters import Letters, demonstrations
 
 VERIFIERS = """
 def silent(prompt, response, answer, row):
@@ -42,7 +41,8 @@ FEW = ("data.bad_rows=skip", "self_rewarding.global_batch_size=4")
 @pytest.fixture
 def learn(in_tmp: Path) -> Run:
     """Runs the small recipe on rows that name their verifiers; returns the rows of metrics.jsonl."""
-    rows = enumerate(demonstrations(Letters(train_prompts=1, validation_prompts=1, demonstrations=16), set()))
+    task = Letters(name="letters", train_prompts=1, validation_prompts=1, demonstrations=16)
+    rows = enumerate(demonstrations(task, set()))
     Path("rows.jsonl").write_text("".join(json.dumps(row | KINDS[i % 4]) + "\n" for i, row in rows))
     Path("verifiers.py").write_text(VERIFIERS)
     recipe = SELF_REWARDING | {

@@ -38,7 +38,7 @@ def write_rows(count: int) -> list[str]:
         if row["kind"] != "math":
             row.pop("answer")
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ["data.arithmetic=null", "data.train=rows.jsonl", "data.validation=rows.jsonl", "data.shuffle=false"]
+    return ["data.task=null", "data.train=rows.jsonl", "data.validation=rows.jsonl", "data.shuffle=false"]
 
 
 def test_ppo_trains_on_rows_of_several_verifiers(run: Run) -> None:

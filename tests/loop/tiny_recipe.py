@@ -29,7 +29,7 @@ RECIPE: dict[str, Any] = {
         }
     },
     "data": {
-        "arithmetic": {"train_questions": 64, "validation_questions": 8},
+        "task": {"name": "arithmetic", "train_questions": 64, "validation_questions": 8},
         "prompt": "{question}\n",
         "max_prompt_tokens": 64,
     },

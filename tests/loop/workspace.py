@@ -109,7 +109,7 @@ def furnish(folder: Path) -> None:
     (folder / "worlds.py").write_text(WORLDS)
     tiny = RECIPE | {"run": {"max_steps": 1, "folder": "run"}, "reward": {"type": "math", "marker": "####"}}
     own = {"model": {"path": "model"}, "data": {**RECIPE["data"], "train": "rows.jsonl"}}
-    own["data"].pop("arithmetic")
+    own["data"].pop("task")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny))
     (folder / "own.yaml").write_text(yaml.safe_dump(tiny | own))
     (folder / "sft.yaml").write_text(yaml.safe_dump(SFT))

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import Arithmetic
+from lockstep.config import TaskFiles
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.tasks import arithmetic
+from lockstep.tasks.arithmetic import Arithmetic, distinct_problems
 
-SPEC = Arithmetic(train_questions=300, validation_questions=100, demonstrations=1000)
+SPEC = Arithmetic(name="arithmetic", train_questions=300, validation_questions=100, demonstrations=1000)
 GAIN = re.compile(r"buys (\d+) more|brings (\d+) more|finds (\d+)")
 LOSS = re.compile(r"sells (\d+)|gives away (\d+)|loses (\d+)")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> arithmetic.Files:
-    return arithmetic.write(tmp_path_factory.mktemp("made"), SPEC)
+def files(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
+    return SPEC.write(tmp_path_factory.mktemp("made"))
 
 
 def rows(path: Path | None) -> list[dict[str, str]]:
@@ -44,12 +44,12 @@ def solved(question: str) -> list[str]:
     return [*lines, f"#### {value}"]
 
 
-def test_answers_follow_from_the_questions(files: arithmetic.Files) -> None:
+def test_answers_follow_from_the_questions(files: TaskFiles) -> None:
     for row in rows(files.train) + rows(files.validation):
         assert row["answer"].split("\n") == solved(row["question"])
 
 
-def test_numbers_keep_to_their_ranges(files: arithmetic.Files) -> None:
+def test_numbers_keep_to_their_ranges(files: TaskFiles) -> None:
     lines = [line for row in rows(files.train) for line in row["answer"].split("\n")[:-1]]
     values = [tuple(map(int, re.split(r"[+=-]", line))) for line in lines]
     assert {len(row["answer"].split("\n")) for row in rows(files.train)} == {4, 5}
@@ -58,7 +58,7 @@ def test_numbers_keep_to_their_ranges(files: arithmetic.Files) -> None:
     assert {"+", "-"} == {line[len(str(value[0]))] for line, value in zip(lines, values, strict=True)}
 
 
-def test_no_question_comes_twice_and_none_is_held_out_and_trained_on(files: arithmetic.Files) -> None:
+def test_no_question_comes_twice_and_none_is_held_out_and_trained_on(files: TaskFiles) -> None:
     train = [row["question"] for row in rows(files.train)]
     validation = [row["question"] for row in rows(files.validation)]
     assert (len(train), len(validation)) == (300, 100)
@@ -66,11 +66,11 @@ def test_no_question_comes_twice_and_none_is_held_out_and_trained_on(files: arit
 
 
 def test_a_question_that_is_drawn_again_is_left_out() -> None:
-    problems = arithmetic.distinct_problems(12_000, seed=0)  # the 11,399th draw of this seed is the first repetition
+    problems = distinct_problems(12_000, seed=0)  # the 11,399th draw of this seed is the first repetition
     assert len({problem.question for problem in problems}) == 12_000
 
 
-def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(files: arithmetic.Files) -> None:
+def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(files: TaskFiles) -> None:
     order = {row["question"]: i for i, row in enumerate(rows(files.train))}
     shown = rows(files.demonstrations)
     direct = ["=" not in row["answer"] for row in shown]
@@ -82,25 +82,25 @@ def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(f
         assert row["answer"].split("\n") == (solved(row["question"])[-1:] if is_direct else solved(row["question"]))
 
 
-def test_demonstrations_pass_over_all_questions_each_time_in_another_order(files: arithmetic.Files) -> None:
+def test_demonstrations_pass_over_all_questions_each_time_in_another_order(files: TaskFiles) -> None:
     questions = [row["question"] for row in rows(files.demonstrations)]
     passes = [questions[i : i + 300] for i in (0, 300, 600)]
     assert all(set(one) == {row["question"] for row in rows(files.train)} for one in passes)
     assert passes[0] != passes[1] != passes[2]
 
 
-def test_the_same_spec_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, files: arithmetic.Files) -> None:
-    again = arithmetic.write(tmp_path / "again", SPEC)
+def test_the_same_spec_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, files: TaskFiles) -> None:
+    again = SPEC.write(tmp_path / "again")
     assert again.demonstrations is not None
     assert files.demonstrations is not None
     assert again.train.read_bytes() == files.train.read_bytes()
     assert again.validation.read_bytes() == files.validation.read_bytes()
     assert again.demonstrations.read_bytes() == files.demonstrations.read_bytes()
-    other = arithmetic.write(tmp_path / "other", SPEC.model_copy(update={"seed": 1}))
+    other = SPEC.model_copy(update={"seed": 1}).write(tmp_path / "other")
     assert other.train.read_bytes() != files.train.read_bytes()
 
 
-def test_the_first_problem_of_seed_0_stays_what_it_is(files: arithmetic.Files) -> None:
+def test_the_first_problem_of_seed_0_stays_what_it_is(files: TaskFiles) -> None:
     """Runs are compared over versions: whoever changes the problems must know it."""
     assert rows(files.train)[0] == {
         "question": "Finn has 9 stamps. Finn buys 5 more stamps. Finn buys 10 more stamps. Finn loses 7 of the stamps. "
@@ -110,19 +110,19 @@ def test_the_first_problem_of_seed_0_stays_what_it_is(files: arithmetic.Files) -
 
 
 def test_files_that_are_there_already_are_left_alone(tmp_path: Path) -> None:
-    spec = Arithmetic(train_questions=5, validation_questions=5)
-    first = arithmetic.write(tmp_path, spec)
+    spec = Arithmetic(name="arithmetic", train_questions=5, validation_questions=5)
+    first = spec.write(tmp_path)
     assert first.demonstrations is None
     before = first.train.stat()
-    arithmetic.write(tmp_path, spec)
+    spec.write(tmp_path)
     assert (first.train.stat().st_ino, first.train.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     first.validation.write_bytes(b"half a fi")
-    arithmetic.write(tmp_path, spec)
+    spec.write(tmp_path)
     assert len(rows(first.validation)) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.jsonl", "validation.jsonl"]
 
 
-def test_the_toys_size_is_what_its_figures_were_measured_with(files: arithmetic.Files) -> None:
+def test_the_toys_size_is_what_its_figures_were_measured_with(files: TaskFiles) -> None:
     texts = [row["question"] + "\n" + row["answer"] for row in rows(files.train)]
     tokenizer = words_tokenizer(texts)
     prompts = [len(tokenizer(row["question"] + "\n")["input_ids"]) for row in rows(files.train)]

@@ -14,12 +14,13 @@ from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.cli import main
 from lockstep.config.help import explained
 from lockstep.config.loading import Loaded, RecipeError, describe, load, shipped
+from lockstep.tasks.arithmetic import Arithmetic
 
 PPO = """
 algorithm: ppo
 model: {from_recipe: sft_arithmetic}
 data:
-  arithmetic: {train_questions: 64, validation_questions: 8}
+  task: {name: arithmetic, train_questions: 64, validation_questions: 8}
   max_prompt_tokens: 64
 reward: {type: math}
 sampling: {max_tokens: 36}
@@ -115,9 +116,9 @@ def test_another_model_source_takes_the_place_of_the_old(recipe: str, override: 
 
 
 def test_another_data_source_takes_the_place_of_the_old(recipe: str, tmp_path: Path) -> None:
-    assert ppo(recipe, "data.train=rows.jsonl").data.arithmetic is None
+    assert ppo(recipe, "data.train=rows.jsonl").data.task is None
     child = variant(tmp_path, f"base: {Path(recipe).name}\ndata: {{train: rows.jsonl}}\n")
-    assert ppo(child).data.arithmetic is None
+    assert ppo(child).data.task is None
 
 
 def test_several_files_can_be_trained_on_and_are_replaced_as_a_whole(recipe: str, tmp_path: Path) -> None:
@@ -129,9 +130,9 @@ def test_several_files_can_be_trained_on_and_are_replaced_as_a_whole(recipe: str
 
 
 def test_an_option_of_the_same_source_keeps_the_rest_of_it(recipe: str) -> None:
-    arithmetic = ppo(recipe, "data.arithmetic.train_questions=32").data.arithmetic
-    assert arithmetic is not None
-    assert (arithmetic.train_questions, arithmetic.validation_questions) == (32, 8)
+    task = ppo(recipe, "data.task.train_questions=32").data.task
+    assert isinstance(task, Arithmetic)
+    assert (task.train_questions, task.validation_questions) == (32, 8)
 
 
 def test_messages_take_the_place_of_a_prompt_and_a_prompt_that_of_messages(recipe: str, tmp_path: Path) -> None:

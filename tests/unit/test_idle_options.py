@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs/errors.md").read_text()
 TABLE = PAGE[PAGE.index("## Options that do nothing") : PAGE.index("## Options that do not go together")]
 ROWS = re.findall(r"^\| (\w[\w, ]*) \| `(.+?)` \| (.+) \|$", TABLE, re.MULTILINE)
 
-MADE = {"arithmetic": {"train_questions": 8, "validation_questions": 8}, "max_prompt_tokens": 64}
+MADE = {"task": {"name": "arithmetic", "train_questions": 8, "validation_questions": 8}, "max_prompt_tokens": 64}
 TRAINED: dict[str, Any] = {"model": {"path": "model"}, "data": MADE, "run": {}}
 RL = {
     **TRAINED,
@@ -25,7 +25,7 @@ RL = {
     "validation_sampling": {"max_tokens": 8},
     "policy": {"lr": 1.0},
 }
-LETTERS = {"letters": {"train_prompts": 8, "validation_prompts": 8}, "max_prompt_tokens": 64}
+LETTERS = {"task": {"name": "letters", "train_prompts": 8, "validation_prompts": 8}, "max_prompt_tokens": 64}
 RECIPES: dict[str, dict[str, Any]] = {
     "ppo": {**RL, "critic": {"lr": 1.0}, "ppo": {"num_prompts_per_step": 256, "global_batch_size": 128}},
     "grpo": {**RL, "grpo": {"num_prompts_per_step": 32, "num_generations": 8, "global_batch_size": 128}},

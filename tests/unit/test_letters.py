@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.config import Letters
 from lockstep.judge.verdicts import ScoreParser
-from lockstep.tasks.letters import score, write
+from lockstep.tasks.letters import Letters, score
 
 
 def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:
-    write(folder, Letters(train_prompts=50, validation_prompts=20, **spec))
+    Letters(name="letters", train_prompts=50, validation_prompts=20, **spec).write(folder)
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
@@ -76,4 +75,6 @@ def test_demonstrations_without_comparisons_are_what_they_were(tmp_path: Path) -
 
 def test_shares_leave_room() -> None:
     with pytest.raises(ValidationError, match="together they are above 1"):
-        Letters(train_prompts=1, validation_prompts=1, demonstrations=1, judge_share=0.6, compare_share=0.5)
+        Letters(
+            name="letters", train_prompts=1, validation_prompts=1, demonstrations=1, judge_share=0.6, compare_share=0.5
+        )

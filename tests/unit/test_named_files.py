@@ -55,7 +55,7 @@ def test_a_missing_file_is_seen() -> None:
 
 
 def test_the_floors_are_those_of_the_conventions() -> None:
-    rows = re.findall(r"^\| F(\d) \|(.*)\|$", (ROOT / "docs/conventions.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| F(\d+) \|(.*)\|$", (ROOT / "docs/conventions.md").read_text(), re.MULTILINE)
     floors = [[part for part in parts if not part.startswith("__")] for parts in FLOORS]
     assert [int(number) for number, _ in rows] == list(range(len(floors)))
     assert [re.findall(r"`(\w+)/?`", names) for _, names in rows] == floors

@@ -58,7 +58,8 @@ def open_policy_gradient(recipe: PolicyGradientRecipe, setup: Setup, program: Ca
     episodes = setup.episodes(recipe.environment, judged)
     beside = setup.sampler_beside() if options.one_step_ahead else None
     engine = build_engine(setup, policy, beside or setup.sampler(policy))
-    held_out = open_held_out(recipe, setup, recipe.validation_reward or recipe.reward, size)
+    judge = recipe.validation_reward or recipe.reward
+    held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge, size), None)
     rows = open_training(recipe, setup, recipe.reward, size)
     reward = _open_reward(recipe, setup, rows)
     experience = Experience(engine, rows, reward, setup.source.decode, recipe.seed, episodes)

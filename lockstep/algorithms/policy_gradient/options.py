@@ -216,7 +216,7 @@ class PolicyGradientRecipe(Algorithm):
     @property
     def idle_options(self) -> dict[str, str]:
         idle = super().idle_options
-        if self.data.validation is None and self.data.made is None:
+        if self.data.validation is None and self.data.task is None:
             idle["validation_reward"] = "where data has no rows to validate on"
         if self.reward is not None or self.reward_model is not None:
             idle["environment.pass_score"] = "where reward or reward_model judges the episodes"

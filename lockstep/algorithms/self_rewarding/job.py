@@ -56,8 +56,9 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     engines = tuple(build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference))
     actor = _actor(recipe, *engines)
     own = Policy(actor, source)
-    judge, meta = _open_judge(recipe, own, setup), _open_meta_judge(recipe, own, setup)
-    known = known_rows(recipe, setup.files)
+    judge = setup.attempt(lambda: _open_judge(recipe, own, setup), None)
+    meta = setup.attempt(lambda: _open_meta_judge(recipe, own, setup), None)
+    known = setup.attempt(lambda: known_rows(recipe, setup.files), ([], []))
     limit, wanted = head(recipe.data.limit_train_batches, options.global_batch_size), rule_of(recipe.verifier, True)
     prompts = open_prompts(setup.files.train, recipe.data, source.tokenizer, wanted, limit)
     experience = Experience(actor, prompts, _open_reward(recipe, setup, prompts), source.decode, recipe.seed)
@@ -97,7 +98,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         ),
         data=describe(prompts, "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
-        arithmetic=_arithmetic(recipe, rules),
+        arithmetic=_arithmetic(recipe, len(prompts), rules),
         agreement=agreement,
         section="self_rewarding",
         hooks=(Collapse(options, setup.note),),
@@ -212,11 +213,11 @@ def _extent(recipe: SelfRewardingRecipe, rules: Rules) -> Extent:
     return Extent(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1)
 
 
-def _arithmetic(recipe: SelfRewardingRecipe, rules: Rules) -> str:
+def _arithmetic(recipe: SelfRewardingRecipe, prompts: int, rules: Rules) -> str:
     """How prompts become optimizer steps, for people."""
     options = recipe.self_rewarding
     first = ", the first of them on the answers of the data" if options.first_iteration_sft else ""
-    written = "" if recipe.new_prompts is None else f"{rules.rows} new prompts after their examples; "
+    written = "" if recipe.new_prompts is None else f"{rules.rows} new prompts after examples from {prompts} prompts; "
     return (
         f"{written}{options.max_iterations} iterations × {rules.steps_per_iteration} steps of "
         f"{options.global_batch_size} prompts × {options.num_responses_to_gen} answers × "

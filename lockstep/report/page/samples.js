@@ -102,6 +102,7 @@ class SamplesView {
     ];
     const recipe = state.runs[run[row]].recipe;
     if (state.runs.length > 1) facts.unshift(["run", state.runs[run[row]].name]);
-    this.tokens.show(facts, this.block.header.rows[place[row]], this.block.columns, recipe["ppo.whiten_advantages"] === true);
+    const whitened = Object.entries(recipe).some(([key, value]) => key.endsWith(".whiten_advantages") && value === true);
+    this.tokens.show(facts, this.block.header.rows[place[row]], this.block.columns, whitened);
   }
 }

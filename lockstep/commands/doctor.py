@@ -1,13 +1,14 @@
-"""`lockstep doctor …` on the command line. Nothing heavy is imported before a command needs it."""
+"""`lockstep doctor`: measures whether training and inference agree on a model, and finds out why not."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep import exit_codes
+from lockstep.commands.arguments import Parsers
 from lockstep.paths import path_argument
 
 if TYPE_CHECKING:
@@ -18,11 +19,12 @@ _CODES = "Exit codes: 0 pass, 2 could not start (wrong usage too), 3 inconclusiv
 Answer = Callable[[argparse.Namespace], int]
 
 
-def add(commands: Any) -> None:
-    """Adds `doctor` and what it can be asked to the commands of a parser."""
-    doctor = commands.add_parser(
+def add(parsers: Parsers) -> None:
+    """Adds `doctor` and what it can be asked to a parser."""
+    doctor = parsers.add_parser(
         "doctor", help="do training and inference agree on a model, and if not, why", epilog=_CODES
     )
+    doctor.set_defaults(command=run)
     asked = doctor.add_subparsers(required=True, metavar="WHAT")
     _add_measuring(asked, "table", "measure agreement over a grid of lengths, data, methods and batch sizes", _table)
     _add_measuring(asked, "quick", "the same over a small grid; where it fails, say why", _quick, "doctor_quick")
@@ -32,14 +34,20 @@ def add(commands: Any) -> None:
     _add_selftest(asked)
 
 
-def _added(asked: Any, name: str, what: str, answer: Answer) -> argparse.ArgumentParser:
+def run(options: argparse.Namespace) -> int:
+    """Answers what was asked. Returns the exit code."""
+    answer: Answer = options.answer
+    return answer(options)
+
+
+def _add_question(asked: Parsers, name: str, what: str, answer: Answer) -> argparse.ArgumentParser:
     parser = asked.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES)
-    parser.set_defaults(command=answer)
+    parser.set_defaults(answer=answer)
     return parser
 
 
-def _add_measuring(asked: Any, name: str, what: str, answer: Answer, recipe: str = "doctor") -> None:
-    parser = _added(asked, name, what, answer)
+def _add_measuring(asked: Parsers, name: str, what: str, answer: Answer, recipe: str = "doctor") -> None:
+    parser = _add_question(asked, name, what, answer)
     parser.add_argument(
         "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
     )
@@ -53,8 +61,8 @@ def _add_measuring(asked: Any, name: str, what: str, answer: Answer, recipe: str
     )
 
 
-def _add_analyze(asked: Any) -> None:
-    parser = _added(asked, "analyze", "read what a dump of log-probabilities says, without a model", _analyze)
+def _add_analyze(asked: Parsers) -> None:
+    parser = _add_question(asked, "analyze", "read what a dump of log-probabilities says, without a model", _analyze)
     parser.add_argument(
         "file", metavar="FILE", type=path_argument, help="JSONL or Parquet, one sequence per row; usual names are found"
     )
@@ -73,8 +81,10 @@ def _add_analyze(asked: Any) -> None:
     parser.add_argument("--out", metavar="FILE", type=path_argument, help="write all figures as JSON")
 
 
-def _add_selftest(asked: Any) -> None:
-    parser = _added(asked, "selftest", "inject faults into real backends, and count which ones are named", _selftest)
+def _add_selftest(asked: Parsers) -> None:
+    parser = _add_question(
+        asked, "selftest", "inject faults into real backends, and count which ones are named", _selftest
+    )
     add_selftest_options(parser)
 
 
@@ -93,42 +103,42 @@ def add_selftest_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _loaded(options: argparse.Namespace) -> Loaded:
+def _load(options: argparse.Namespace) -> Loaded:
     from lockstep.doctor.doctor_recipe import doctor_recipe
 
     return doctor_recipe(options.model, options.overrides, options.recipe, options.out, options.budget)
 
 
-def _measured(options: argparse.Namespace) -> int:
-    loaded = _loaded(options)
+def _measure(options: argparse.Namespace) -> int:
+    loaded = _load(options)
     from lockstep.doctor.table import table
 
     return table(loaded)
 
 
 def _table(options: argparse.Namespace) -> int:
-    code = _measured(options)
+    code = _measure(options)
     if code == exit_codes.BROKEN:
         print(f"why: lockstep doctor diagnose {shlex.join([options.model, *options.overrides])}")
     return code
 
 
 def _quick(options: argparse.Namespace) -> int:
-    code = _measured(options)
+    code = _measure(options)
     if code == exit_codes.BROKEN:
         _diagnose(options)
     return code
 
 
 def _diagnose(options: argparse.Namespace) -> int:
-    loaded = _loaded(options)
+    loaded = _load(options)
     from lockstep.doctor.diagnose import diagnose
 
     return diagnose(loaded)
 
 
 def _refit(options: argparse.Namespace) -> int:
-    loaded = _loaded(options)
+    loaded = _load(options)
     from lockstep.doctor.refit_check import refit_check
 
     return refit_check(loaded)

@@ -1,0 +1,38 @@
+"""Arguments that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TypeAlias
+
+from lockstep.paths import path_argument
+
+Parsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""The commands of a parser, to which each file here adds its own."""
+
+
+def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
+    """Adds a recipe and what overrides it; `options` is the help text of the latter."""
+    parser.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=options)
+
+
+def add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe: str, folder: str) -> None:
+    """Adds what a command has that asks a model the rows of a file.
+
+    Args:
+        parser: Of the command.
+        rows: What the file holds.
+        option: An override, as an example.
+        recipe: Holds the options where nothing else is named.
+        folder: Where results go.
+    """
+    parser.add_argument(
+        "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
+    )
+    parser.add_argument("data", metavar="DATA", type=path_argument, help=f"{rows}: JSONL, Parquet or a data set folder")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}")
+    parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=path_argument, help=f"where the results go; without it a folder in {folder}"
+    )

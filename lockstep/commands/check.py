@@ -1,0 +1,35 @@
+"""`lockstep check`: compares a run's metrics with the acceptance bounds of its recipe."""
+
+from __future__ import annotations
+
+import argparse
+
+from lockstep import exit_codes
+from lockstep.commands.arguments import Parsers
+from lockstep.errors import InputError
+from lockstep.paths import path_argument
+
+
+def add(parsers: Parsers) -> None:
+    """Adds the command to a parser."""
+    check = parsers.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
+    check.add_argument("run", type=path_argument, help="folder of the run")
+    check.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs it. Returns the exit code."""
+    from pathlib import Path
+
+    from lockstep.config.loading import load_run
+    from lockstep.report.acceptance import check
+    from lockstep.report.log import read_metrics, require_run
+
+    require_run(Path(options.run))
+    bounds = load_run(Path(options.run)).training.acceptance
+    if not bounds:
+        raise InputError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
+    verdicts = check(bounds, read_metrics(Path(options.run)))
+    for verdict in verdicts:
+        print(verdict.sentence)
+    return exit_codes.OK if all(verdict.passed for verdict in verdicts) else exit_codes.BROKEN

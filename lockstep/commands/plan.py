@@ -1,0 +1,33 @@
+"""`lockstep plan`: says what memory and network a recipe takes, without a GPU and without a weight."""
+
+from __future__ import annotations
+
+import argparse
+
+from lockstep import exit_codes
+from lockstep.commands.arguments import Parsers, add_recipe
+from lockstep.paths import path_argument
+
+
+def add(parsers: Parsers) -> None:
+    """Adds the command to a parser."""
+    plan = parsers.add_parser("plan", help="say what a recipe takes of memory and network, on paper")
+    add_recipe(plan, "options of the recipe")
+    plan.add_argument("--gpus", type=int, required=True, metavar="N", help="how many there are")
+    plan.add_argument("--memory", required=True, metavar="SIZE", help="of each GPU, such as 80GB or 80GiB")
+    plan.add_argument(
+        "--config", metavar="PATH", type=path_argument, help="a config.json, where the recipe's model is not here"
+    )
+    plan.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs it. Returns the exit code."""
+    from lockstep.config.loading import load
+
+    loaded = load(options.recipe, options.overrides)
+    from lockstep.plan.command import plan
+
+    found = plan(loaded, options.gpus, options.memory, options.config)
+    print(found.text)
+    return exit_codes.OK if found.fits else exit_codes.BROKEN

@@ -1,0 +1,50 @@
+"""`lockstep report`: writes runs, or a doctor's result, as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+
+from lockstep.commands.arguments import Parsers
+from lockstep.errors import InputError
+from lockstep.paths import path_argument
+
+
+def add(parsers: Parsers) -> None:
+    """Adds the command to a parser."""
+    report = parsers.add_parser("report", help="write runs, also unfinished ones, as one HTML file to look at")
+    report.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        type=path_argument,
+        help="folder of a run, several are laid over each other; or of a doctor's result",
+    )
+    report.add_argument(
+        "--out",
+        metavar="FILE",
+        type=path_argument,
+        help="default: report.html in the run, or here if there are several",
+    )
+    report.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs it. Returns the exit code."""
+    from pathlib import Path
+
+    from lockstep.report.doctor_folder import DoctorFolder
+    from lockstep.report.html import write_report
+
+    folders = [Path(run) for run in options.runs]
+    out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
+    doctors = [folder for folder in folders if DoctorFolder.there(folder)]
+    if doctors and len(folders) > 1:
+        raise InputError(f"{doctors[0]} is a doctor's, and has a page of its own; name it alone")
+    if doctors:
+        from lockstep.doctor.page import write_page
+
+        write_page(doctors[0], out)
+    else:
+        write_report(folders, out)
+    print(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
+    return 0

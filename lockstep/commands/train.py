@@ -1,0 +1,39 @@
+"""`lockstep train`: runs a recipe, or with `--dry-run` checks all that can be known before the first step."""
+
+from __future__ import annotations
+
+import argparse
+
+from lockstep import exit_codes
+from lockstep.commands.arguments import Parsers, add_recipe
+
+
+def add(parsers: Parsers) -> None:
+    """Adds the command to a parser."""
+    train = parsers.add_parser("train", help="run a recipe; the same command again continues the run")
+    add_recipe(train, "options of the recipe, such as seed=1")
+    train.add_argument("--dry-run", action="store_true", help="check all that can be known, and start nothing")
+    train.add_argument(
+        "--allow-changes", action="store_true", help="go on even where recipe, data, model or code have changed"
+    )
+    train.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs it. Returns the exit code."""
+    from lockstep.config.loading import load
+
+    if options.dry_run:
+        from lockstep.run.dry_run import dry_run
+
+        print(dry_run(load(options.recipe, options.overrides), options.allow_changes))
+        return 0
+    from lockstep.report.compared import compared_in
+    from lockstep.run.train import require_trained, train
+
+    folder = train(load(options.recipe, options.overrides), options.allow_changes)
+    compared = compared_in(folder)
+    if compared is not None and compared.exit_code:
+        return compared.exit_code
+    require_trained(folder)
+    return exit_codes.OK

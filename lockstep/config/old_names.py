@@ -1,0 +1,78 @@
+"""Keys of recipes that have another name now: the one table of them. Imports no torch.
+
+A recipe that somebody writes is refused with the new name. The recipe that a run's folder holds is read through the
+table, so that `report`, `eval`, `export` and the like know runs of before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.yaml12 import Keys
+
+
+@dataclass(frozen=True)
+class NewName:
+    """What a key is called now.
+
+    Attributes:
+        key: Its new name, dotted; what stands in a section goes along.
+        also: What has to be said besides, by dotted keys, where the old key has a value; null then means nothing.
+    """
+
+    key: str
+    also: Mapping[str, str] = field(default_factory=dict)
+
+    def describe(self, rest: Keys) -> str:
+        """How to say now what the old key said, or the option `rest` within it."""
+        others = " and ".join(f"{key}: {value}" for key, value in self.also.items())
+        return f"it is {'.'.join((self.key, *rest))} now{f', with {others}' if others else ''}"
+
+
+RENAMED = {
+    "data.arithmetic": NewName("data.task", {"data.task.name": "arithmetic"}),
+    "data.letters": NewName("data.task", {"data.task.name": "letters"}),
+}
+"""By the dotted old key."""
+
+
+def find(keys: Keys) -> tuple[NewName, Keys] | None:
+    """The new name of an option or of the innermost section around it that has one, and the keys within that."""
+    for length in range(len(keys), 0, -1):
+        new = RENAMED.get(".".join(keys[:length]))
+        if new is not None:
+            return new, keys[length:]
+    return None
+
+
+def translate(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with the keys of today."""
+    renamed: dict[str, Any] = {}
+    for keys, value in _leaves(tree, ()):
+        found = find(keys)
+        if found is None:
+            _put(renamed, keys, value)
+            continue
+        new, rest = found
+        if value is None and not rest and new.also:
+            continue
+        _put(renamed, (*new.key.split("."), *rest), value)
+        for key, said in new.also.items():
+            _put(renamed, tuple(key.split(".")), said)
+    return renamed
+
+
+def _leaves(tree: Mapping[str, Any], above: Keys) -> Iterator[tuple[Keys, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _put(tree: dict[str, Any], keys: Keys, value: Any) -> None:
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[keys[-1]] = value

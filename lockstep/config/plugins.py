@@ -1,0 +1,66 @@
+"""Classes that recipes name: built in, of an installed package, or named by where they are. Imports no torch.
+
+What is built in is named by where it is, too, and imported when a recipe asks for it. A package brings classes by entry
+points; a recipe may also say `file.py:Class` or `package.module:Class`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from inspect import isabstract, isclass
+from typing import Generic, TypeVar
+
+from lockstep.config.user_code import load
+from lockstep.errors import InputError
+
+T = TypeVar("T")
+
+
+class Plugins(Generic[T]):
+    """The classes that one option can name."""
+
+    def __init__(self, option: str, base: type[T], derive_from: str, built_in: Mapping[str, str]) -> None:
+        """Notes where they are, and imports none.
+
+        Args:
+            option: The option, for messages.
+            base: Of all of them.
+            derive_from: The class that one of the user's is derived from; the entry points' group is its folder.
+            built_in: Place of each, `package.module:Class`, by name.
+        """
+        self._option, self._base, self._derive_from, self._built_in = option, base, derive_from, built_in
+        self._group = ".".join(derive_from.split(".")[:2])
+
+    def names(self) -> tuple[str, ...]:
+        """All that have a name of their own."""
+        installed = (point.name for point in _installed(self._group))
+        return (*self._built_in, *(name for name in installed if name not in self._built_in))
+
+    def find(self, name: str) -> type[T] | None:
+        """The class; None where there is none of that name.
+
+        Raises:
+            InputError: The class that is named cannot be imported, or lacks part of what it has to declare.
+        """
+        place = self.place(name)
+        if ":" not in place:
+            return None
+        found = load(place, self._option, "class")
+        if not isclass(found) or not issubclass(found, self._base):
+            raise InputError(f"{self._option} {name}: {place} is none; derive it from {self._derive_from}")
+        if isabstract(found):
+            missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
+            raise InputError(f"{self._option} {name}: {place} does not declare: {missing}")
+        return found
+
+    def place(self, name: str) -> str:
+        """Where a class is: of a name that stands for a place, that; all else is taken for a place."""
+        installed = {point.name: point.value for point in _installed(self._group)}
+        return self._built_in.get(name) or installed.get(name, name)
+
+
+@cache
+def _installed(group: str) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=group))

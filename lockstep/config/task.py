@@ -1,0 +1,95 @@
+"""A task makes rows instead of reading them: its options, and which class belongs to its name. Imports no torch.
+
+Each file of `lockstep/tasks/` is a task, and its class is called as the file is: `word_sort.py` has `WordSort`. A
+package brings tasks by entry points of the group `lockstep.tasks`; a recipe may also say `name: file.py:Class`.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, ValidatorFunctionWrapHandler
+
+from lockstep.config.plugins import Plugins
+from lockstep.config.section import Section
+from lockstep.errors import InputError
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """The files of a task, JSONL; None is what it does not make.
+
+    Attributes:
+        train: Rows to train on.
+        validation: Rows that are held out.
+        demonstrations: Rows to imitate, in the order in which they are to be learned; None: the training rows.
+        judgements: Held-out judgements that are known to be right.
+        comparisons: Comparisons of two held-out judgements, likewise.
+    """
+
+    train: Path
+    validation: Path
+    demonstrations: Path | None = None
+    judgements: Path | None = None
+    comparisons: Path | None = None
+
+
+class Task(Section, ABC):
+    """Rows that are made, not read: how many, and which."""
+
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Options that decide which rows are held out: a recipe that is trained first has them from the one after it."""
+    name: str = Field(description="the task, which has the other options: one that ships, or file.py:Class")
+
+    @abstractmethod
+    def write(self, folder: Path) -> TaskFiles:
+        """Makes the rows and writes them; the same options always give the same bytes.
+
+        Args:
+            folder: Where to, made if missing.
+        """
+
+    @classmethod
+    def narrow(cls, said: object) -> type[Section]:
+        try:
+            return find(said)
+        except InputError:  # which is told where the recipe is validated
+            return cls
+
+
+def find(said: object) -> type[Task]:
+    """The class of the task that a section names.
+
+    Raises:
+        InputError: It names none.
+    """
+    name = said.get("name") if isinstance(said, Mapping) else None
+    found = _TASKS.find(name) if isinstance(name, str) else None
+    if found is not None:
+        return found
+    names = _TASKS.names()
+    close = get_close_matches(str(name), names, 1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    problem = "is missing" if name is None else f"is {json.dumps(name)}, and no task"
+    raise InputError(f"name {problem}; {hint}there are: {', '.join(names)}; one of yours is file.py:Class")
+
+
+def validate_as_named(said: Any, validate: ValidatorFunctionWrapHandler) -> Task:
+    """Validates a section by the class that it names, as JSON and strictly."""
+    return find(said).model_validate_json(json.dumps(said), strict=True) if isinstance(said, dict) else validate(said)
+
+
+def _built_in() -> dict[str, str]:
+    """Places of the tasks that ship, by name."""
+    folder = Path(__file__).parent.parent / "tasks"
+    names = sorted({file.stem for file in folder.glob("*.py")} - {"__init__", "base"})
+    return {name: f"lockstep.tasks.{name}:{name.title().replace('_', '')}" for name in names}
+
+
+_TASKS = Plugins("name", Task, "lockstep.tasks.base.Task", _built_in())

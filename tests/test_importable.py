@@ -1,0 +1,36 @@
+"""Every benchmark and example can be imported, and every proof collected, so that none rots between its runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+IMPORT = """
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("trl", "verl", "nemo_rl", "tensordict"):  # peers, which users install by hand
+            raise
+"""
+
+
+def modules() -> list[str]:
+    """Those of benchmarks and examples."""
+    paths = [path for folder in ("benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+
+
+def test_every_benchmark_and_example_can_be_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT, *modules()], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_proof_can_be_collected() -> None:
+    command = [sys.executable, "-m", "pytest", "tests", "-q", "--collect-only", "-m", "proof", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "test" in done.stdout

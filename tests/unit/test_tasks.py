@@ -1,0 +1,127 @@
+"""Tasks: one file each, found by name, with options of their own; and the keys that they had before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lockstep.config import Task, old_names
+from lockstep.config.help import explained
+from lockstep.config.loading import RecipeError, describe, load, load_run
+from lockstep.config.old_names import NewName
+from lockstep.config.task import find
+from lockstep.tasks import base
+from lockstep.tasks.arithmetic import Arithmetic
+from lockstep.tasks.letters import Letters
+
+FILES = sorted({file.stem for file in Path(base.__file__).parent.glob("*.py")} - {"__init__", "base"})
+RECIPE = "grpo_arithmetic"
+LETTERS = ("data.task.name=letters", "data.task.train_prompts=4", "data.task.validation_prompts=2")
+
+
+def refusal(*overrides: str, recipe: str = RECIPE) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load(recipe, overrides)
+    return str(caught.value)
+
+
+def task(*overrides: str, recipe: str = RECIPE) -> Task | None:
+    return load(recipe, overrides).training.data.task
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_is_a_task_that_imports_no_torch_before_it_makes_rows(name: str) -> None:
+    assert issubclass(find({"name": name}), Task)
+    assert set(find({"name": name}).shared) <= find({"name": name}).model_fields.keys()
+    code = (
+        f"import sys; from lockstep.config.task import find; find({{'name': '{name}'}}); print('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.task.train_question=3", "there is no option data.task.train_question; did you mean "
+         "data.task.train_questions?"),
+        ("data.task.seed=x", 'data.task.seed is "x", but should be a whole number'),
+        ("data.task.seed='1'", 'data.task.seed is "1", but should be a whole number'),
+        ("data.task=3", "data.task is 3, but should be a group of options"),
+        ("data.task.name=arithmetc", 'data.task: name is "arithmetc", and no task; did you mean arithmetic? there are: '
+         f"{', '.join(FILES)}; one of yours is file.py:Class"),
+        ("data.task.name=absent.py:Own", "data.task: name absent.py:Own: absent.py cannot be imported "
+         f"(FileNotFoundError: there is no file {Path('absent.py').resolve()})"),
+        ("data.task.name=lockstep.paths:expand", "data.task: name lockstep.paths:expand: lockstep.paths:expand is "
+         "none; derive it from lockstep.tasks.base.Task"),
+        ("data.task=null", "data: say exactly one of train (a file of rows) and task (which makes them)"),
+        ("data.arithmetic.seed=3", "there is no option data.arithmetic.seed; it is data.task.seed now, with "
+         "data.task.name: arithmetic"),
+        ("data.letters=null", "there is no option data.letters; it is data.task now, with data.task.name: letters"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_task_is_named_like_every_other_option(override: str, message: str) -> None:
+    assert refusal(override) == f"override {override}: {message}"
+
+
+def test_a_section_without_a_name_says_which_there_are(tmp_path: Path) -> None:
+    recipe = tmp_path / "nameless.yaml"
+    recipe.write_text("base: grpo_gsm8k\nmodel: {path: m}\ndata: {task: {seed: 1}}\n")
+    assert refusal(recipe=str(recipe)) == (
+        f"{recipe}: data.task: name is missing; there are: {', '.join(FILES)}; one of yours is file.py:Class"
+    )
+
+
+def test_another_task_takes_back_the_options_of_the_one_before() -> None:
+    assert task(*LETTERS) == Letters(name="letters", train_prompts=4, validation_prompts=2)
+    assert task("data.task.seed=3", "data.task.name=arithmetic") == Arithmetic(
+        name="arithmetic", train_questions=4096, validation_questions=400, seed=3
+    )
+
+
+def test_options_of_a_task_are_in_the_recipe_and_explained(tmp_path: Path) -> None:
+    loaded = load(RECIPE, ["data.task.seed=3"])
+    (tmp_path / "again.yaml").write_text(describe(loaded))
+    assert load(str(tmp_path / "again.yaml")).digest == loaded.digest != load(RECIPE).digest
+    assert explained(loaded, ["data.task.seed"]).startswith(
+        "data.task.seed = 3 (override)\n    whole number; default 0"
+    )
+    assert "data.task.direct_share" in explained(loaded, ["data.task"])
+    assert "data.task.judge_share" in explained(load(RECIPE, LETTERS), ["data.task"])
+    with pytest.raises(RecipeError, match=r"did you mean data\.task\.seed"):
+        explained(loaded, ["data.task.seeds"])
+
+
+def test_what_is_trained_first_holds_out_the_same_rows() -> None:
+    first = load(RECIPE, ["data.task.train_questions=50", "data.task.seed=7"]).warm_start
+    assert first is not None
+    made = first.training.data.task
+    assert isinstance(made, Arithmetic)
+    assert (made.train_questions, made.validation_questions, made.seed) == (50, 400, 7)
+    assert made.demonstrations == 102400, "which is of its own"
+    other = load(RECIPE, LETTERS).warm_start
+    assert other is not None
+    assert other.training.data.task == load("sft_arithmetic").training.data.task
+
+
+def test_a_run_of_before_is_read_under_the_names_of_today(tmp_path: Path) -> None:
+    loaded = load(RECIPE)
+    tree = loaded.dump()
+    made = tree["data"].pop("task")
+    made.pop("name")
+    tree["data"] |= {"arithmetic": made, "letters": None}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    assert load_run(tmp_path).recipe == loaded.recipe
+    assert "it is data.task now" in refusal(recipe=str(tmp_path / "recipe.yaml"))
+
+
+def test_translation_leaves_alone_what_has_no_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {"data": {"fields": {"a.b": "text"}, "train": "x", "letters": None}, "model": {"scratch": {}}, "seed": None}
+    assert old_names.translate(tree) == {
+        "data": {"fields": {"a.b": "text"}, "train": "x"}, "model": {"scratch": {}}, "seed": None
+    }  # fmt: skip
+    monkeypatch.setitem(old_names.RENAMED, "run.keep", NewName("run.kept"))
+    assert old_names.translate({"run": {"keep": None, "folder": "x"}}) == {"run": {"kept": None, "folder": "x"}}
