@@ -166,7 +166,8 @@ def my_reward_run() -> str:
 def warmed_up_shortly(recipe: str) -> list[str]:
     """What is trained first stops after two steps, too; neither makes more rows than they take."""
     tree = load(recipe).dump()
-    few = ["data.task.demonstrations=2048"] if tree["data"]["task"]["demonstrations"] else []
+    task = tree["data"]["task"] or {"demonstrations": 0}
+    few = ["data.task.demonstrations=2048"] if task["demonstrations"] else []
     first = tree["model"]["from_recipe"]
     if first is None:
         return few
