@@ -118,7 +118,7 @@ class DrySetup:
         if size > there:
             with self.found.problem():
                 raise InputError(
-                    f"{what}, would take {readable(size)} of memory, but this machine has {readable(there)}; {cure}"
+                    f"{what}, and that takes {readable(size)} of memory, but this machine has {readable(there)}; {cure}"
                 )
 
     def _say_reward(self, section: RewardSection, rows: Prompts, option: str) -> None:

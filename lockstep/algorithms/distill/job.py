@@ -83,7 +83,7 @@ def _require_top_k(recipe: DistillRecipe, setup: Setup) -> None:
         )
     places = load.scored * load.sequence
     setup.hold(
-        f"what teachers name, {count:,} tokens in the place of each of at most {places:,}",
+        f"teachers name {count:,} tokens in the place of each of at most {places:,}",
         _BYTES * places * count,
         "set distill.top_k=64, or lower distill.num_prompts_per_step",
     )
