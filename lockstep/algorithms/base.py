@@ -1,6 +1,6 @@
 """An algorithm is a declaration: options, models, its largest step, and how it sets itself up. Imports no torch.
 
-`Algorithm` is all that the rest of the house knows: `train`, `--dry-run`, `plan`, checkpoints, export and `config` read
+`Algorithm` is all that the rest of the house knows: `train`, `--dry-run`, `plan`, export and `config` read
 what it declares, and never ask which algorithm it is. docs/guides/own_algorithm.md writes one.
 """
 
