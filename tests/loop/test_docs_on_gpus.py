@@ -6,6 +6,7 @@ The models are small, so whether one of the size that a guide speaks of has room
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from doc_commands import Command, commands, fate, with_files
+from doc_commands import ROOT, Command, commands, fate, with_files
 from gpus import show_gpus
 
 from lockstep.cli import main
@@ -37,6 +38,7 @@ ROWS = {
     "prompts.jsonl": {"prompt": "Who?", "question": "Who?"},
     "train.jsonl": {"question": "How many?", "answer": "#### 3"},
 }
+EXAMPLE = ROOT / "examples/custom_algorithm"
 COUNT = 1024
 """Rows of a file: as many as the largest step of these recipes takes."""
 
@@ -50,7 +52,8 @@ def may_use_gpus(command: Command) -> bool:
         case "eval" | "generate" | "judge-eval":
             return "learner.device=cpu" not in words
         case "train":
-            return load(words[2], [word for word in words[3:] if "=" in word]).training.learner.may_use_gpu
+            with contextlib.chdir(EXAMPLE):  # where the guide of one's own algorithm is
+                return load(words[2], [word for word in words[3:] if "=" in word]).training.learner.may_use_gpu
         case _:
             return False
 
@@ -90,6 +93,7 @@ def test_there_is_something_to_try() -> None:
 def test_a_run_can_start_on_gpus(
     text: str, real: dict[str, str], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    shutil.copytree(EXAMPLE, in_tmp, dirs_exist_ok=True)
     show_gpus(monkeypatch, TRAINING[text].gpus)
     arguments = [word for word in with_files(text, real) if word != "--dry-run"]
     assert main([*arguments, "--dry-run"]) == 0, capsys.readouterr().err
@@ -106,6 +110,7 @@ def test_a_run_of_the_guide_has_room_on_gpus(text: str, in_tmp: Path) -> None:
 
 @pytest.mark.parametrize("text", PLANS)
 def test_a_plan_can_be_made(text: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(EXAMPLE, in_tmp, dirs_exist_ok=True)
     Path("config.json").write_text(json.dumps(LLAMA3_8B))
     assert main(with_files(text, {"Meta-Llama-3-8B-Instruct": str(in_tmp)})) == 0
     assert "This fits, 69.2 GB of 80 GB:" in capsys.readouterr().out, "docs/guides/self_rewarding.md says so"
