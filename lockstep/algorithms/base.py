@@ -136,6 +136,15 @@ class Algorithm(Common, ABC):
     def lengths(self) -> Mapping[str, int]:
         """The longest sequences that options allow, in tokens, by the options' names; the model must read them."""
 
+    def _answer_lengths(self, **limits: int | None) -> dict[str, int]:
+        """What `lengths` has of prompts with answers: of each section its `max_tokens`; None: it is off."""
+        prompt = self.data.max_prompt_tokens
+        return {
+            f"data.max_prompt_tokens + {section}.max_tokens": prompt + limit
+            for section, limit in limits.items()
+            if limit is not None
+        }
+
     @abstractmethod
     def open(self, setup: Setup) -> Job:
         """Opens data and models, and returns what is run. Whatever can be wrong with the recipe is raised here.

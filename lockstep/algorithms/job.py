@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.step import Extent, Hook, Step
@@ -23,7 +23,8 @@ from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.monitor.doctor_command import doctor_options
 from lockstep.monitor.watch import FLOOR, Watch
 from lockstep.objectives.sequential import DriftTest
-from lockstep.rewards.rewards import rule_of
+from lockstep.rewards.reward_model import RewardModel
+from lockstep.rewards.rewards import Reward, rule_of
 from lockstep.rollouts.engine import Engine
 from lockstep.rollouts.evaluation import answered, grading
 from lockstep.rollouts.rollout import Experience
@@ -146,6 +147,13 @@ def open_training(recipe: Common, setup: Setup, reward: RewardSection | None, si
     """
     limit = head(recipe.data.limit_train_batches, size)
     return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(reward), limit)
+
+
+def open_reward(
+    setup: Setup, role: ModelRole | None, section: RewardSection | None, rows: Prompts, option: str
+) -> Reward | RewardModel:
+    """Opens what scores responses: the reward model, where there is a role for one, else what the section says."""
+    return setup.reward(section, rows, option) if role is None else RewardModel(setup.learner(role))
 
 
 def open_held_out(

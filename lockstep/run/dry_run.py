@@ -35,8 +35,9 @@ from lockstep.plan.estimate import Estimate, checkpoint_bytes
 from lockstep.plan.memory import FP32
 from lockstep.plan.page import layout
 from lockstep.plan.sizes import Sizes, readable
+from lockstep.rewards.rewards import build as build_reward
 from lockstep.run.doctor_reports import examination
-from lockstep.run.dry_setup import DrySetup, machine_bytes, try_reward
+from lockstep.run.dry_setup import DrySetup, machine_bytes
 from lockstep.run.findings import Findings
 from lockstep.run.folder import FRAME, changed_options, require_writable, standing
 from lockstep.run.live_setup import require_lengths, torch_sampling
@@ -89,7 +90,7 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
     model = _model(loaded, allow_changes, files, made, found)
     for section in recipe.rewards:
         with found.problem():
-            try_reward(section)
+            build_reward(section)
     if model is not None:
         if files is not None:
             _open(recipe, DrySetup(recipe, made, files, model.source, found), found)

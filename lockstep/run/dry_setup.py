@@ -28,7 +28,7 @@ from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 from lockstep.models.source import Source, open_source
 from lockstep.plan.sizes import readable
-from lockstep.rewards.rewards import MathReward, NoReward, Reward, build
+from lockstep.rewards.rewards import MathReward, NoReward, Reward
 from lockstep.rollouts.episodes import Episodes
 from lockstep.run.findings import Findings
 from lockstep.run.live_setup import role_folder
@@ -152,15 +152,6 @@ class DrySetup:
         if wrong is not None:
             self.note(f"{wrong}: its right answer, given as a response, is worth 0; is reward.marker in it?")
         self.found.say(option, f"math; the right answers of the first {len(first)} rows can be read")
-
-
-def try_reward(section: RewardSection) -> None:
-    """Builds what scores responses, and lets it go.
-
-    Raises:
-        InputError: It cannot be used.
-    """
-    build(section)
 
 
 def machine_bytes() -> int:

@@ -69,10 +69,9 @@ class LiveSetup:
 
     def learner(self, role: ModelRole) -> Learner:
         """In this process where there is one rank and no cluster, else in processes of its own."""
-        learns = role.optimizer is not None or role.follows
         folder, code = role_folder(role, self.source), find_own_file(type(self.algorithm))
         spec = LearnerSpec(folder, role.head, role.learner, role.optimizer, self.algorithm.seed, code)
-        spec = spec if learns else spec.frozen
+        spec = spec if role.is_saved else spec.frozen
         with self.phase("self-check"):
             require_proof(spec.model, spec.section, torch_sampling(self.algorithm, self.source))
         if self.workers.here and spec.section.in_process:

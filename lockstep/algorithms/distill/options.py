@@ -171,11 +171,10 @@ class DistillRecipe(Algorithm):
     @property
     def lengths(self) -> dict[str, int]:
         found = {} if self.distill.max_tokens is None else {"distill.max_tokens": self.distill.max_tokens}
-        for option, section in (("sampling", self.sampling), ("validation_sampling", self.validation_sampling)):
-            if section is not None:
-                tokens = self.data.max_prompt_tokens + section.max_tokens
-                found[f"data.max_prompt_tokens + {option}.max_tokens"] = tokens
-        return found
+        return found | self._answer_lengths(
+            sampling=self.sampling and self.sampling.max_tokens,
+            validation_sampling=self.validation_sampling and self.validation_sampling.max_tokens,
+        )
 
     @property
     def inference(self) -> Inference:

@@ -15,6 +15,7 @@ from lockstep.algorithms.job import (
     measure_answers,
     measure_extent,
     open_held_out,
+    open_reward,
     open_training,
     validate_figures,
 )
@@ -25,8 +26,6 @@ from lockstep.algorithms.setup import SamplerBeside, Setup
 from lockstep.algorithms.step import Step, StepResult
 from lockstep.data.prompts import Prompts
 from lockstep.monitor.agreement import Agreement
-from lockstep.rewards.reward_model import RewardModel
-from lockstep.rewards.rewards import Reward
 from lockstep.rollouts.rollout import Experience
 
 
@@ -61,7 +60,7 @@ def open_policy_gradient(recipe: PolicyGradientRecipe, setup: Setup, program: Ca
     judge = recipe.validation_reward or recipe.reward
     held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge, size), None)
     rows = open_training(recipe, setup, recipe.reward, size)
-    reward = _open_reward(recipe, setup, rows)
+    reward = open_reward(setup, recipe.reward_role, recipe.reward, rows, "reward")
     experience = Experience(engine, rows, reward, setup.source.decode, recipe.seed, episodes)
     agreement = build_agreement(recipe, setup, policy, engine, f"{recipe.section}.correction weighs it")
     workers = Workers(
@@ -84,11 +83,6 @@ def open_policy_gradient(recipe: PolicyGradientRecipe, setup: Setup, program: Ca
         section=recipe.section,
     )
     return job if beside is None else _one_step_ahead(job, its, workers, agreement, beside, setup)
-
-
-def _open_reward(recipe: PolicyGradientRecipe, setup: Setup, rows: Prompts) -> Reward | RewardModel:
-    role = recipe.reward_role
-    return setup.reward(recipe.reward, rows, "reward") if role is None else RewardModel(setup.learner(role))
 
 
 def _validate(

@@ -267,11 +267,11 @@ class PolicyGradientRecipe(Algorithm):
 
     @property
     def lengths(self) -> dict[str, int]:
-        limits = {"sampling": self.sampling.max_tokens, "validation_sampling": self.validation_sampling.max_tokens}
         if self.environment is not None:
-            limits = {"environment": self.environment.max_tokens}
-        prompt = self.data.max_prompt_tokens
-        return {f"data.max_prompt_tokens + {option}.max_tokens": prompt + limit for option, limit in limits.items()}
+            return self._answer_lengths(environment=self.environment.max_tokens)
+        return self._answer_lengths(
+            sampling=self.sampling.max_tokens, validation_sampling=self.validation_sampling.max_tokens
+        )
 
     @property
     def inference(self) -> Inference:

@@ -17,6 +17,7 @@ from lockstep.algorithms.job import (
     describe,
     measure_answers,
     open_held_out,
+    open_reward,
     validate_figures,
 )
 from lockstep.algorithms.rows import open_demonstrations, open_prompts
@@ -43,8 +44,7 @@ from lockstep.judge.judge import Judge
 from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
 from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
-from lockstep.rewards.reward_model import RewardModel
-from lockstep.rewards.rewards import Reward, rule_of
+from lockstep.rewards.rewards import rule_of
 from lockstep.rollouts.engine import Engine
 from lockstep.rollouts.rollout import Experience
 
@@ -61,7 +61,13 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     known = setup.attempt(lambda: known_rows(recipe, setup.files), ([], []))
     limit, wanted = head(recipe.data.limit_train_batches, options.global_batch_size), rule_of(recipe.verifier, True)
     prompts = open_prompts(setup.files.train, recipe.data, source.tokenizer, wanted, limit)
-    experience = Experience(actor, prompts, _open_reward(recipe, setup, prompts), source.decode, recipe.seed)
+    experience = Experience(
+        actor,
+        prompts,
+        open_reward(setup, recipe.reward_role, recipe.verifier, prompts, "verifier"),
+        source.decode,
+        recipe.seed,
+    )
     rules = _build_rules(recipe, prompts, setup)
     agreement = build_agreement(recipe, setup, policy if actor is engines[0] else reference, actor)
     workers = SelfRewardingWorkers(
@@ -103,11 +109,6 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         section="self_rewarding",
         hooks=(Collapse(options, setup.note),),
     )
-
-
-def _open_reward(recipe: SelfRewardingRecipe, setup: Setup, rows: Prompts) -> Reward | RewardModel:
-    role = recipe.reward_role
-    return setup.reward(recipe.verifier, rows, "verifier") if role is None else RewardModel(setup.learner(role))
 
 
 def _open_judge(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> Judge[float] | None:

@@ -300,11 +300,10 @@ class SelfRewardingRecipe(Algorithm):
 
     @property
     def lengths(self) -> dict[str, int]:
-        found = {"data.max_prompt_tokens + sampling.max_tokens": self.data.max_prompt_tokens + self.sampling.max_tokens}
-        if self.validation_sampling is not None:
-            tokens = self.data.max_prompt_tokens + self.validation_sampling.max_tokens
-            found["data.max_prompt_tokens + validation_sampling.max_tokens"] = tokens
-        return found
+        return self._answer_lengths(
+            sampling=self.sampling.max_tokens,
+            validation_sampling=self.validation_sampling and self.validation_sampling.max_tokens,
+        )
 
     @property
     def inference(self) -> Inference:
