@@ -26,7 +26,7 @@ from lockstep.batch import Batch
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.learners.base import train
 from lockstep.learners.torch.learner import TorchLearner
-from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.heads import LogitsHead
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.saver import Saver
@@ -45,7 +45,7 @@ def step(learners: dict[str, TorchLearner]) -> float:
     batch = Batch(torch.arange(512) % VOCAB, torch.full((8,), 64), {"mask": torch.ones(512, dtype=torch.bool)})
     began = time.perf_counter()
     for each in learners.values():
-        train(each, batch, CrossEntropy())
+        train(each, batch, CrossEntropyLoss())
     return time.perf_counter() - began
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import lockstep
 from benchmarks.curve_arms import LATE, Arm, Attempt, Kit
 from lockstep.config.loading import load_run
-from lockstep.report.acceptance import Verdict, check
+from lockstep.report.acceptance import BoundResult, check
 from lockstep.report.log import plain, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +57,7 @@ class Result:
     begun: bool
     finished: bool
     steps: int
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[BoundResult, ...]
     reward: float | None
     accuracy: float | None
     late: int

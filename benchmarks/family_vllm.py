@@ -19,13 +19,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import VLLM, LearnerSection, SamplerSection
 from lockstep.errors import LockstepError
 from lockstep.models.folder import context_of, read_config
 from lockstep.types import Request, SamplingParams
-from lockstep.weight_sync.refit import random_probe, refit
+from lockstep.weight_sync.sync import random_probe, sync_weights
 
 LARGEST_GAP = 1e-3
 """Nats, of any token, fp32."""
@@ -103,9 +103,9 @@ def measured(folder: Path) -> Outcome:
     section = SamplerSection(backend="vllm", max_batch_size=8, vllm=VLLM(kv_cache_gib=0.05))
     sampler = None
     try:
-        sampler = Replicas(SamplerSpec(str(folder), section, LearnerSection(device="cpu")), print)
+        sampler = SamplerPool(SamplerSpec(str(folder), section, LearnerSection(device="cpu")), print)
         source = _Plain.other_than(folder)
-        refit(source, sampler, 1, random_probe(config.vocab_size, context_of(config)))
+        sync_weights(source, sampler, 1, random_probe(config.vocab_size, context_of(config)))
     except LockstepError as error:
         return Outcome("refused", 0.0, str(error))
     else:
@@ -116,7 +116,7 @@ def measured(folder: Path) -> Outcome:
             sampler.close()
 
 
-def _gap(source: _Plain, sampler: Replicas, vocabulary: int) -> float:
+def _gap(source: _Plain, sampler: SamplerPool, vocabulary: int) -> float:
     draws = (keyed.uniforms(torch.arange(len(_PROMPTS)), torch.arange(max(_PROMPTS))) * vocabulary).long()
     requests = [
         Request(tuple(row[:length].tolist()), keyed.key("family", number))

@@ -28,7 +28,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 from benchmarks.harness import Row, environment, measure_interleaved, save, table
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
 from lockstep import keyed
-from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models import attention
@@ -77,7 +77,7 @@ class Transformers:
 class Lockstep:
     """A sampler, all prompts in one batch as well."""
 
-    sampler: TorchSampler | Replicas
+    sampler: TorchSampler | SamplerPool
     prompts: list[list[int]]
     temperature: float
     tokens: list[int] = field(default_factory=list)
@@ -99,7 +99,7 @@ def _until_stop(row: Tensor) -> list[int]:
     return row[: int(stopped[0]) + 1].tolist() if len(stopped) else row.tolist()
 
 
-def compare(temperature: float, threads: int, repeats: int, vllm: Replicas | None) -> list[Row]:
+def compare(temperature: float, threads: int, repeats: int, vllm: SamplerPool | None) -> list[Row]:
     """Times all sides in turn. Returns rows in tokens per second, the ratio being the median over pairs."""
     torch.set_num_threads(threads)
     lm = causal_lm(llama_config(SPREAD)).eval()
@@ -123,7 +123,7 @@ def compare(temperature: float, threads: int, repeats: int, vllm: Replicas | Non
 
 
 @contextmanager
-def vllm_sampler(threads: int) -> Iterator[Replicas | None]:
+def vllm_sampler(threads: int) -> Iterator[SamplerPool | None]:
     """vLLM with the weights of all sides; None where it is not installed."""
     if importlib.util.find_spec("vllm") is None:
         yield None
@@ -132,7 +132,7 @@ def vllm_sampler(threads: int) -> Iterator[Replicas | None]:
     with tempfile.TemporaryDirectory() as folder:
         causal_lm(llama_config(SPREAD)).save_pretrained(folder)
         section = SamplerSection(backend="vllm", max_batch_size=len(LENGTHS))
-        replicas = Replicas(SamplerSpec(folder, section, LearnerSection(device="cpu")), print)
+        replicas = SamplerPool(SamplerSpec(folder, section, LearnerSection(device="cpu")), print)
         yield replicas
         replicas.close()
 

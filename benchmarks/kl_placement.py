@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lockstep.algorithms.grpo import step as grpo
 from lockstep.algorithms.grpo.options import GRPORecipe
-from lockstep.algorithms.policy_gradient.step import Workers
+from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.data.jsonl import JsonlIndex
@@ -38,10 +38,10 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.heads import LogitsHead
 from lockstep.models.source import open_source
 from lockstep.objectives.divergence import k1, k2, k3
-from lockstep.rollouts.engine import Engine
-from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Prompt, untimed
+from lockstep.types import Prompt, skip_timing
 
 Estimate = Callable[[Tensor, Tensor], Tensor]
 ESTIMATES: dict[str, Estimate] = {"k1": k1, "k2": k2, "k3": k3}
@@ -135,14 +135,14 @@ def run(args: argparse.Namespace, name: str, seed: int) -> list[dict[str, float]
         file = Path(folder) / "openings.jsonl"
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
         prompts = Prompts(JsonlIndex(file, "error"), source.tokenizer, options.data)
-        engine = Engine(TorchSampler(policy.model.lm, options.sampler.max_batch_size), policy)
-        experience = Experience(engine, prompts, reward, source.decode, seed)
+        engine = SamplerSession(TorchSampler(policy.model.lm, options.sampler.max_batch_size), policy)
+        collector = RolloutCollector(engine, prompts, reward, source.decode, seed)
         told: Any = reference  # a step asks a reference for log-probabilities alone
-        workers = Workers(policy=policy, reference=told, experience=experience, phase=untimed)
-        rules = grpo.rules(options, source.stop_token_ids)
+        workers = PolicyGradientWorkers(policy=policy, reference=told, collector=collector, phase=skip_timing)
+        settings = grpo.build_settings(options, source.stop_token_ids)
         for step in range(args.steps):
             reward.gold.clear()
-            metrics = grpo.grpo_step(step, step * 16, workers, rules).metrics.floats()
+            metrics = grpo.grpo_step(step, step * 16, workers, settings).metrics.floats()
             proxy, gold = metrics["train/reward"], sum(reward.gold) / len(reward.gold)
             maximized = proxy - BETA * reference.kl_per_response
             curve.append({"proxy": proxy, "gold": gold, "kl": reference.kl, "maximized": maximized})

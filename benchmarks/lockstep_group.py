@@ -21,7 +21,7 @@ from lockstep.algorithms.distill import step as distill
 from lockstep.algorithms.distill.options import DistillRecipe
 from lockstep.algorithms.grpo import step as grpo
 from lockstep.algorithms.grpo.options import GRPORecipe
-from lockstep.algorithms.policy_gradient.step import Workers
+from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.config import LearnerSection
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.distill import Distillation
@@ -29,7 +29,7 @@ from lockstep.models import attention
 from lockstep.models.heads import LogitsHead
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.rewards.rewards import NoReward
-from lockstep.types import untimed
+from lockstep.types import skip_timing
 
 SECTION = LearnerSection(device="cpu")
 GROUPED: dict[str, dict[str, Any]] = {
@@ -69,11 +69,11 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
     )
     policy = TorchLearner(LogitsHead(lm), SECTION, recipe.policy)
     reference = other if recipe.grpo.has_reference else None
-    experience = experience_of(folder, args, recipe, policy)
-    workers = Workers(policy=policy, reference=reference, experience=experience, phase=untimed)
-    rules, rows = grpo.rules(recipe, stop_token_ids=()), args.prompts // args.generations
+    collector = experience_of(folder, args, recipe, policy)
+    workers = PolicyGradientWorkers(policy=policy, reference=reference, collector=collector, phase=skip_timing)
+    settings, rows = grpo.build_settings(recipe, stop_token_ids=()), args.prompts // args.generations
     return (
-        lambda step: grpo.grpo_step(step, step * rows, workers, rules).metrics.floats(),
+        lambda step: grpo.grpo_step(step, step * rows, workers, settings).metrics.floats(),
         [policy, *([reference] if reference else [])],
     )
 
@@ -91,16 +91,16 @@ def _distill(
         }
     )
     student = TorchLearner(head, SECTION, recipe.optimizer)
-    experience = experience_of(folder, args, recipe, student, NoReward())
+    collector = experience_of(folder, args, recipe, student, NoReward())
     assert recipe.sampling is not None
     sampling = recipe.sampling.params()
     promise = Promise(recipe.agreement.bound(recipe.learner.is_bf16), recipe.agreement.stops, "lockstep doctor quick")
-    agreement = Agreement(student, experience.engine, promise, None, print)
-    sequences = distill.StudentSequences(student, experience, sampling, recipe.distill, 0, untimed, agreement)
-    workers = distill.DistillWorkers(student, {"one": teacher}, sequences, untimed)
-    rules = distill.Rules(recipe.distill, args.vocab, recipe.seed, Distillation(recipe.distill.kl_type))
+    agreement = Agreement(student, collector.engine, promise, None, print)
+    sequences = distill.StudentSequences(student, collector, sampling, recipe.distill, 0, skip_timing, agreement)
+    workers = distill.DistillWorkers(student, {"one": teacher}, sequences, skip_timing)
+    settings = distill.DistillSettings(recipe.distill, args.vocab, recipe.seed, Distillation(recipe.distill.kl_type))
     return (
-        lambda step: distill.distill_step(step, step * args.prompts, workers, rules).metrics.floats(),
+        lambda step: distill.distill_step(step, step * args.prompts, workers, settings).metrics.floats(),
         [student, teacher],
     )
 

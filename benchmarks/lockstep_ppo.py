@@ -32,7 +32,7 @@ from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompt
 from lockstep.algorithms.distill.options import DistillRecipe
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOWorkers, ppo_step, rules
+from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, ppo_step
 from lockstep.config import DataSection
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
@@ -40,10 +40,10 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.rewards.rewards import Reward
-from lockstep.rollouts.engine import Engine
-from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Prompt, untimed
+from lockstep.types import Prompt, skip_timing
 
 
 def recipe(args: argparse.Namespace) -> PPORecipe:
@@ -97,9 +97,9 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
     policy = TorchLearner(LogitsHead(lm), options.learner, options.policy)
     critic = TorchLearner(ValueHead(copy.deepcopy(lm.model), seed=0), options.learner, options.critic)
     reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), options.learner)
-    experience = experience_of(folder, args, options, policy)
-    workers = PPOWorkers(policy=policy, critic=critic, reference=reference, experience=experience, phase=untimed)
-    choices = rules(options, stop_token_ids=())
+    collector = experience_of(folder, args, options, policy)
+    workers = PPOWorkers(policy=policy, critic=critic, reference=reference, collector=collector, phase=skip_timing)
+    choices = build_settings(options, stop_token_ids=())
     return (
         lambda step: ppo_step(step, step * args.prompts, workers, choices).metrics.floats(),
         [policy, critic, reference],
@@ -112,12 +112,14 @@ def experience_of(
     options: PPORecipe | GRPORecipe | DistillRecipe,
     policy: TorchLearner,
     reward: Reward = last_token,
-) -> Experience:
+) -> RolloutCollector:
     """The small Llama answers, sharing the learner's weights."""
     prompts, tokenizer = prompts_in(folder, args, options.data)
     assert isinstance(policy.model, LogitsHead)
     sampler = TorchSampler(policy.model.lm, options.sampler.max_batch_size)
-    return Experience(Engine(sampler, policy), prompts, reward, partial(_decoded, tokenizer), options.seed)
+    return RolloutCollector(
+        SamplerSession(sampler, policy), prompts, reward, partial(_decoded, tokenizer), options.seed
+    )
 
 
 def _decoded(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:

@@ -31,7 +31,7 @@ from lockstep.losses.preference import Preference
 from lockstep.losses.reward import BradleyTerry
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, ValueHead
-from lockstep.types import untimed
+from lockstep.types import skip_timing
 
 
 def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[[int], StepResult]:
@@ -46,15 +46,15 @@ def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[
     policy = TorchLearner(LogitsHead(lm), section, Optimizer(lr=1e-6))
     if algorithm == "dpo":
         reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), section)
-        pairs = DPOWorkers(policy, reference, Pairs(index, words, PairSection(**prompts), 512), untimed, 0)
+        pairs = DPOWorkers(policy, reference, Pairs(index, words, PairSection(**prompts), 512), skip_timing, 0)
         loss = Preference("dpo", beta=0.1)
         return lambda step: dpo_step(step, step * batch, pairs, loss, batch, 0)
     if algorithm == "reward":
         learner = TorchLearner(ValueHead(lm.model, seed=0, head="reward"), section, Optimizer(lr=1e-6))
-        rewarded = RewardModelWorkers(learner, Pairs(index, words, PairSection(**prompts), 512), untimed, 0)
+        rewarded = RewardModelWorkers(learner, Pairs(index, words, PairSection(**prompts), 512), skip_timing, 0)
         return lambda step: reward_model_step(step, step * batch, rewarded, BradleyTerry(), batch, 0)
     chosen = Demonstrations(index, words, DataSection(**prompts, completion="{chosen}"), 512)
-    workers = SFTWorkers(policy, chosen, untimed)
+    workers = SFTWorkers(policy, chosen, skip_timing)
     return lambda step: sft_step(step, step * batch, workers, batch, 0)
 
 

@@ -34,7 +34,7 @@ from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection, Optimizer, Parallel
 from lockstep.learners.base import train
-from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.cross_entropy import CrossEntropyLoss
 
 VOCABULARY, CONTEXT, TOKENS = 8192, 1024, 4096
 ONE, WEAK = "one process", "dp 2, twice the rows"
@@ -74,7 +74,7 @@ class Layout:
 
     def step(self) -> None:
         began, own, used = time.perf_counter(), time.process_time(), cpu_seconds(self.ranks)
-        train(self.learner, self.batch, CrossEntropy())
+        train(self.learner, self.batch, CrossEntropyLoss())
         self.wall_s.append(time.perf_counter() - began)
         self.driver_s.append(time.process_time() - own)
         self.cpu_s.append(cpu_seconds(self.ranks) - used)

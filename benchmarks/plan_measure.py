@@ -15,14 +15,14 @@ from benchmarks.harness import MemoryGrowth
 from lockstep.batch import Batch
 from lockstep.cluster.learner_group import RankSpec
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.worker_proxy import outcomes, spawned
+from lockstep.cluster.worker_proxy import outcomes, spawn_worker
 from lockstep.cluster.workers import LOOPBACK
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.meeting import Host
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.base import train
 from lockstep.losses.base import Outputs
-from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.metrics import Metrics
 
 _MMAP_THRESHOLD = -3
@@ -90,7 +90,7 @@ class Steps:
 
     def __init__(self, learner: Any, head: str, lengths: list[int], growth: MemoryGrowth | None = None) -> None:
         self._learner, self._lengths, self._growth = learner, lengths, growth
-        self._loss: Any = CrossEntropy() if head == "logits" else SquaredValues()
+        self._loss: Any = CrossEntropyLoss() if head == "logits" else SquaredValues()
 
     def step(self) -> None:
         total = sum(self._lengths)
@@ -111,7 +111,7 @@ def measured(folder: Path, tiny: Path, section: LearnerSection, head: Any, lengt
     spec, count = LearnerSpec(str(folder), head, section, Optimizer(lr=1e-5), 0), section.parallel.ranks
     host = Host(LOOPBACK, count, 600.0)
     ranks = [
-        spawned(MeasuredRank(RankSpec(spec, host.meeting.of(rank)), str(tiny)), f"rank {rank}", 600.0, threads=1)
+        spawn_worker(MeasuredRank(RankSpec(spec, host.meeting.of(rank)), str(tiny)), f"rank {rank}", 600.0, threads=1)
         for rank in range(count)
     ]
     try:

@@ -20,11 +20,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.harness import Row, environment, measure, save, table
-from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.learners.rank import RankLearner
-from lockstep.weight_sync.refit import random_probe, refit
+from lockstep.weight_sync.sync import random_probe, sync_weights
 
 VOCABULARY, CONTEXT = 32_000, 256
 SHAPES = {  # millions of parameters: hidden size, layers
@@ -73,13 +73,13 @@ def copy_once(learner: RankLearner) -> Callable[[], None]:
 def refit_seconds(learner: RankLearner, folder: Path, section: SamplerSection, repeats: int) -> list[float]:
     """Wall seconds of refits, after a first one that sets up the memory between the processes."""
     computation = LearnerSection(device="cpu")
-    replicas = Replicas(SamplerSpec(str(folder), section, computation), print)
+    replicas = SamplerPool(SamplerSpec(str(folder), section, computation), print)
     probe, seconds = random_probe(VOCABULARY, CONTEXT), []
     try:
         for version in range(repeats + 1):
             _change(learner)
             begun = time.perf_counter()
-            refit(learner, replicas, version, probe)
+            sync_weights(learner, replicas, version, probe)
             seconds.append(time.perf_counter() - begun)
     finally:
         replicas.close()

@@ -29,7 +29,7 @@ from playwright.sync_api import Page, sync_playwright
 from benchmarks.harness import Row, environment, peak_rss_mb, save, table
 from lockstep.report.html import write_report
 from lockstep.report.log import SAMPLES, lines
-from lockstep.rollouts.samples import rounded
+from lockstep.rollouts.samples import round_significant
 from lockstep.run.track import Logs
 
 BROWSER = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
@@ -83,7 +83,7 @@ def sample(rng: np.random.Generator, words: list[str], number: int, tokens: int)
         "token": {
             "text": texts,
             "mask": [1] * count,
-            **{name: rounded(column.astype(np.float32)).tolist() for name, column in measured.items()},
+            **{name: round_significant(column.astype(np.float32)).tolist() for name, column in measured.items()},
         },
     }
 

@@ -25,7 +25,7 @@ def state_before(position_M: Tensor) -> Tensor:
     return position_M - 1
 
 
-def described(batch: Batch) -> Tensor:
+def target_indices(batch: Batch) -> Tensor:
     """Flat indices of the tokens that have a state before them: all but each sequence's first. Returns int64 [M]."""
     return batch.position.nonzero().squeeze(-1)
 

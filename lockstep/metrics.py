@@ -145,7 +145,7 @@ class Metrics(dict[str, Reduction]):
             merged[name] = merged[name].merge(reduction) if name in merged else reduction
         return merged
 
-    def prefixed(self, prefix: str) -> Metrics:
+    def with_prefix(self, prefix: str) -> Metrics:
         """The same metrics as `prefix/name`."""
         return Metrics({f"{prefix}/{name}": reduction for name, reduction in self.items()})
 
@@ -154,7 +154,7 @@ class Metrics(dict[str, Reduction]):
         return {name: reduction.value() for name, reduction in self.items()}
 
 
-def merged(parts: Iterable[Mapping[str, Reduction]]) -> Metrics:
+def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> Metrics:
     """Merges metrics of micro-batches, epochs or ranks, in order."""
     total = Metrics()
     for part in parts:

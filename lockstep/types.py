@@ -27,7 +27,7 @@ Phase = Callable[[str], AbstractContextManager[None]]
 """Names and times what happens inside the `with` block, for progress and timings."""
 
 
-def untimed(name: str) -> AbstractContextManager[None]:
+def skip_timing(name: str) -> AbstractContextManager[None]:
     """A phase that nobody looks at."""
     return nullcontext()
 

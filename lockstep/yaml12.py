@@ -48,19 +48,19 @@ def dump(tree: Any, width: float = 120) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
-def annotated(tree: dict[str, Any], note: Callable[[Keys], str]) -> str:
+def annotate(tree: dict[str, Any], note: Callable[[Keys], str]) -> str:
     """Writes the same with a comment at the right of each option, aligned where the option is short.
 
     Args:
         tree: Mappings of mappings; anything else in them is an option.
         note: The comment of the option with these keys.
     """
-    lines = list(_noted(tree, (), note))
+    lines = list(_annotate_lines(tree, (), note))
     width = max((len(text) for text, comment in lines if comment and len(text) <= _NOTES_WITHIN), default=0)
     return "".join(f"{text:<{width}}  # {comment}\n" if comment else f"{text}\n" for text, comment in lines)
 
 
-def _noted(tree: dict[str, Any], above: Keys, note: Callable[[Keys], str]) -> Iterator[tuple[str, str]]:
+def _annotate_lines(tree: dict[str, Any], above: Keys, note: Callable[[Keys], str]) -> Iterator[tuple[str, str]]:
     """Lines, each with its comment; an option's stands on its first line, since no text of it is folded."""
     for key, value in tree.items():
         path, nested = (*above, key), isinstance(value, dict) and bool(value)
@@ -69,7 +69,7 @@ def _noted(tree: dict[str, Any], above: Keys, note: Callable[[Keys], str]) -> It
         for i, line in enumerate(lines):
             yield "  " * len(above) + line, "" if nested or i else note(path)
         if nested:
-            yield from _noted(value, path, note)
+            yield from _annotate_lines(value, path, note)
 
 
 class _Dumper(yaml.SafeDumper):

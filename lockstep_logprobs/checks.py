@@ -12,20 +12,20 @@ def check_rows(logits_Mv: Tensor, token_MK: Tensor | None = None, floor_M: Tenso
     """Raises ValueError unless logits are [M, v], tokens integers [M, K], and a floor [M]."""
     if logits_Mv.dim() != 2 or not logits_Mv.is_floating_point():
         raise ValueError(
-            f"logits are rows of this rank's columns [M, v], of a floating type, not {_said(logits_Mv)}; "
+            f"logits are rows of this rank's columns [M, v], of a floating type, not {_kind(logits_Mv)}; "
             "flatten the dimensions before the last"
         )
     if token_MK is not None:
         check_tokens(token_MK, len(logits_Mv))
     if floor_M is not None and floor_M.shape != logits_Mv.shape[:1]:
-        raise ValueError(f"a floor has one number per row, [{len(logits_Mv)}], not {_said(floor_M)}")
+        raise ValueError(f"a floor has one number per row, [{len(logits_Mv)}], not {_kind(floor_M)}")
 
 
 def check_tokens(token_MK: Tensor, rows: int) -> None:
     """Raises ValueError unless tokens are integers [rows, K]."""
     if token_MK.dim() != 2 or len(token_MK) != rows or not is_integer(token_MK):
         raise ValueError(
-            f"tokens are integers [M, K], one row for each of the {rows} rows that are scored, not {_said(token_MK)}; "
+            f"tokens are integers [M, K], one row for each of the {rows} rows that are scored, not {_kind(token_MK)}; "
             "one token per row is token[:, None]"
         )
 
@@ -34,8 +34,8 @@ def check_head(hidden_MD: Tensor, weight_vD: Tensor) -> None:
     """Raises ValueError unless hidden states are [M, D] and the head is [v, D]."""
     if hidden_MD.dim() != 2 or weight_vD.dim() != 2 or hidden_MD.shape[1] != weight_vD.shape[1]:
         raise ValueError(
-            f"hidden states are [M, D] and the head has this rank's rows [v, D], but they are {_said(hidden_MD)} and "
-            f"{_said(weight_vD)}"
+            f"hidden states are [M, D] and the head has this rank's rows [v, D], but they are {_kind(hidden_MD)} and "
+            f"{_kind(weight_vD)}"
         )
 
 
@@ -44,7 +44,7 @@ def check_ids(name: str, ids: Tensor, logits: Tensor, dims: int) -> None:
     if ids.dim() != dims or not is_integer(ids) or ids.shape[0] != logits.shape[0]:
         raise ValueError(
             f"{name} is {'[B, S, K]' if dims == 3 else '[B, S]'}, integers, for {logits.shape[0]} sequences, "
-            f"not {_said(ids)}"
+            f"not {_kind(ids)}"
         )
 
 
@@ -72,5 +72,5 @@ def is_integer(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
-def _said(x: Tensor) -> str:
+def _kind(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"

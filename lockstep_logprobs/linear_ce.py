@@ -101,10 +101,10 @@ def _gpt_forward_with_linear_ce_fusion(
         **given,
         **(extra_block_kwargs or {}),
     )
-    return _scored(self, hidden, labels) if self.post_process else hidden
+    return _score(self, hidden, labels) if self.post_process else hidden
 
 
-def _scored(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+def _score(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     """Of positions first [S/CP, B, H], or this rank's share of these under sequence parallelism."""
     from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 

@@ -57,11 +57,11 @@ class Packing:
 
     def positions(self, rank: int) -> Tensor:
         """The position of each token that a rank holds, int64 [T/C]."""
-        return self._held(torch.full((1, 1), rank, device=self.cu_seqlens.device))[0]
+        return self._positions_on(torch.full((1, 1), rank, device=self.cu_seqlens.device))[0]
 
-    def gathered(self) -> Tensor:
+    def gather_index(self) -> Tensor:
         """Where each position lies when the ranks' rows are laid end to end, int64 [T]."""
-        held = self._held(torch.arange(self.size, device=self.cu_seqlens.device)[:, None]).view(-1)
+        held = self._positions_on(torch.arange(self.size, device=self.cu_seqlens.device)[:, None]).view(-1)
         return torch.zeros_like(held).scatter(0, held, torch.arange(self.tokens, device=held.device))
 
     def following(self) -> Tensor:
@@ -83,7 +83,7 @@ class Packing:
         position = starts + torch.arange(width, device=starts.device)
         return torch.where(position < ends - 1, position, self.tokens)
 
-    def _held(self, rank: Tensor) -> Tensor:
+    def _positions_on(self, rank: Tensor) -> Tensor:
         """The positions that ranks [R, 1] hold, int64 [R, T/C]."""
         index = torch.arange(self.tokens // self.size, device=self.cu_seqlens.device)
         start, end = self._bounds_of(index, share=self.size)

@@ -99,9 +99,9 @@ def ray() -> Iterator[None]:
     """A Ray of the tests' own, which recipes and clusters join; it takes CPU time also where nobody asks it."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip('needs ray: pip install "lockstep-rl[ray]"')
-    from lockstep.cluster.ray_transport import joined
+    from lockstep.cluster.ray_transport import join_cluster
 
-    with joined(None, cpus=16):
+    with join_cluster(None, cpus=16):
         yield
 
 

@@ -58,15 +58,15 @@ class Reinforce(rl.Algorithm):
         prompts = rl.open_training(self, setup, self.reward, self.num_prompts_per_step)
         held_out = rl.open_held_out(self, setup, self.reward, self.num_prompts_per_step)
         reward = setup.reward(self.reward, prompts, "reward")
-        experience = rl.Experience(engine, prompts, reward, setup.source.decode, self.seed)
+        collector = rl.RolloutCollector(engine, prompts, reward, setup.source.decode, self.seed)
         agreement = rl.build_agreement(self, setup, policy, engine)
         validate = None
         if held_out is not None:
             asked = self.validation_sampling
-            validate = rl.measure_answers(self, setup, held_out, experience, asked, self.reward)
+            validate = rl.measure_answers(self, setup, held_out, collector, asked, self.reward)
         return rl.Job(
-            step=Step(self, setup, policy, critic, experience, agreement),
-            extent=rl.measure_extent(self, len(prompts), self.num_prompts_per_step),
+            step=Step(self, setup, policy, critic, collector, agreement),
+            run_length=rl.measure_run_length(self, len(prompts), self.num_prompts_per_step),
             state={"policy": policy, "critic": critic},
             validate=rl.validate_figures(validate),
             data=rl.describe(prompts, "prompts"),
@@ -84,25 +84,25 @@ class Step:
     setup: rl.Setup
     policy: rl.Learner
     critic: rl.Learner
-    experience: rl.Experience
+    collector: rl.RolloutCollector
     agreement: rl.Agreement
 
     def __call__(self, step: int, position: int) -> rl.StepResult:
         count, sampling = self.options.num_prompts_per_step, self.setup.source.sampling(self.options.sampling)
-        with self.setup.phase("generate"), self.experience.engine.at(step) as refitted:
-            rollouts = self.experience.collect(position, count, sampling, 1)  # y ~ π(·|x), r(x, y)
+        with self.setup.phase("generate"), self.collector.engine.at(step) as refitted:
+            rollouts = self.collector.collect(position, count, sampling, 1)  # y ~ π(·|x), r(x, y)
         with self.setup.phase("score"):
             logprob_N = self.policy.logprobs(rollouts.batch)  # log π(y_t | x, y_<t), for the agreement
             baseline_N, _ = self.critic.values(rollouts.batch)  # b(x, y_<t), which does not know y_t
         batch = rollouts.batch.with_columns({"old_logprob": logprob_N, "old_value": baseline_N})
-        metrics = rollouts.metrics().prefixed("train") + refitted + self.agreement(step + 1, step, batch)
+        metrics = rollouts.metrics().with_prefix("train") + refitted + self.agreement(step + 1, step, batch)
         mask_N = batch.mask & batch["score"].isfinite()[batch.row]  # a response without a verdict teaches nothing
         reward_N = batch["score"].nan_to_num()[batch.row]
         batch = batch.with_columns({"mask": mask_N, "return": reward_N, "advantage": reward_N - baseline_N})
         with self.setup.phase("learn"):
-            metrics += rl.train(self.critic, batch, ClippedValue(None)).prefixed("critic")
-            metrics += rl.train(self.policy, batch, Reinforcement()).prefixed("policy")
-        samples = rl.sample_rows(rollouts, batch, self.experience, self.options.run.num_logged_samples)
+            metrics += rl.train(self.critic, batch, ClippedValue(None)).with_prefix("critic")
+            metrics += rl.train(self.policy, batch, Reinforcement()).with_prefix("policy")
+        samples = rl.sample_rows(rollouts, batch, self.collector, self.options.run.num_logged_samples)
         return rl.StepResult(metrics, position + count, batch.tokens.numel(), samples)
 
 

@@ -12,36 +12,35 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
     from lockstep.algorithms.job import (
+        Checkpointable,
         Job,
-        Saved,
         Validation,
         build_agreement,
         build_engine,
         describe,
         measure_answers,
-        measure_extent,
+        measure_run_length,
         open_held_out,
         open_training,
         validate_figures,
     )
     from lockstep.algorithms.rows import open_demonstrations, open_pairs, open_prompts
     from lockstep.algorithms.setup import Setup
-    from lockstep.algorithms.step import Extent, StepResult
+    from lockstep.algorithms.step import RunLength, StepResult
     from lockstep.batch import Batch
     from lockstep.learners.base import Learner, train
     from lockstep.losses.base import Denominator, Outputs
     from lockstep.metrics import Mean, Metrics, Sum
     from lockstep.monitor.agreement import Agreement
-    from lockstep.rollouts.rollout import Experience, Rollouts
+    from lockstep.rollouts.rollout import RolloutCollector, Rollouts
     from lockstep.rollouts.samples import sample_rows
 
 __all__ = [
     "Agreement",
     "Algorithm",
     "Batch",
+    "Checkpointable",
     "Denominator",
-    "Experience",
-    "Extent",
     "Inference",
     "Job",
     "Learner",
@@ -50,8 +49,9 @@ __all__ = [
     "Metrics",
     "ModelRole",
     "Outputs",
+    "RolloutCollector",
     "Rollouts",
-    "Saved",
+    "RunLength",
     "Setup",
     "StepResult",
     "Sum",
@@ -60,7 +60,7 @@ __all__ = [
     "build_engine",
     "describe",
     "measure_answers",
-    "measure_extent",
+    "measure_run_length",
     "open_demonstrations",
     "open_held_out",
     "open_pairs",
@@ -80,13 +80,13 @@ _PLACES = {
     ),
     "lockstep.algorithms.job": (
         "Job",
-        "Saved",
+        "Checkpointable",
         "Validation",
         "build_agreement",
         "build_engine",
         "describe",
         "measure_answers",
-        "measure_extent",
+        "measure_run_length",
         "open_held_out",
         "open_training",
         "validate_figures",
@@ -98,7 +98,7 @@ _PLACES = {
     ),
     "lockstep.algorithms.setup": ("Setup",),
     "lockstep.algorithms.step": (
-        "Extent",
+        "RunLength",
         "StepResult",
     ),
     "lockstep.batch": ("Batch",),
@@ -117,7 +117,7 @@ _PLACES = {
     ),
     "lockstep.monitor.agreement": ("Agreement",),
     "lockstep.rollouts.rollout": (
-        "Experience",
+        "RolloutCollector",
         "Rollouts",
     ),
     "lockstep.rollouts.samples": ("sample_rows",),

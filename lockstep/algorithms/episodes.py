@@ -8,12 +8,12 @@ from lockstep.config import DataSection, EnvironmentSection
 from lockstep.data import messages
 from lockstep.data.prompts import is_chat
 from lockstep.errors import InputError
-from lockstep.models.source import Source
+from lockstep.models.source import ModelSource
 from lockstep.rollouts.episodes import Episodes, Observed
 
 
 def episodes_of(
-    section: EnvironmentSection | None, data: DataSection, source: Source, note: Callable[[str], None]
+    section: EnvironmentSection | None, data: DataSection, source: ModelSource, note: Callable[[str], None]
 ) -> Episodes | None:
     """Starts the environment that a recipe asks for, if any.
 
@@ -33,7 +33,7 @@ def episodes_of(
     return Episodes(section, stops, source.decode, observations(data, stops, source, note), note)
 
 
-def observations(data: DataSection, stops: Sequence[int], source: Source, note: Callable[[str], None]) -> Observed:
+def observations(data: DataSection, stops: Sequence[int], source: ModelSource, note: Callable[[str], None]) -> Observed:
     """A user's message where the policy has ended its own in a conversation; else the bare text.
 
     Args:
@@ -52,10 +52,10 @@ def observations(data: DataSection, stops: Sequence[int], source: Source, note: 
     def tokens_of(text: str, last: int) -> Sequence[int]:
         if last in stops or not is_chat(data):
             return source.token_ids(text)
-        tokens = source.token_ids(messages.answered_back(text, source.tokenizer))
+        tokens = source.token_ids(messages.render_follow_up(text, source.tokenizer))
         return tokens[tokens.index(last) + 1 :] if last in tokens else tokens
 
-    def observed(text: str, last: int) -> Sequence[int]:
+    def encode_observation(text: str, last: int) -> Sequence[int]:
         tokens = tokens_of(text, last)
         if unknown in tokens and not told:
             told.append(text)
@@ -72,10 +72,10 @@ def observations(data: DataSection, stops: Sequence[int], source: Source, note: 
             f"the chat template in {source.folder} takes no message behind an answer ({error}), so no environment can "
             "answer; use a model whose template does"
         ) from None
-    return observed
+    return encode_observation
 
 
-def _token(text: str, source: Source) -> int:
+def _token(text: str, source: ModelSource) -> int:
     tokens = source.token_ids(text)
     if len(tokens) == 1 and tokens[0] != source.tokenizer.unk_token_id:
         return tokens[0]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.setup import Setup
-from lockstep.algorithms.step import Extent, Hook, Step
+from lockstep.algorithms.step import Hook, RunLength, Step
 from lockstep.config import Common, EnvironmentSection, RepeatedSampling, RewardSection
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.pairs import Pairs
@@ -25,19 +25,19 @@ from lockstep.monitor.watch import FLOOR, Watch
 from lockstep.objectives.sequential import DriftTest
 from lockstep.rewards.reward_model import RewardModel
 from lockstep.rewards.rewards import Reward, rule_of
-from lockstep.rollouts.engine import Engine
-from lockstep.rollouts.evaluation import answered, grading
-from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.evaluation import grading, sample_answers
+from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.base import Sampler
-from lockstep.weight_sync.refit import random_probe
+from lockstep.weight_sync.sync import random_probe
 
 
-class Saved(Protocol):
+class Checkpointable(Protocol):
     """What goes into checkpoints; the three verbs are as those of `Learner`."""
 
     def save(self, folder: Path) -> None: ...
 
-    def saved(self, wait: bool) -> bool: ...
+    def poll_save(self, wait: bool) -> bool: ...
 
     def load(self, folder: Path) -> None: ...
 
@@ -68,7 +68,7 @@ class Job:
 
     Attributes:
         step: The algorithm's step.
-        extent: How far the run goes.
+        run_length: How far the run goes.
         state: What a checkpoint holds, by name: each model that the run changes, and what else steps depend on.
         validate: Scores the policy on held-out rows; None where there are none.
         data: The rows that are trained on, for people.
@@ -80,8 +80,8 @@ class Job:
     """
 
     step: Step
-    extent: Extent
-    state: Mapping[str, Saved]
+    run_length: RunLength
+    state: Mapping[str, Checkpointable]
     validate: Validate | None
     data: str
     held_out: str | None
@@ -101,28 +101,30 @@ def validate_figures(measure: Callable[[int], Metrics] | None) -> Validate | Non
     return None if measure is None else lambda step: Validation(measure(step))
 
 
-def measure_extent(recipe: Common, rows: int, rows_per_step: int) -> Extent:
+def measure_run_length(recipe: Common, rows: int, rows_per_step: int) -> RunLength:
     """`max_steps` steps, or else `max_epochs` passes over the data.
 
     Raises:
         InputError: There are not enough rows for one step.
     """
     if recipe.run.max_steps >= 0:
-        return Extent(recipe.run.max_steps, None, rows_per_step)
+        return RunLength(recipe.run.max_steps, None, rows_per_step)
     limit = recipe.run.max_epochs * rows
     if limit < rows_per_step:
         raise InputError(
             f"{limit} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs"
         )
-    return Extent(limit // rows_per_step, limit, rows_per_step)
+    return RunLength(limit // rows_per_step, limit, rows_per_step)
 
 
-def build_engine(setup: Setup, learner: Learner, sampler: Sampler) -> Engine:
+def build_engine(setup: Setup, learner: Learner, sampler: Sampler) -> SamplerSession:
     """Samples by the weights of a learner, and attests them."""
-    return Engine(sampler, learner, random_probe(setup.source.vocabulary, setup.source.context), setup.phase)
+    return SamplerSession(sampler, learner, random_probe(setup.source.vocabulary, setup.source.context), setup.phase)
 
 
-def build_agreement(algorithm: Algorithm, setup: Setup, learner: Learner, engine: Engine, cure: str = "") -> Agreement:
+def build_agreement(
+    algorithm: Algorithm, setup: Setup, learner: Learner, engine: SamplerSession, cure: str = ""
+) -> Agreement:
     """Compares both sides as the recipe says; `cure` is what a user can do about drift, for its alarm."""
     inference = algorithm.inference
     assert inference is not None, "what samples is compared"
@@ -182,7 +184,7 @@ def measure_answers(
     recipe: Common,
     setup: Setup,
     prompts: Prompts,
-    experience: Experience,
+    collector: RolloutCollector,
     asked: RepeatedSampling,
     reward: RewardSection | None,
     environment: EnvironmentSection | None = None,
@@ -193,7 +195,7 @@ def measure_answers(
         recipe: Says how many prompts.
         setup: With the model.
         prompts: Held out.
-        experience: Answers, with the engine of the policy as it is, and scores.
+        collector: Answers, with the engine of the policy as it is, and scores.
         asked: How many answers each gets, and how they are sampled.
         reward: What scores them; None: a reward model or an environment.
         environment: What they are answered by, where that tells which of them pass.
@@ -202,8 +204,8 @@ def measure_answers(
     graded, sampling = grading(reward, environment), setup.source.sampling(asked)
 
     def validate(version: int) -> Metrics:
-        with experience.engine.at(version):
-            samples = answered(experience, rows, 0, sampling, asked.num_samples)
-        return graded.metrics(samples, asked.ks).prefixed("validation")
+        with collector.engine.at(version):
+            samples = sample_answers(collector, rows, 0, sampling, asked.num_samples)
+        return graded.metrics(samples, asked.ks).with_prefix("validation")
 
     return validate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.algorithms.pairs import PairsRecipe
 from lockstep.algorithms.rows import open_pairs
 from lockstep.algorithms.setup import Setup
-from lockstep.data.files import Files
+from lockstep.data.files import FileGroup
 from lockstep.data.pairs import Pairs
 from lockstep.data.selection import head
 
@@ -21,6 +21,6 @@ def open_held_out_pairs(recipe: PairsRecipe, setup: Setup) -> Pairs | None:
     return None if files is None else _open(files, recipe, setup, recipe.data.limit_val_batches)
 
 
-def _open(files: Files, recipe: PairsRecipe, setup: Setup, batches: float | int | None) -> Pairs:
+def _open(files: FileGroup, recipe: PairsRecipe, setup: Setup, batches: float | int | None) -> Pairs:
     limit = head(batches, recipe.pairs.global_batch_size)
     return open_pairs(files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.limit, limit)

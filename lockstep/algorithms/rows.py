@@ -9,11 +9,11 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection, PairSection
 from lockstep.data.demonstrations import Demonstrations
-from lockstep.data.files import Files, open_rows
+from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import ANY_ROW, Head, Rule
-from lockstep.models.source import Source
+from lockstep.models.source import ModelSource
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class DataFiles:
     Made data may bring judgements, and comparisons of judgements, that are known to be right.
     """
 
-    train: Files
-    demonstrations: Files
-    validation: Files | None
-    judgements: Files | None = None
-    comparisons: Files | None = None
+    train: FileGroup
+    demonstrations: FileGroup
+    validation: FileGroup | None
+    judgements: FileGroup | None = None
+    comparisons: FileGroup | None = None
 
     def digests(self) -> dict[str, str]:
         """A digest of the content of the files, by what they are for first; the rows' index has it, so none is read."""
@@ -42,18 +42,20 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
         train = files_of(section.train, section.weights)
         return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
     made = section.task.write(folder / "data")
-    judgements, comparisons = (None if file is None else Files((file,)) for file in (made.judgements, made.comparisons))
-    imitated = Files((made.demonstrations or made.train,))
-    return DataFiles(Files((made.train,)), imitated, Files((made.validation,)), judgements, comparisons)
+    judgements, comparisons = (
+        None if file is None else FileGroup((file,)) for file in (made.judgements, made.comparisons)
+    )
+    imitated = FileGroup((made.demonstrations or made.train,))
+    return DataFiles(FileGroup((made.train,)), imitated, FileGroup((made.validation,)), judgements, comparisons)
 
 
-def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> Files:
+def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> FileGroup:
     """Files as a recipe names them."""
-    return Files(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
+    return FileGroup(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 
 def open_prompts(
-    files: Files,
+    files: FileGroup,
     section: DataSection,
     tokenizer: PreTrainedTokenizerBase,
     rule: Rule = ANY_ROW,
@@ -64,14 +66,22 @@ def open_prompts(
 
 
 def open_demonstrations(
-    files: Files, data: DataSection, source: Source, longest: int, limit: str, head: Head = None, rule: Rule = ANY_ROW
+    files: FileGroup,
+    data: DataSection,
+    source: ModelSource,
+    longest: int,
+    limit: str,
+    head: Head = None,
+    rule: Rule = ANY_ROW,
 ) -> Demonstrations:
     """Opens files of rows as demonstrations of at most `longest` tokens, which the option `limit` says."""
     rows = open_rows(files, data.bad_rows)
     return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, head, rule, limit)
 
 
-def open_pairs(files: Files, data: PairSection, source: Source, longest: int, limit: str, head: Head = None) -> Pairs:
+def open_pairs(
+    files: FileGroup, data: PairSection, source: ModelSource, longest: int, limit: str, head: Head = None
+) -> Pairs:
     """Opens files of rows as pairs of at most `longest` tokens, which the option `limit` says."""
     rows = open_rows(files, data.bad_rows)
     return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, head, limit)

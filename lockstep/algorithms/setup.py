@@ -18,7 +18,7 @@ from lockstep.config import AskedSection, EnvironmentSection, RewardSection
 from lockstep.data.prompts import Prompts
 from lockstep.judge.asking import Answering, Generates
 from lockstep.learners.base import Learner
-from lockstep.models.source import Source
+from lockstep.models.source import ModelSource
 from lockstep.rewards.rewards import Reward
 from lockstep.rollouts.episodes import Episodes
 from lockstep.samplers.base import Sampler
@@ -31,7 +31,7 @@ class Policy:
     """The policy as a judge: what samples from it already, and what is known of its model."""
 
     sampler: Generates
-    source: Source
+    source: ModelSource
 
 
 class SamplerBeside(Sampler, Protocol):
@@ -56,7 +56,7 @@ class Setup(Protocol):
         ...
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ModelSource:
         """The run's first model."""
         ...
 

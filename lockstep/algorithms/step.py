@@ -31,7 +31,7 @@ Step = Callable[[int, int], StepResult]
 
 
 @dataclass(frozen=True)
-class Extent:
+class RunLength:
     """How far a run goes.
 
     Attributes:
@@ -50,7 +50,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepEvent:
     """One time round the loop, as hooks see it.
 
     Attributes:
@@ -68,5 +68,5 @@ class Turn:
     values: dict[str, float] = field(default_factory=dict)
 
 
-Hook = Callable[[Turn], None]
+Hook = Callable[[StepEvent], None]
 """Called after each step. In order: log, validate, save."""

@@ -13,7 +13,7 @@ from lockstep.cluster.workers import Workers
 from lockstep.config import AskedSection, Computation, SamplerSection
 from lockstep.judge.asking import Answer, Answering, Conversation, Generates, Reader, SamplerAnswers
 from lockstep.judge.templates import COMMON_CONTROLS, escaping
-from lockstep.models.source import Source, open_source
+from lockstep.models.source import ModelSource, open_source
 from lockstep.report.progress import Progress
 from lockstep.samplers.base import Sampler
 from lockstep.types import Reply, SamplingParams
@@ -23,7 +23,7 @@ def answering(
     section: AskedSection,
     computation: Computation,
     policy: Policy,
-    shown: Progress,
+    progress: Progress,
     workers: Workers,
     name: str = "judge",
 ) -> Answering:
@@ -32,7 +32,7 @@ def answering(
     Arguments and errors are those of `judge_answers`.
     """
     if not section.is_policy:
-        return judge_answers(section, computation, shown, workers, name)
+        return judge_answers(section, computation, progress, workers, name)
     return policy_answers(section, policy, name)
 
 
@@ -47,14 +47,14 @@ def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answerin
 
 
 def judge_answers(
-    section: AskedSection, computation: Computation, shown: Progress, workers: Workers, name: str = "judge"
+    section: AskedSection, computation: Computation, progress: Progress, workers: Workers, name: str = "judge"
 ) -> Answering:
     """Another model judges, or a server; it is started, or greeted.
 
     Args:
         section: Says who.
         computation: How a model in a folder computes.
-        shown: Tells the user what happens.
+        progress: Tells the user what happens.
         workers: Ends what was started.
         name: Of the section, for messages.
 
@@ -64,11 +64,11 @@ def judge_answers(
     """
     sampler = SamplerSection() if section.sampler is None else section.sampler
     if sampler.openai is not None:
-        return _server(section, sampler, shown)
+        return _server(section, sampler, progress)
     assert section.path is not None, "who judges is the policy, a folder, or a server"
     source = open_source(section.path)
     _require_room(section, source, name)
-    started = _awake(nearest(SamplerSpec(source.folder, sampler, computation), shown, workers))
+    started = _awake(nearest(SamplerSpec(source.folder, sampler, computation), progress, workers))
     return _answers(section, started, source, name)
 
 
@@ -78,26 +78,26 @@ def _awake(sampler: Sampler) -> Sampler:
     return sampler
 
 
-def _answers(section: AskedSection, sampler: Generates, source: Source, name: str) -> SamplerAnswers:
+def _answers(section: AskedSection, sampler: Generates, source: ModelSource, name: str) -> SamplerAnswers:
     reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens, name)
     return SamplerAnswers(sampler, reader, source.sampling(section.sampling))
 
 
-def _require_room(section: AskedSection, source: Source, name: str) -> None:
+def _require_room(section: AskedSection, source: ModelSource, name: str) -> None:
     tokens = section.max_prompt_tokens + section.sampling.max_tokens
     source.require_room(f"{name}.max_prompt_tokens + {name}.sampling.max_tokens", tokens)
 
 
-def _server(section: AskedSection, sampler: SamplerSection, shown: Progress) -> Answering:
+def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) -> Answering:
     from lockstep.samplers.openai import OpenAIClient
 
     assert sampler.openai is not None, "a server has an address"
-    client = OpenAIClient(sampler.openai, sampler.timeout_s, note=shown.note)
+    client = OpenAIClient(sampler.openai, sampler.timeout_s, note=progress.note)
     source = None if section.path is None else open_source(section.path)
     reader = None if source is None else Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
     stops = () if source is None else source.stop_token_ids
     sampling = section.sampling.params(stops)
-    return ServerAnswers(client.chat, sampling, sampler.openai.max_concurrency, reader, shown.note)
+    return ServerAnswers(client.chat, sampling, sampler.openai.max_concurrency, reader, progress.note)
 
 
 class Chat(Protocol):
@@ -131,7 +131,7 @@ class ServerAnswers:
     reader: Reader | None
     note: Callable[[str], object]
 
-    def escaped(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         """Without a tokenizer, of the control tokens that are common."""
         return _escaped_in_general(text) if self.reader is None else self.reader.escaped(text)
 
@@ -148,12 +148,12 @@ class ServerAnswers:
         failures: list[RuntimeError] = []
         found: dict[int, Answer] = {}
 
-        def lost(place: int, error: RuntimeError) -> None:
+        def note_lost(place: int, error: RuntimeError) -> None:
             failures.append(error)
             if not found and len(failures) >= self.patience:
                 raise error
 
-        for place, reply in self.chat(conversations, self.sampling, keys, lost):
+        for place, reply in self.chat(conversations, self.sampling, keys, note_lost):
             found[place] = Answer(reply.text, reply.finish_reason == "stop")
         if failures and not found:
             raise failures[0]

@@ -28,9 +28,9 @@ from lockstep.distributed.meeting import Host, Meeting
 from lockstep.distributed.ranks import Ranks
 from lockstep.errors import InputError
 from lockstep.learners.packing import deal
-from lockstep.learners.rank import RankLearner, resolve_device, restored
+from lockstep.learners.rank import RankLearner, resolve_device, restore_order
 from lockstep.losses.base import Loss
-from lockstep.metrics import Metrics, merged
+from lockstep.metrics import Metrics, merge_metrics
 from lockstep.models.folder import carries_state, read_config, skeleton
 from lockstep.models.lora import require_peft, targets
 from lockstep.models.megatron import require_known, stages
@@ -153,7 +153,7 @@ class MeshLearner:
 
     def logprobs(self, batch: Batch) -> Tensor:
         order, parts = self._on_shares("logprobs", batch)
-        return restored(torch.cat(parts), order, batch.lengths)
+        return restore_order(torch.cat(parts), order, batch.lengths)
 
     def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
         return self._columns("topk", batch, k)
@@ -164,10 +164,10 @@ class MeshLearner:
     def _columns(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
         order, parts = self._on_shares(verb, batch, *args)
         first, second = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        return restored(first, order, batch.lengths), restored(second, order, batch.lengths)
+        return restore_order(first, order, batch.lengths), restore_order(second, order, batch.lengths)
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
-        return merged(self._on_shares("forward_backward", batch, loss)[1])
+        return merge_metrics(self._on_shares("forward_backward", batch, loss)[1])
 
     def optim_step(self) -> Metrics:
         """On every rank; all say the same, since gradients are summed before their norm is taken."""
@@ -192,8 +192,8 @@ class MeshLearner:
     def save(self, folder: Path) -> None:
         self._on_all("save", folder)
 
-    def saved(self, wait: bool) -> bool:
-        return all(self._on_all("saved", wait))
+    def poll_save(self, wait: bool) -> bool:
+        return all(self._on_all("poll_save", wait))
 
     def load(self, folder: Path) -> None:
         self._on_all("load", folder)
@@ -217,7 +217,7 @@ class MeshLearner:
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
         alike = parallel.pp * parallel.cp * parallel.tp
         calls = [
-            rank.submit(verb, batch.select(rows[number // alike]), *args, passes=_numbered(shares[number // alike]))
+            rank.submit(verb, batch.select(rows[number // alike]), *args, passes=_renumber(shares[number // alike]))
             for number, rank in enumerate(self.ranks)
         ]
         first_of_last_stage = (parallel.pp - 1) * parallel.cp * parallel.tp
@@ -233,7 +233,7 @@ class MeshLearner:
             raise
 
 
-def _numbered(passes: Sequence[Sequence[int]]) -> list[list[int]]:
+def _renumber(passes: Sequence[Sequence[int]]) -> list[list[int]]:
     """The same passes over groups that lie in their order."""
     ends = list(accumulate((len(one) for one in passes), initial=0))
     return [list(range(start, end)) for start, end in pairwise(ends)]

@@ -66,10 +66,10 @@ class RayCluster:
     def __init__(self, section: RaySection, learners: int, samplers: int, gpus: bool) -> None:
         count, self._first_sampler = section.places(learners, samplers)
         self._end = contextlib.ExitStack()
-        self._end.enter_context(joined(section.address, round(count * section.cpus_per_worker)))
+        self._end.enter_context(join_cluster(section.address, round(count * section.cpus_per_worker)))
         self._gpu = float(gpus and ray.cluster_resources().get("GPU", 0) > 0)
         self._cpus = section.cpus_per_worker
-        self._places = self._reserved(count, section.timeout_s)
+        self._places = self._reserve(count, section.timeout_s)
         self.address = str(get_node_ip_address())
 
     @property
@@ -102,7 +102,7 @@ class RayCluster:
         with self._end, contextlib.suppress(RayError):
             remove_placement_group(self._places)
 
-    def _reserved(self, count: int, timeout_s: float) -> Any:
+    def _reserve(self, count: int, timeout_s: float) -> Any:
         bundle = {"CPU": self._cpus} | ({"GPU": self._gpu} if self._gpu else {})
         places = placement_group([bundle] * count, strategy="PACK")
         if places.wait(timeout_s):
@@ -215,7 +215,7 @@ _ACTOR: Any = ray.remote(concurrency_groups={"taking": 1, "giving": 1})(_Worker)
 
 
 @contextlib.contextmanager
-def joined(address: str | None, cpus: int) -> Iterator[None]:
+def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
     """In a cluster, if this process is in none yet.
 
     Args:

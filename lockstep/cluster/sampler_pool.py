@@ -19,10 +19,10 @@ from lockstep.distributed.meeting import Host
 from lockstep.errors import InputError, RunError
 from lockstep.learners.rank import resolve_device
 from lockstep.report.progress import Progress
-from lockstep.samplers.base import Piece, Sampler, gathered, require_room
+from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.transfer import Carrier, GroupBroadcast, SharedMemory, joined
+from lockstep.weight_sync.transfer import Carrier, GroupBroadcast, SharedMemory, join_group
 
 T = TypeVar("T")
 Block = tuple[int, Sequence[Request]]
@@ -65,7 +65,7 @@ class _Work:
             WorkerDied, RemoteTimeout, RemoteError: As `Remote.call`.
         """
         assert self.pending is not None, "work that was given out is under way"
-        while self.pending.done(POLL_S):
+        while self.pending.is_done(POLL_S):
             message = self.pending.next_message()
             if not isinstance(message, Item):
                 return True
@@ -84,7 +84,7 @@ class _Work:
             self.pending.abandon()
 
 
-class Replicas:
+class SamplerPool:
     """Workers that hold a sampler each; implements `samplers.base.Sampler`.
 
     Args:
@@ -149,10 +149,10 @@ class Replicas:
                     self._insist(partial(work.ask, remote, sampling), [remote])
                 if not busy:
                     return
-                for remote in [remote for remote in busy if self._advanced(remote, busy[remote], sampling)]:
+                for remote in [remote for remote in busy if self._advance(remote, busy[remote], sampling)]:
                     work = busy.pop(remote)
                     idle.append(remote)
-                    yield work.number, gathered(work.pieces)
+                    yield work.number, gather_pieces(work.pieces)
         except RemoteError:
             for work in busy.values():
                 work.wait()
@@ -171,7 +171,7 @@ class Replicas:
             yield shares[number], batch
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        return gathered(self.pieces(requests, sampling))
+        return gather_pieces(self.pieces(requests, sampling))
 
     def logprobs(self, batch: Batch) -> Tensor:
         """By the first worker."""
@@ -244,7 +244,7 @@ class Replicas:
             return self._group
         host = Host(self._address, len(remotes) + 1, self._section.timeout_s)
         calls = [remote.submit("join", host.meeting.of(rank)) for rank, remote in enumerate(remotes, start=1)]
-        carrier = GroupBroadcast(_blaming(calls, lambda: joined(host.store, host.meeting)))
+        carrier = GroupBroadcast(_blaming(calls, lambda: join_group(host.store, host.meeting)))
         outcomes(calls)
         if len(remotes) == len(self.remotes):
             self._group = carrier
@@ -271,7 +271,7 @@ class Replicas:
                 for remote in dead:
                     self._start_again(remote)
 
-    def _advanced(self, remote: Remote, work: _Work, sampling: SamplingParams) -> bool:
+    def _advance(self, remote: Remote, work: _Work, sampling: SamplingParams) -> bool:
         """Whether a block is whole now; one whose worker died is asked for again."""
         try:
             return work.advance()
@@ -301,9 +301,9 @@ class Replicas:
         remote.restart()
         if self._abandoned:  # meanwhile
             remote.close(at_once=True)
-        self._insist(partial(self._restored, remote), [remote])
+        self._insist(partial(self._restore, remote), [remote])
 
-    def _restored(self, remote: Remote) -> None:
+    def _restore(self, remote: Remote) -> None:
         remote.ready()
         if self._loaded is None:
             return
@@ -337,20 +337,20 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
         raise
 
 
-def nearest(spec: SamplerSpec, shown: Progress, workers: Workers) -> Sampler:
+def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
     """A sampler in this process where that is possible, else in processes of its own."""
     if workers.here and spec.section.in_process:
         spec.require_proof()
         return spec.torch()
-    return processes(spec, shown, workers)
+    return processes(spec, progress, workers)
 
 
-def processes(spec: SamplerSpec, shown: Progress, workers: Workers) -> Replicas:
+def processes(spec: SamplerSpec, progress: Progress, workers: Workers) -> SamplerPool:
     """Starts the samplers of a run, all at once, and waits until they are ready; they end with it."""
     require_sampler(spec.section, spec.learner)
     spec.require_proof()
-    started = Replicas(spec, shown.note, workers)
+    started = SamplerPool(spec, progress.note, workers)
     workers.callback(started.close)
-    with shown.phase("start samplers"):
+    with progress.phase("start samplers"):
         started.ready()
     return started

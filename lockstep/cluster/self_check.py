@@ -29,7 +29,7 @@ import lockstep
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.config import Computation
-from lockstep.data.cache import entry, kept
+from lockstep.data.cache import ensure_cached, entry
 from lockstep.distributed.ranks import ALONE
 from lockstep.distributed.sampling import token_scores
 from lockstep.errors import InputError, first_line
@@ -110,7 +110,7 @@ def require_proof(folder: str | Path, computation: Computation, sampling: Sampli
     def write(file: BinaryIO) -> None:
         file.write(json.dumps(asdict(prove(config, device, computation.is_bf16, shape))).encode())
 
-    path = kept(entry("self-check", key), write)
+    path = ensure_cached(entry("self-check", key), write)
     return Proof(**json.loads(path.read_bytes()))
 
 
@@ -119,8 +119,8 @@ def prove(config: PreTrainedConfig, device: torch.device, bf16: bool, sampling: 
     """Computes the proof; see `require_proof`."""
     model = miniature(config)
     nn.Module.to(model, device)
-    with torch.random.fork_rng(devices=[]), _refused_where_it_cannot_run(config):
-        drawn = _drawn(model, sampling)
+    with torch.random.fork_rng(devices=[]), _refuse_unsupported(config):
+        drawn = _sample_batch(model, sampling)
         every = replace(drawn, sampling=None).with_columns({"mask": drawn.position > 0})
         plain = [plain_logits(model, tokens) for tokens in drawn.sequences()]
         wanted_N, head = _scores(plain, every, PLAIN), LogitsHead(model)
@@ -142,7 +142,7 @@ def prove(config: PreTrainedConfig, device: torch.device, bf16: bool, sampling: 
     return proof
 
 
-def _drawn(model: PreTrainedModel, sampling: SamplingParams | None) -> Batch:
+def _sample_batch(model: PreTrainedModel, sampling: SamplingParams | None) -> Batch:
     """Responses of the torch sampler; where none is asked, ragged sequences."""
     requests = _requests(model)
     if sampling is not None:
@@ -285,7 +285,7 @@ def _first_difference(model: PreTrainedModel, right: Outputs, wrong: Outputs) ->
 
 
 @contextmanager
-def _refused_where_it_cannot_run(config: PreTrainedConfig) -> Iterator[None]:
+def _refuse_unsupported(config: PreTrainedConfig) -> Iterator[None]:
     """A model of `transformers` that Lockstep's attention, packing or cache does not fit fails in its own ways."""
     try:
         yield

@@ -18,7 +18,7 @@ from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.errors import InputError
 from lockstep.learners.rank import RankLearner, resolve_device
 from lockstep.learners.torch.learner import TorchLearner
-from lockstep.learners.torch.start import started
+from lockstep.learners.torch.start import build_model
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.heads import PLAIN
 from lockstep.models.load import load_causal_lm
@@ -65,14 +65,14 @@ class LearnerSpec:
     def torch(self, ranks: Ranks = ALONE) -> TorchLearner:
         """A torch learner."""
         device = resolve_device(self.section.device)
-        model = started(self.model, self.head, self.seed, self.section, ranks, device)
+        model = build_model(self.model, self.head, self.seed, self.section, ranks, device)
         return TorchLearner(model, self.section, self.optimizer, ranks)
 
     def megatron(self, ranks: Ranks) -> RankLearner:
         """A Megatron learner."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Megatron tells of everything that it could use and does not find
-            from lockstep.learners.megatron.start import started as stage_started
+            from lockstep.learners.megatron.start import start_learner as stage_started
 
             return stage_started(self.model, self.head, self.seed, self.section, self.optimizer, ranks)
 

@@ -191,7 +191,7 @@ class Channel:
         header = struct.pack(f"<I{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
         deadline = _deadline(timeout_s)
         for part in (header, *parts):
-            self._socket.settimeout(_left(deadline))
+            self._socket.settimeout(_remaining_s(deadline))
             self._socket.sendall(part)
 
     def recv(self, timeout_s: float | None = None) -> Message:
@@ -218,7 +218,7 @@ class Channel:
         data = bytearray(size)
         view, filled = memoryview(data), 0
         while filled < size:
-            self._socket.settimeout(_left(deadline))
+            self._socket.settimeout(_remaining_s(deadline))
             received = self._socket.recv_into(view[filled:])
             if received == 0:
                 raise EOFError("the other side has closed")
@@ -230,7 +230,7 @@ def _deadline(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else time.monotonic() + timeout_s
 
 
-def _left(deadline: float | None) -> float | None:
+def _remaining_s(deadline: float | None) -> float | None:
     """Seconds until the deadline; a hair where it has passed, since 0 would mean a socket that never waits."""
     return None if deadline is None else max(deadline - time.monotonic(), 1e-4)
 
@@ -265,7 +265,7 @@ def serve(line: Line) -> None:
     """
     frame = line.frame()
     try:
-        target = _expected(Build, decode(frame)).factory.build()
+        target = _require_kind(Build, decode(frame)).factory.build()
         line.send(Result(None))
     except Exception as error:
         line.send(Failure.of(error))
@@ -274,12 +274,12 @@ def serve(line: Line) -> None:
         frame = line.frame()
         # Whatever a verb raises belongs to its caller, and the worker goes on; a broken line ends it just below.
         try:
-            line.send(Result(_run(target, _expected(Call, decode(frame)), line)))
+            line.send(Result(_run(target, _require_kind(Call, decode(frame)), line)))
         except Exception as error:
             line.send(Failure.of(error))
 
 
-def _expected(kind: type[M], message: Message) -> M:
+def _require_kind(kind: type[M], message: Message) -> M:
     if not isinstance(message, kind):
         raise TypeError(f"a worker expects a {kind.__name__}, not a {type(message).__name__}")
     return message

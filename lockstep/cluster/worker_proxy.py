@@ -75,11 +75,11 @@ class Pending:
         try:
             self._transport.send(call, self._timeout_s)
         except TimeoutError:
-            self._unsent = self._given_up()
+            self._unsent = self._give_up()
         except OSError:
-            self._unsent = self._died("before")
+            self._unsent = self._note_death("before")
 
-    def done(self, wait_s: float = 0.0) -> bool:
+    def is_done(self, wait_s: float = 0.0) -> bool:
         """Whether `result` would return, or raise, without waiting; waits up to `wait_s` for that."""
         return self._unsent is not None or self._transport.poll(wait_s) or time.monotonic() > self._deadline
 
@@ -99,9 +99,9 @@ class Pending:
         try:
             message = self._transport.recv(max(0.0, self._deadline - time.monotonic()))
         except TimeoutError as error:
-            raise self._given_up() from error
+            raise self._give_up() from error
         except (EOFError, OSError) as error:
-            raise self._died("in") from error
+            raise self._note_death("in") from error
         self.renew()
         self.open = isinstance(message, Item)
         if isinstance(message, Failure):
@@ -119,13 +119,13 @@ class Pending:
         self.open = False
         self._transport.close(at_once=True)
 
-    def _given_up(self) -> RemoteTimeout:
+    def _give_up(self) -> RemoteTimeout:
         self.abandon()
         return RemoteTimeout(
             f"worker {self.name} took longer than {self._timeout_s:g} s over {self.verb} and was ended"
         )
 
-    def _died(self, when: str) -> WorkerDied:
+    def _note_death(self, when: str) -> WorkerDied:
         self.open = False
         return WorkerDied(f"worker {self.name} died {when} {self.verb}: {self._transport.ending()}")
 
@@ -204,7 +204,7 @@ class Remote:
         self.pending = Pending(self._transport, self.name, BUILD, self.timeout_s)
 
 
-def spawned(factory: Factory, name: str, timeout_s: float, threads: int | None = None, workers: int = 1) -> Remote:
+def spawn_worker(factory: Factory, name: str, timeout_s: float, threads: int | None = None, workers: int = 1) -> Remote:
     """A worker in a child process.
 
     Args:
@@ -236,7 +236,7 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
     failures: list[RemoteError | RemoteTimeout | WorkerDied] = []
     waiting, deadline = list(calls), float("inf")
     while waiting and time.monotonic() < deadline:
-        for call in [call for call in waiting if call.done(_TOGETHER_S)]:
+        for call in [call for call in waiting if call.is_done(_TOGETHER_S)]:
             waiting.remove(call)
             try:
                 results[call] = call.result()

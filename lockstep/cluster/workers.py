@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstep.cluster.transport import Factory, Role
-from lockstep.cluster.worker_proxy import Remote, spawned
+from lockstep.cluster.worker_proxy import Remote, spawn_worker
 from lockstep.config import ClusterSection, Computation
 from lockstep.errors import InputError
 from lockstep.report.progress import Progress
@@ -69,7 +69,7 @@ class Workers(ExitStack):
             threads: Torch threads of the worker; None: its share of the machine.
         """
         if self._cluster is None:
-            return spawned(factory, name, timeout_s, threads, of)
+            return spawn_worker(factory, name, timeout_s, threads, of)
         connect = partial(self._cluster.actor, factory, role, number, threads or self._cluster.threads)
         return Remote(connect, name, timeout_s)
 
@@ -79,14 +79,14 @@ HERE = Workers()
 
 
 def workers_of(
-    section: ClusterSection, computation: Computation, shown: Progress, learners: int = 0, samplers: int = 0
+    section: ClusterSection, computation: Computation, progress: Progress, learners: int = 0, samplers: int = 0
 ) -> Workers:
     """Workers where a recipe says.
 
     Args:
         section: Says it.
         computation: How they compute.
-        shown: What the user sees.
+        progress: What the user sees.
         learners: Ranks of a learner that need a place.
         samplers: Samplers that do.
 
@@ -99,5 +99,5 @@ def workers_of(
         raise InputError('cluster.backend is ray, which is not installed; pip install "lockstep-rl[ray]"')
     from lockstep.cluster.ray_transport import RayCluster
 
-    with shown.phase("join the Ray cluster"):
+    with progress.phase("join the Ray cluster"):
         return Workers(RayCluster(section.ray, learners, samplers, computation.may_use_gpu))

@@ -21,13 +21,13 @@ def add(parsers: Parsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs it. Returns the exit code."""
-    from lockstep.config.help import explained, headline
-    from lockstep.config.loading import describe, load, shipped
+    from lockstep.config.help import explain_options, headline
+    from lockstep.config.loading import describe, find_shipped, load
 
     if options.recipe is None:
-        print("\n".join(f"{name:<44} {headline(path.read_text())}" for name, path in shipped().items()))
+        print("\n".join(f"{name:<44} {headline(path.read_text())}" for name, path in find_shipped().items()))
         return 0
     keys = [word for word in options.overrides if re.fullmatch(r"\w+(\.\w+)*", word)]
     loaded = load(options.recipe, [word for word in options.overrides if word not in keys])
-    print(explained(loaded, keys) if keys or options.explain else describe(loaded, origins=True), end="")
+    print(explain_options(loaded, keys) if keys or options.explain else describe(loaded, origins=True), end="")
     return 0

@@ -28,11 +28,11 @@ def run(options: argparse.Namespace) -> int:
 
         print(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
-    from lockstep.report.compared import compared_in
+    from lockstep.report.agreement import read_agreement
     from lockstep.run.train import require_trained, train
 
     folder = train(load(options.recipe, options.overrides), options.allow_changes)
-    compared = compared_in(folder)
+    compared = read_agreement(folder)
     if compared is not None and compared.exit_code:
         return compared.exit_code
     require_trained(folder)

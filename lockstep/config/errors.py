@@ -84,7 +84,7 @@ def _kinds(annotation: Any) -> Iterator[object]:
 
 def algorithm_sentence(given: Any) -> str:
     """For a recipe that is none, because its `algorithm` is missing or unknown."""
-    found = "is missing" if given is None else f"is {shown(given)}"
+    found = "is missing" if given is None else f"is {format_value(given)}"
     return (
         f"algorithm {found}; there are: {', '.join(registry.names())}; one of your own is named by its place, "
         "file.py:Class or package.module:Class"
@@ -110,7 +110,7 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
     quoting = (
         f"""; quote text that YAML reads as something else: {key}='"…"'""" if problem["type"] == "string_type" else ""
     )
-    return f"{key} is {shown(problem['input'])}, but should be {expected}{quoting}"
+    return f"{key} is {format_value(problem['input'])}, but should be {expected}{quoting}"
 
 
 def _wrong(said: Any, path: KeyPath, recipe: Shape) -> KeyPath:
@@ -123,7 +123,7 @@ def _wrong(said: Any, path: KeyPath, recipe: Shape) -> KeyPath:
     return found if found[-1] in known else path
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value for people, long ones by their kind."""
     match value:
         case dict():

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from lockstep.config import Section
-from lockstep.config.errors import RecipeError, Shape, nearest, shown
+from lockstep.config.errors import RecipeError, Shape, format_value, nearest
 from lockstep.config.loading import Loaded
 from lockstep.yaml12 import Keys
 
@@ -32,7 +32,7 @@ def headline(recipe: str) -> str:
     return re.split(r"(?<=\.) (?=[A-Z]|lockstep )", " ".join(line.lstrip("# ") for line in comment), maxsplit=1)[0]
 
 
-def explained(loaded: Loaded, keys: Sequence[str] = ()) -> str:
+def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
     """The options with these keys, and all in the sections with these keys; every option where there are no keys.
 
     Raises:
@@ -64,18 +64,18 @@ def _entry(loaded: Loaded, keys: Keys, holder: type[Section], inner: type[Sectio
     value = _value(loaded.dump(), keys)
     if isinstance(value, dict):
         return f"{key}:\n    {meaning}\n"
-    now = f" = {_written(value)} ({loaded.origin(keys)})" if value is not _ABSENT else ""
-    default = "required" if keys[-1] in schema.get("required", ()) else f"default {_written(field.get('default'))}"
+    now = f" = {_format_entry(value)} ({loaded.origin(keys)})" if value is not _ABSENT else ""
+    default = "required" if keys[-1] in schema.get("required", ()) else f"default {_format_entry(field.get('default'))}"
     return f"{key}{now}\n    {_kind(field)}; {default}\n    {meaning}\n"
 
 
 _ABSENT = object()
 
 
-def _written(value: Any) -> str:
+def _format_entry(value: Any) -> str:
     """A value as one would write it, unless it is a list of groups."""
     nested = isinstance(value, list) and any(isinstance(item, dict) for item in value)
-    return shown(value) if nested else json.dumps(value, ensure_ascii=False)
+    return format_value(value) if nested else json.dumps(value, ensure_ascii=False)
 
 
 def _value(tree: Any, keys: Keys) -> Any:
@@ -97,7 +97,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_kind(choice) for choice in schema["anyOf"])
     if "const" in schema or "enum" in schema:
-        *others, last = [shown(value) for value in schema.get("enum", [schema.get("const")])]
+        *others, last = [format_value(value) for value in schema.get("enum", [schema.get("const")])]
         return f"{', '.join(others)} or {last}" if others else last
     if "type" not in schema:
         return "group of options"

@@ -38,10 +38,10 @@ from lockstep.config.errors import (
     RecipeError,
     Shape,
     algorithm_sentence,
+    format_value,
     kinds_at,
     section_of,
     sentence,
-    shown,
 )
 from lockstep.config.user_code import refuse_code
 from lockstep.paths import expand
@@ -193,27 +193,27 @@ def _resolve(
     path: Path, said: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
 ) -> Loaded:
     """Lays what files say, and overrides over them, over each other, and validates it."""
-    below = _joined(said)
+    below = _join(said)
     if distrusted is not None:
         refuse_code(below, path, distrusted)
     given = [text.partition("=")[2].strip(" \"'") for text in overrides if text.startswith("algorithm=")]
     known = registry.find(given[-1] if given else str(below.get("algorithm")))
     overriding = _overrides(overrides, None if known is None else Shape(known, below))
     kind = _kind(said, overriding)
-    said, overriding = _expanded(said, kind), _expanded(overriding, kind)
+    said, overriding = _expand(said, kind), _expand(overriding, kind)
     exclusive = _EXCLUSIVE if kind.steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
     tree: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
-    for layer in [*said, Layer("override", _joined(overriding))]:
-        tree = _laid_over(tree, layer.tree, exclusive)
+    for layer in [*said, Layer("override", _join(overriding))]:
+        tree = _overlay(tree, layer.tree, exclusive)
         origins |= dict.fromkeys(_options(layer.tree), layer.source)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
-    return Loaded(path.stem, _validated(kind, tree, said, overriding), standing, arguments, distrusted)
+    return Loaded(path.stem, _validate(kind, tree, said, overriding), standing, arguments, distrusted)
 
 
 def _kind(said: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
     """The class of the recipe that the layers say."""
-    algorithm = _joined([*said, *overriding]).get("algorithm")
+    algorithm = _join([*said, *overriding]).get("algorithm")
     kind = registry.find(algorithm) if isinstance(algorithm, str) else None
     if kind is None:
         raise RecipeError(f"{_source(said, overriding, ['algorithm'])}: {algorithm_sentence(algorithm)}")
@@ -222,7 +222,7 @@ def _kind(said: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
 
 def algorithm_of(recipe: str) -> Any:
     """What a recipe says its `algorithm` is, before anything is validated."""
-    return _joined(_layers(_find(recipe, Path(), ""), ())).get("algorithm")
+    return _join(_layers(_find(recipe, Path(), ""), ())).get("algorithm")
 
 
 def usage(kind: type[Recipe], recipe: str) -> str:
@@ -243,10 +243,10 @@ def describe(loaded: Loaded, origins: bool = False) -> str:
 
     As a recipe of its own it resolves to the same.
     """
-    return yaml12.annotated(loaded.dump(), loaded.origin) if origins else yaml12.dump(loaded.dump())
+    return yaml12.annotate(loaded.dump(), loaded.origin) if origins else yaml12.dump(loaded.dump())
 
 
-def shipped() -> dict[str, Path]:
+def find_shipped() -> dict[str, Path]:
     """The recipes that come with the package, by name; each lies in the folder of what it runs."""
     paths = Path(str(files("lockstep"))).rglob("recipes/*.yaml")
     return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
@@ -261,7 +261,7 @@ def _find(recipe: str, beside: Path, asker: str) -> Path:
         if not path.is_file():
             raise RecipeError(f"{asker}there is no recipe file {path}")
         return path
-    names = shipped()
+    names = find_shipped()
     if recipe not in names:
         meant = (beside / recipe).with_suffix(".yaml")
         if (beside / recipe).exists() or meant.is_file():
@@ -285,7 +285,7 @@ def _run_hint(path: Path) -> str:
 
 def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     """What a file says, after what its base says."""
-    source = path.stem if path in shipped().values() else str(path)
+    source = path.stem if path in find_shipped().values() else str(path)
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -297,13 +297,13 @@ def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
             f"{source}: this file is empty; begin with base: and the name of a recipe, and say what differs"
         )
     if not isinstance(tree, dict):
-        raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {shown(tree)}")
+        raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {format_value(tree)}")
     base = tree.pop("base", None)
     layer = Layer(source, tree)
     if base is None:
         return [layer]
     if not isinstance(base, str):
-        raise RecipeError(f"{source}: base must name one recipe, but is {shown(base)}")
+        raise RecipeError(f"{source}: base must name one recipe, but is {format_value(base)}")
     above = (*above, path.resolve())
     base_path = _find(base, path.parent, f"{source}: base: ")
     if base_path.resolve() in above:
@@ -382,7 +382,7 @@ def _quoting(key: str, value: str) -> str:
     return f"""{key} is text, and YAML reads braces, brackets and colons as more; quote it twice: {key}='"{meant}"'"""
 
 
-def _expanded(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
+def _expand(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
     """Spells out scalars that stand for a section."""
     backends = {name for name, field in kind.model_fields.items() if _has_backend(section_of(field.annotation))}
     meant = dict.fromkeys(backends, "backend") | {"run": "folder"}
@@ -402,14 +402,14 @@ def _has_backend(section: type[Section] | None) -> bool:
     return section is not None and "backend" in section.model_fields
 
 
-def _joined(layers: Iterable[Layer]) -> dict[str, Any]:
+def _join(layers: Iterable[Layer]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers:
-        tree = _merged(tree, layer.tree)
+        tree = _merge(tree, layer.tree)
     return tree
 
 
-def _laid_over(
+def _overlay(
     below: dict[str, Any], above: dict[str, Any], exclusive: Sequence[tuple[str, tuple[str, ...]]]
 ) -> dict[str, Any]:
     """`above` over `below`, where an option that is given takes back the others of its group."""
@@ -422,7 +422,7 @@ def _laid_over(
         given, taken = above.get(section), below.get(section)
         if isinstance(given, dict) and isinstance(taken, dict) and _renames(given.get(part), taken.get(part)):
             below = below | {section: taken | {part: None}}
-    return _merged(below, above)
+    return _merge(below, above)
 
 
 def _renames(given: Any, taken: Any) -> bool:
@@ -434,15 +434,15 @@ def _renames(given: Any, taken: Any) -> bool:
     )
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        merged[key] = _merged(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+        merged[key] = _merge(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
     return merged
 
 
-def _validated(kind: type[R], tree: dict[str, Any], said: Sequence[Layer], overriding: Sequence[Layer]) -> R:
+def _validate(kind: type[R], tree: dict[str, Any], said: Sequence[Layer], overriding: Sequence[Layer]) -> R:
     """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number."""
     try:
         return kind.model_validate_json(json.dumps(tree), strict=True)

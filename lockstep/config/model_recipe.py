@@ -33,7 +33,7 @@ class Command:
     data: type[PromptSection]
     sampling: Callable[[dict[str, Any], dict[str, int] | None], dict[str, Any]]
 
-    def resolved(
+    def resolve(
         self, model: str, data: str, overrides: Sequence[str], recipe: str | None, folder: str | None
     ) -> Loaded:
         """The recipe.

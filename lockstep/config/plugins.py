@@ -35,7 +35,7 @@ class Plugins(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """All that have a name of their own."""
-        installed = (point.name for point in _installed(self._group))
+        installed = (point.name for point in _find_installed(self._group))
         return (*self._built_in, *(name for name in installed if name not in self._built_in))
 
     def find(self, name: str) -> type[T] | None:
@@ -57,10 +57,10 @@ class Plugins(Generic[T]):
 
     def place(self, name: str) -> str:
         """Where a class is: of a name that stands for a place, that; all else is taken for a place."""
-        installed = {point.name: point.value for point in _installed(self._group)}
+        installed = {point.name: point.value for point in _find_installed(self._group)}
         return self._built_in.get(name) or installed.get(name, name)
 
 
 @cache
-def _installed(group: str) -> tuple[EntryPoint, ...]:
+def _find_installed(group: str) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))

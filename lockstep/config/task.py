@@ -85,11 +85,11 @@ def validate_as_named(said: Any, validate: ValidatorFunctionWrapHandler) -> Task
     return find(said).model_validate_json(json.dumps(said), strict=True) if isinstance(said, dict) else validate(said)
 
 
-def _built_in() -> dict[str, str]:
+def _find_built_in() -> dict[str, str]:
     """Places of the tasks that ship, by name."""
     folder = Path(__file__).parent.parent / "tasks"
     names = sorted({file.stem for file in folder.glob("*.py")} - {"__init__", "base"})
     return {name: f"lockstep.tasks.{name}:{name.title().replace('_', '')}" for name in names}
 
 
-_TASKS = Plugins("name", Task, "lockstep.tasks.base.Task", _built_in())
+_TASKS = Plugins("name", Task, "lockstep.tasks.base.Task", _find_built_in())

@@ -72,7 +72,7 @@ def find_own_file(kind: type) -> Path | None:
     return next((path for path, (_, module) in _MODULES.items() if module.__name__ == kind.__module__), None)
 
 
-def raised(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """What the user's code raised, and in which line of the file that was called; whatever it had called itself."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])

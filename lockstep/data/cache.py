@@ -75,15 +75,15 @@ def table(name: str, columns: int, fill: Callable[[BinaryIO], dict[str, Any]]) -
         about = json.dumps(fill(file)).encode()
         file.write(about + len(about).to_bytes(_LENGTH_BYTES, "little"))
 
-    path = kept(name, write)
+    path = ensure_cached(name, write)
     try:
         return _table(path, columns)
     except ValueError:  # cut short by a full disk or a crash of the machine
         path.unlink(missing_ok=True)
-        return _table(kept(name, write), columns)
+        return _table(ensure_cached(name, write), columns)
 
 
-def kept(name: str, write: Write) -> Path:
+def ensure_cached(name: str, write: Write) -> Path:
     """The file `name` of the cache, written first where it is not there. Older ones of its family are removed then.
 
     Raises:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.batch import Batch
 from lockstep.config import DataSection
 from lockstep.data import messages
-from lockstep.data.learned import Answers, learned_batch
+from lockstep.data.answers import AnswerEncoder, build_batch
 from lockstep.data.prompts import fault_of, prompts_of, too_long
 from lockstep.data.rows import Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
@@ -37,13 +37,13 @@ class Demonstration:
 
 def batch_of(demonstrations: Sequence[Demonstration]) -> Batch:
     """A batch of rows to imitate, `mask` on completions."""
-    return learned_batch([(row.prompt.tokens, row.completion) for row in demonstrations])
+    return build_batch([(row.prompt.tokens, row.completion) for row in demonstrations])
 
 
 def answer_of(row: Row, where: str, data: DataSection) -> str:
     """What the template makes of a row, or the last word of its messages."""
     if data.messages is not None and not data.completion_templates:
-        return messages.answered(row, data.messages)
+        return messages.read_answer(row, data.messages)
     return "".join(render(template, row, where) for template in data.completion_templates.values())
 
 
@@ -55,7 +55,7 @@ class Demonstrations:
         tokenizer: The model's.
         data: Templates, limits, and whether to shuffle.
         max_tokens: Longest prompt and completion together; a longer row is over-long, like one with a long prompt.
-        stops: See `Answers`.
+        stops: See `AnswerEncoder`.
         head: See `Selection`.
         rule: What else a row must be like.
         limit: How messages name `max_tokens`.
@@ -76,7 +76,7 @@ class Demonstrations:
         rule: Rule = ANY_ROW,
         limit: str = "sft.max_tokens",
     ) -> None:
-        self._answers = Answers(tokenizer, data, stops)
+        self._answers = AnswerEncoder(tokenizer, data, stops)
         self._tokenizer = tokenizer
         self._data = data
         self._max_tokens, self._limit = max_tokens, limit

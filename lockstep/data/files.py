@@ -17,7 +17,7 @@ from lockstep.data.tables import open_table
 
 
 @dataclass(frozen=True)
-class Files:
+class FileGroup:
     """Files whose rows belong together.
 
     Attributes:
@@ -29,7 +29,7 @@ class Files:
     weights: tuple[float, ...] | None = None
 
 
-def open_rows(files: Files, bad_rows: Policy = "error") -> Rows:
+def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
     """Opens files as rows.
 
     Args:

@@ -122,7 +122,7 @@ class JsonlIndex:
         """The file itself, or what a packed one holds."""
         if self.path.suffix != ".gz":
             return self.path
-        return cache.kept(cache.entry("unpacked", self._stamp.path, self._stamp), partial(_unpack, self.path))
+        return cache.ensure_cached(cache.entry("unpacked", self._stamp.path, self._stamp), partial(_unpack, self.path))
 
     def _check_unchanged(self) -> None:
         if Stamp.of(self.path) != self._stamp:
@@ -218,11 +218,11 @@ def _scan(text: BinaryIO, path: Path, stop: bool, file: BinaryIO) -> dict[str, A
     ticker = Ticker(f"indexing {path}", text.seek(0, io.SEEK_END))
     text.seek(0)
 
-    def seen(block: memoryview) -> None:
+    def digest_block(block: memoryview) -> None:
         digest.update(block)
         ticker.at(text.tell())
 
-    lines = io.BufferedReader(_Watched(text, seen), _BUFFER_BYTES)
+    lines = io.BufferedReader(_Watched(text, digest_block), _BUFFER_BYTES)
     offset = _mark_bytes(lines.peek(len(_UTF8_MARK)), path)
     lines.read(offset)
     for number, line in enumerate(lines, start=1):

@@ -21,13 +21,13 @@ class ChatTemplateError(InputError):
     """The tokenizer's chat template cannot be used, or refuses a conversation; says why in few words."""
 
 
-def asked(row: Row, field: str) -> tuple[Message, ...]:
+def read_question(row: Row, field: str) -> tuple[Message, ...]:
     """The messages in a field that are to be answered: all, but for an answer by the assistant at the end."""
     messages = tuple(row[field])
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
 
-def opened(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
+def render_prompt(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
     """A conversation as the model reads it, up to where the reply begins.
 
     Raises:
@@ -59,7 +59,7 @@ def _text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_g
     return str(text)
 
 
-def answered(row: Row, field: str) -> str:
+def read_answer(row: Row, field: str) -> str:
     """The answer that the assistant gives at the end of the messages in a field."""
     return str(row[field][-1]["content"])
 
@@ -75,7 +75,7 @@ def end_of_answer(tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) ->
     return next((token for token in behind if token in stops), None)
 
 
-def answered_back(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """What a conversation goes on with behind the text of an answer, where a user says `text` to it: the end of the
     answer, the message, and the opening of the next reply.
 
@@ -83,7 +83,9 @@ def answered_back(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
     talk = [("user", "Question."), ("assistant", _ANSWER), ("user", text)]
-    return opened([{"role": role, "content": content} for role, content in talk], tokenizer).partition(_ANSWER)[2]
+    return render_prompt([{"role": role, "content": content} for role, content in talk], tokenizer).partition(_ANSWER)[
+        2
+    ]
 
 
 def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -91,10 +93,10 @@ def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase) -> str | Non
     wrong = _shape_fault(row, field)
     if wrong is not None:
         return wrong
-    if not asked(row, field):
+    if not read_question(row, field):
         return f"has in the field {field!r} no message that could be answered"
     try:
-        opened(asked(row, field), tokenizer)
+        render_prompt(read_question(row, field), tokenizer)
     except ChatTemplateError as error:
         return f"has in the field {field!r} messages that the tokenizer's chat template refuses ({error})"
     return None

@@ -33,7 +33,7 @@ def rows_at(position: int, count: int, length: int, seed: int, shuffle: bool) ->
     return [int(order(length, epoch, seed, shuffle)[place]) for epoch, place in places]
 
 
-def mixed_rows_at(
+def mix_rows_at(
     position: int, count: int, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool
 ) -> list[int]:
     """The same for rows in several parts, which are drawn in proportion to their weights.
@@ -51,16 +51,16 @@ def mixed_rows_at(
     """
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     seeds = [seed, *(keyed.key(seed, "part", k) for k in range(1, len(sizes)))]
-    taken = drawn(position, tuple(weights))
+    taken = count_drawn(position, tuple(weights))
     rows = []
     for p in range(position + 1, position + count + 1):
-        before, taken = taken, drawn(p, tuple(weights))
+        before, taken = taken, count_drawn(p, tuple(weights))
         part = next(k for k, (old, new) in enumerate(zip(before, taken, strict=True)) if new > old)
         rows.append(starts[part] + rows_at(before[part], 1, sizes[part], seeds[part], shuffle)[0])
     return rows
 
 
-def drawn(position: int, weights: tuple[float, ...]) -> list[int]:
+def count_drawn(position: int, weights: tuple[float, ...]) -> list[int]:
     """How many of the first `position` rows come from each part.
 
     The first part gives the whole number below its share, the second likewise of what is left to the others, and so on.

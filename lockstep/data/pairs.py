@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.batch import Batch
 from lockstep.config import PairSection
 from lockstep.data import messages
-from lockstep.data.learned import Answers, learned_batch
+from lockstep.data.answers import AnswerEncoder, build_batch
 from lockstep.data.prompts import fault_of, prompts_of, too_long
 from lockstep.data.rows import Row, Rows
 from lockstep.data.selection import Head, Needs, Selection
@@ -22,7 +22,7 @@ from lockstep.types import Prompt
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     """One row to learn a preference from.
 
     Attributes:
@@ -51,7 +51,7 @@ class Pairs:
         tokenizer: The model's.
         data: Templates, limits, and whether to shuffle.
         max_tokens: Longest prompt and answer together; a row with a longer one is over-long, as with a long prompt.
-        stops: See `Answers`.
+        stops: See `AnswerEncoder`.
         head: See `Selection`.
         limit: The option that says `max_tokens`.
 
@@ -70,7 +70,7 @@ class Pairs:
         head: Head = None,
         limit: str = "dpo.max_tokens",
     ) -> None:
-        self._answers = Answers(tokenizer, data, stops)
+        self._answers = AnswerEncoder(tokenizer, data, stops)
         self._tokenizer = tokenizer
         self._data = data
         self._max_tokens, self._limit = max_tokens, limit
@@ -82,16 +82,16 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.selection)
 
-    def __getitem__(self, i: int) -> Pair:
+    def __getitem__(self, i: int) -> PreferencePair:
         return self._read(self.selection.numbers([i]))[0]
 
     def at(self, position: int, count: int, seed: int) -> Batch:
         """The pairs at `position` … `position + count − 1` of a run, two sequences each; see `data.order`."""
         return self._collate(self.selection.at(position, count, seed))
 
-    def shown(self, position: int, count: int, seed: int) -> list[dict[str, Any]]:
+    def render(self, position: int, count: int, seed: int) -> list[dict[str, Any]]:
         """The same pairs as text, plain enough for JSON."""
-        return [self._shown(pair) for pair in self._read(self.selection.at(position, count, seed))]
+        return [self._render(pair) for pair in self._read(self.selection.at(position, count, seed))]
 
     def first(self, limit: int | None = None) -> Batch:
         """The pairs in the order of the file, at most the first `limit`."""
@@ -101,26 +101,26 @@ class Pairs:
         pairs = self._read(numbers)
         answers = [(pair.prompt.tokens, answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
         scores = [score for pair in pairs for score in pair.scores]
-        return replace(learned_batch(answers), sample={"score": torch.tensor(scores)} if scores else {}, group_size=2)
+        return replace(build_batch(answers), sample={"score": torch.tensor(scores)} if scores else {}, group_size=2)
 
-    def _shown(self, pair: Pair) -> dict[str, Any]:
+    def _render(self, pair: PreferencePair) -> dict[str, Any]:
         answers = {"chosen": pair.chosen, "rejected": pair.rejected}
         texts = {name: self._tokenizer.decode(list(ids), skip_special_tokens=True) for name, ids in answers.items()}
         scores = {f"{name}_score": score for name, score in zip(answers, pair.scores, strict=False)}
         return {"id": pair.prompt.id, "prompt": pair.prompt.text, **texts, **scores}
 
-    def _read(self, numbers: Sequence[int]) -> list[Pair]:
+    def _read(self, numbers: Sequence[int]) -> list[PreferencePair]:
         rows = self.selection.rows
         return self._of(rows, numbers, rows.rows(numbers))
 
-    def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Pair]:
+    def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[PreferencePair]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
         chosen, rejected = (
             self._answers([_answer(template, row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)])
             for template in (self._data.chosen, self._data.rejected)
         )
         scores = [tuple(float(row[name]) for name in self._data.score_fields) for row in contents]
-        return [Pair(*parts) for parts in zip(prompts, chosen, rejected, scores, strict=True)]
+        return [PreferencePair(*parts) for parts in zip(prompts, chosen, rejected, scores, strict=True)]
 
     def _fault(self, row: Row) -> str | None:
         """What is wrong with a row that has the fields of the templates, if anything."""
@@ -139,7 +139,7 @@ class Pairs:
     def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
         return [self._complaint(pair) for pair in self._of(rows, numbers, contents)]
 
-    def _complaint(self, pair: Pair) -> str | None:
+    def _complaint(self, pair: PreferencePair) -> str | None:
         if pair.longest <= self._max_tokens:
             return too_long(pair.prompt, self._data.max_prompt_tokens)
         return f"prompt and longer answer have {pair.longest} tokens, more than {self._limit}={self._max_tokens}"
@@ -148,7 +148,7 @@ class Pairs:
 def _answer(template: str, row: Row, where: str) -> str:
     """An answer as text: the template filled, or the end of the conversation that its only field holds."""
     talk = _talk(template, row)
-    return render(template, row, where) if talk is None else messages.answered(row, talk)
+    return render(template, row, where) if talk is None else messages.read_answer(row, talk)
 
 
 def _answer_fault(template: str, row: Row) -> str | None:

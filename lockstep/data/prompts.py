@@ -31,16 +31,16 @@ def prompts_of(
 
     A plain prompt gets the special tokens that the tokenizer puts around text; a chat template brings its own.
     """
-    return _named_prompts([(rows.id(i), rows.where(i)) for i in numbers], contents, tokenizer, data)
+    return _build_prompts([(rows.id(i), rows.where(i)) for i in numbers], contents, tokenizer, data)
 
 
-def _named_prompts(
+def _build_prompts(
     names: Sequence[tuple[str, str]], contents: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> list[Prompt]:
     """The same for rows by their id, and by how messages name them."""
     if is_chat(data):
         talks = [_messages(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
-        texts = [_opened(talk, where, tokenizer) for (_, where), talk in zip(names, talks, strict=True)]
+        texts = [_render_prompt(talk, where, tokenizer) for (_, where), talk in zip(names, talks, strict=True)]
     else:
         talks = [None] * len(names)
         texts = [render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)]
@@ -49,7 +49,7 @@ def _named_prompts(
         Prompt(name, text, tuple(ids), row, talk)
         for (name, _), text, ids, row, talk in zip(names, texts, tokens, contents, talks, strict=True)
     ]
-    return [_truncated(prompt, tokenizer, data) for prompt in whole] if data.truncates else whole
+    return [_truncate(prompt, tokenizer, data) for prompt in whole] if data.truncates else whole
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
@@ -80,14 +80,14 @@ def is_chat(data: DataSection) -> bool:
 def _messages(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
     """The conversation of a row: its own, or what the templates make of it."""
     if data.messages is not None:
-        return messages.asked(row, data.messages)
+        return messages.read_question(row, data.messages)
     system = () if data.system_prompt is None else ({"role": "system", "content": data.system_prompt},)
     return (*system, {"role": "user", "content": render(data.prompt, row, where)})
 
 
-def _opened(talk: Sequence[Message], where: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def _render_prompt(talk: Sequence[Message], where: str, tokenizer: PreTrainedTokenizerBase) -> str:
     try:
-        return messages.opened(talk, tokenizer)
+        return messages.render_prompt(talk, tokenizer)
     except messages.ChatTemplateError as error:
         raise DataError(
             f"{where}: the tokenizer's chat template refuses its prompt ({error}); change data.system_prompt or "
@@ -95,7 +95,7 @@ def _opened(talk: Sequence[Message], where: str, tokenizer: PreTrainedTokenizerB
         ) from error
 
 
-def _truncated(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Prompt:
+def _truncate(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Prompt:
     """The end of an over-long prompt. A first token that opens every text stays in front: models lean on it."""
     cut = len(prompt.tokens) - data.max_prompt_tokens
     if cut <= 0:
@@ -185,7 +185,7 @@ class Prompts:
 
     def short_enough(self, contents: Sequence[Row]) -> list[bool]:
         """Whether rows that are not of this data would make prompts of the length that is allowed."""
-        prompts = _named_prompts([("new", "a new row")] * len(contents), contents, self._tokenizer, self._data)
+        prompts = _build_prompts([("new", "a new row")] * len(contents), contents, self._tokenizer, self._data)
         return [too_long(prompt, self._data.max_prompt_tokens) is None for prompt in prompts]
 
     def answer(self, prompt: Prompt) -> str:

@@ -14,7 +14,7 @@ from lockstep.data.templates import complaint, fields, render
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedResponses:
     """One prompt with ranked responses.
 
     Attributes:
@@ -30,7 +30,7 @@ class Ranked:
     ranks: tuple[float, ...]
 
 
-def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[Ranked], Skipped]:
+def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponses], Skipped]:
     """Reads all ranked responses of some rows, in their order, and what was left out.
 
     A row of which people say nothing (all ranks the same, or, in a tree, missing) has no part in it, without fault.
@@ -39,7 +39,7 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[Ranked], Skipp
         DataError: A row lacks what the section asks for, and is not to be skipped; or none is left.
         ValueError: A template is malformed.
     """
-    found: list[Ranked] = []
+    found: list[RankedResponses] = []
     faults: list[str] = []
     for i in range(len(rows)):
         try:
@@ -59,18 +59,18 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[Ranked], Skipp
     return told, skipped
 
 
-def _of_row(row: Row, name: str, section: RankedSection) -> list[Ranked]:
+def _of_row(row: Row, name: str, section: RankedSection) -> list[RankedResponses]:
     """Raises DataError with what is wrong, without saying where."""
     if section.tree is not None:
         return list(_of_tree(row, name, section.tree))
     responses = _responses(row, section)
     ranks = _ranks(row, section, len(responses))
-    return [Ranked(name, _conversation(row, section), responses, ranks)]
+    return [RankedResponses(name, _conversation(row, section), responses, ranks)]
 
 
 def _conversation(row: Row, section: RankedSection) -> tuple[Message, ...]:
     if section.messages is None:
-        return ({"role": "user", "content": _filled(section.prompt, row)},)
+        return ({"role": "user", "content": _fill(section.prompt, row)},)
     messages = _field(row, section.messages, list)
     if not messages or not all(
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages
@@ -81,7 +81,7 @@ def _conversation(row: Row, section: RankedSection) -> tuple[Message, ...]:
 
 def _responses(row: Row, section: RankedSection) -> tuple[str, ...]:
     if isinstance(section.responses, tuple):
-        return tuple(_filled(template, row) for template in section.responses)
+        return tuple(_fill(template, row) for template in section.responses)
     responses = _field(row, section.responses, list)
     if len(responses) < 2 or not all(isinstance(response, str) for response in responses):
         raise DataError(f"has in the field {section.responses!r} no list of at least two texts")
@@ -94,13 +94,13 @@ def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
         if len(ranks) != count or not all(_is_number(rank) for rank in ranks):
             raise DataError(f"has in the field {section.ranks!r} not one number for each of {count} responses")
         return tuple(map(float, ranks))
-    best = _filled(section.best or "", row)
+    best = _fill(section.best or "", row)
     if best not in map(str, range(1, count + 1)):
         raise DataError(f"says {best!r} for the best response, and not a number from 1 to {count}")
     return tuple(0.0 if number == int(best) else 1.0 for number in range(1, count + 1))
 
 
-def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[Ranked]:
+def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[RankedResponses]:
     """Every message with two ranked replies or more, as a prompt with all that was said before it."""
     waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [(_field(row, tree.root, dict), (), name)]
     while waiting:
@@ -112,7 +112,7 @@ def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[Ranked]:
         ranked = [reply for reply in replies if _role(reply, tree) == "assistant" and _is_number(reply.get(tree.rank))]
         if len(ranked) > 1:
             texts = tuple(_field(reply, tree.text, str) for reply in ranked)
-            yield Ranked(where, talk, texts, tuple(float(reply[tree.rank]) for reply in ranked))
+            yield RankedResponses(where, talk, texts, tuple(float(reply[tree.rank]) for reply in ranked))
         inner = [(reply, talk, f"{where}.{number}") for number, reply in enumerate(replies, start=1)]
         waiting += reversed(inner)
 
@@ -125,7 +125,7 @@ def _role(message: Mapping[str, Any], tree: TreeSection) -> str:
     return roles[said]
 
 
-def _filled(template: str, row: Row) -> str:
+def _fill(template: str, row: Row) -> str:
     wrong = complaint(row, dict.fromkeys(fields(template), "any"))
     if wrong is not None:
         raise DataError(wrong)
@@ -143,7 +143,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def described(ranked: Sequence[Ranked], skipped: Skipped) -> str:
+def describe(ranked: Sequence[RankedResponses], skipped: Skipped) -> str:
     """How many there are, for people."""
     responses = sum(len(one.responses) for one in ranked)
     return f"{len(ranked)} prompts with {responses} ranked responses ({skipped.count or 'no'} rows skipped)"

@@ -19,9 +19,9 @@ from lockstep.config import DataSection
 from lockstep.config.sources import FieldType
 from lockstep.data import cache
 from lockstep.data.notes import Ticker, note
-from lockstep.data.order import mixed_rows_at
+from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped, is_error
-from lockstep.data.templates import askers, complaint, doubled_braces, fields, fills, render
+from lockstep.data.templates import askers, complaint, fields, fills, find_doubled_braces, render
 
 _ROWS_AT_ONCE = 1024  # rows that are tokenised in one call while the data is gone over
 _BAD, _OVERLONG = "bad rows", "over-long"
@@ -106,7 +106,7 @@ class Selection:
     ) -> None:
         self.rows = rows
         self._shuffle = data.shuffle
-        self._kept, found = _selected(rows, tokenizer, data, needs)
+        self._kept, found = _select(rows, tokenizer, data, needs)
         self.bad = rows.skipped + found[_BAD]
         cut = data.truncates
         self.overlong, self.truncated = (Skipped(), found[_OVERLONG]) if cut else (found[_OVERLONG], Skipped())
@@ -125,7 +125,7 @@ class Selection:
         """Raises DataError where a template would write the name of a field instead of what the field holds."""
         [first] = self.rows.rows(self.numbers([0]))
         for template in (*needs.templates.values(), *needs.optional):
-            name = doubled_braces(template, first)
+            name = find_doubled_braces(template, first)
             if name is not None:
                 raise DataError(
                     f"template {template!r} writes {{{name}}} as it stands, since doubled braces stand for braces; "
@@ -154,7 +154,7 @@ class Selection:
 
     def at(self, position: int, count: int, seed: int) -> list[int]:
         """The rows of the data at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
-        return self.numbers(mixed_rows_at(position, count, self._sizes, self._weights, seed, self._shuffle))
+        return self.numbers(mix_rows_at(position, count, self._sizes, self._weights, seed, self._shuffle))
 
     def first(self, limit: int | None) -> list[int]:
         """The rows in the order of the data, at most the first `limit`."""
@@ -202,7 +202,7 @@ def texts(
     Raises:
         DataError: A row lacks a field, and is not to be skipped.
     """
-    wanted, asking = _wanted(data, templates), askers(templates)
+    wanted, asking = _field_types(data, templates), askers(templates)
     for numbers in _blocks(rows):
         contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted, asking))
         for i, why in faults.items():
@@ -226,7 +226,7 @@ class _Faults:
             self.first.append((row, why))
 
 
-def _selected(
+def _select(
     rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
 ) -> tuple[np.ndarray, dict[str, Skipped]]:
     """The numbers of usable rows, ascending, and the others by reason; from the cache where it has them."""
@@ -234,7 +234,7 @@ def _selected(
 
     def fill(file: BinaryIO) -> dict[str, Any]:
         found = {_BAD: _Faults(), _OVERLONG: _Faults()}
-        for kept, reason, faults in _gone_over(rows, data, needs):
+        for kept, reason, faults in _scan(rows, data, needs):
             file.write(array("q", kept).tobytes())
             for i, why in faults.items():
                 if is_error(policies[reason]):
@@ -263,10 +263,10 @@ def _selected(
     return table.numbers[:, 0], skipped
 
 
-def _gone_over(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
+def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
     """Block by block: the rows that can be used, and what is wrong with others, first the bad, then the over-long."""
     ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
-    wanted, asking = _wanted(data, needs.templates), askers(needs.templates)
+    wanted, asking = _field_types(data, needs.templates), askers(needs.templates)
     for numbers in _blocks(rows):
         contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted, asking) or needs.fault(row))
         yield [], _BAD, faults
@@ -281,7 +281,7 @@ def _blocks(rows: Rows) -> Iterator[range]:
         yield range(start, min(start + _ROWS_AT_ONCE, len(rows)))
 
 
-def _wanted(data: DataSection, templates: Mapping[str, str]) -> dict[str, FieldType]:
+def _field_types(data: DataSection, templates: Mapping[str, str]) -> dict[str, FieldType]:
     """The fields that rows must have, with their types."""
     wanted: dict[str, FieldType] = {name: "any" for template in templates.values() for name in fields(template)}
     return wanted | (data.fields or {})

@@ -114,10 +114,10 @@ class TableRows:
 def _digest(file: Path) -> str:
     """The SHA-256 of a file, which is kept in the cache."""
     stamp = Stamp.of(file)
-    return cache.table(cache.entry("digest", str(file.resolve()), stamp), 1, partial(_hashed, file)).about["digest"]
+    return cache.table(cache.entry("digest", str(file.resolve()), stamp), 1, partial(_hash_table, file)).about["digest"]
 
 
-def _hashed(path: Path, out: BinaryIO) -> dict[str, Any]:
+def _hash_table(path: Path, out: BinaryIO) -> dict[str, Any]:
     digest, done = hashlib.sha256(), 0
     ticker = Ticker(f"reading {path}", path.stat().st_size)
     with path.open("rb") as file:

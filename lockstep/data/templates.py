@@ -54,7 +54,7 @@ def fills(row: Row, template: str) -> bool:
     return complaint(row, dict.fromkeys(fields(template), "any")) is None
 
 
-def doubled_braces(template: str, row: Row) -> str | None:
+def find_doubled_braces(template: str, row: Row) -> str | None:
     """The field of a row that a template writes as `{{ field }}`, which stays as it is, instead of filling it in."""
     literals = "\0".join(literal if name is None else f"{literal}\0" for literal, name in _parts(template))
     named = re.findall(r"\{\s*(\w+)\s*\}", literals.replace("{\0", "{").replace("\0}", "}"))

@@ -42,7 +42,7 @@ def token_scores(
     if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
         return _of_all(logits_MV, token, sampling)
     floor_M, scoring = _floor(logits_MV, sampling, shard), _scoring(sampling, shard=shard)
-    return _like(token, vocab_logprobs(logits_MV, _listed(token, sampling), scoring, floor_M))
+    return _like(token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M))
 
 
 def hidden_scores(
@@ -51,7 +51,7 @@ def hidden_scores(
     """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be drawn."""
     assert sampling.full_support, "top-k and top-p need the logits"
     scoring = _scoring(sampling, shard=shard)
-    return _like(token, hidden_logprobs(hidden_MD, weight_vD, _listed(token, sampling), scoring))
+    return _like(token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring))
 
 
 def _of_all(logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ def _scoring(sampling: SamplingParams, entropy: bool = True, shard: Shard = WHOL
     return Scoring(shard=shard, temperature=sampling.divisor, entropy=entropy, sampled=True)
 
 
-def _listed(token: Tensor, sampling: SamplingParams) -> Tensor:
+def _as_columns(token: Tensor, sampling: SamplingParams) -> Tensor:
     assert token.dim() == 1 or sampling.full_support, "only a drawn token is known to belong to the support"
     return token if token.dim() == 2 else token[:, None]
 
@@ -113,28 +113,28 @@ def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tupl
     scoring, z_MV = _scoring(sampling, entropy=False), logits_MV.float()
     weight_MV = torch.empty_like(z_MV)
     row = sum_block(z_MV, weight_MV, _floor(logits_MV, sampling), scoring.temperature)
-    token_M = z_MV.argmax(-1) if sampling.greedy else _inverted(weight_MV, uniform_M)
+    token_M = z_MV.argmax(-1) if sampling.greedy else _invert(weight_MV, uniform_M)
     above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
     return token_M, above_M / scoring.temperature - row.total.log()
 
 
-def _inverted(weight_MV: Tensor, uniform_M: Tensor) -> Tensor:
+def _invert(weight_MV: Tensor, uniform_M: Tensor) -> Tensor:
     """Where the running sum of a row's weights passes uniform · total: first the block, then the column in it."""
     columns = weight_MV.shape[1]
     if columns <= _BLOCK:
-        return _passed(weight_MV, uniform_M)[0]
+        return _pass_point(weight_MV, uniform_M)[0]
     whole = columns // _BLOCK * _BLOCK
     sum_MB = weight_MV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
     sum_MB = torch.cat([sum_MB, weight_MV[:, whole:].sum(-1, keepdim=True)], 1)
-    block_M, above_M = _passed(sum_MB, uniform_M)
+    block_M, above_M = _pass_point(sum_MB, uniform_M)
     below_M = 1.0 - above_M / sum_MB.gather(1, block_M[:, None])[:, 0]
     column_Mb = block_M[:, None] * _BLOCK + torch.arange(_BLOCK, device=block_M.device)
     weight_Mb = weight_MV.gather(1, column_Mb.clamp(max=columns - 1)).masked_fill_(column_Mb >= columns, 0.0)
-    place_M, _ = _passed(weight_Mb, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))
+    place_M, _ = _pass_point(weight_Mb, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))
     return (column_Mb[:, 0] + place_M).clamp_(max=columns - 1)
 
 
-def _passed(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
+def _pass_point(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
     """Where the running sum passes uniform · total [M], and by how much, float64 [M]."""
     sum_MK = weight_MK.cumsum(-1, dtype=torch.float64)
     aim_M1 = uniform_M[:, None] * sum_MK[:, -1:]

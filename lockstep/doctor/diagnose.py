@@ -27,7 +27,7 @@ from lockstep.doctor.prompts import PromptSource
 from lockstep.errors import InputError
 from lockstep.inference.results import results_of
 from lockstep.report.doctor_folder import REPORT
-from lockstep.report.progress import Progress, progress
+from lockstep.report.progress import Progress, show_progress
 from lockstep.whole_files import write_whole
 
 DIAGNOSIS = "diagnosis.json"
@@ -63,7 +63,7 @@ def diagnose(loaded: Loaded) -> int:
     recipe = loaded.expect(DoctorRecipe)
     source = PromptSource(recipe)
     results = results_of(loaded, recipe.model.path, {"prompts": files_of(source.rows)}, "doctor", "a report on others")
-    with results.opened() as started, progress(f"{recipe.model.path} → {results.folder}") as shown:
+    with results.open() as started, show_progress(f"{recipe.model.path} → {results.folder}") as shown:
         with shown.phase("start backends"), backends_of(recipe, shown) as backends:
             started()
             found = [_examined(recipe, source, pair, shown) for pair in combinations(backends.items(), 2)]

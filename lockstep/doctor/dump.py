@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.data.files import Files, open_rows
+from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.notes import Ticker
 from lockstep.data.rows import DataError, Rows
 from lockstep.doctor.statistics import Compared
@@ -134,7 +134,7 @@ def read_dump(file: Path, columns: Columns) -> Dump:
     Raises:
         DataError: It cannot be read, a column is missing, or a row does not hold what it should.
     """
-    rows = open_rows(Files((file,)))
+    rows = open_rows(FileGroup((file,)))
     found = _found(file, _plain(rows.rows([0])[0]), columns)
     read = list(_sequences(rows, found))
     if not sum(row.train.numel() for row in read):

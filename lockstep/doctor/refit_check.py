@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lockstep import exit_codes, keyed
 from lockstep.batch import Batch
-from lockstep.cluster.sampler_pool import Replicas, processes
+from lockstep.cluster.sampler_pool import SamplerPool, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import workers_of
 from lockstep.config import LearnerSection, Optimizer
@@ -31,13 +31,13 @@ from lockstep.doctor.refit_findings import Finding, Refitted, findings, holds
 from lockstep.errors import InputError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
-from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.heads import canonical
-from lockstep.report.progress import Progress, progress
+from lockstep.report.progress import Progress, show_progress
 from lockstep.report.terminal import summary_table
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.refit import LARGEST_GAP, Outgoing, Sent, Weighty, random_probe
+from lockstep.weight_sync.sync import LARGEST_GAP, HasWeights, Outgoing, Sent, random_probe
 from lockstep.whole_files import write_whole
 
 REPORT = "refit.json"
@@ -98,7 +98,7 @@ def refit_check(loaded: Loaded) -> int:
     for backend in checked:
         spec = _spec(recipe, backend)
         with (
-            progress(f"refit: {recipe.model.path} → {backend}") as shown,
+            show_progress(f"refit: {recipe.model.path} → {backend}") as shown,
             workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.engines) as workers,
         ):
             learner = learner_of(recipe)
@@ -111,7 +111,7 @@ def refit_check(loaded: Loaded) -> int:
     return exit_codes.OK if faultless else exit_codes.BROKEN
 
 
-def checked_refits(learner: RankLearner, engine: Replicas, probe: Batch, shown: Progress) -> Iterator[Stage]:
+def checked_refits(learner: RankLearner, engine: SamplerPool, probe: Batch, shown: Progress) -> Iterator[Stage]:
     """Runs the stages.
 
     Args:
@@ -132,7 +132,7 @@ def checked_refits(learner: RankLearner, engine: Replicas, probe: Batch, shown: 
 class _Check:
     """A learner, an engine, and what the engine was sent so far."""
 
-    def __init__(self, learner: RankLearner, engine: Replicas, probe: Batch) -> None:
+    def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Batch) -> None:
         self._learner, self._engine, self._probe = learner, engine, probe
         self._buffers = {canonical(name) for name, _ in learner.model.named_buffers()}
         self._before = {"the model's folder": _sent(learner, engine.dtype)}
@@ -151,7 +151,7 @@ class _Check:
         """One optimizer step, of the learner alone."""
         assert self._now is not None, "a step is told from the refit before it"
         start = time.perf_counter()
-        train(self._learner, self._probe, CrossEntropy())
+        train(self._learner, self._probe, CrossEntropyLoss())
         seconds = time.perf_counter() - start
         new, old, held = _sent(self._learner, self._engine.dtype), self._now.sent, self._now.held
         moved = [tensor for tensor in new if new[tensor] != old[tensor]]
@@ -164,7 +164,7 @@ class _Check:
             found.append(Finding("the learner", None, "took a step that changed none of its tensors"))
         return self._stage(name, held, moved, 0, seconds, found, equal=False)
 
-    def _refitted(self, name: str, source: Weighty, equal: bool) -> Stage:
+    def _refitted(self, name: str, source: HasWeights, equal: bool) -> Stage:
         outgoing, start = Outgoing(source, self._engine.dtype), time.perf_counter()
         held = self._engine.load_weights(outgoing, version=len(self._before))[0]
         seconds = time.perf_counter() - start
@@ -221,7 +221,7 @@ class _Check:
 class Noise:
     """Random tensors of the sizes, types and spreads of a learner's; those that are no floats as they are."""
 
-    like: Weighty
+    like: HasWeights
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.like.weights():
@@ -234,7 +234,7 @@ def _noise(name: str, like: Tensor) -> Tensor:
     return (centre + draws * (spread if spread > 0 else 1.0)).to(like)
 
 
-def _sent(source: Weighty, dtype: torch.dtype) -> dict[str, Sent]:
+def _sent(source: HasWeights, dtype: torch.dtype) -> dict[str, Sent]:
     """Fingerprints of what would go out."""
     outgoing = Outgoing(source, dtype)
     for _ in outgoing:

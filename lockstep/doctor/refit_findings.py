@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.doctor.causes import CAUSES
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.refit import Sent, Weighty, differing
+from lockstep.weight_sync.sync import HasWeights, Sent, differing
 
 _FEWER_BITS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -49,13 +49,13 @@ class Refitted:
         held: The engine's attestation.
     """
 
-    source: Weighty
+    source: HasWeights
     sent: Mapping[str, Sent]
     held: Attestation
 
 
 def findings(
-    now: Refitted, before: Mapping[str, Mapping[str, Sent]], buffers: set[str], engine: Replicas
+    now: Refitted, before: Mapping[str, Mapping[str, Sent]], buffers: set[str], engine: SamplerPool
 ) -> Iterator[Finding]:
     """Names what differs.
 
@@ -75,7 +75,7 @@ def findings(
             yield _of_tensor(name, why, now, before, buffers, engine)
 
 
-def _behind_kernels(now: Refitted, engine: Replicas) -> dict[str, str]:
+def _behind_kernels(now: Refitted, engine: SamplerPool) -> dict[str, str]:
     """The tensors that an attestation knows by some columns, and that differ when they are read whole."""
     sent = {name: now.held.tied.get(name, name) for name in now.held.columns}
     differ: dict[str, str] = {}
@@ -93,7 +93,7 @@ def _of_tensor(
     now: Refitted,
     before: Mapping[str, Mapping[str, Sent]],
     buffers: set[str],
-    engine: Replicas,
+    engine: SamplerPool,
 ) -> Finding:
     """A tensor that the engine has, with other bits."""
     for state, sent in before.items():

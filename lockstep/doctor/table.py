@@ -36,7 +36,7 @@ from lockstep.doctor.verdict import Clause
 from lockstep.inference.results import Results, results_of
 from lockstep.models.folder import read_config
 from lockstep.report.doctor_folder import COLUMNS, REPORT
-from lockstep.report.progress import Progress, progress
+from lockstep.report.progress import Progress, show_progress
 from lockstep.whole_files import write_whole
 
 TABLE, JUNIT = "table.md", "junit.xml"
@@ -57,8 +57,8 @@ def table(loaded: Loaded) -> int:
     rows = {"prompts": files_of(PromptSource(recipe).rows)}
     results = results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
     with (
-        results.opened() as started,
-        progress(f"{recipe.model.path} → {results.folder}") as shown,
+        results.open() as started,
+        show_progress(f"{recipe.model.path} → {results.folder}") as shown,
         ExitStack() as open_,
     ):
         with shown.phase("start backends"):

@@ -91,11 +91,11 @@ class _Episodes:
         before, self._live = self._live, {}
         for move in question:
             try:
-                yield from self._moved(move, before.get(move["episode"]))
+                yield from self._move(move, before.get(move["episode"]))
             except Exception as error:  # whatever the user's code raises
                 yield {"wrong": _what(error)}
 
-    def _moved(self, move: dict[str, Any], environment: Environment | None) -> Iterator[Any]:
+    def _move(self, move: dict[str, Any], environment: Environment | None) -> Iterator[Any]:
         """The answer to the newest response; an episode that this process does not know is played up to there."""
         if environment is None:
             environment = self._make()
@@ -129,4 +129,4 @@ def _step(environment: Environment, response: str) -> dict[str, Any]:
 
 
 def _what(error: Exception) -> str:
-    return str(error) if isinstance(error, _Nonsense) else user_code.raised(error)
+    return str(error) if isinstance(error, _Nonsense) else user_code.describe_error(error)

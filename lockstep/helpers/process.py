@@ -81,10 +81,10 @@ class Child:
             ChildDied, ChildHangs: If that ended the process, or took ten minutes.
         """
         with self._lock:
-            self._started()
+            self._start()
 
     @contextmanager
-    def asked(self, question: Any) -> Iterator[Callable[[float], Any]]:
+    def ask_streaming(self, question: Any) -> Iterator[Callable[[float], Any]]:
         """Asks, and gives a function that waits so many seconds for the next reply.
 
         Whoever leaves the block by an exception leaves replies behind, so the child is then ended: they must not answer
@@ -95,7 +95,7 @@ class Child:
             ChildError: As `start`.
         """
         with self._lock:
-            running = self._started()
+            running = self._start()
             try:
                 running.send(question)
                 yield running.reply
@@ -120,7 +120,7 @@ class Child:
             if self._running is not None:
                 self._running.end()
 
-    def _started(self) -> _Running:
+    def _start(self) -> _Running:
         if self._running is None or not self._running.usable():
             self._running = _Running.start(self._module, self._arguments)
             weakref.finalize(self, self._running.end)

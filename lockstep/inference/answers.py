@@ -10,7 +10,7 @@ from lockstep.cluster.workers import Workers
 from lockstep.config import OpenAI
 from lockstep.inference.generate_options import GenerateRecipe
 from lockstep.models.folder import read_config
-from lockstep.models.source import Source
+from lockstep.models.source import ModelSource
 from lockstep.report.progress import Progress
 from lockstep.rollouts.generation import replies_of
 from lockstep.types import Reply
@@ -20,25 +20,25 @@ Answers = Callable[[Iterator[Block]], Iterator[tuple[int, list[Reply]]]]
 one is taken when there is somebody to answer it."""
 
 
-def answering(recipe: GenerateRecipe, source: Source, shown: Progress, workers: Workers) -> Answers:
+def answering(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
     """Starts, or greets, whoever the recipe says.
 
     Args:
         recipe: Says who, and how responses are drawn.
         source: The model.
-        shown: Tells the user what happens.
+        progress: Tells the user what happens.
         workers: Ends what was started.
     """
     if recipe.sampler.openai is not None:
-        return _server(recipe, source, recipe.sampler.openai, shown)
-    return _samplers(recipe, source, shown, workers)
+        return _server(recipe, source, recipe.sampler.openai, progress)
+    return _samplers(recipe, source, progress, workers)
 
 
-def _samplers(recipe: GenerateRecipe, source: Source, shown: Progress, workers: Workers) -> Answers:
+def _samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
     """Even one sampler has a process of its own, so that bits do not depend on how many there are."""
     sampling = source.sampling(recipe.sampling)
     spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=recipe.logprobs_are_raw)
-    samplers = processes(spec, shown, workers)
+    samplers = processes(spec, progress, workers)
 
     def answers(asked: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
         for number, batch in samplers.blocks(asked, sampling):
@@ -47,12 +47,12 @@ def _samplers(recipe: GenerateRecipe, source: Source, shown: Progress, workers: 
     return answers
 
 
-def _server(recipe: GenerateRecipe, source: Source, options: OpenAI, shown: Progress) -> Answers:
+def _server(recipe: GenerateRecipe, source: ModelSource, options: OpenAI, progress: Progress) -> Answers:
     """One block after the other; a server has its log-probabilities only where processed and raw are the same."""
     from lockstep.samplers.openai import OpenAIClient
 
     vocabulary = int(read_config(source.folder).get_text_config().vocab_size)
-    client = OpenAIClient(options, recipe.sampler.timeout_s, vocabulary, shown.note)
+    client = OpenAIClient(options, recipe.sampler.timeout_s, vocabulary, progress.note)
     sampling = source.sampling(recipe.sampling)
 
     def answers(asked: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:

@@ -14,8 +14,8 @@ from lockstep.inference.eval_options import EvalRecipe
 def eval_recipe(
     model: str, data: str, overrides: Sequence[str] = (), recipe: str | None = None, folder: str | None = None
 ) -> Loaded:
-    """Resolves an evaluation; a run says besides what an answer is worth. Arguments and errors: `Command.resolved`."""
-    return _EVAL.resolved(model, data, overrides, recipe, folder)
+    """Resolves an evaluation; a run says besides what an answer is worth. Arguments and errors: `Command.resolve`."""
+    return _EVAL.resolve(model, data, overrides, recipe, folder)
 
 
 def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`lockstep eval`: from a resolved evaluation to a folder with every response and what they come to.
 
-    samples.jsonl   one response per line, as it was judged (`experience.evaluation.Sample`) and in which setting
+    samples.jsonl   one response per line, as it was judged (`collector.evaluation.Sample`) and in which setting
     results.json    figures with intervals, made of the samples alone
     recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
@@ -25,16 +25,16 @@ from lockstep.config.loading import Loaded
 from lockstep.inference.eval_options import EvalRecipe
 from lockstep.inference.results import results_of
 from lockstep.inference.sample_log import Block, SampleLog, Setting
-from lockstep.models.source import Source, open_source
+from lockstep.models.source import ModelSource, open_source
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
-from lockstep.report.progress import Progress, progress
+from lockstep.report.progress import Progress, show_progress
 from lockstep.rewards.rewards import build as build_reward
 from lockstep.rewards.rewards import rule_of
-from lockstep.rollouts.engine import Engine
-from lockstep.rollouts.evaluation import Grading, Sample, answered, grading, lengths
-from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.evaluation import Grading, Sample, grading, lengths, sample_answers
+from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.folder import write_once
-from lockstep.run.stop import Stop, Stopped, heeding_signals
+from lockstep.run.stop import Stop, Stopped, heed_signals
 from lockstep.types import Prompt, SamplingParams
 
 
@@ -54,14 +54,14 @@ def evaluate(loaded: Loaded) -> Path:
     rows = {"validation": files_of(recipe.data.validation)}
     results = results_of(loaded, recipe.model.path, rows, "evals", "another evaluation")
     folder = results.folder
-    with results.opened() as started:
+    with results.open() as started:
         if not (folder / RESULTS).exists():
             _examine(recipe, settings, source, folder, started)
     print(f"{results_table(folder)}\n\nevaluation: {folder}")
     return folder
 
 
-def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
+def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
     """What the recipe asks for, where the model has room for it."""
     greedy, sampled, longest = recipe.greedy, recipe.sampling, recipe.data.max_prompt_tokens
     if recipe.environment is not None:
@@ -76,34 +76,34 @@ def _settings(recipe: EvalRecipe, source: Source) -> Iterator[Setting]:
 
 
 def _examine(
-    recipe: EvalRecipe, settings: Sequence[Setting], source: Source, folder: Path, started: Callable[[], None]
+    recipe: EvalRecipe, settings: Sequence[Setting], source: ModelSource, folder: Path, started: Callable[[], None]
 ) -> None:
     """Answers what has not been answered, and writes the results."""
     with (
-        progress(f"{recipe.model.path} → {folder}") as shown,
-        workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.engines) as workers,
+        show_progress(f"{recipe.model.path} → {folder}") as progress,
+        workers_of(recipe.cluster, recipe.learner, progress, samplers=recipe.sampler.engines) as workers,
     ):
         asked = files_of(recipe.data.validation)
         rows = open_prompts(asked, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))
         spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner)
-        engine = Engine(nearest(spec, shown, workers))
-        environment = episodes_of(recipe.environment, recipe.data.in_order, source, shown.note)
-        experience = Experience(engine, rows, build_reward(recipe.reward), source.decode, recipe.seed, environment)
+        engine = SamplerSession(nearest(spec, progress, workers))
+        environment = episodes_of(recipe.environment, recipe.data.in_order, source, progress.note)
+        collector = RolloutCollector(engine, rows, build_reward(recipe.reward), source.decode, recipe.seed, environment)
         prompts = rows.first(recipe.data.max_validation_samples)
         graded = grading(recipe.reward, recipe.environment)
         blocks = list(_blocks(settings, len(prompts), recipe.run.save_every))
         responses = sum(block.responses for block in blocks)
-        shown.total(
+        progress.total(
             len(blocks),
             f"{len(prompts)} questions ({rows.selection.account}) → {responses} responses; "
             f"a step is {recipe.run.save_every} questions",
         )
         unknown = sum(source.tokenizer.unk_token_id in prompt.tokens for prompt in prompts)
         if unknown:
-            shown.note(f"{unknown} of {len(prompts)} questions have words that the model's tokenizer does not know")
+            progress.note(f"{unknown} of {len(prompts)} questions have words that the model's tokenizer does not know")
         log = SampleLog(folder / SAMPLES, blocks)
         started()
-        _answer(log, prompts, experience, graded, shown)
+        _answer(log, prompts, collector, graded, progress)
     results = {
         "model": recipe.model.path,
         "data": ", ".join(map(str, files_of(recipe.data.validation).paths)),
@@ -121,27 +121,27 @@ def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[
 
 
 def _answer(
-    log: SampleLog, prompts: Sequence[Prompt], experience: Experience, graded: Grading, shown: Progress
+    log: SampleLog, prompts: Sequence[Prompt], collector: RolloutCollector, graded: Grading, progress: Progress
 ) -> None:
     """Answers the blocks that are not in the log yet."""
     stop = Stop(None)
     if log.done:
-        shown.note(f"goes on after step {log.done}")
-    with heeding_signals(stop, shown.note):
+        progress.note(f"goes on after step {log.done}")
+    with heed_signals(stop, progress.note):
         for block in log.blocks[log.done :]:
             setting, own = block.setting, prompts[block.start : block.start + block.count]
-            with shown.phase(setting.name), experience.engine.at():
-                new = answered(experience, own, block.start, setting.sampling, setting.num_samples)
+            with progress.phase(setting.name), collector.engine.at():
+                new = sample_answers(collector, own, block.start, setting.sampling, setting.num_samples)
             log.add(new)
             figures = graded.figures(log.samples[setting.name], (1,))
             tokens = sum(sample.tokens for sample in new)
-            shown.step(log.done, {name: figure.value for name, figure in figures.items()}, tokens)
+            progress.step(log.done, {name: figure.value for name, figure in figures.items()}, tokens)
             _leave(stop, log)
 
 
 def _leave(stop: Stop, log: SampleLog) -> None:
     """Raises Stopped where somebody asked for it and there is more to do."""
-    why = stop.stepped()
+    why = stop.check_after_step()
     if why is not None and log.done < len(log.blocks):
         reason, code = why
         raise Stopped(f"stopped after step {log.done}, because {reason}; the same command goes on from there", code)

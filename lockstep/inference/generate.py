@@ -26,12 +26,12 @@ from lockstep.inference.answers import Answers, answering
 from lockstep.inference.generate_options import GenerateRecipe
 from lockstep.inference.parts import Parts
 from lockstep.inference.results import results_of
-from lockstep.models.source import Source, open_source
-from lockstep.report.progress import Progress, progress
+from lockstep.models.source import ModelSource, open_source
+from lockstep.report.progress import Progress, show_progress
 from lockstep.rollouts.generation import account, line_of
 from lockstep.rollouts.rollout import requests_of
 from lockstep.run.folder import write_once
-from lockstep.run.stop import Stop, Stopped, heeding_signals
+from lockstep.run.stop import Stop, Stopped, heed_signals
 from lockstep.types import Prompt, Reply
 
 GENERATIONS, SUMMARY = "generations.jsonl", "summary.json"
@@ -55,12 +55,12 @@ def generate(loaded: Loaded) -> Path:
     rows = {"prompts": files_of(recipe.data.prompts)}
     results = results_of(loaded, recipe.model.path, rows, "generations", "other generations")
     whole = results.folder / GENERATIONS
-    with results.opened() as started:
+    with results.open() as started:
         if whole.exists():
             Parts(whole, 0).clear()
         else:
             _make(recipe, source, whole, started)
-    print(f"{_told(whole.with_name(SUMMARY))}: {whole}")
+    print(f"{_format_summary(whole.with_name(SUMMARY))}: {whole}")
     return results.folder
 
 
@@ -85,20 +85,20 @@ class _Blocks:
         return self.prompts.at(self.start(number), self.length(number), seed=0)  # in the file's order, so of no seed
 
 
-def _make(recipe: GenerateRecipe, source: Source, whole: Path, started: Callable[[], None]) -> None:
+def _make(recipe: GenerateRecipe, source: ModelSource, whole: Path, started: Callable[[], None]) -> None:
     """Answers what is missing, and joins it."""
-    with progress(f"{recipe.model.path} → {whole.parent}") as shown:
+    with show_progress(f"{recipe.model.path} → {whole.parent}") as progress:
         rows = files_of(recipe.data.prompts)
         prompts = open_prompts(rows, recipe.data.in_order, source.tokenizer)
         blocks = _Blocks(prompts, len(range(len(prompts))[: recipe.data.max_prompts]), recipe.run.save_every)
         parts = Parts(whole, len(blocks))
         if parts.missing():
-            with workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.engines) as workers:
-                answers = answering(recipe, source, shown, workers)
+            with workers_of(recipe.cluster, recipe.learner, progress, samplers=recipe.sampler.engines) as workers:
+                answers = answering(recipe, source, progress, workers)
                 started()
-                shown.total(blocks.count, _arithmetic(recipe, blocks), unit="prompts")
-                _answer(recipe, blocks, parts, answers, shown)
-        with shown.phase("join"):
+                progress.total(blocks.count, _arithmetic(recipe, blocks), unit="prompts")
+                _answer(recipe, blocks, parts, answers, progress)
+        with progress.phase("join"):
             _join(parts, whole.with_name(SUMMARY), prompts)
 
 
@@ -110,7 +110,7 @@ def _arithmetic(recipe: GenerateRecipe, blocks: _Blocks) -> str:
     )
 
 
-def _answer(recipe: GenerateRecipe, blocks: _Blocks, parts: Parts, answers: Answers, shown: Progress) -> None:
+def _answer(recipe: GenerateRecipe, blocks: _Blocks, parts: Parts, answers: Answers, progress: Progress) -> None:
     """Writes the blocks that are missing.
 
     Raises:
@@ -119,24 +119,24 @@ def _answer(recipe: GenerateRecipe, blocks: _Blocks, parts: Parts, answers: Answ
     stop, missing = Stop(None), parts.missing()
     done = blocks.count - sum(map(blocks.length, missing))
     if done:
-        shown.note(f"goes on: {done} prompts are answered already")
+        progress.note(f"goes on: {done} prompts are answered already")
     under_way: dict[int, list[Prompt]] = {}
 
-    def asked() -> Iterator[Block]:
+    def read_blocks() -> Iterator[Block]:
         for number in missing:
-            if stop.stepped() is not None:
+            if stop.check_after_step() is not None:
                 return
             under_way[number] = own = blocks.read(number)
             yield number, requests_of(own, blocks.start(number), recipe.num_generations, recipe.seed, "generation")
 
-    with heeding_signals(stop, shown.note), shown.phase("generate"):
-        for number, replies in answers(asked()):
+    with heed_signals(stop, progress.note), progress.phase("generate"):
+        for number, replies in answers(read_blocks()):
             prompts = under_way.pop(number)
-            with shown.phase("write"):
+            with progress.phase("write"):
                 parts.write(number, "".join(_lines(prompts, replies)))
             done += len(prompts)
-            shown.step(done, {}, sum(reply.num_tokens for reply in replies), len(prompts))
-    why = stop.stepped()
+            progress.step(done, {}, sum(reply.num_tokens for reply in replies), len(prompts))
+    why = stop.check_after_step()
     if why is not None and done < blocks.count:
         reason, code = why
         raise Stopped(
@@ -164,7 +164,7 @@ def _join(parts: Parts, summary: Path, prompts: Prompts) -> None:
     parts.join()
 
 
-def _told(summary: Path) -> str:
+def _format_summary(summary: Path) -> str:
     """A summary for people."""
     numbers = json.loads(summary.read_text())
     return (

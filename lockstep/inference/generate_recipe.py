@@ -14,8 +14,8 @@ from lockstep.inference.generate_options import GenerateRecipe
 def generate_recipe(
     model: str, data: str, overrides: Sequence[str] = (), recipe: str | None = None, folder: str | None = None
 ) -> Loaded:
-    """Resolves what is to be generated. Arguments and errors: `Command.resolved`."""
-    return _GENERATE.resolved(model, data, overrides, recipe, folder)
+    """Resolves what is to be generated. Arguments and errors: `Command.resolve`."""
+    return _GENERATE.resolve(model, data, overrides, recipe, folder)
 
 
 def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from lockstep.cluster.judges import judge_answers
 from lockstep.cluster.workers import workers_of
 from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
-from lockstep.data.ranked import Ranked, described, read_ranked
+from lockstep.data.ranked import RankedResponses, describe, read_ranked
 from lockstep.data.rows import Skipped
 from lockstep.inference.judge_eval_options import JudgeEvalRecipe
 from lockstep.inference.parts import Parts
 from lockstep.inference.results import results_of
 from lockstep.judge.agreement import (
     Assessment,
-    assessed,
+    assess,
     assessment_of,
     counts,
     pair_figures,
@@ -40,9 +40,9 @@ from lockstep.judge.verdicts import Winner
 from lockstep.objectives.estimates import Estimate
 from lockstep.report.evaluation import RESULTS
 from lockstep.report.judge_eval import JUDGEMENTS, judge_table
-from lockstep.report.progress import Progress, progress
+from lockstep.report.progress import Progress, show_progress
 from lockstep.run.folder import write_once
-from lockstep.run.stop import Stop, Stopped, heeding_signals
+from lockstep.run.stop import Stop, Stopped, heed_signals
 
 
 def judge_eval(loaded: Loaded) -> Path:
@@ -59,7 +59,7 @@ def judge_eval(loaded: Loaded) -> Path:
     recipe = loaded.expect(JudgeEvalRecipe)
     files = files_of(recipe.data.ranked)
     results = results_of(loaded, recipe.judge.path, {"ranked": files}, "judge-evals", "another evaluation")
-    with results.opened() as started:
+    with results.open() as started:
         if (results.folder / RESULTS).exists():
             Parts(results.folder / JUDGEMENTS, 0).clear()
         else:
@@ -70,24 +70,24 @@ def judge_eval(loaded: Loaded) -> Path:
 
 
 def _judge(
-    recipe: JudgeEvalRecipe, read: tuple[list[Ranked], Skipped], folder: Path, started: Callable[[], None]
+    recipe: JudgeEvalRecipe, read: tuple[list[RankedResponses], Skipped], folder: Path, started: Callable[[], None]
 ) -> None:
     """Judges what is missing, and writes the results."""
     ranked, skipped = read
     size = recipe.run.save_every
     parts = Parts(folder / JUDGEMENTS, -(-len(ranked) // size))
-    with progress(f"{_who(recipe)} → {folder}") as shown:
+    with show_progress(f"{_who(recipe)} → {folder}") as progress:
         if not parts.whole.exists() and parts.missing():
-            with workers_of(recipe.cluster, recipe.learner, shown, samplers=_samplers(recipe)) as workers:
-                answering = judge_answers(recipe.judge, recipe.learner, shown, workers)
+            with workers_of(recipe.cluster, recipe.learner, progress, samplers=_samplers(recipe)) as workers:
+                answering = judge_answers(recipe.judge, recipe.learner, progress, workers)
                 scorer = score_judge(recipe.judge, answering, recipe.seed)
                 comparer = (
                     None if recipe.pairs is None else pair_judge(recipe.pairs, recipe.judge, answering, recipe.seed)
                 )
                 started()
-                shown.total(len(ranked), described(ranked, skipped), unit="prompts")
-                _write(ranked, size, parts, (scorer, comparer), shown)
-        with shown.phase("join"):
+                progress.total(len(ranked), describe(ranked, skipped), unit="prompts")
+                _write(ranked, size, parts, (scorer, comparer), progress)
+        with progress.phase("join"):
             if not parts.whole.exists():
                 parts.join()
             found = [assessment_of(json.loads(line)) for line in parts.whole.read_bytes().split(b"\n") if line]
@@ -100,11 +100,11 @@ def _samplers(recipe: JudgeEvalRecipe) -> int:
 
 
 def _write(
-    ranked: Sequence[Ranked],
+    ranked: Sequence[RankedResponses],
     size: int,
     parts: Parts,
     judges: tuple[Judge[float], Judge[Winner] | None],
-    shown: Progress,
+    progress: Progress,
 ) -> None:
     """Writes the blocks that are missing.
 
@@ -114,20 +114,20 @@ def _write(
     stop, missing = Stop(None), parts.missing()
     done = len(ranked) - sum(len(ranked[number * size : (number + 1) * size]) for number in missing)
     if done:
-        shown.note(f"goes on: the responses to {done} prompts are judged already")
-    with heeding_signals(stop, shown.note):
+        progress.note(f"goes on: the responses to {done} prompts are judged already")
+    with heed_signals(stop, progress.note):
         for number in missing:
             _leave(stop, done, len(ranked))
             own = ranked[number * size : (number + 1) * size]
-            with shown.phase("judge"):
-                new = assessed(own, *judges)
+            with progress.phase("judge"):
+                new = assess(own, *judges)
             parts.write(number, "".join(json.dumps(asdict(one), allow_nan=False) + "\n" for one in new))
             done += len(own)
-            shown.step(done, {}, 0, len(own))
+            progress.step(done, {}, 0, len(own))
 
 
 def _leave(stop: Stop, done: int, total: int) -> None:
-    why = stop.stepped()
+    why = stop.check_after_step()
     if why is not None:
         reason, code = why
         raise Stopped(

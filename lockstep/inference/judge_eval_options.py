@@ -41,7 +41,7 @@ class JudgeEvalRecipe(Recipe):
         return self.run.folder
 
     @model_validator(mode="after")
-    def _somebody_judges(self) -> JudgeEvalRecipe:
+    def _require_judge(self) -> JudgeEvalRecipe:
         if self.judge.path is None and self.judge.sampler is None:
             raise ValueError(
                 "there is no policy here that could judge; set judge.path, or name a server by judge.sampler"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.config.loading import Loaded
-from lockstep.data.files import Files, open_rows
+from lockstep.data.files import FileGroup, open_rows
 from lockstep.run.folder import require_writable, write_once
 from lockstep.run.identity import ChangedError, Identity, differences, digest, inputs
-from lockstep.run.opened import opened
+from lockstep.run.open_run import open_run
 
 _INPUTS = "inputs.json"
 
@@ -33,7 +33,7 @@ class Results:
     inputs: Identity
 
     @contextmanager
-    def opened(self) -> Iterator[Callable[[], None]]:
+    def open(self) -> Iterator[Callable[[], None]]:
         """Makes the folder and keeps others out of it.
 
         What was made is taken back if the block fails before it calls the function it is given.
@@ -42,12 +42,12 @@ class Results:
             ValueError: If the folder cannot be made, or another process has it.
         """
         require_writable(self.folder)
-        with opened(self.loaded, self.folder) as started:
+        with open_run(self.loaded, self.folder) as started:
             write_once(self.folder / _INPUTS, json.dumps(self.inputs, indent=1) + "\n")
             yield started
 
 
-def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, Files], root: str, others: str) -> Results:
+def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup], root: str, others: str) -> Results:
     """Where the results of a recipe go: `run.folder`, or a folder of their own in `root`.
 
     Args:

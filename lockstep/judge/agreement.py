@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from lockstep.data.ranked import Ranked
+from lockstep.data.ranked import RankedResponses
 from lockstep.judge.build import pair_case, response_case
 from lockstep.judge.judge import Judge, Judged, Judgement, mean_score
 from lockstep.judge.verdicts import CAUSES, Winner
 from lockstep.objectives.estimates import Estimate, mean, share
 from lockstep.objectives.ranking import (
-    decided,
+    decide_pairs,
     exact_match,
     kendall_tau,
     longer_preferred,
@@ -48,7 +48,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """Two responses, by their numbers from 0, in the order in which the judge saw them."""
 
     first: int
@@ -81,10 +81,10 @@ class Assessment:
     ranks: tuple[float, ...]
     scores: tuple[float | None, ...]
     judgements: tuple[tuple[Said, ...], ...]
-    pairs: tuple[Compared, ...]
+    pairs: tuple[Comparison, ...]
 
 
-def assessed(ranked: Sequence[Ranked], scorer: Judge[float], comparer: Judge[Winner] | None) -> list[Assessment]:
+def assess(ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Judge[Winner] | None) -> list[Assessment]:
     """Lets a judge score all responses and, where it shall, compare them."""
     cases = [
         response_case(one.conversation, response, (one.id, number))
@@ -96,7 +96,7 @@ def assessed(ranked: Sequence[Ranked], scorer: Judge[float], comparer: Judge[Win
     return [_assessment(one, scored, [] if comparer is None else next(compared)) for one in ranked]
 
 
-def _assessment(one: Ranked, scored: Iterator[Judged[float]], pairs: Sequence[Compared]) -> Assessment:
+def _assessment(one: RankedResponses, scored: Iterator[Judged[float]], pairs: Sequence[Comparison]) -> Assessment:
     judged = [next(scored) for _ in one.responses]
     return Assessment(
         one.id,
@@ -104,12 +104,12 @@ def _assessment(one: Ranked, scored: Iterator[Judged[float]], pairs: Sequence[Co
         one.responses,
         one.ranks,
         tuple(map(mean_score, judged)),
-        tuple(tuple(_said(own, said, said.verdict.value) for said in own.judgements) for own in judged),
+        tuple(tuple(_build_said(own, said, said.verdict.value) for said in own.judgements) for own in judged),
         tuple(pairs),
     )
 
 
-def _comparisons(ranked: Sequence[Ranked], comparer: Judge[Winner]) -> Iterator[list[Compared]]:
+def _comparisons(ranked: Sequence[RankedResponses], comparer: Judge[Winner]) -> Iterator[list[Comparison]]:
     """The comparisons of each prompt's responses."""
     asked = [list(_orders(one)) for one in ranked]
     cases = [
@@ -119,23 +119,23 @@ def _comparisons(ranked: Sequence[Ranked], comparer: Judge[Winner]) -> Iterator[
     ]
     judged = iter(comparer(cases))
     for orders in asked:
-        yield [_compared(first, second, next(judged)) for first, second in orders]
+        yield [_build_comparison(first, second, next(judged)) for first, second in orders]
 
 
-def _orders(one: Ranked) -> Iterator[tuple[int, int]]:
+def _orders(one: RankedResponses) -> Iterator[tuple[int, int]]:
     for a, b in combinations(range(len(one.responses)), 2):
         if one.ranks[a] != one.ranks[b]:
             yield from ((a, b), (b, a))
 
 
-def _compared(first: int, second: int, judged: Judged[Winner]) -> Compared:
+def _build_comparison(first: int, second: int, judged: Judged[Winner]) -> Comparison:
     (judgement,) = judged.judgements
     winner = judgement.verdict.value
     preferred = None if winner is None else float(first if winner == "A" else second)
-    return Compared(first, second, _said(judged, judgement, preferred))
+    return Comparison(first, second, _build_said(judged, judgement, preferred))
 
 
-def _said(judged: Judged[Any], judgement: Judgement[Any], verdict: float | None) -> Said:
+def _build_said(judged: Judged[Any], judgement: Judgement[Any], verdict: float | None) -> Said:
     reply = None if judgement.answer is None else judgement.answer.text
     return Said(verdict, judgement.verdict.cause, reply, judged.shortened)
 
@@ -143,7 +143,7 @@ def _said(judged: Judged[Any], judgement: Judgement[Any], verdict: float | None)
 def assessment_of(record: dict[str, Any]) -> Assessment:
     """An assessment from its JSON types, as `dataclasses.asdict` gives them."""
     judgements = tuple(tuple(Said(**said) for said in own) for own in record["judgements"])
-    pairs = tuple(Compared(pair["first"], pair["second"], Said(**pair["said"])) for pair in record["pairs"])
+    pairs = tuple(Comparison(pair["first"], pair["second"], Said(**pair["said"])) for pair in record["pairs"])
     plain = {name: tuple(record[name]) for name in ("conversation", "responses", "ranks", "scores")}
     return Assessment(id=record["id"], judgements=judgements, pairs=pairs, **plain)
 
@@ -174,7 +174,7 @@ def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
         return _there(measure(ranks, scores) for ranks, scores, _ in scored)
 
     decisions = [
-        [Decision(right, lengths[better] - lengths[worse]) for better, worse, right in decided(ranks, scores)]
+        [Decision(right, lengths[better] - lengths[worse]) for better, worse, right in decide_pairs(ranks, scores)]
         for ranks, scores, lengths in scored
     ]
     return {
@@ -211,12 +211,12 @@ def pair_figures(assessments: Sequence[Assessment]) -> Figures:
     }
 
 
-def _decision(one: Assessment, pair: Compared) -> Decision:
+def _decision(one: Assessment, pair: Comparison) -> Decision:
     better, worse = sorted(pair.pair, key=lambda number: one.ranks[number])
     return Decision(float(pair.said.verdict == better), len(one.responses[better]) - len(one.responses[worse]))
 
 
-def _in_both_orders(one: Assessment, verdicts: Sequence[Compared]) -> list[tuple[float, float]]:
+def _in_both_orders(one: Assessment, verdicts: Sequence[Comparison]) -> list[tuple[float, float]]:
     """Whether the judge is right in one order and in the other, of pairs that have a verdict in both."""
     found: dict[tuple[int, int], list[float]] = {}
     for pair in verdicts:

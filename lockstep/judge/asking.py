@@ -39,7 +39,7 @@ class Answer:
 class Answering(Protocol):
     """Answers conversations: the policy, another model, or a server."""
 
-    def escaped(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         """Text from models and users, with nothing in it that would be read as a control token."""
         ...
 
@@ -58,7 +58,7 @@ class Answering(Protocol):
 
 
 class Generates(Protocol):
-    """A `Sampler`, or an `Engine` within its bracket."""
+    """A `Sampler`, or a `SamplerSession` within its bracket."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch: ...
 
@@ -108,7 +108,7 @@ class Reader:
     def _text(self, conversation: Conversation) -> str:
         if self.chat:
             try:
-                return messages.opened(conversation, self.tokenizer)
+                return messages.render_prompt(conversation, self.tokenizer)
             except messages.ChatTemplateError as error:
                 raise InputError(
                     f"{self.section}: the chat template of the judge's tokenizer refuses the question ({error}); set "
@@ -131,7 +131,7 @@ class SamplerAnswers:
     reader: Reader
     sampling: SamplingParams
 
-    def escaped(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         return self.reader.escaped(text)
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:

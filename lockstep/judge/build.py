@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.config import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.judge.asking import Answering, Conversation
-from lockstep.judge.judge import Case, Judge, Rules
+from lockstep.judge.judge import Case, Judge, JudgeSettings
 from lockstep.judge.templates import (
     ADDITIVE,
     META,
@@ -24,8 +24,8 @@ def score_judge(section: JudgeSection, answering: Answering, seed: int) -> Judge
         ValueError: The template has not the fields that it must have.
     """
     template = Template(ADDITIVE if section.template is None else section.template, SCORE_FIELDS, "judge.template")
-    rules = rules_of(section, section.num_evals_to_average)
-    return Judge(answering, template, score_parser(section), ("response",), rules, seed, "judge", "judge")
+    settings = settings_of(section, section.num_evals_to_average)
+    return Judge(answering, template, score_parser(section), ("response",), settings, seed, "judge", "judge")
 
 
 def score_parser(section: JudgeSection) -> ScoreParser:
@@ -41,7 +41,7 @@ def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: An
     """
     text = PAIRWISE if comparison.template is None else comparison.template
     template, parser = Template(text, PAIR_FIELDS, "pairs.template"), WinnerParser(comparison.winner_pattern)
-    return Judge(answering, template, parser, PAIR_FIELDS[1:], rules_of(asked, 1), seed, "pairs", "judge")
+    return Judge(answering, template, parser, PAIR_FIELDS[1:], settings_of(asked, 1), seed, "pairs", "judge")
 
 
 def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Judge[Winner]:
@@ -53,12 +53,12 @@ def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Ju
     text = META if section.template is None else section.template
     template, parser = Template(text, META_FIELDS, "meta_judge.template"), WinnerParser(section.winner_pattern)
     name = "meta_judge"
-    return Judge(answering, template, parser, ("response",), rules_of(section, 1), seed, name, name)
+    return Judge(answering, template, parser, ("response",), settings_of(section, 1), seed, name, name)
 
 
-def rules_of(section: AskedSection, draws: int) -> Rules:
+def settings_of(section: AskedSection, draws: int) -> JudgeSettings:
     """How a recipe wants a judge to be asked."""
-    return Rules(
+    return JudgeSettings(
         draws,
         section.system_prompt,
         section.truncates_responses,

@@ -93,7 +93,7 @@ def disagreement(judged: Judged[float]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Rules:
+class JudgeSettings:
     """How a judge is asked.
 
     Attributes:
@@ -120,7 +120,7 @@ class Judge(Generic[V]):
         template: What is asked.
         parser: Reads replies.
         judged_fields: The fields that are shortened where a question is too long, all to one length.
-        rules: How it is asked.
+        settings: How it is asked.
         seed: Of all draws.
         role: Keeps the draws of one kind of judge apart from those of another.
         section: Of the recipe, with its limits; for messages.
@@ -130,7 +130,7 @@ class Judge(Generic[V]):
     template: Template
     parser: Parser[V]
     judged_fields: tuple[str, ...]
-    rules: Rules
+    settings: JudgeSettings
     seed: int
     role: str
     section: str
@@ -146,11 +146,11 @@ class Judge(Generic[V]):
             (question, keyed.key(self.seed, self.role, *case.key, draw))
             for case, (question, _) in zip(cases, questions, strict=True)
             if question is not None
-            for draw in range(self.rules.draws)
+            for draw in range(self.settings.draws)
         ]
         answers = iter(self.answering.answers([question for question, _ in asked], [key for _, key in asked]))
         judged = [
-            Judged(tuple(self._judgement(question, answers) for _ in range(self.rules.draws)), shortened)
+            Judged(tuple(self._judgement(question, answers) for _ in range(self.settings.draws)), shortened)
             for question, shortened in questions
         ]
         self._require_verdicts(judged)
@@ -159,7 +159,7 @@ class Judge(Generic[V]):
     def fits(self, cases: Sequence[Case]) -> bool:
         """Whether none of the questions would be too long, or too long ones are shortened."""
         whole = [self._conversation(self._fields(case)) for case in cases]
-        return self.rules.shortens or not any(self.answering.excesses(whole))
+        return self.settings.shortens or not any(self.answering.excesses(whole))
 
     def _questions(self, cases: Sequence[Case]) -> list[tuple[Conversation | None, bool]]:
         """The question about each case, None where it is too long; and whether it was shortened."""
@@ -167,22 +167,22 @@ class Judge(Generic[V]):
         whole = [self._conversation(texts) for texts in filled]
         excesses = self.answering.excesses(whole)
         return [
-            (question, False) if not excess else self._shortened(texts)
+            (question, False) if not excess else self._shorten(texts)
             for question, excess, texts in zip(whole, excesses, filled, strict=True)
         ]
 
     def _fields(self, case: Case) -> dict[str, str]:
         texts = {"prompt": as_text(case.conversation), **case.texts}
-        return {name: self.answering.escaped(text) for name, text in texts.items()}
+        return {name: self.answering.escape(text) for name, text in texts.items()}
 
     def _conversation(self, texts: Mapping[str, str]) -> Conversation:
-        prompt = self.rules.system_prompt
+        prompt = self.settings.system_prompt
         system = () if prompt is None else ({"role": "system", "content": prompt},)
-        return (*system, {"role": "user", "content": self.template.filled(texts)})
+        return (*system, {"role": "user", "content": self.template.fill(texts)})
 
-    def _shortened(self, texts: Mapping[str, str]) -> tuple[Conversation | None, bool]:
+    def _shorten(self, texts: Mapping[str, str]) -> tuple[Conversation | None, bool]:
         """The question with as much of what is judged as fits."""
-        if not self.rules.shortens:
+        if not self.settings.shortens:
             return None, False
         longest = max(len(texts[name]) for name in self.judged_fields)
         fitting = bisect_left(range(longest), True, key=lambda length: self._too_long(texts, length + 1))
@@ -204,13 +204,13 @@ class Judge(Generic[V]):
         answer = next(answers)
         if answer is None:
             return Judgement(Verdict(None, "unreachable"))
-        if not (answer.finished or self.rules.reads_unfinished):
+        if not (answer.finished or self.settings.reads_unfinished):
             return Judgement(Verdict(None, "unfinished"), answer)
         return Judgement(self.parser(answer.text), answer)
 
     def _require_verdicts(self, judged: Sequence[Judged[V]]) -> None:
         causes = Counter(cause for cause in _causes(judged) if cause is not None)
-        total, limit = len(judged) * self.rules.draws, self.rules.max_no_verdict_rate
+        total, limit = len(judged) * self.settings.draws, self.settings.max_no_verdict_rate
         if causes.total() <= limit * total:
             return
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())

@@ -47,7 +47,7 @@ def read_scores(rows: Rows, scale: tuple[float, float]) -> list[KnownScore]:
         DataError: A row lacks one of them, or has another score.
     """
     return [
-        KnownScore(_asked(row), row["response"], _score(row["score"], scale, where))
+        KnownScore(_build_question(row), row["response"], _score(row["score"], scale, where))
         for where, row in _all(rows, {"prompt": "text", "response": "text", "score": "number"})
     ]
 
@@ -63,20 +63,20 @@ def read_winners(rows: Rows) -> list[KnownWinner]:
         if row["winner"] not in ("A", "B"):
             raise DataError(f"{where}: winner is {row['winner']!r}, which is neither A nor B")
         judgements = row["judgement_a"], row["judgement_b"]
-        found.append(KnownWinner(_asked(row), row["response"], judgements, cast("Winner", row["winner"])))
+        found.append(KnownWinner(_build_question(row), row["response"], judgements, cast("Winner", row["winner"])))
     return found
 
 
-def judged_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
+def measure_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
     """How often a judge says the right score, and by how much it is above it on average; no verdict is not right."""
     cases = [response_case(one.conversation, one.response, ("known", place)) for place, one in enumerate(known)]
     found = list(zip(judge(cases), known, strict=True))
     off = [value - one.score for judged, one in found for value in judged.values]
-    exact = share([sum(value == one.score for value in judged.values) / judge.rules.draws for judged, one in found])
+    exact = share([sum(value == one.score for value in judged.values) / judge.settings.draws for judged, one in found])
     return Metrics(judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))) + exact.ends("judge_exact")
 
 
-def judged_winners(known: Sequence[KnownWinner], judge: Judge[Winner], reasons: Callable[[str], str]) -> Metrics:
+def measure_winners(known: Sequence[KnownWinner], judge: Judge[Winner], reasons: Callable[[str], str]) -> Metrics:
     """How often a meta-judge names the winner, asked in both orders; no verdict is not right.
 
     Args:
@@ -111,7 +111,7 @@ def _all(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[st
     return found
 
 
-def _asked(row: Mapping[str, Any]) -> Conversation:
+def _build_question(row: Mapping[str, Any]) -> Conversation:
     return ({"role": "user", "content": row["prompt"]},)
 
 

@@ -16,7 +16,7 @@ from lockstep import keyed
 from lockstep.config import NewPromptsSection
 from lockstep.data.prompts import Prompts
 from lockstep.data.templates import fields
-from lockstep.data.written import TextField
+from lockstep.data.text_field import TextField
 from lockstep.errors import RunError
 from lockstep.judge.asking import Answer, Answering, Conversation
 from lockstep.judge.templates import Template
@@ -47,7 +47,7 @@ class TooFewPromptsError(RunError):
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenPrompts:
     """What was written for an iteration.
 
     Attributes:
@@ -96,7 +96,7 @@ class PromptWriter:
     max_attempts: int
     seed: int
 
-    def __call__(self, iteration: int, count: int) -> Written:
+    def __call__(self, iteration: int, count: int) -> WrittenPrompts:
         """`count` new prompts.
 
         Raises:
@@ -117,7 +117,7 @@ class PromptWriter:
                 f"iteration {iteration}: {limit} attempts gave {len(found)} new prompts of {count} ({causes}); look at "
                 "new_prompts.template and new_prompts.sampling, or raise new_prompts.max_attempts"
             )
-        return Written([self.field.row(text) for text in found.values()], outcomes)
+        return WrittenPrompts([self.field.row(text) for text in found.values()], outcomes)
 
     def _attempts(self, iteration: int, numbers: Sequence[int]) -> list[tuple[str, Outcome | None]]:
         """What is written, and what is wrong with it in itself, if anything."""
@@ -127,7 +127,7 @@ class PromptWriter:
         asked = [pair for pair, fits in zip(zip(requests, keys, strict=True), fitting, strict=True) if fits]
         replies = iter(self.answering.answers([request for request, _ in asked], [key for _, key in asked]))
         answers = [next(replies) if fits else None for fits in fitting]
-        texts = ["" if answer is None else self.answering.escaped(answer.text.strip()) for answer in answers]
+        texts = ["" if answer is None else self.answering.escape(answer.text.strip()) for answer in answers]
         short = self.prompts.short_enough([self.field.row(text) for text in texts])
         return [(text, _fault(*one)) for text, one in zip(texts, zip(answers, texts, short, strict=True), strict=True)]
 
@@ -135,17 +135,17 @@ class PromptWriter:
         """What is asked, with examples drawn for this attempt."""
         names = self.template.fields
         places = keyed.sample(len(self.prompts), len(names), self.seed, "examples", iteration, number)
-        texts = [self.answering.escaped(self.field.text(row)) for row in self.prompts.contents(places)]
-        return ({"role": "user", "content": self.template.filled(dict(zip(names, texts, strict=True)))},)
+        texts = [self.answering.escape(self.field.text(row)) for row in self.prompts.contents(places)]
+        return ({"role": "user", "content": self.template.fill(dict(zip(names, texts, strict=True)))},)
 
     def _novelty(self, text: str, found: Mapping[int, str]) -> Outcome:
         mark = _mark(text)
-        if mark in self._given:
+        if mark in self._data_marks:
             return "known"
         return "repeated" if mark in found else "made"
 
     @cached_property
-    def _given(self) -> set[int]:
+    def _data_marks(self) -> set[int]:
         """Marks of the data's prompts."""
         blocks = (range(len(self.prompts))[start : start + _BLOCK] for start in range(0, len(self.prompts), _BLOCK))
         return {_mark(self.field.text(row)) for places in blocks for row in self.prompts.contents(places)}

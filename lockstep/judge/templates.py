@@ -132,17 +132,17 @@ class Template:
         there = list(dict.fromkeys(fields(self.text)))
         missing = [name for name in self.fields if name not in there]
         unknown = [name for name in there if name not in self.fields]
-        wrong = [f"lacks {_listed(missing)}"] if missing else []
-        wrong += [f"has {_listed(unknown)}, which nothing fills"] if unknown else []
+        wrong = [f"lacks {_join_names(missing)}"] if missing else []
+        wrong += [f"has {_join_names(unknown)}, which nothing fills"] if unknown else []
         if wrong:
-            raise InputError(f"{self.option} {' and '.join(wrong)}; its fields must be {_listed(self.fields)}")
+            raise InputError(f"{self.option} {' and '.join(wrong)}; its fields must be {_join_names(self.fields)}")
 
-    def filled(self, texts: Mapping[str, str]) -> str:
+    def fill(self, texts: Mapping[str, str]) -> str:
         """The question about a case."""
         return render(self.text, texts, self.option)
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in names)
 
 

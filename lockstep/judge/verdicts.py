@@ -67,7 +67,7 @@ class Parser(Protocol[V]):
 
     def __call__(self, reply: str) -> Verdict[V]: ...
 
-    def announced(self, text: str) -> bool:
+    def announces_verdict(self, text: str) -> bool:
         """Whether a verdict is announced somewhere, as judgements do it; a number alone is none."""
         ...
 
@@ -91,7 +91,7 @@ class ScoreParser:
 
     def __call__(self, reply: str) -> Verdict[float]:
         """See `Parser`."""
-        said = _said(self._announced, _SCORE, reply)
+        said = _find_value(self._announced, _SCORE, reply)
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_number")
         score, scale = float(said["number"].replace("−", "-")), said["scale"]
@@ -101,7 +101,7 @@ class ScoreParser:
             return Verdict(None, "not_whole")
         return Verdict(score)
 
-    def announced(self, text: str) -> bool:
+    def announces_verdict(self, text: str) -> bool:
         """See `Parser`."""
         return self._announced.search(text) is not None
 
@@ -131,12 +131,12 @@ class WinnerParser:
 
     def __call__(self, reply: str) -> Verdict[Winner]:
         """See `Parser`."""
-        said = _said(self._announced, _NAME, reply)
+        said = _find_value(self._announced, _NAME, reply)
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_name")
         return Verdict("A" if said["name"] == "A" else "B")
 
-    def announced(self, text: str) -> bool:
+    def announces_verdict(self, text: str) -> bool:
         """See `Parser`."""
         return self._announced.search(text) is not None
 
@@ -152,7 +152,7 @@ def _announcement(word: str) -> re.Pattern[str]:
     )
 
 
-def _said(announced: re.Pattern[str], value: re.Pattern[str], reply: str) -> re.Match[str] | Cause | None:
+def _find_value(announced: re.Pattern[str], value: re.Pattern[str], reply: str) -> re.Match[str] | Cause | None:
     """The value where the verdict should be, None where something else is; or that there is no such place."""
     places = [match.end() for match in announced.finditer(reply)]
     if places:

@@ -58,11 +58,11 @@ class Learner(Protocol):
     def save(self, folder: Path) -> None:
         """Begins to write weights, optimizer moments and counters as they are now, as safetensors and JSON.
 
-        Returns as soon as training may go on; `saved` tells when all is written.
+        Returns as soon as training may go on; `poll_save` tells when all is written.
         """
         ...
 
-    def saved(self, wait: bool) -> bool:
+    def poll_save(self, wait: bool) -> bool:
         """Whether what `save` began is written; with `wait` returns when it is.
 
         Raises:
@@ -104,5 +104,5 @@ def hand_over(learner: Learner, successor: Learner) -> None:
     """Gives a learner's weights to another one of its kind, through a folder: both may live in other processes."""
     with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
         learner.save(Path(folder))
-        learner.saved(wait=True)
+        learner.poll_save(wait=True)
         successor.load(Path(folder))

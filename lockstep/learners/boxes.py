@@ -26,14 +26,14 @@ _OFFSETS = "offsets"
 
 
 @dataclass(frozen=True)
-class Written:
+class FileContents:
     """What a file is to hold: tensors, and where in the whole tensor each begins, if it is not all of it."""
 
     tensors: Mapping[str, Tensor]
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, boxes: Iterable[tuple[str, Tensor, Box]]) -> Written:
+    def of(cls, boxes: Iterable[tuple[str, Tensor, Box]]) -> FileContents:
         """Numbers of boxes by name, or tensors without dimensions."""
         tensors, cut = dict[str, Tensor](), dict[str, Sequence[int]]()
         for name, tensor, box in boxes:
@@ -42,7 +42,7 @@ class Written:
                 cut[name] = box.offset
         return cls(tensors, cut)
 
-    def beside(self, tensors: Mapping[str, Tensor]) -> Written:
+    def beside(self, tensors: Mapping[str, Tensor]) -> FileContents:
         """The same file with whole tensors besides."""
         return replace(self, tensors={**self.tensors, **tensors})
 
@@ -58,7 +58,7 @@ def file_of(stem: str, ranks: Ranks) -> str:
     return f"{stem}.safetensors" if world == 1 else f"{stem}-{ranks.number + 1:05}-of-{world:05}.safetensors"
 
 
-def written(folder: Path, stem: str) -> list[Path]:
+def find_written(folder: Path, stem: str) -> list[Path]:
     """The files that ranks wrote under a stem."""
     return sorted(folder.glob(f"{stem}.safetensors")) or sorted(folder.glob(f"{stem}-*-of-*.safetensors"))
 

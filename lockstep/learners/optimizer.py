@@ -26,15 +26,15 @@ def _factor(schedule: Schedule, update: int) -> float:
         case "constant":
             return 1.0
         case "linear":
-            left = 1.0 - _decayed(schedule, update)
+            left = 1.0 - _decay_progress(schedule, update)
         case "cosine":
-            left = 0.5 * (1.0 + math.cos(math.pi * _decayed(schedule, update)))
+            left = 0.5 * (1.0 + math.cos(math.pi * _decay_progress(schedule, update)))
         case _:
             assert_never(schedule.decay)
     return schedule.final_fraction + (1.0 - schedule.final_fraction) * left
 
 
-def _decayed(schedule: Schedule, update: int) -> float:
+def _decay_progress(schedule: Schedule, update: int) -> float:
     """Which share of the decay is over."""
     assert schedule.decay_steps is not None, "a decay says how long it takes"
     return min(1.0, (update - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps))

@@ -64,7 +64,7 @@ class Piece(ABC):
         """Dimensions of the mesh over which the parameter is cut; one that FSDP made of two is called by both."""
 
     @abstractmethod
-    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
         """The whole tensors, on every rank that has some of them; all those have to ask for them."""
 
     @abstractmethod

@@ -21,13 +21,13 @@ from lockstep.config import Device, LearnerSection, Optimizer
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
 from lockstep.errors import InputError
-from lockstep.learners.boxes import Boxes, Written, file_of, written
+from lockstep.learners.boxes import Boxes, FileContents, file_of, find_written
 from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.packing import pack
 from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.losses.base import Loss, Outputs, active
-from lockstep.metrics import Last, Mean, Metrics, Sum, merged
+from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 
 Passes = Sequence[Sequence[int]] | None
 """The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed
@@ -83,21 +83,21 @@ class RankLearner(ABC):
         self._writer = StateWriter()
 
     def logprobs(self, batch: Batch, passes: Passes = None) -> Tensor:
-        return self._scored(batch, passes, lambda outputs: outputs.logprob)[0]
+        return self._score(batch, passes, lambda outputs: outputs.logprob)[0]
 
     def topk(self, batch: Batch, k: int, passes: Passes = None) -> tuple[Tensor, Tensor]:
         columns = (lambda outputs: outputs.top_token, lambda outputs: outputs.top_logprob)
-        token, logprob = self._scored(replace(batch, sampling=None, top_k=k), passes, *columns)
+        token, logprob = self._score(replace(batch, sampling=None, top_k=k), passes, *columns)
         return token.long(), logprob
 
     def values(self, batch: Batch, passes: Passes = None) -> tuple[Tensor, Tensor]:
         columns = (lambda outputs: outputs.value, lambda outputs: outputs.final_value)
-        value, final_value = self._scored(batch, passes, *columns)
+        value, final_value = self._score(batch, passes, *columns)
         return value, final_value
 
     def forward_backward(self, batch: Batch, loss: Loss, passes: Passes = None) -> Metrics:
         self._count += active(batch, loss.denominator).to(self.device)
-        return merged(self._learned(self._micro_batches(batch, passes), loss))
+        return merge_metrics(self._accumulate_gradients(self._micro_batches(batch, passes), loss))
 
     def optim_step(self) -> Metrics:
         assert self._optimizer is not None, "this learner was built without an optimizer"
@@ -134,32 +134,32 @@ class RankLearner(ABC):
 
     def save(self, folder: Path) -> None:
         own = [piece for piece in self.pieces if self._writes(piece)]
-        files: dict[str, Written] = {}
+        files: dict[str, FileContents] = {}
         if own:
             boxes = ((box.name, box.read(piece.local), box) for piece in own for box in piece.boxes)
             constants = self._constants() if self._ranks.number == 0 else {}
-            files[file_of("model", self._ranks)] = Written.of(boxes).beside(constants)
+            files[file_of("model", self._ranks)] = FileContents.of(boxes).beside(constants)
         if own and self._optimizer is not None:
-            files[file_of("optimizer", self._ranks)] = Written.of(self._optimizer.moments(own))
+            files[file_of("optimizer", self._ranks)] = FileContents.of(self._optimizer.moments(own))
         counters = {"updates": self._updates} if self._ranks.number == 0 else None
         self._writer.begin(folder, files, counters)
 
-    def saved(self, wait: bool) -> bool:
-        return self._writer.done(wait)
+    def poll_save(self, wait: bool) -> bool:
+        return self._writer.poll(wait)
 
     def load(self, folder: Path) -> None:
         self._forget_gradients()
-        with Boxes(written(folder, "model")) as saved:
+        with Boxes(find_written(folder, "model")) as saved:
             for piece in self.pieces:
                 saved.fill(piece.local, piece)
         if self._optimizer is not None:
-            with Boxes(written(folder, "optimizer")) as saved:
+            with Boxes(find_written(folder, "optimizer")) as saved:
                 self._optimizer.restore(saved)
         self._count.zero_()
         self._updates = int(json.loads((folder / COUNTERS).read_text())["updates"])
 
     @abstractmethod
-    def _learned(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
+    def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
         """Adds to gradients what each pass gives; a pass without rows gives 0."""
 
     @abstractmethod
@@ -189,7 +189,7 @@ class RankLearner(ABC):
         return MicroBatches(batch, [batch.rows_of(groups) for groups in passes], self.device)
 
     @torch.no_grad()
-    def _scored(self, batch: Batch, passes: Passes, *columns: Callable[[Outputs], Tensor | None]) -> tuple[Tensor, ...]:
+    def _score(self, batch: Batch, passes: Passes, *columns: Callable[[Outputs], Tensor | None]) -> tuple[Tensor, ...]:
         """Columns of outputs for the whole batch, on the CPU, [N] or [B] each; empty where another rank has them."""
         micros = self._micro_batches(batch, passes)
         parts, order = [list[Tensor]() for _ in columns], list[int]()
@@ -201,7 +201,9 @@ class RankLearner(ABC):
                 part.extend([value.cpu()] if rows else [])
         if not order:
             return tuple(_NOTHING for _ in parts)
-        return tuple(restored(torch.cat(part), torch.tensor(order, dtype=torch.int64), batch.lengths) for part in parts)
+        return tuple(
+            restore_order(torch.cat(part), torch.tensor(order, dtype=torch.int64), batch.lengths) for part in parts
+        )
 
     def _writes(self, piece: Piece) -> bool:
         """Whether this rank, of all that hold the same, writes a piece."""
@@ -215,7 +217,7 @@ def nothing(outputs: Outputs) -> Tensor:
     return torch.stack([column.sum() for column in columns if column is not None]).sum() * 0.0
 
 
-def restored(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
+def restore_order(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
     """Undoes a reordering of sequences: `column` is that of sequences `order_B`; returned in the order of `lengths`."""
     if column.shape[0] == order_B.numel():
         return torch.empty_like(column).index_copy_(0, order_B, column)

@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lockstep.learners.base import NotSavedError
-from lockstep.learners.boxes import Written
+from lockstep.learners.boxes import FileContents
 
 COUNTERS = "learner.json"
 
 _ROOM = 1.5
 """A copy is made only where so many times its size is free: what trains must not be driven out of memory."""
 
-Files = Mapping[str, Written]
+Files = Mapping[str, FileContents]
 
 
 class StateWriter:
@@ -41,16 +41,16 @@ class StateWriter:
             counters: Written to learner.json; None: another rank does that.
             still: The tensors will never change, so they are written as they are, without a copy.
         """
-        self.done(wait=True)
+        self.poll(wait=True)
         if not still and not self._has_room(files):
             self._write(folder, files, counters)
             return
-        unchanging = files if still else self._copied(files)
+        unchanging = files if still else self._copy(files)
         # Daemonic, so that whoever ends this process for good need not wait for a disk.
         self._thread = threading.Thread(target=self._write, args=(folder, unchanging, counters), daemon=True)
         self._thread.start()
 
-    def done(self, wait: bool) -> bool:
+    def poll(self, wait: bool) -> bool:
         """Whether all is written.
 
         Raises:
@@ -80,17 +80,17 @@ class StateWriter:
 
     def _has_room(self, files: Files) -> bool:
         new = sum(
-            t.nbytes for name, file in files.items() for key, t in file.tensors.items() if not self._held(name, key)
+            t.nbytes for name, file in files.items() for key, t in file.tensors.items() if not self._holds(name, key)
         )
         return not new or new * _ROOM < free_memory_bytes()
 
-    def _held(self, name: str, key: str) -> bool:
+    def _holds(self, name: str, key: str) -> bool:
         return key in self._copies.get(name, {})
 
-    def _copied(self, files: Files) -> Files:
-        return {name: replace(file, tensors=self._copied_file(name, file.tensors)) for name, file in files.items()}
+    def _copy(self, files: Files) -> Files:
+        return {name: replace(file, tensors=self._copy_file(name, file.tensors)) for name, file in files.items()}
 
-    def _copied_file(self, name: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _copy_file(self, name: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         copies = self._copies.setdefault(name, {})
         for key, tensor in tensors.items():
             if key not in copies:

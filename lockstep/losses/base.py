@@ -64,7 +64,7 @@ def active(batch: Batch, denominator: Denominator) -> Tensor:
             assert_never(denominator)
 
 
-def paired(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
+def split_pairs(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
     """A per-sequence column of the first and of the second sequence of each pair, [P] each.
 
     Raises:
@@ -77,7 +77,7 @@ def paired(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
 
 def active_pairs(batch: Batch) -> Tensor:
     """Whether both sequences of a pair have a trainable token, bool [P]."""
-    first_P, second_P = paired(batch, _active_rows(batch))
+    first_P, second_P = split_pairs(batch, _active_rows(batch))
     return first_P & second_P
 
 

@@ -13,7 +13,7 @@ from lockstep.objectives.masks import trainable
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropyLoss:
     """−Σ_t log π(x_t | x_<t) over trainable tokens, nats."""
 
     @property

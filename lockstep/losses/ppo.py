@@ -13,8 +13,8 @@ from lockstep.losses.base import Denominator, Outputs, active
 from lockstep.metrics import ExplainedVariance, Max, Mean, Metrics, Min
 from lockstep.objectives.divergence import k3, kl_loss
 from lockstep.objectives.masks import trainable
-from lockstep.objectives.policy import clipped_surrogate, probability_ratio, weighted_likelihood
-from lockstep.objectives.value import clipped_value_loss
+from lockstep.objectives.policy import cispo_loss, clip_surrogate, probability_ratio
+from lockstep.objectives.value import clip_value_loss
 from lockstep.types import LossMean
 
 _MAX_LOGRATIO = 20.0  # nats: what a metric of a broken step is bounded by, so that it stays a number
@@ -81,17 +81,17 @@ class ClippedSurrogate:
             if self.entropy_coef:  # without it the entropy has no gradient to compute
                 term_N = term_N - self.entropy_coef * entropy_N
             metrics["entropy"] = Mean(entropy_N.detach().sum(), mask_N.sum())
-        total = self._summed(term_N, batch)
+        total = self._sum(term_N, batch)
         metrics["loss"] = Mean(total.detach(), active(batch, self.denominator))
         return total, metrics
 
     def _surrogate(self, logprob_N: Tensor, old_N: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         advantage_N = trainable(batch["advantage"], batch.mask)
         if self.cispo:
-            return weighted_likelihood(logprob_N, old_N, advantage_N, self.clip_high)
+            return cispo_loss(logprob_N, old_N, advantage_N, self.clip_high)
         if self.sequence_ratio:
             logprob_N, old_N = (_of_response(x_N, batch) for x_N in (logprob_N, old_N))
-        return clipped_surrogate(
+        return clip_surrogate(
             logprob_N,
             old_N,
             advantage_N,
@@ -100,7 +100,7 @@ class ClippedSurrogate:
             dual_clip=self.dual_clip,
         )
 
-    def _summed(self, term_N: Tensor, batch: Batch) -> Tensor:
+    def _sum(self, term_N: Tensor, batch: Batch) -> Tensor:
         match self.mean:
             case "tokens":
                 return term_N.sum()
@@ -135,7 +135,7 @@ class ClippedValue:
         value_N, old_N, return_N = (
             trainable(column, mask_N) for column in (outputs.value, batch["old_value"], batch["return"])
         )
-        loss_N, clipped_N = clipped_value_loss(value_N, old_N, return_N, self.clip)
+        loss_N, clipped_N = clip_value_loss(value_N, old_N, return_N, self.clip)
         total, count, error_N = loss_N.sum(), mask_N.sum(), (return_N - old_N).double()
         wide_N = return_N.double()  # sums of squares of a large, nearly constant return cancel
         return total, Metrics(
@@ -163,16 +163,16 @@ def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N:
         probs_ratio_min=Min(torch.where(mask_N, ratio_N, torch.inf).min()),
         probs_ratio_max=Max(torch.where(mask_N, ratio_N, -torch.inf).max()),
         clip_fraction=Mean(clipped_N.sum(), count),
-        approx_kl=Mean(_bounded_k3(old_N, logprob_N).sum(), count),
+        approx_kl=Mean(_bound_k3(old_N, logprob_N).sum(), count),
         approx_entropy=Mean(-logprob_N.sum(), count),
     )
 
 
 def _divergence(logprob_N: Tensor, old_N: Tensor, ref_N: Tensor) -> Tensor:
     """Estimates KL(π ‖ π_ref) of each token that π_old sampled: ρ·k3, never negative. Returns [N], nats."""
-    return probability_ratio(logprob_N, old_N) * _bounded_k3(logprob_N, ref_N)
+    return probability_ratio(logprob_N, old_N) * _bound_k3(logprob_N, ref_N)
 
 
-def _bounded_k3(logprob_N: Tensor, other_N: Tensor) -> Tensor:
+def _bound_k3(logprob_N: Tensor, other_N: Tensor) -> Tensor:
     """k3, for metrics alone: a log-ratio beyond the bound counts as the bound."""
     return k3((logprob_N - other_N).clamp(-_MAX_LOGRATIO, _MAX_LOGRATIO), torch.zeros_like(other_N))

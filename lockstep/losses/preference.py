@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.config import PreferenceLoss, PreferenceSection
-from lockstep.losses.base import Denominator, Outputs, active_pairs, paired
+from lockstep.losses.base import Denominator, Outputs, active_pairs, split_pairs
 from lockstep.metrics import Mean, Metrics, StandardDeviation
 from lockstep.objectives import preference
 from lockstep.objectives.estimates import share
@@ -56,11 +56,11 @@ class Preference:
         ratio_B = batch.per_sample(logprob_N - trainable(batch["ref_logprob"], mask_N))  # d
         if self.length_normalized:
             ratio_B = ratio_B / length_B.clamp(min=1)
-        chosen_P, rejected_P = paired(batch, ratio_B)
+        chosen_P, rejected_P = split_pairs(batch, ratio_B)
         preference_P = self._preferences(chosen_P - rejected_P, batch)
-        surprise_P, _ = paired(batch, -batch.per_sample(logprob_N))
+        surprise_P, _ = split_pairs(batch, -batch.per_sample(logprob_N))
         if self.sft_length_normalized:
-            surprise_P = surprise_P / paired(batch, length_B)[0].clamp(min=1)
+            surprise_P = surprise_P / split_pairs(batch, length_B)[0].clamp(min=1)
         count, metrics = active_P.sum(), Metrics()
         losses = {"preference_loss": (self.preference_coef, preference_P), "sft_loss": (self.sft_coef, surprise_P)}
         total = logprob_N.new_zeros(())
@@ -72,11 +72,11 @@ class Preference:
         rewards = self.beta * chosen_P.detach(), self.beta * rejected_P.detach()
         if "judge_pair" not in batch.sample:
             return total, metrics + _of_answers(batch, rewards, active_P)
-        judge_P, _ = paired(batch, batch["judge_pair"])
+        judge_P, _ = split_pairs(batch, batch["judge_pair"])
         metrics += _of_answers(batch, rewards, active_P & ~judge_P)
         judged_P = active_P & judge_P
         learned = Metrics(preference_loss=Mean(trainable(preference_P.detach(), judged_P).sum(), judged_P.sum()))
-        return total, metrics + (learned + _of_pairs(batch, rewards, judged_P)).prefixed("judge_pairs")
+        return total, metrics + (learned + _of_pairs(batch, rewards, judged_P)).with_prefix("judge_pairs")
 
     def _preferences(self, gap_P: Tensor, batch: Batch) -> Tensor:
         """L of each pair, from Δ. Returns [P]."""
@@ -86,7 +86,7 @@ class Preference:
             case "ipo":
                 return preference.ipo(gap_P, self.beta)
             case "scale":
-                return preference.scaled_dpo(gap_P, self.beta, _score_gap(batch))
+                return preference.dpo_scaled_by_scores(gap_P, self.beta, _score_gap(batch))
             case "rpo_sq":
                 return preference.rpo_squared(gap_P, self.beta, self.gt_reward_scale * _score_gap(batch))
             case "rpo_bwd_kl":
@@ -99,7 +99,7 @@ class Preference:
 
 def _score_gap(batch: Batch) -> Tensor:
     """Score of the chosen answer less that of the rejected one [P]."""
-    better_P, worse_P = paired(batch, batch["score"])
+    better_P, worse_P = split_pairs(batch, batch["score"])
     # A pair that is not trained on may lack scores, and NaN must not reach the gradient of the others.
     return trainable(better_P - worse_P, active_pairs(batch))
 
@@ -123,18 +123,18 @@ def _of_answers(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) 
     metrics = _of_pairs(batch, rewards, active_P)
     if "score" in batch.sample:
         names = ("chosen_generated_rewards", "rejected_generated_rewards")
-        metrics += _means(names, paired(batch, batch["score"]), active_P)
+        metrics += _means(names, split_pairs(batch, batch["score"]), active_P)
     return metrics
 
 
 def _of_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
     """Implicit rewards and lengths."""
     length_B = batch.per_sample(batch.mask.long())
-    lengths = _means(("chosen_lengths", "reject_lengths"), paired(batch, length_B), active_P)
-    return implied_rewards(*rewards, active_P) + lengths
+    lengths = _means(("chosen_lengths", "reject_lengths"), split_pairs(batch, length_B), active_P)
+    return measure_implicit_rewards(*rewards, active_P) + lengths
 
 
-def implied_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:
+def measure_implicit_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:
     """What either answer is worth (DPO: β·d, its implicit reward), and how often that ranks a pair as it was given."""
     both = torch.cat([chosen_P[active_P], rejected_P[active_P]]).double()
     right = trainable((chosen_P > rejected_P).float(), active_P).sum()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.losses.base import Denominator, Outputs, active_pairs, paired
-from lockstep.losses.preference import implied_rewards
+from lockstep.losses.base import Denominator, Outputs, active_pairs, split_pairs
+from lockstep.losses.preference import measure_implicit_rewards
 from lockstep.metrics import Mean, Metrics
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.preference import bradley_terry
@@ -36,14 +36,14 @@ class BradleyTerry:
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         assert outputs.final_value is not None, "a reward model needs a head that gives values"
         active_P = active_pairs(batch)
-        chosen_P, rejected_P = paired(batch, outputs.final_value)
+        chosen_P, rejected_P = split_pairs(batch, outputs.final_value)
         margin_P = chosen_P.new_zeros(chosen_P.shape)
         if self.margin:
-            better_P, worse_P = paired(batch, batch["score"])
+            better_P, worse_P = split_pairs(batch, batch["score"])
             # A pair that is not trained on may lack scores, and NaN must not reach the gradient of the others.
             margin_P = trainable(better_P - worse_P, active_P)
         loss_P = bradley_terry(chosen_P - rejected_P, margin_P)
         loss_P = loss_P + self.center_rewards_coefficient * (chosen_P + rejected_P).square()
         total = trainable(loss_P, active_P).sum()
-        rewards = implied_rewards(chosen_P.detach(), rejected_P.detach(), active_P)
+        rewards = measure_implicit_rewards(chosen_P.detach(), rejected_P.detach(), active_P)
         return total, Metrics(loss=Mean(total.detach(), active_P.sum())) + rewards

@@ -50,7 +50,7 @@ class Cut:
             return cls._grid(batch, ranks)
         if shares == ranks.size("tp") == 1:
             return cls(batch.tokens, batch.position, Packed.of(batch), None, ranks)
-        filled, place_N = _filled(batch, 2 * shares if shares > 1 else 1, ranks.size("tp"))
+        filled, place_N = _pad(batch, 2 * shares if shares > 1 else 1, ranks.size("tp"))
         if shares == 1:
             return cls(filled.tokens, filled.position, Packed.of(filled), place_N, ranks)
         bounds = torch.cat([filled.starts, filled.lengths.sum()[None]]).to(batch.tokens.device)
@@ -79,7 +79,7 @@ class Cut:
             "layout": self.layout,
         }
 
-    def found(self, state_M: Tensor) -> tuple[Tensor | slice, Tensor]:
+    def locate(self, state_M: Tensor) -> tuple[Tensor | slice, Tensor]:
         """Which of some states this rank has, and where in its share: indices [m] into M, and into n."""
         if self.place is None:
             return slice(None), state_M
@@ -101,7 +101,7 @@ class Cut:
         return sum_over_ranks(column, self.ranks.group("cp"))
 
 
-def _filled(batch: Batch, multiple: int, tp: int) -> tuple[Batch, Tensor]:
+def _pad(batch: Batch, multiple: int, tp: int) -> tuple[Batch, Tensor]:
     """Every sequence as long as a multiple, and a row that divides among tensor-parallel ranks; where tokens went."""
     lengths = -(-batch.lengths // multiple) * multiple
     tail = -int(lengths.sum()) % (multiple * tp)

@@ -179,7 +179,7 @@ def policy_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Places]) -> Ou
         at: The vocabulary at states of the share, int64 [m].
     """
     own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
-    here, state_m = cut.found(align.state_before(own))
+    here, state_m = cut.locate(align.state_before(own))
     places, own = at(state_m), own[here]
 
     def spread(column: Tensor) -> Tensor:
@@ -201,15 +201,15 @@ def value_outputs(batch: Batch, cut: Cut, hidden_nD: Tensor, unit: nn.Module) ->
     """V before each token and after the last one, by a linear unit of fp32 on this rank's last hidden states."""
     with torch.autocast(hidden_nD.device.type, enabled=False):
         output_n = unit(hidden_nD.float()).squeeze(-1)
-    own, rows = align.described(batch), torch.arange(len(batch), device=hidden_nD.device)
+    own, rows = align.target_indices(batch), torch.arange(len(batch), device=hidden_nD.device)
 
-    def placed(state_M: Tensor, into_M: Tensor, size: int) -> Tensor:
-        here, state_m = cut.found(state_M)
+    def spread_values(state_M: Tensor, into_M: Tensor, size: int) -> Tensor:
+        here, state_m = cut.locate(state_M)
         return cut.spread(output_n[state_m], into_M[here], size)
 
     return Outputs(
-        value=placed(align.state_before(own), own, batch.tokens.numel()),
-        final_value=placed(align.state_after(batch), rows, len(batch)),
+        value=spread_values(align.state_before(own), own, batch.tokens.numel()),
+        final_value=spread_values(align.state_after(batch), rows, len(batch)),
     )
 
 
@@ -248,13 +248,13 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
         return False
     seen: list[Tensor] = []
 
-    def replaced(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    def replace_logits(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         ramp = torch.linspace(-_LARGE, _LARGE, output.shape[-1], device=output.device)
         seen.extend([inputs[0][0], ramp.to(output.dtype).expand_as(output)])
         return seen[1]
 
     lm.eval()
-    hook = head.register_forward_hook(replaced)
+    hook = head.register_forward_hook(replace_logits)
     try:
         logits = lm(**cut.inputs).logits[0]
     finally:

@@ -69,7 +69,7 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
     return endings
 
 
-def adapted_maps(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
+def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
     """Those that get adapters; raises as `targets`."""
     endings = targets(network, section)
     linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
@@ -122,9 +122,9 @@ def merging(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
     from peft.tuners.lora import LoraLayer
 
     adapted = ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
-    return {f"{name}.base_layer.weight": partial(_merged, module) for name, module in adapted}
+    return {f"{name}.base_layer.weight": partial(_merge_adapter, module) for name, module in adapted}
 
 
 @torch.no_grad()
-def _merged(layer: Any, weight: Tensor) -> Tensor:
+def _merge_adapter(layer: Any, weight: Tensor) -> Tensor:
     return weight + layer.get_delta_weight(_ADAPTER)

@@ -26,7 +26,7 @@ _COLUMNS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterSlice:
     """Where a tensor of the checkpoint lies in a parameter of one tensor-parallel rank.
 
     Attributes:
@@ -87,7 +87,7 @@ def stages(layers: int, pp: int) -> list[int]:
     return [first] + [each] * (pp - 1)
 
 
-def places(parameter: str, config: PreTrainedConfig, first_layer: int = 0) -> tuple[Place, ...]:
+def places(parameter: str, config: PreTrainedConfig, first_layer: int = 0) -> tuple[ParameterSlice, ...]:
     """What of the checkpoint lies in a Megatron parameter.
 
     Args:
@@ -103,7 +103,7 @@ def places(parameter: str, config: PreTrainedConfig, first_layer: int = 0) -> tu
     names = [name.replace("*", number) for name in layers_of(config).tensors[_LAYER.sub("*", parameter)]]
     dim = 0 if parameter.endswith(_ROWS) else 1 if parameter.endswith(_COLUMNS) else None
     views = _views(parameter, config)
-    return tuple(Place(name, dim, view) for name, view in zip(names, views, strict=True))
+    return tuple(ParameterSlice(name, dim, view) for name, view in zip(names, views, strict=True))
 
 
 def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor], Tensor], ...]:

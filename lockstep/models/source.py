@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep.config import Common, ModelFolder, Sampling
 from lockstep.config.model_recipe import weights_of
-from lockstep.data.files import Files, open_rows
+from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.prompts import token_ids
 from lockstep.data.selection import texts
 from lockstep.errors import InputError
@@ -23,7 +23,7 @@ from lockstep.types import SamplingParams
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """The first model: its folder, its tokenizer, the tokens that end a response, the longest sequence it
     reads, and how many tokens it knows."""
 
@@ -54,7 +54,7 @@ class Source:
             )
 
 
-def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
+def scratch_model(recipe: Common, files: FileGroup, folder: Path) -> Path:
     """Builds a model, and its tokenizer from the rows of `files`, once, into `folder`."""
     if not folder.exists():
         scratch, tokenizer = recipe.model.scratch, scratch_tokenizer(recipe, files)
@@ -63,7 +63,7 @@ def scratch_model(recipe: Common, files: Files, folder: Path) -> Path:
     return folder
 
 
-def scratch_tokenizer(recipe: Common, files: Files) -> PreTrainedTokenizerFast:
+def scratch_tokenizer(recipe: Common, files: FileGroup) -> PreTrainedTokenizerFast:
     """The tokenizer of a new model, made from the rows of `files`."""
     data = recipe.data
     return words_tokenizer(
@@ -71,7 +71,7 @@ def scratch_tokenizer(recipe: Common, files: Files) -> PreTrainedTokenizerFast:
     )
 
 
-def open_source(folder: Path | str) -> Source:
+def open_source(folder: Path | str) -> ModelSource:
     """Reads the tokenizer of a model folder and what ends its responses."""
     whole, tokenizer = read_config(folder), load_tokenizer(folder)
     config = whole.get_text_config()
@@ -83,10 +83,10 @@ def open_source(folder: Path | str) -> Source:
     if not stops:
         raise InputError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
     _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
-    return Source(str(folder), tokenizer, tuple(stops), context_of(whole), int(config.vocab_size))
+    return ModelSource(str(folder), tokenizer, tuple(stops), context_of(whole), int(config.vocab_size))
 
 
-def own_folder(section: ModelFolder, source: Source) -> str:
+def own_folder(section: ModelFolder, source: ModelSource) -> str:
     """The folder of a model that reads the tokens of another one.
 
     Raises:
@@ -101,7 +101,7 @@ def own_folder(section: ModelFolder, source: Source) -> str:
     return str(folder)
 
 
-def reward_folder(section: ModelFolder, source: Source) -> str:
+def reward_folder(section: ModelFolder, source: ModelSource) -> str:
     """The folder of a model that rewards another one, and reads its tokens.
 
     Raises:

@@ -97,11 +97,11 @@ def _require_all(path: Path, model: PreTrainedModel, missing: set[str], unknown:
         unknown = unknown - {_UNIT}
     if missing:
         raise ModelError(
-            f"the model in {path} has no weights for {_named(missing)}; download it again, or name a causal model"
+            f"the model in {path} has no weights for {_name_some(missing)}; download it again, or name a causal model"
         )
     if unknown:
         raise ModelError(
-            f"the files of {path} hold weights that config.json has no place for: {_named(unknown)}; they would be "
+            f"the files of {path} hold weights that config.json has no place for: {_name_some(unknown)}; they would be "
             "left out without a word, so bring the config.json that belongs to them"
         )
 
@@ -178,21 +178,21 @@ class _Names:
 
     def targets(self, name: str) -> list[str]:
         """The tensors of the model that one of a file goes into, whether they are there or not."""
-        renamed, source = self._renamed(name, self._renamings, self._converters)
+        renamed, source = self._rename(name, self._renamings, self._converters)
         if renamed not in self._wanted and name in self._wanted:
-            renamed, source = self._renamed(name, [], [])
+            renamed, source = self._rename(name, [], [])
         if source is None:
             return [renamed]
         first, *others = next(rule for rule in self._converters if source in rule.source_patterns).target_patterns
         return [renamed, *(renamed.replace(first, other) for other in others)]
 
-    def _renamed(
+    def _rename(
         self, name: str, renamings: list[WeightRenaming], converters: list[WeightConverter]
     ) -> tuple[str, str | None]:
         return rename_source_key(name, renamings, converters, self._prefix, self._wanted)
 
 
-def _named(names: set[str]) -> str:
+def _name_some(names: set[str]) -> str:
     """Some names, and how many more there are."""
     some = sorted(names)
     more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
@@ -205,7 +205,7 @@ def _headers(file: Path) -> dict[str, _Stored]:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             return {name: _Stored(file, list(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
+        raise _damage_error(file, error) from error
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
@@ -214,8 +214,8 @@ def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
             for name in opened.keys():  # noqa: SIM118
                 yield name, opened.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
+        raise _damage_error(file, error) from error
 
 
-def _damaged(file: Path, error: BaseException) -> ModelError:
+def _damage_error(file: Path, error: BaseException) -> ModelError:
     return ModelError(f"{file} is damaged ({first_line(error)}); copy or download it again")

@@ -70,7 +70,7 @@ class Zigzag:
         widths = list(accumulate(extent_S.tolist(), width_of))
         chunks = torch.stack([chunk_S, first_S * chunk_S, start_S, local_S], 1)[order_S]
         pieces = chunks.split(list(Counter(widths).values()))
-        device, gathered_T = packing.cu_seqlens.device, packing.gathered()
+        device, gathered_T = packing.cu_seqlens.device, packing.gather_index()
         built = [_grid(piece, width) for piece, width in zip(pieces, Counter(widths), strict=True)]
         grids = [Grid(query.to(device), gathered_T[key.to(device)], back.to(device)) for query, key, back, _ in built]
         return cls(group, tuple(grids), _cells(built, packing.tokens // size).to(device))
@@ -82,7 +82,7 @@ class Zigzag:
             0, 1
         )
         query_nHD = query[0].transpose(0, 1)
-        out = torch.cat([_attended(grid, query_nHD, all_TKHD, scaling, window) for grid in self.grids])
+        out = torch.cat([_attend_grid(grid, query_nHD, all_TKHD, scaling, window) for grid in self.grids])
         return out.index_select(0, self.from_cells)[None]
 
 
@@ -102,7 +102,7 @@ def _cells(grids: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], tokens: int) 
     return torch.empty(tokens, dtype=torch.int64).index_copy_(0, query[real], real)
 
 
-def _attended(grid: Grid, query_nHD: Tensor, all_TKHD: Tensor, scaling: float, window: int | None) -> Tensor:
+def _attend_grid(grid: Grid, query_nHD: Tensor, all_TKHD: Tensor, scaling: float, window: int | None) -> Tensor:
     """Attention of one grid's queries [rows · q, heads, size]."""
     rows, width = grid.query.shape
     q = query_nHD.index_select(0, grid.query.view(-1)).unflatten(0, (rows, width)).transpose(1, 2)

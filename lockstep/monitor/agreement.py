@@ -29,8 +29,8 @@ from lockstep.metrics import Last, Metrics, Sum
 from lockstep.monitor.watch import Watch
 from lockstep.objectives.mismatch import agreement
 from lockstep.objectives.tally import Tally
-from lockstep.rollouts.engine import Engine
-from lockstep.weight_sync.refit import Snapshot
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.weight_sync.sync import Snapshot
 
 _LOOKED_AT = 64
 """Responses of a step that are compared where scoring all of them would be work of its own."""
@@ -92,7 +92,12 @@ class Agreement:
     """
 
     def __init__(
-        self, policy: Learner, engine: Engine, promise: Promise, watch: Watch | None, note: Callable[[str], None]
+        self,
+        policy: Learner,
+        engine: SamplerSession,
+        promise: Promise,
+        watch: Watch | None,
+        note: Callable[[str], None],
     ) -> None:
         self._policy, self._engine, self._promise, self._note = policy, engine, promise, note
         self.watch = watch
@@ -119,24 +124,24 @@ class Agreement:
         total = self.state.total + now
         broken = now.breaks(self._promise.bound) or total.breaks(self._promise.bound)
         known = Metrics(tokens=Sum(now.tokens), bound=Last(self._promise.bound), breach=Last(float(broken)))
-        metrics = (agreement(*pair) + known).prefixed("agreement")
+        metrics = (agreement(*pair) + known).with_prefix("agreement")
         if broken:
-            self._broken(step, now, total, metrics)
+            self._check_bound(step, now, total, metrics)
         if self.watch is not None:
             metrics += self.watch(step, version, batch, snapshot)
         self.state = State(total, self.state.broken or broken)
         return metrics
 
-    def scored(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
+    def compare_unscored(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
         """As when called, for responses that the learner has not scored: it scores some of them."""
-        some = batch.select(_looked_at(batch))
+        some = batch.select(_pick_responses(batch))
         return self(step, version, some.with_columns({"old_logprob": self._policy.logprobs(some)}), snapshot)
 
     def read(self, batch: Batch) -> Tensor:
         """What the sampler makes of some responses of a batch, reading them with the weights that it has, [N]."""
-        return self._engine.logprobs(_plain(batch.select(_looked_at(batch))))
+        return self._engine.logprobs(_plain(batch.select(_pick_responses(batch))))
 
-    def scored_later(self, step: int, snapshot: Snapshot, batch: Batch, read_N: Tensor) -> Metrics:
+    def compare_later(self, step: int, snapshot: Snapshot, batch: Batch, read_N: Tensor) -> Metrics:
         """As when called, for responses that older weights may have drawn; outside of the bracket.
 
         Args:
@@ -145,9 +150,9 @@ class Agreement:
             batch: Responses.
             read_N: What `read` gave with the weights that drew them.
         """
-        some = batch.select(_looked_at(batch))
+        some = batch.select(_pick_responses(batch))
         if bool((some["version"] == snapshot.version).all()):
-            return self.scored(step, snapshot.version, batch, snapshot)
+            return self.compare_unscored(step, snapshot.version, batch, snapshot)
         with self._engine.at(snapshot.version, snapshot):
             now_N = self._engine.logprobs(_plain(some))
         if some.sampling is None or some.sampling.unshaped:
@@ -167,7 +172,7 @@ class Agreement:
         if self.watch is not None and saved["watch"] is not None:
             self.watch.restore(saved["watch"])
 
-    def _broken(self, step: int, now: Tally, total: Tally, metrics: Metrics) -> None:
+    def _check_bound(self, step: int, now: Tally, total: Tally, metrics: Metrics) -> None:
         """Stops, or tells once."""
         over = now if now.breaks(self._promise.bound) else total
         told = f"step {step}: sampler and learner disagree, {_figures(over, over is total, self._promise.bound)}"
@@ -190,7 +195,7 @@ def _figures(over: Tally, whole: bool, bound: float) -> str:
     )
 
 
-def _looked_at(batch: Batch) -> Tensor:
+def _pick_responses(batch: Batch) -> Tensor:
     """Responses from all over a batch."""
     return torch.linspace(0, len(batch) - 1, min(_LOOKED_AT, len(batch))).long()
 

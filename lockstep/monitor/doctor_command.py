@@ -7,7 +7,7 @@ from typing import assert_never
 from lockstep.config import LearnerSection, SamplerBackend, SamplerSection, Sampling
 
 
-def compared_backends(sampler: SamplerBackend) -> tuple[str, ...]:
+def backends_to_compare(sampler: SamplerBackend) -> tuple[str, ...]:
     """What a table compares that speaks of training with a sampler."""
     match sampler:
         case "torch":
@@ -29,7 +29,7 @@ def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: S
     sizes = (("dp", learner.parallel.dp), ("tp", learner.parallel.tp), ("cp", learner.parallel.cp))
     layout = "".join(f"{name}{size}" for name, size in (*sizes, ("pp", learner.parallel.pp)) if size > 1)
     trainer = f"{learner.backend}-{layout}" if layout else learner.backend
-    plain = compared_backends(sampler.backend)
+    plain = backends_to_compare(sampler.backend)
     backends = plain if trainer in plain else (trainer, sampler.backend)
     said = [f"backends=[{','.join(backends)}] learner.dtype={learner.dtype}"]
     match sampler.backend:

@@ -33,8 +33,8 @@ from lockstep.learners.base import Learner
 from lockstep.metrics import Last, Metrics
 from lockstep.objectives.mismatch import sequence_mismatch
 from lockstep.objectives.sequential import DriftState, DriftTest
-from lockstep.rollouts.engine import Engine
-from lockstep.weight_sync.refit import Snapshot
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.weight_sync.sync import Snapshot
 
 Outcome = Literal["decode", "refit", "weights", "text"]
 
@@ -157,7 +157,7 @@ class Watch:
     """
 
     def __init__(
-        self, policy: Learner, engine: Engine, test: DriftTest, note: Callable[[str], None], cure: str = ""
+        self, policy: Learner, engine: SamplerSession, test: DriftTest, note: Callable[[str], None], cure: str = ""
     ) -> None:
         self._policy, self._engine, self._test, self._note, self._cure = policy, engine, test, note, cure
         self.state = WatchState()
@@ -183,7 +183,7 @@ class Watch:
             state = replace(state, kept=self._keep(version, batch, snapshot))
         if now is not None and drift.alarm and not before.drift.alarm:
             assert state.kept is not None, "there is a bound, so the first steps are over"
-            evidence = self._examined(version, batch, snapshot, now, drift.mean, state.kept)
+            evidence = self._examine(version, batch, snapshot, now, drift.mean, state.kept)
             cure = f"; {self._cure}" if evidence.outcome == "text" and self._cure else ""
             self._note(f"step {step}: {_alarm(drift, now, self._test)}; {evidence}{cure}")
             metrics = evidence.metrics()
@@ -216,7 +216,7 @@ class Watch:
             _uncertainty(kept, learner_N),
         )
 
-    def _examined(
+    def _examine(
         self, version: int, batch: Batch, snapshot: Snapshot | None, now: float, usual: float, kept: Kept
     ) -> Evidence:
         """Asks the sampler for the same tokens in other ways; the weights stay."""

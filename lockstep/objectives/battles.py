@@ -84,13 +84,13 @@ def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
         curve_PP = (wins_PP + wins_PP.T) * torch.sigmoid(apart_PP) * torch.sigmoid(-apart_PP)
         hessian_PP = torch.diag(curve_PP.sum(1) + l2) - curve_PP
         step_P = torch.linalg.solve(hessian_PP, gradient_P)
-        theta_P = theta_P + _damped(wins_PP, theta_P, step_P, l2) * step_P
+        theta_P = theta_P + _damp(wins_PP, theta_P, step_P, l2) * step_P
         if float(gradient_P.abs().max()) < _EXACT:
             break
     return theta_P
 
 
-def _damped(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
+def _damp(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
     """The largest of 1, ½, ¼, … at which a step does not lose; near the optimum, more than rounding does."""
     here, size = _objective(wins_PP, theta_P, l2), 1.0
     enough = here - _EXACT * max(1.0, abs(here))

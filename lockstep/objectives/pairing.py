@@ -13,7 +13,7 @@ two answers that were finished; a pair of judgements to learn from."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class Candidate:
     """What is known of an answer when two are chosen.
 
     Attributes:
@@ -30,7 +30,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Pair:
+class AnswerPair:
     """Two answers, by their places among a prompt's answers.
 
     Attributes:
@@ -44,7 +44,7 @@ class Pair:
     rejected: int | None = None
 
 
-def choose(answers: Sequence[Answer], length_control: float) -> Pair:
+def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
     """The answers to prefer and to reject.
 
     With S the finished answers that have a score, from s_min to s_max, and ρ the length control: the shortest of those
@@ -63,10 +63,10 @@ def choose(answers: Sequence[Answer], length_control: float) -> Pair:
     scored = {place: one.score for place, one in enumerate(answers) if one.score is not None}
     usable = {place: score for place, score in scored.items() if answers[place].finished}
     if len(usable) < 2:
-        return Pair("unfinished" if len(scored) >= 2 else "unscored")
+        return AnswerPair("unfinished" if len(scored) >= 2 else "unscored")
     best, worst = max(usable.values()), min(usable.values())
     if best == worst:
-        return Pair("tie")
+        return AnswerPair("tie")
     slack = length_control * (best - worst)
     high = [place for place, score in usable.items() if score >= best - slack]
     low = [place for place, score in usable.items() if score <= worst + slack]
@@ -83,12 +83,12 @@ def choose(answers: Sequence[Answer], length_control: float) -> Pair:
     else:
         chosen, rejected = min(high, key=doubt), min(low, key=doubt)
     if answers[chosen].tokens == answers[rejected].tokens:
-        return Pair("identical")
+        return AnswerPair("identical")
     # From ρ = ½ on both sets can hold the same answers, and the short one can be the worse one.
-    return Pair("ok", chosen, rejected) if usable[chosen] > usable[rejected] else Pair("tie")
+    return AnswerPair("ok", chosen, rejected) if usable[chosen] > usable[rejected] else AnswerPair("tie")
 
 
-def balanced(classes: Sequence[float], room: int, share: float) -> list[int]:
+def balance(classes: Sequence[float], room: int, share: float) -> list[int]:
     """The first places that may be taken together, as many as there can be.
 
     Args:

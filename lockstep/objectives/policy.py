@@ -13,18 +13,18 @@ def probability_ratio(logprob_N: Tensor, old_logprob_N: Tensor) -> Tensor:
     return (logprob_N - old_logprob_N).clamp(-_MAX_LOGRATIO, _MAX_LOGRATIO).exp()
 
 
-def weighted_likelihood(
+def cispo_loss(
     logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, clip_high: float
 ) -> tuple[Tensor, Tensor]:
     """The loss −sg(min(ρ, 1 + high))·A·log π of CISPO (MiniMax 2025, eq. 4): no token loses its gradient.
 
-    Args and returns as of `clipped_surrogate`; there what a bound decides has a bounded weight, not no gradient.
+    Args and returns as of `clip_surrogate`; there what a bound decides has a bounded weight, not no gradient.
     """
     ratio_N = probability_ratio(logprob_N.detach(), old_logprob_N)
     return -ratio_N.clamp(max=1.0 + clip_high) * advantage_N * logprob_N, ratio_N > 1.0 + clip_high
 
 
-def clipped_surrogate(
+def clip_surrogate(
     logprob_N: Tensor,
     old_logprob_N: Tensor,
     advantage_N: Tensor,

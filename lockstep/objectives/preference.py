@@ -36,7 +36,7 @@ def bradley_terry(gap_P: Tensor, margin_P: Tensor) -> Tensor:
     return -logsigmoid(gap_P - margin_P)
 
 
-def scaled_dpo(gap_P: Tensor, beta: float, score_gap_P: Tensor) -> Tensor:
+def dpo_scaled_by_scores(gap_P: Tensor, beta: float, score_gap_P: Tensor) -> Tensor:
     """−|s_w − s_l|·log σ(β·Δ): each pair counts as much as its scores differ.
 
     The scaled Bradley-Terry loss of reward models (Wang et al. 2024, 'HelpSteer2-Preference', eq. 3) with DPO's reward.

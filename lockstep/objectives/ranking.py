@@ -67,7 +67,7 @@ def longer_preferred(right: Sequence[float], excess: Sequence[float]) -> float |
     return sum(longer) / len(longer) if longer else None
 
 
-def decided(ranks: Sequence[float], scores: Sequence[float]) -> Iterator[tuple[int, int, float]]:
+def decide_pairs(ranks: Sequence[float], scores: Sequence[float]) -> Iterator[tuple[int, int, float]]:
     """For each pair that people rank differently the better one, the other, and whether the judge is right (½: a tie).
 
     Both are given by their places.
@@ -79,7 +79,7 @@ def decided(ranks: Sequence[float], scores: Sequence[float]) -> Iterator[tuple[i
 
 
 def _rights(ranks: Sequence[float], scores: Sequence[float]) -> list[float]:
-    return [right for _, _, right in decided(ranks, scores)]
+    return [right for _, _, right in decide_pairs(ranks, scores)]
 
 
 def _places(values: Sequence[float]) -> list[float]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def clipped_value_loss(
+def clip_value_loss(
     value_N: Tensor, old_value_N: Tensor, return_N: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
     """½·max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, ±ε), as OpenAI baselines' PPO2 clips values.

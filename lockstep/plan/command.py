@@ -55,7 +55,7 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> P
     if own.ranks == gpus:
         require_divisible(model, own.tp)
     sizes = Sizes.of(skeleton(model, config or str(recipe.model.path)), recipe.learner.lora)
-    return page(Search(recipe, sizes, model, room), loaded.name, _said(loaded, config), gpus)
+    return page(Search(recipe, sizes, model, room), loaded.name, _train_command(loaded, config), gpus)
 
 
 def bytes_of(memory: str) -> int:
@@ -85,7 +85,7 @@ def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
         raise ModelError(f"{error}; a plan needs no more than a config.json: --config PATH") from None
 
 
-def _said(loaded: Loaded, config: str | None) -> tuple[str, ...]:
+def _train_command(loaded: Loaded, config: str | None) -> tuple[str, ...]:
     """What `lockstep train` is told for the run that is planned, of the model whose configuration was given."""
     said = loaded.arguments
     if config is None or any(word.startswith("model.path=") for word in said):

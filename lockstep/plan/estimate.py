@@ -12,13 +12,13 @@ from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import FP32, Generation, Rank
 from lockstep.plan.sizes import Sizes
-from lockstep.plan.traffic import Flow, flows, refit
+from lockstep.plan.traffic import Flow, flows, sync_flows
 
 _SAVED = 3 * FP32  # weights and moments
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Of a run.
 
     Attributes:
@@ -40,7 +40,7 @@ class Estimate:
     @classmethod
     def of(
         cls, recipe: Algorithm, sizes: Sizes, learner: LearnerSection | None = None, sequences: int | None = None
-    ) -> Estimate:
+    ) -> MemoryEstimate:
         """Of a recipe, as it says or with another learner, or so many sequences generated side by side."""
         learner, load, inference = learner or recipe.learner, recipe.largest_step, recipe.inference
         ranks = {role.name: _rank(role, sizes, learner, load) for role in recipe.models}
@@ -76,7 +76,7 @@ class Estimate:
     def flows(self) -> list[tuple[str, Flow]]:
         """What a rank sends per step of the algorithm, by learner."""
         found = [(name, flow) for name, rank in self.ranks.items() for flow in flows(rank)]
-        return found + [("policy", flow) for flow in (refit(self.ranks["policy"]) if self.sampler else [])]
+        return found + [("policy", flow) for flow in (sync_flows(self.ranks["policy"]) if self.sampler else [])]
 
     @property
     def sent(self) -> int:
@@ -100,5 +100,7 @@ def _sizes(path: str) -> Sizes:
 def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:
     """Of a checkpoint: weights of what the run changes, and moments of what learns."""
     return sum(
-        (_SAVED if role.optimizer is not None else FP32) * sizes.learned(role.head) for role in models if role.is_saved
+        (_SAVED if role.optimizer is not None else FP32) * sizes.count_trainable(role.head)
+        for role in models
+        if role.is_saved
     )

@@ -13,7 +13,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.config import LearnerSection, Parallel
 from lockstep.errors import InputError
 from lockstep.models.parallelize import require_divisible
-from lockstep.plan.estimate import Estimate
+from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes
 
 _WITHIN_A_MACHINE = 8
@@ -60,14 +60,14 @@ class Search:
     config: PreTrainedConfig
     memory: int
 
-    def estimate(self, parallel: Parallel, changes: Changes = _NONE) -> Estimate | None:
+    def estimate(self, parallel: Parallel, changes: Changes = _NONE) -> MemoryEstimate | None:
         """Of one layout; None where the learner cannot be like that."""
         fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump()} | dict(changes.learner)
         try:
             learner = LearnerSection.model_validate(fields)
         except ValidationError:
             return None
-        return Estimate.of(self.recipe, self.sizes, learner, changes.max_batch_size)
+        return MemoryEstimate.of(self.recipe, self.sizes, learner, changes.max_batch_size)
 
     def layouts(self, gpus: int) -> list[Parallel]:
         """Those of so many GPUs in which every rank has something to do, those with few tensor-parallel ranks first."""
@@ -80,11 +80,11 @@ class Search:
             if (cp == 1 or load.sequence // cp >= _FEWEST_TOKENS) and gpus // tp // cp <= load.rows
         ]
 
-    def fits(self, estimate: Estimate) -> bool:
+    def fits(self, estimate: MemoryEstimate) -> bool:
         """Whether the fullest GPU has room for it."""
         return estimate.device <= self.memory
 
-    def proposed(self, gpus: int) -> Estimate | None:
+    def propose(self, gpus: int) -> MemoryEstimate | None:
         """Of the layouts that fit with the cheapest change, the one in which ranks send least; None: nothing fits."""
         for changes in self._changes():
             found = [self.estimate(parallel, changes) for parallel in self.layouts(gpus)]
@@ -93,11 +93,11 @@ class Search:
                 return min(fitting, key=lambda one: one.sent)
         return None
 
-    def smallest(self, gpus: int) -> Estimate | None:
+    def smallest(self, gpus: int) -> MemoryEstimate | None:
         """What is proposed for the next number of GPUs, each twice the one before, that is enough."""
         while gpus < _MOST_GPUS:
             gpus *= 2
-            found = self.proposed(gpus)
+            found = self.propose(gpus)
             if found is not None:
                 return found
         return None
@@ -131,7 +131,7 @@ class Search:
         return True
 
 
-def overrides(recipe: Algorithm, estimate: Estimate) -> list[str]:
+def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     """What to say besides the recipe for a learner like that."""
     own, wanted = recipe.learner.model_dump(), estimate.learner.model_dump()
     parallel = [

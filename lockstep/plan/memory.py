@@ -90,7 +90,7 @@ class Rank:
         """Bytes of those of all that learn."""
         if not self.trained:
             return 0
-        return FP32 * self.sizes.learned(self.head) if self.sizes.adapters else self.used
+        return FP32 * self.sizes.count_trainable(self.head) if self.sizes.adapters else self.used
 
     @property
     def updated(self) -> int:
@@ -115,7 +115,9 @@ class Rank:
     def moments(self) -> list[Moment]:
         """Those that may be the fullest, in their order."""
         if not self.trained:
-            return [Moment("scoring", self._standing() | self._gathered(2) | {"activations": self._scored()})]
+            return [
+                Moment("scoring", self._standing() | self._count_gathered(2) | {"activations": self._count_scoring()})
+            ]
         standing, gradients = self._standing(), self._on_device(self.updated)
         several = self.load.passes(self.learner, self.load.rows) > 1
         before = standing | {"gradients": gradients if several else 0}
@@ -128,10 +130,14 @@ class Rank:
         # One process adds it at once; it is whole until the end where ranks sum it, or where the embedding adds to it.
         waits = table if self.shares > 1 or not self.sizes.head or not several else 0
         return [
-            Moment("end of the forward pass", before | self._gathered(1) | last | self._forward()),
-            Moment("head's backward pass", before | self._gathered(1) | last | self._on_their_way(table, layer=False)),
-            Moment("last layer's backward pass", before | self._gathered(3) | last | self._on_their_way(waits)),
-            Moment("first layer's backward pass", meanwhile | self._gathered(2) | first | self._on_their_way(waits)),
+            Moment("end of the forward pass", before | self._count_gathered(1) | last | self._forward()),
+            Moment(
+                "head's backward pass", before | self._count_gathered(1) | last | self._on_their_way(table, layer=False)
+            ),
+            Moment("last layer's backward pass", before | self._count_gathered(3) | last | self._on_their_way(waits)),
+            Moment(
+                "first layer's backward pass", meanwhile | self._count_gathered(2) | first | self._on_their_way(waits)
+            ),
             Moment("end of the backward pass", standing | {"gradients": gradients} | self._outside(several)),
             Moment("update", standing | {"gradients": gradients}),
         ]
@@ -189,7 +195,7 @@ class Rank:
         parts = {"weights": self._on_device(self.held)}
         return parts | ({"moments": self._on_device(2 * self.updated)} if self.trained else {})
 
-    def _gathered(self, layers: int) -> dict[str, int]:
+    def _count_gathered(self, layers: int) -> dict[str, int]:
         """Weights that FSDP brings together: what lies outside of the layers for all of a pass, and some layers."""
         return {"gathered weights": self.root + layers * self.layer} if self.shares > 1 else {}
 
@@ -207,7 +213,7 @@ class Rank:
         copies = {"bf16 copies of weights": self._copies()}
         if not self.learner.activation_checkpointing:
             return copies
-        return copies | {"activations": self.sizes.layers * self._inputs() + self._scored()}
+        return copies | {"activations": self.sizes.layers * self._inputs() + self._count_scoring()}
 
     def _inputs(self) -> int:
         """Bytes of a layer's input, which is all that it keeps where it is computed again."""
@@ -249,7 +255,7 @@ class Rank:
             return {"gradients on their way": self._vocabulary if several and not frozen else 0}
         return {"gathered weights": self.root, "gradients on their way": 0 if frozen else 2 * self.root}
 
-    def _scored(self) -> int:
+    def _count_scoring(self) -> int:
         """Bytes of a pass that keeps nothing: states, their norm, and a layer's hidden units, at once."""
         units = self.sizes.intermediate // self.learner.parallel.tp
         return self.own * 4 * (self.sizes.hidden * FP32 + units * self.type)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lockstep.config import Parallel
 from lockstep.errors import InputError
-from lockstep.plan.estimate import Estimate
+from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.layouts import Changes, Search, overrides
 from lockstep.plan.sizes import readable
 from lockstep.report.terminal import summary_table
@@ -39,7 +39,7 @@ def page(search: Search, name: str, said: Sequence[str], gpus: int) -> Plan:
         gpus: How many there are.
     """
     own = search.recipe.learner.parallel
-    found, standing = search.proposed(gpus), search.estimate(own) if own.ranks == gpus else None
+    found, standing = search.propose(gpus), search.estimate(own) if own.ranks == gpus else None
     shown = standing or found or _roomiest(search, gpus)
     blocks = [_model(search, name, gpus), _memory(shown)]
     blocks += [_traffic(shown), _layouts(search, gpus)] if gpus > 1 else []
@@ -47,7 +47,7 @@ def page(search: Search, name: str, said: Sequence[str], gpus: int) -> Plan:
     return Plan(text, found is not None or (standing is not None and search.fits(standing)))
 
 
-def _roomiest(search: Search, gpus: int) -> Estimate:
+def _roomiest(search: Search, gpus: int) -> MemoryEstimate:
     """What needs least of a GPU, where nothing fits."""
     found = [search.estimate(parallel) for parallel in search.layouts(gpus)]
     if not any(found):
@@ -68,7 +68,7 @@ def _command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
 def _model(search: Search, name: str, gpus: int) -> str:
     sizes = search.sizes
     lines = [
-        ("plan", f"{name} on {counted(gpus, 'GPU')} of {readable(search.memory)}, on paper"),
+        ("plan", f"{name} on {amount(gpus, 'GPU')} of {readable(search.memory)}, on paper"),
         (
             "model",
             f"{sizes.policy:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, vocabulary "
@@ -79,7 +79,7 @@ def _model(search: Search, name: str, gpus: int) -> str:
     return summary_table(lines)
 
 
-def counted(number: int, what: str) -> str:
+def amount(number: int, what: str) -> str:
     """A number of things."""
     return f"{number:,} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
 
@@ -91,14 +91,14 @@ def layout(parallel: Parallel) -> str:
     )
 
 
-def _options(estimate: Estimate) -> str:
+def _options(estimate: MemoryEstimate) -> str:
     learner = estimate.learner
     asked = {"activation_checkpointing": learner.activation_checkpointing, "cpu_offload": learner.cpu_offload}
     options = [name for name, chosen in asked.items() if chosen]
     return ", ".join([layout(learner.parallel), learner.dtype, *options])
 
 
-def _memory(estimate: Estimate) -> str:
+def _memory(estimate: MemoryEstimate) -> str:
     """By rank at its fullest moment; nothing else is added up."""
     load, learner = estimate.load, estimate.learner
     passes = load.passes(learner, load.rows)
@@ -106,7 +106,7 @@ def _memory(estimate: Estimate) -> str:
         ("layout", _options(estimate)),
         (
             "step",
-            f"at most {counted(passes, 'pass')} of {load.tokens(learner):,} tokens per optimizer step and rank of dp, "
+            f"at most {amount(passes, 'pass')} of {load.tokens(learner):,} tokens per optimizer step and rank of dp, "
             f"if every sequence has {load.sequence:,} tokens",
         ),
     ]
@@ -125,7 +125,7 @@ def _memory(estimate: Estimate) -> str:
     return summary_table(lines)
 
 
-def _traffic(estimate: Estimate) -> str:
+def _traffic(estimate: MemoryEstimate) -> str:
     lines = [("sent", f"{readable(estimate.sent)} per rank and step of the algorithm:")]
     lines += [(who, f"{readable(flow.size):>9} {flow.what} ({flow.over})") for who, flow in estimate.flows]
     return summary_table(lines)
@@ -151,7 +151,9 @@ def _layouts(search: Search, gpus: int) -> str:
     return summary_table(lines)
 
 
-def _verdict(search: Search, said: Sequence[str], gpus: int, own: Estimate | None, found: Estimate | None) -> str:
+def _verdict(
+    search: Search, said: Sequence[str], gpus: int, own: MemoryEstimate | None, found: MemoryEstimate | None
+) -> str:
     memory = readable(search.memory)
     if own is not None and search.fits(own):
         return f"It fits: {readable(own.device)} of {memory}. {_command(said)}"
@@ -159,7 +161,7 @@ def _verdict(search: Search, said: Sequence[str], gpus: int, own: Estimate | Non
     if own is not None:
         begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
     else:
-        begin = f"The recipe says {asked}, which is not {counted(gpus, 'GPU')}."
+        begin = f"The recipe says {asked}, which is not {amount(gpus, 'GPU')}."
     if found is not None:
         command = _command(said, overrides(search.recipe, found))
         return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command}"

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from lockstep.config import LoRA
 from lockstep.models.heads import scores_tokens
-from lockstep.models.lora import adapted_maps
+from lockstep.models.lora import find_adapted
 from lockstep.models.parallelize import layers
 from lockstep.types import Head
 
@@ -67,7 +67,7 @@ class Sizes:
         own_head = 0 if fields.get("tie_word_embeddings") else head
         total = sum(parameter.numel() for parameter in model.parameters())
         layer = sum(parameter.numel() for parameter in blocks[0].parameters())
-        adapted = [] if lora is None else adapted_maps(model, lora)
+        adapted = [] if lora is None else find_adapted(model, lora)
         rank = 0 if lora is None else lora.rank
         return cls(
             layers=len(blocks),
@@ -96,7 +96,7 @@ class Sizes:
         """Those of the backbone and one unit."""
         return self.policy - self.head + self.hidden + 1
 
-    def learned(self, head: Head) -> int:
+    def count_trainable(self, head: Head) -> int:
         """Those that learn: all, or adapters and a unit."""
         if not self.adapters:
             return self.policy if scores_tokens(head) else self.critic

@@ -33,7 +33,7 @@ def flows(rank: Rank) -> list[Flow]:
     return [flow for flow in [*_weights(rank), *_states(rank), *_keys(rank)] if flow.size]
 
 
-def refit(rank: Rank) -> list[Flow]:
+def sync_flows(rank: Rank) -> list[Flow]:
     """Weights on their way to a sampler, once per step: gathered by all ranks, and handed over by the first."""
     ranks = rank.learner.parallel.ranks
     whole = FP32 * rank.sizes.policy

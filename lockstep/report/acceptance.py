@@ -15,7 +15,7 @@ _SHOWN_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BoundResult:
     """One bound against one run.
 
     Attributes:
@@ -32,7 +32,7 @@ class Verdict:
     sentence: str
 
 
-def check(bounds: Sequence[Bound], rows: Sequence[Mapping[str, float]]) -> list[Verdict]:
+def check(bounds: Sequence[Bound], rows: Sequence[Mapping[str, float]]) -> list[BoundResult]:
     """Compares a run's metrics with bounds, one verdict per bound, in order.
 
     Args:
@@ -42,7 +42,7 @@ def check(bounds: Sequence[Bound], rows: Sequence[Mapping[str, float]]) -> list[
     return [_verdict(bound, rows) for bound in bounds]
 
 
-def _verdict(bound: Bound, rows: Sequence[Mapping[str, float]]) -> Verdict:
+def _verdict(bound: Bound, rows: Sequence[Mapping[str, float]]) -> BoundResult:
     first, last = bound.steps
     found = {
         int(row["step"]): row[bound.metric] for row in rows if bound.metric in row and first <= row["step"] <= last
@@ -52,11 +52,11 @@ def _verdict(bound: Bound, rows: Sequence[Mapping[str, float]]) -> Verdict:
     if value is None or len(found) < bound.min_rows:
         there = "" if value is None else f"; over what is there, {value:.6g}"
         sentence = f"failed: {asked}: {_absence(bound, rows, sorted(found))}{there}"
-        return Verdict(bound, False, value, len(found), sentence)
+        return BoundResult(bound, False, value, len(found), sentence)
     low, high = -math.inf if bound.min is None else bound.min, math.inf if bound.max is None else bound.max
     passed = math.isfinite(value) and low <= value <= high
     measured = f"{value:.6g} ({len(found)} row{'s' * (len(found) > 1)})"
-    return Verdict(bound, passed, value, len(found), f"{'passed' if passed else 'failed'}: {asked}: {measured}")
+    return BoundResult(bound, passed, value, len(found), f"{'passed' if passed else 'failed'}: {asked}: {measured}")
 
 
 def _measure(bound: Bound, values: Sequence[float]) -> float:

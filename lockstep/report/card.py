@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lockstep.report.compared import compared
+from lockstep.report.agreement import summarize_agreement
 from lockstep.report.held_out import HELD_OUT, Figure, best, figures
 from lockstep.report.log import read_metrics
 
@@ -50,7 +50,7 @@ tags: [lockstep, {algorithm}]
 
 def _agreement(rows: list[dict[str, float]]) -> str:
     """A paragraph where something was sampled; empty elsewhere."""
-    found = compared(rows)
+    found = summarize_agreement(rows)
     return f"\nTraining and sampling: {found.sentence}\n" if found.tokens else ""
 
 

@@ -32,7 +32,7 @@ def pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[Any] | NDArra
     return b"".join([len(head).to_bytes(4, "little"), head, *planes])
 
 
-def shortened(values: ArrayLike) -> NDArray[np.float32]:
+def shorten(values: ArrayLike) -> NDArray[np.float32]:
     """The numbers to about four digits, in floats whose last bits are zero and so cost nothing when compressed."""
     bits = np.asarray(values, np.float32).view(np.uint32)
     half, kept = np.uint32(1 << (_DROPPED_BITS - 1)), np.uint32(0xFFFFFFFF << _DROPPED_BITS & 0xFFFFFFFF)

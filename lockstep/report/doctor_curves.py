@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.report.columns import pack, shortened
+from lockstep.report.columns import pack, shorten
 from lockstep.report.doctor_folder import Columns, Numbers
 from lockstep.report.log import plain
 
@@ -42,7 +42,7 @@ def pack_drawn(columns: Columns, decode: Decode | None) -> bytes:
         "worst": worst(columns, decode),
         "map": {"rows": rows, "edges": edges},
     }
-    return pack(_plain(header), {"map": shortened(cells.ravel())})
+    return pack(_plain(header), {"map": shorten(cells.ravel())})
 
 
 def worst(columns: Columns, decode: Decode | None) -> list[dict[str, Any]]:

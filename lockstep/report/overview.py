@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.compared import compared_in
+from lockstep.report.agreement import read_agreement
 from lockstep.report.held_out import figures, from_to, headlines
 from lockstep.report.log import TIMINGS, lines, read_metrics, read_recipe, require_run
 
@@ -30,7 +30,7 @@ def overview(folder: Path) -> dict[str, Any]:
     recipe = dict(flat(read_recipe(folder)))
     environment = folder / "environment.json"
     rewards = figures(rows, "train/reward")
-    planned, compared = recipe.get("run.max_steps", -1), compared_in(folder)
+    planned, compared = recipe.get("run.max_steps", -1), read_agreement(folder)
     return {
         "agreement": None if compared is None else compared.sentence,
         "headlines": [*headlines(rows), *([f"sampled reward {from_to(rewards)}"] if rewards else [])],

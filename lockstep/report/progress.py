@@ -33,7 +33,7 @@ _WINDOW = 10  # steps that the throughput and the time left are measured over
 
 
 @dataclass(frozen=True)
-class View:
+class ProgressView:
     """What there is to show at one moment.
 
     Attributes:
@@ -75,11 +75,11 @@ class View:
 class _Display(Protocol):
     """Where a run is shown."""
 
-    def opened(self, view: Callable[[], View]) -> AbstractContextManager[object]: ...
+    def open(self, view: Callable[[], ProgressView]) -> AbstractContextManager[object]: ...
 
     def note(self, text: str) -> None: ...
 
-    def stepped(self, view: View) -> None: ...
+    def step(self, view: ProgressView) -> None: ...
 
 
 class Progress:
@@ -141,7 +141,7 @@ class Progress:
         self._recent.append((now - self._step_since, tokens, steps))
         self._step, self._step_since = step, now
         self._metrics = {name: metrics[name] for name in HEADLINES if math.isfinite(metrics.get(name, math.nan))}
-        self._display.stepped(self.view())
+        self._display.step(self.view())
 
     def take_timings(self) -> dict[str, float]:
         """Seconds spent in each phase since the last call; asked when nothing is under way beside."""
@@ -149,13 +149,13 @@ class Progress:
         timings, self._timings = self._timings, {}
         return timings
 
-    def view(self) -> View:
+    def view(self) -> ProgressView:
         """What there is to show now."""
         seconds, tokens, steps = map(sum, zip(*self._recent, strict=True)) if self._recent else (0.0, 0, 0)
         left_s = None
         if self._total is not None and steps:
             left_s = (self._total - self._step) * seconds / steps
-        return View(
+        return ProgressView(
             title=self._title,
             unit=self._unit,
             step=self._step,
@@ -176,7 +176,7 @@ class Progress:
 
 
 @contextmanager
-def progress(
+def show_progress(
     title: str,
     total_steps: int | None = None,
     stream: TextIO | None = None,
@@ -194,9 +194,9 @@ def progress(
     out = sys.stderr if stream is None else stream
     console = Console(file=out)
     display = _Bar(console) if out.isatty() and not console.is_dumb_terminal else _Lines(out, clock)
-    shown = Progress(title, total_steps, display, clock)
-    with display.opened(shown.view):
-        yield shown
+    progress = Progress(title, total_steps, display, clock)
+    with display.open(progress.view):
+        yield progress
 
 
 class _Lines:
@@ -206,14 +206,14 @@ class _Lines:
         self._stream, self._clock = stream, clock
         self._printed: float | None = None
 
-    def opened(self, view: Callable[[], View]) -> AbstractContextManager[object]:
+    def open(self, view: Callable[[], ProgressView]) -> AbstractContextManager[object]:
         self.note(view().title)
         return nullcontext()
 
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
-    def stepped(self, view: View) -> None:
+    def step(self, view: ProgressView) -> None:
         now = self._clock()
         if self._printed is None or now - self._printed >= _LINE_EVERY_S or view.step == view.total:
             self._printed = now
@@ -226,9 +226,9 @@ class _Bar:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def opened(self, view: Callable[[], View]) -> AbstractContextManager[object]:
+    def open(self, view: Callable[[], ProgressView]) -> AbstractContextManager[object]:
         return Live(
-            get_renderable=lambda: _drawn(view(), self._console.width),
+            get_renderable=lambda: _draw(view(), self._console.width),
             console=self._console,
             refresh_per_second=5,
             redirect_stdout=sys.stdout.isatty(),  # what is printed appears above the bar, but a pipe keeps its output
@@ -238,18 +238,18 @@ class _Bar:
         # The terminal breaks a long line, so that a path or a command in it can be copied whole.
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def stepped(self, view: View) -> None:
+    def step(self, view: ProgressView) -> None:
         """Nothing to do: the next redrawing shows it."""
 
 
-def _drawn(view: View, width: int) -> RenderableType:
+def _draw(view: ProgressView, width: int) -> RenderableType:
     bar = Table.grid(padding=(0, 1))
     doing = "" if view.phase is None else f"{view.phase[0]} {view.phase[1]:.1f} s"
     bar.add_row(ProgressBar(view.total, view.step, width=32), Text(doing, style="dim"))
-    return Group(Text(view.title, style="bold", overflow="fold"), bar, Text(_flowed(view.parts, width)))
+    return Group(Text(view.title, style="bold", overflow="fold"), bar, Text(_flow(view.parts, width)))
 
 
-def _flowed(parts: Sequence[str], width: int) -> str:
+def _flow(parts: Sequence[str], width: int) -> str:
     """Lines that end only between parts, never between a metric and its value."""
     unbroken = " · ".join(part.replace(" ", "\xa0") for part in parts)
     return "\n".join(textwrap.wrap(unbroken, width, break_on_hyphens=False)).replace("\xa0", " ")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.columns import pack, shortened
+from lockstep.report.columns import pack, shorten
 from lockstep.report.log import SAMPLES, lines
 
 TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
@@ -32,13 +32,13 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     number = 0
     for row, _ in lines(folder / SAMPLES):
         if block.full:
-            store(number, block.packed())
+            store(number, block.pack())
             number, block = number + 1, _Block()
         index.add(row, number, block.rows)
         block.add(row)
     if block.rows:
-        store(number, block.packed())
-    return index.packed()
+        store(number, block.pack())
+    return index.pack()
 
 
 class _Index:
@@ -59,7 +59,7 @@ class _Index:
             values.append(row.get(name, row.get(f"chosen_{name}")))
         self._responses.append(_line(_response(row)))
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         prompts = [[name, _line(text)] for name, (_, text) in self._prompts.items()]
         return pack({"prompts": prompts, "responses": "\n".join(self._responses)}, {**self._logged, **self._places})
 
@@ -92,9 +92,9 @@ class _Block:
         for name, values in self._columns.items():
             values.extend(columns.get(name, [None] * len(texts)))
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         columns = {
-            name: shortened(values) for name, values in self._columns.items() if any(v is not None for v in values)
+            name: shorten(values) for name, values in self._columns.items() if any(v is not None for v in values)
         }
         return pack({"rows": self._rows}, columns)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection
 from pathlib import Path
 
-from lockstep.report.compared import Compared, compared_in
+from lockstep.report.agreement import AgreementSummary, read_agreement
 from lockstep.report.held_out import HELD_OUT, Figure, best, figures, from_to
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import curve, summary_table
@@ -22,7 +22,7 @@ def summary(folder: Path, kept: Collection[int]) -> str:
     """
     rows = read_metrics(folder)
     where = f"run: {folder}\nmodel: {folder / 'final'} (opens with transformers)\nlook at it: lockstep report {folder}"
-    parts = [_headline(rows, kept, compared_in(folder)), _drawing(rows), where]
+    parts = [_headline(rows, kept, read_agreement(folder)), _drawing(rows), where]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -37,7 +37,7 @@ def _series(rows: list[dict[str, float]], name: str) -> list[float]:
     return [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
 
 
-def _headline(rows: list[dict[str, float]], kept: Collection[int], compared: Compared | None) -> str:
+def _headline(rows: list[dict[str, float]], kept: Collection[int], compared: AgreementSummary | None) -> str:
     """First, last and best of what matters, and whether both sides agreed in all steps."""
     lines: list[tuple[str, str]] = []
     for name, (label, better) in HELD_OUT.items():

@@ -58,16 +58,16 @@ class CodeReward:
         for sandbox in self._sandboxes:
             idle.put(sandbox)
 
-        def judged(prompt: Prompt, response: str) -> float:
+        def score_one(prompt: Prompt, response: str) -> float:
             sandbox = idle.get()
             try:
-                return self._judged(sandbox, prompt, response)
+                return self._score(sandbox, prompt, response)
             finally:
                 idle.put(sandbox)
 
         pool = ThreadPoolExecutor(len(self._sandboxes))
         try:
-            return list(pool.map(judged, prompts, responses))
+            return list(pool.map(score_one, prompts, responses))
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -76,11 +76,11 @@ class CodeReward:
             case "text":
                 return response
             case "fenced":
-                return fenced(response)
+                return extract_code_block(response)
             case _:
                 assert_never(self.section.program)
 
-    def _judged(self, sandbox: Sandbox, prompt: Prompt, response: str) -> float:
+    def _score(self, sandbox: Sandbox, prompt: Prompt, response: str) -> float:
         program = self._program(response)
         if program is None:
             return 0.0
@@ -90,7 +90,7 @@ class CodeReward:
         return sum(test(sandbox, program) for test in tests) / len(tests)
 
 
-def fenced(response: str) -> str | None:
+def extract_code_block(response: str) -> str | None:
     """The last block between fences that is marked as Python or not marked; None where there is none."""
     blocks = [text for mark, text in _BLOCK.findall(response) if mark.strip().lower() in _PYTHON]
     return blocks[-1] if blocks else None

@@ -32,7 +32,7 @@ class Instruction(Section):
     model_config = ConfigDict(strict=True)
 
     @abstractmethod
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         """Whether it is."""
 
 
@@ -58,7 +58,7 @@ class Ranged(Instruction):
 class Counted(Ranged):
     """What is counted over the whole response."""
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         return self.fits(self.count(response))
 
     @abstractmethod
@@ -165,7 +165,7 @@ class Keywords(Ranged):
     id: Literal["keywords"]
     words: Texts
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         return all(self.fits(_occurrences(word, response)) for word in self.words)
 
 
@@ -175,7 +175,7 @@ class StartsWith(Instruction):
     id: Literal["starts_with"]
     text: Text
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         return _plain(response).startswith(_plain(self.text))
 
 
@@ -185,7 +185,7 @@ class EndsWith(Instruction):
     id: Literal["ends_with"]
     text: Text
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         return _plain(response).endswith(_plain(self.text))
 
 
@@ -196,7 +196,7 @@ class ParagraphStartsWith(Instruction):
     paragraph: PositiveInt
     text: Text
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         paragraphs = _paragraphs(response)
         return self.paragraph <= len(paragraphs) and _plain(paragraphs[self.paragraph - 1]).startswith(
             _plain(self.text)
@@ -209,7 +209,7 @@ class OneOf(Instruction):
     id: Literal["one_of"]
     texts: Texts
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         return _plain(response) in map(_plain, self.texts)
 
 
@@ -218,7 +218,7 @@ class Uppercase(Instruction):
 
     id: Literal["uppercase"]
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         return response.isupper()
 
 
@@ -227,7 +227,7 @@ class Lowercase(Instruction):
 
     id: Literal["lowercase"]
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         return response.islower()
 
 
@@ -236,7 +236,7 @@ class NoCommas(Instruction):
 
     id: Literal["no_commas"]
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         return not set(",，、،") & set(response)
 
 
@@ -245,7 +245,7 @@ class Quoted(Instruction):
 
     id: Literal["quoted"]
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         text = response.strip()
         return len(text) > 2 and text[0] + text[-1] in _QUOTES
 
@@ -255,7 +255,7 @@ class Json(Instruction):
 
     id: Literal["json"]
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         text = response.strip()
         fenced = _FENCE.fullmatch(text)
         try:
@@ -270,7 +270,7 @@ class Title(Instruction):
 
     id: Literal["title"]
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         return _TITLE.search(response) is not None
 
 
@@ -280,7 +280,7 @@ class Postscript(Instruction):
     id: Literal["postscript"]
     marker: Text = "P.S."
 
-    def followed(self, response: str) -> bool:
+    def is_followed(self, response: str) -> bool:
         return re.search(rf"^\s*{re.escape(self.marker)}\s*\S", response, re.MULTILINE | re.IGNORECASE) is not None
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from lockstep.config import InstructionSection
-from lockstep.config.errors import shown
+from lockstep.config.errors import format_value
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 from lockstep.rewards.instruction_kinds import KINDS, Instruction, Kind
@@ -34,10 +34,10 @@ class InstructionReward:
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
         """See `Reward`."""
-        return [self._judged(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        return [self._score(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
 
-    def _judged(self, prompt: Prompt, response: str) -> float:
-        followed = [each.followed(response) for each in _instructions(prompt.row, self.section.field)]
+    def _score(self, prompt: Prompt, response: str) -> float:
+        followed = [each.is_followed(response) for each in _instructions(prompt.row, self.section.field)]
         return float(all(followed)) if self.section.all_or_nothing else sum(followed) / len(followed)
 
 
@@ -48,7 +48,7 @@ KNOWN = _INSTRUCTIONS.json_schema()
 
 def _instructions(row: Row, name: str) -> Sequence[Instruction]:
     """What the field `name` of a row without fault asks for."""
-    return _INSTRUCTIONS.validate_python([_given(item) for item in row[name]])
+    return _INSTRUCTIONS.validate_python([_drop_nulls(item) for item in row[name]])
 
 
 def fault(row: Row, name: str) -> str | None:
@@ -72,7 +72,7 @@ def _complaint(problem: ErrorDetails, path: list[int | str]) -> str:
     known = ", ".join(KINDS)
     match problem["type"]:
         case "union_tag_invalid":
-            return f"whose id is {shown(problem['input']['id'])}; there are: {known}"
+            return f"whose id is {format_value(problem['input']['id'])}; there are: {known}"
         case "union_tag_not_found":
             return f"that has no id; there are: {known}"
         case _ if not path:
@@ -91,9 +91,9 @@ def _argument_complaint(problem: ErrorDetails, key: str, kind: type[Instruction]
             return f"that lacks {key}"
         case "value_error":
             return f"that cannot be followed: {message}"
-    return f"whose {key} is {shown(problem['input'])}: {message[0].lower()}{message[1:]}"
+    return f"whose {key} is {format_value(problem['input'])}: {message[0].lower()}{message[1:]}"
 
 
-def _given(item: Any) -> Any:
+def _drop_nulls(item: Any) -> Any:
     """Without the arguments that are null, for a table has the same columns for all instructions."""
     return {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else item

@@ -38,19 +38,19 @@ def verify(gold: str, text: str) -> bool | None:
     Raises:
         RuntimeError: If math-verify cannot be started.
     """
-    return _remembered(gold[-_LONGEST_TEXT:], text[-_LONGEST_TEXT:])
+    return _ask_cached(gold[-_LONGEST_TEXT:], text[-_LONGEST_TEXT:])
 
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)
-def _remembered(gold: str, text: str) -> bool | None:
-    return asked(_CHILD, gold, text)
+def _ask_cached(gold: str, text: str) -> bool | None:
+    return ask(_CHILD, gold, text)
 
 
-def asked(child: Child, gold: str, text: str) -> bool | None:
+def ask(child: Child, gold: str, text: str) -> bool | None:
     """What a child with this module says; None if it died of the question, which is by its limit on CPU time."""
     try:
         child.start()
-        with child.asked([gold, text]) as reply:
+        with child.ask_streaming([gold, text]) as reply:
             return reply(_CLOCK_LIMIT_S)
     except ChildDied as death:
         if death.signal == signal.SIGPROF:

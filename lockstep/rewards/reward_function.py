@@ -27,10 +27,10 @@ def answers(function: str) -> Answers:
     """
     judge = load(function)
 
-    def judged(question: list[list[Any]]) -> Iterator[dict[str, Any]]:
-        return (_judged(judge, given) for given in question)
+    def score_all(question: list[list[Any]]) -> Iterator[dict[str, Any]]:
+        return (_score(judge, given) for given in question)
 
-    return judged
+    return score_all
 
 
 def load(function: str) -> Function:
@@ -54,11 +54,11 @@ def _takes_four(found: Callable[..., Any], function: str) -> None:
         ) from None
 
 
-def _judged(judge: Function, given: list[Any]) -> dict[str, Any]:
+def _score(judge: Function, given: list[Any]) -> dict[str, Any]:
     try:
         reward = judge(*given)
     except Exception as error:  # whatever the user's code raises
-        return {"wrong": user_code.raised(error), "trace": traceback.format_exc()}
+        return {"wrong": user_code.describe_error(error), "trace": traceback.format_exc()}
     if reward is None:
         return {"reward": None}
     if not isinstance(reward, numbers.Real) or not math.isfinite(reward):

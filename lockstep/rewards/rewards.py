@@ -79,22 +79,22 @@ class MathReward:
 
     def _judge(self, prompt: Prompt, response: str, answer: str) -> float | None:
         cut = self._after_marker(answer)
-        gold = _delimited(answer if cut is None else cut)
+        gold = _delimit(answer if cut is None else cut)
         if not verify(gold, gold):
             raise DataError(
                 f"{prompt.id}: math-verify cannot read the right answer {answer!r}; correct the row, data.answer "
                 "or reward.marker, or use reward.type=python"
             )
-        text = self.found(response)
+        text = self.extract_answer(response)
         if text is None:
             return 0.0
         verdict = verify(gold, text)
         return None if verdict is None else float(verdict)
 
-    def found(self, response: str) -> str | None:
+    def extract_answer(self, response: str) -> str | None:
         """Where math-verify looks for the answer of a response; None where the marker is missing."""
         text = self._after_marker(response)
-        return text if text is None or self.marker is None else _delimited(text)
+        return text if text is None or self.marker is None else _delimit(text)
 
     def _after_marker(self, text: str) -> str | None:
         """What follows the last marker; None where there is none."""
@@ -104,7 +104,7 @@ class MathReward:
         return after.strip() if marker else None
 
 
-def _delimited(text: str) -> str:
+def _delimit(text: str) -> str:
     """Puts bare LaTeX between dollars: without them math-verify reads 2 in 2\\sqrt{3}."""
     bare = _BARE_LATEX.search(text) and not _DELIMITED_LATEX.search(text)
     return f"${text}$" if bare else text
@@ -147,7 +147,7 @@ class PythonReward:
         """
         judged = zip(prompts, responses, answers, strict=True)
         question = [(prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged]
-        with self._child.asked(question) as reply:
+        with self._child.ask_streaming(question) as reply:
             return [self._reward(prompt, reply) for prompt in prompts]
 
     def _reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
@@ -240,7 +240,7 @@ def _verifier(section: RewardSection, name: Verifier) -> Reward:
             assert_never(name)
 
 
-def unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:
+def find_unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:
     """Which prompts are a judge's to reward: no program can tell what a response to them is worth."""
     if section is None or section.verifier is None:
         return [section is None] * len(prompts)

@@ -23,7 +23,7 @@ from lockstep.config import EnvironmentSection
 from lockstep.environments import environment
 from lockstep.errors import InputError
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
-from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
 
 _ENDING_S = 5.0  # for threads to see that their processes were killed
@@ -76,17 +76,17 @@ class _Episode:
         self.mask.append(torch.full(tokens_T.shape, logprob_T is not None))
         self.logprobs.append(torch.zeros(tokens_T.shape) if logprob_T is None else logprob_T)
 
-    def answered(self, said: dict[str, Any]) -> None:
+    def take_reply(self, said: dict[str, Any]) -> None:
         """Takes what the environment's process replied."""
         if "wrong" in said:
-            self.failed(said["wrong"])
+            self.fail(said["wrong"])
             return
         self.heard.append(said["observation"])
         reward: float | None = said["reward"]
         self.reward = None if self.reward is None or reward is None else self.reward + reward
         self.ended |= said["done"]
 
-    def failed(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         self.fault, self.ended, self.reward = why, True, None
 
 
@@ -119,10 +119,10 @@ class Episodes:
         self._section, self._stops, self._decode, self._observed = section, stops, decode, observed
         self._note, self._told_of_hanging = note, False
         self._children = [Child(environment.__name__, section.class_name) for _ in range(section.max_concurrency)]
-        self._started(self._children[0])
+        self._start(self._children[0])
 
     def play(
-        self, engine: Engine, prompts: Sequence[Prompt], requests: Sequence[Request], sampling: SamplingParams
+        self, engine: SamplerSession, prompts: Sequence[Prompt], requests: Sequence[Request], sampling: SamplingParams
     ) -> Batch:
         """Plays an episode from each request to its end.
 
@@ -140,13 +140,13 @@ class Episodes:
             EnvironmentFault: More episodes failed than the recipe allows.
         """
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self._stops))
-        episodes = [_begun(number, *pair) for number, pair in enumerate(zip(prompts, requests, strict=True))]
+        episodes = [_begin_episode(number, *pair) for number, pair in enumerate(zip(prompts, requests, strict=True))]
         versions = self._turns(episodes, engine, sampling)
         if failures := self._failures(episodes):
             self._note(failures)
         return _batch(episodes, versions, sampling)
 
-    def _turns(self, episodes: Sequence[_Episode], engine: Engine, sampling: SamplingParams) -> Tensor:
+    def _turns(self, episodes: Sequence[_Episode], engine: SamplerSession, sampling: SamplingParams) -> Tensor:
         """Plays until all have ended. Returns the versions of the weights, int64 [B]."""
         under_way, versions = episodes, torch.zeros(len(episodes), dtype=torch.int64)
         ask = partial(self._ask, episodes)
@@ -159,7 +159,9 @@ class Episodes:
             episode.truncated = True
         return versions
 
-    def _turn(self, episodes: Sequence[_Episode], ask: _Ask, engine: Engine, sampling: SamplingParams) -> Tensor:
+    def _turn(
+        self, episodes: Sequence[_Episode], ask: _Ask, engine: SamplerSession, sampling: SamplingParams
+    ) -> Tensor:
         """A response of each, and an answer to it. Returns the versions of the weights, int64 [B]."""
         batch = engine.generate([episode.next_request() for episode in episodes], sampling).to("cpu")
         drawn = zip(batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), strict=True)
@@ -211,7 +213,7 @@ class Episodes:
             EnvironmentFault: More of everyone failed than the recipe allows; each that hangs takes its time.
         """
         while episodes:
-            self._started(child)
+            self._start(child)
             episodes = self._ask_once(child, episodes)
             self._failures(everyone)
 
@@ -220,15 +222,15 @@ class Episodes:
         behind = iter(episodes)
         episode = next(behind)
         try:
-            with child.asked([one.move for one in episodes]) as reply:
-                episode.answered(self._answer(reply))
+            with child.ask_streaming([one.move for one in episodes]) as reply:
+                episode.take_reply(self._answer(reply))
                 for episode in behind:
-                    episode.answered(self._answer(reply))
+                    episode.take_reply(self._answer(reply))
         except ChildHangs:
-            episode.failed(f"did not answer within {self._section.timeout_s:g} s and was ended")
+            episode.fail(f"did not answer within {self._section.timeout_s:g} s and was ended")
             self._tell_of_hanging(episode)
         except ChildDied as error:
-            episode.failed(f"ended its process ({error})")
+            episode.fail(f"ended its process ({error})")
         return list(behind)
 
     def _answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
@@ -236,7 +238,7 @@ class Episodes:
             pass
         return said
 
-    def _started(self, child: Child) -> None:
+    def _start(self, child: Child) -> None:
         try:
             child.start()
         except ChildError as error:
@@ -249,7 +251,7 @@ class Episodes:
         """Names the first that hangs at once: with others that do the same, a step may take long."""
         if not self._told_of_hanging:
             self._told_of_hanging = True
-            self._note(f"{self._named(episode)}; others that hang take as long (environment.timeout_s)")
+            self._note(f"{self._describe_fault(episode)}; others that hang take as long (environment.timeout_s)")
 
     def _failures(self, episodes: Sequence[_Episode]) -> str:
         """How many failed, and the first of them; nothing where none did.
@@ -261,17 +263,17 @@ class Episodes:
         limit = self._section.max_no_verdict_rate
         if not failed:
             return ""
-        what = f"{len(failed)} of {len(episodes)} episodes failed; the first: {self._named(failed[0])}"
+        what = f"{len(failed)} of {len(episodes)} episodes failed; the first: {self._describe_fault(failed[0])}"
         if len(failed) > limit * len(episodes):
             raise EnvironmentFault(f"{what}; environment.max_no_verdict_rate={limit:g} allows no more")
         return what
 
-    def _named(self, episode: _Episode) -> str:
+    def _describe_fault(self, episode: _Episode) -> str:
         where = f"{episode.prompt.id}, turn {len(episode.said)}"
         return f"{where}: environment.class_name {self._section.class_name} {episode.fault}"
 
 
-def _begun(number: int, prompt: Prompt, request: Request) -> _Episode:
+def _begin_episode(number: int, prompt: Prompt, request: Request) -> _Episode:
     tokens = torch.tensor(request.tokens, dtype=torch.int64)
     return _Episode(number, prompt, request, [tokens], [torch.zeros_like(tokens).bool()], [torch.zeros(len(tokens))])
 

@@ -21,7 +21,7 @@ import torch
 from lockstep.config import CodeSection, EnvironmentSection, InstructionSection, RewardSection
 from lockstep.metrics import Max, Mean, Metrics, Sum
 from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
-from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.votes import Votes, votes_of
 from lockstep.types import Prompt, SamplingParams
 
@@ -58,25 +58,25 @@ class Sample:
     truncated: bool
 
 
-def answered(
-    experience: Experience, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
+def sample_answers(
+    collector: RolloutCollector, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
 ) -> list[Sample]:
     """Answers each prompt `num_samples` times and judges every response.
 
     Draws are keyed by question and number: they do not depend on batches, and those of 4 samples are the first of 16.
 
     Args:
-        experience: Samples and judges.
+        collector: Samples and judges.
         prompts: The questions.
         position: Row of the first of them.
         sampling: The distribution that responses are drawn from.
         num_samples: Responses per question, next to each other in what is returned.
     """
-    rollouts = experience.validate(prompts, position, sampling, num_samples)
+    rollouts = collector.validate(prompts, position, sampling, num_samples)
     tokens = rollouts.batch.per_sample(rollouts.batch.mask.long()).tolist()
     truncated = rollouts.batch["truncated"].tolist()
     scores = [score if score == score else None for score in rollouts.batch["score"].tolist()]
-    votes = _votes(votes_of(experience.reward), rollouts.responses, scores, num_samples)
+    votes = _votes(votes_of(collector.reward), rollouts.responses, scores, num_samples)
     return [
         Sample(
             question=position + i // num_samples,
@@ -84,7 +84,7 @@ def answered(
             draw=i % num_samples,
             prompt=prompt.text,
             response=rollouts.responses[i],
-            answer=experience.prompts.answer(prompt),
+            answer=collector.prompts.answer(prompt),
             score=scores[i],
             vote=votes[i],
             tokens=tokens[i],
@@ -163,7 +163,7 @@ class Grading:
 def grading(section: RewardSection | None, environment: EnvironmentSection | None = None) -> Grading:
     """How responses are counted that a recipe's reward judges; without one the environment does, or a reward model."""
     if section is None:
-        return _graded(None if environment is None else environment.pass_score)
+        return _build_grading(None if environment is None else environment.pass_score)
     match section.type:
         case "math":
             return Grading(pass_score=1.0, majority=True, graded=False)
@@ -172,16 +172,16 @@ def grading(section: RewardSection | None, environment: EnvironmentSection | Non
         case "code":
             return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section.code))
         case "python":
-            return _graded(section.pass_score)
+            return _build_grading(section.pass_score)
         case "by_row":
             if section.function is None:
                 return Grading(pass_score=1.0, majority=False, graded=True)
-            return _graded(section.pass_score)
+            return _build_grading(section.pass_score)
         case _:
             assert_never(section.type)
 
 
-def _graded(pass_score: float | None) -> Grading:
+def _build_grading(pass_score: float | None) -> Grading:
     # Scores are fp32, so the bound is too: else 0.7 would not pass at 0.7.
     return Grading(None if pass_score is None else float(torch.tensor(pass_score)), majority=False, graded=True)
 

@@ -15,8 +15,8 @@ from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.rewards.reward_model import RewardModel
 from lockstep.rewards.rewards import NoReward, Reward
-from lockstep.rollouts.engine import Engine
 from lockstep.rollouts.episodes import Episodes
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
 
 
@@ -81,7 +81,7 @@ class PromptStream(Protocol):
 
 
 @dataclass(frozen=True)
-class Experience:
+class RolloutCollector:
     """Everything that turns a position in the data into scored responses.
 
     Attributes:
@@ -93,7 +93,7 @@ class Experience:
         environment: Answers each response, until an episode has ended; None: a response is all.
     """
 
-    engine: Engine
+    engine: SamplerSession
     prompts: PromptStream
     reward: Reward | RewardModel
     decode: Callable[[Sequence[int]], str]
@@ -103,13 +103,13 @@ class Experience:
     def collect(self, position: int, count: int, sampling: SamplingParams, num_generations: int) -> Rollouts:
         """Answers the training prompts `position` … `position + count − 1`, each `num_generations` times."""
         prompts = self.prompts.at(position, count, self.seed)
-        return self._answered(prompts, position, sampling, num_generations, "train")
+        return self._sample_rollouts(prompts, position, sampling, num_generations, "train")
 
     def validate(
         self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
     ) -> Rollouts:
         """Answers held-out prompts, the first of them row `position` of its data, with the same draws each time."""
-        return self._answered(prompts, position, sampling, num_samples, "validation")
+        return self._sample_rollouts(prompts, position, sampling, num_samples, "validation")
 
     def collect_mixed(
         self, position: int, count: int, sampling: SamplingParams, num_generations: int, max_batches: int
@@ -126,17 +126,17 @@ class Experience:
         found = 0
         for drawn in range(max_batches):
             rollouts = self.collect(position + drawn * count, count, sampling, num_generations)
-            mixed = _mixed_groups(rollouts.batch["score"].view(count, num_generations))
+            mixed = _find_mixed_groups(rollouts.batch["score"].view(count, num_generations))
             kept.append(_groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations))
             found += len(kept[-1].prompts) // num_generations
             if found == count:
-                return _joined(kept), position + (drawn + 1) * count
+                return _join(kept), position + (drawn + 1) * count
         raise InputError(
             f"dynamic sampling found {found} of {count} prompts with differing rewards in {max_batches} "
             "batches; the task is too easy or too hard for this policy, or raise dynamic_sampling.max_batches"
         )
 
-    def _answered(
+    def _sample_rollouts(
         self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_generations: int, role: str
     ) -> Rollouts:
         repeated = [prompt for prompt in prompts for _ in range(num_generations)]
@@ -153,12 +153,12 @@ class Experience:
     def _scores(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
         """What each response is worth, fp32 [B]; NaN: no verdict."""
         if self.environment is None:
-            return self._judged(batch, prompts, responses)
+            return self._score(batch, prompts, responses)
         if isinstance(self.reward, NoReward):
             return batch["environment_reward"]
-        return self._judged(batch, prompts, responses).masked_fill(batch["environment_fault"], float("nan"))
+        return self._score(batch, prompts, responses).masked_fill(batch["environment_fault"], float("nan"))
 
-    def _judged(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
+    def _score(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
         if isinstance(self.reward, RewardModel):
             return self.reward(batch)
         verdicts = self.reward(prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
@@ -182,7 +182,7 @@ def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, 
     ]
 
 
-def _mixed_groups(score_PG: Tensor) -> Tensor:
+def _find_mixed_groups(score_PG: Tensor) -> Tensor:
     """Prompts whose responses did not all score the same, bool [P]; a missing verdict makes no difference."""
     highest = score_PG.nan_to_num(float("-inf")).amax(-1)
     lowest = score_PG.nan_to_num(float("inf")).amin(-1)
@@ -198,7 +198,7 @@ def _groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollout
     )
 
 
-def _joined(parts: Sequence[Rollouts]) -> Rollouts:
+def _join(parts: Sequence[Rollouts]) -> Rollouts:
     return Rollouts(
         concat([part.batch for part in parts]),
         [prompt for part in parts for prompt in part.prompts],

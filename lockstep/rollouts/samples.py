@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.rollouts.rollout import Experience, Rollouts
+from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 
 # Columns of the batch that are shown, by the names they are shown under.
 _SHOWN = {
@@ -26,7 +26,7 @@ _SHOWN = {
 _POWERS = np.array([float(f"1e{power}") for power in range(23)])  # those that a float holds exactly
 
 
-def sample_rows(rollouts: Rollouts, batch: Batch, experience: Experience, count: int) -> list[dict[str, Any]]:
+def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, count: int) -> list[dict[str, Any]]:
     """The first `count` rollouts, plain enough for JSON. No verdict is a score that is NaN.
 
     `token` in a row has columns over the response, from the first token that the policy chose: `text`, `mask` (1:
@@ -37,20 +37,20 @@ def sample_rows(rollouts: Rollouts, batch: Batch, experience: Experience, count:
     Args:
         rollouts: As they were sampled.
         batch: The same sequences with what the algorithm made of them, and with the mask that was trained on.
-        experience: Where they came from.
+        collector: Where they came from.
         count: Fewer if there are not so many.
     """
     rows = range(min(count, len(batch)))
     sampled, batch = rollouts.batch.select(rows).to("cpu"), batch.select(rows).to("cpu")
     spans = [slice(int(start), int(start + length)) for start, length in zip(*_responses(sampled), strict=True)]
-    texts = _texts([sampled.tokens[span].tolist() for span in spans], experience.decode)
+    texts = _texts([sampled.tokens[span].tolist() for span in spans], collector.decode)
     columns, scores = _token_columns(sampled, batch), _sample_columns(sampled, batch)
     return [
         {
             "id": rollouts.prompts[row].id,
             "prompt": rollouts.prompts[row].text,
             "response": rollouts.responses[row],
-            "answer": experience.prompts.answer(rollouts.prompts[row]),
+            "answer": collector.prompts.answer(rollouts.prompts[row]),
             **{name: column[row] for name, column in scores.items()},
             "token": {"text": texts[row], **{name: column[spans[row]] for name, column in columns.items()}},
         }
@@ -58,7 +58,7 @@ def sample_rows(rollouts: Rollouts, batch: Batch, experience: Experience, count:
     ]
 
 
-def rounded(values: NDArray[Any], digits: int = 5) -> NDArray[np.float64]:
+def round_significant(values: NDArray[Any], digits: int = 5) -> NDArray[np.float64]:
     """Numbers with so many significant digits, and no digit more when they are printed; at most 22 after the point."""
     exact = values.astype(np.float64)
     magnitude = np.abs(np.where(np.isfinite(exact) & (exact != 0), exact, 1.0))
@@ -79,12 +79,16 @@ def _token_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
     gap_N = (batch["old_logprob"].float() - batch["sampler_logprob"].float()) * sampled.mask
     batch = batch.with_columns({"gap": gap_N})
     present = {name: batch[source] for name, source in _SHOWN.items() if source in batch.token}
-    numbers = {name: rounded(column.float().numpy()).tolist() for name, column in present.items()}
+    numbers = {name: round_significant(column.float().numpy()).tolist() for name, column in present.items()}
     return {"mask": batch.mask.int().tolist(), **numbers}
 
 
 def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
-    shaped = {"shaped_score": rounded(batch["shaped_score"].numpy()).tolist()} if "shaped_score" in batch.sample else {}
+    shaped = (
+        {"shaped_score": round_significant(batch["shaped_score"].numpy()).tolist()}
+        if "shaped_score" in batch.sample
+        else {}
+    )
     return {
         "score": batch["score"].tolist(),
         **shaped,

@@ -31,7 +31,7 @@ class MathVotes:
 
     def __call__(self, responses: Sequence[str], rewards: Sequence[float | None]) -> list[str | None]:
         """See `Votes`."""
-        found = [self._reward.found(response) for response in responses]
+        found = [self._reward.extract_answer(response) for response in responses]
         right = next((text for text, reward in zip(found, rewards, strict=True) if reward), None)
         wrong = [text for text, reward in zip(found, rewards, strict=True) if text is not None and reward == 0]
         groups = _groups(wrong)

@@ -102,10 +102,10 @@ class Checkpoints:
         try:
             _seal(aside, {"step": step, "score": score, "state": state})
             # A folder of this step, or of a later one, can only be one that `latest` refused.
-            self._remove([path for found, path in self.found() if found >= step])
+            self._remove([path for found, path in self.find() if found >= step])
             aside.rename(self.folder / _name(step))
             sync(self.folder)
-            self._remove(self._unkept())
+            self._remove(self._find_surplus())
         except OSError as error:
             raise self.failure(step, error) from error
         except BaseException:
@@ -115,7 +115,7 @@ class Checkpoints:
     def failure(self, step: int, error: Exception) -> CheckpointError:
         """What to raise when a checkpoint could not be written; what is left of it goes."""
         shutil.rmtree(self.folder / f"{_ASIDE}{_name(step)}", ignore_errors=True)
-        found = self.found()
+        found = self.find()
         whole = f"the newest before it is {found[-1][1].name}" if found else "there is none before it"
         return CheckpointError(
             f"cannot save the checkpoint of step {step} in {self.folder}: {error}; {whole}; "
@@ -131,10 +131,10 @@ class Checkpoints:
         Raises:
             CheckpointError: If there are some, and all are damaged.
         """
-        found = self.found()
+        found = self.find()
         for step, path in reversed(found):
             try:
-                return Checkpoint(path, step, _opened(path, step))
+                return Checkpoint(path, step, _read_verified(path, step))
             except _DamagedError as damage:
                 note(f"checkpoint {path} is not used: {damage}")
         if found:
@@ -151,28 +151,28 @@ class Checkpoints:
             NoCheckpointError: If there is none, or it is damaged.
         """
         try:
-            return Checkpoint(self.folder / _name(step), step, _opened(self.folder / _name(step), step))
+            return Checkpoint(self.folder / _name(step), step, _read_verified(self.folder / _name(step), step))
         except _DamagedError as damage:
-            have = ", ".join(str(step) for step, _ in self.found()) or "none"
+            have = ", ".join(str(step) for step, _ in self.find()) or "none"
             raise NoCheckpointError(
                 f"there is no whole checkpoint of step {step} in {self.folder}: {damage}; there are: {have}"
             ) from None
 
-    def found(self) -> list[tuple[int, Path]]:
+    def find(self) -> list[tuple[int, Path]]:
         """Steps and folders, oldest first; not looked into."""
         if not self.folder.is_dir():
             return []
         matches = [(re.fullmatch(r"step_(\d{6,})", path.name), path) for path in self.folder.iterdir()]
         return sorted((int(match[1]), path) for match, path in matches if match)
 
-    def ranked(self) -> list[tuple[float, int, Path]]:
+    def rank_by_score(self) -> list[tuple[float, int, Path]]:
         """Score, step and folder of those that have a score, the best last; of equals the older is the better."""
-        scored = [(_manifest(path).get("score"), step, path) for step, path in self.found()]
+        scored = [(_manifest(path).get("score"), step, path) for step, path in self.find()]
         return sorted(((s, n, path) for s, n, path in scored if s is not None), key=lambda entry: (entry[0], -entry[1]))
 
-    def _unkept(self) -> list[Path]:
-        found = [path for _, path in self.found()]
-        best = [path for _, _, path in self.ranked()[-self.best :]] if self.best else []
+    def _find_surplus(self) -> list[Path]:
+        found = [path for _, path in self.find()]
+        best = [path for _, _, path in self.rank_by_score()[-self.best :]] if self.best else []
         return [path for path in found[: -self.keep] if path not in best]
 
     def _remove(self, paths: list[Path]) -> None:
@@ -198,7 +198,7 @@ def _seal(folder: Path, noted: dict[str, Any]) -> None:
     sync(folder)
 
 
-def _opened(folder: Path, step: int) -> dict[str, Any]:
+def _read_verified(folder: Path, step: int) -> dict[str, Any]:
     """Compares every file with the manifest and returns the state.
 
     Raises:

@@ -25,7 +25,7 @@ def write_crash(error: BaseException, loaded: Loaded, folder: Path) -> None:
     variables is written. Where the disk or the memory is full, nothing is.
     """
     with contextlib.suppress(OSError, MemoryError):
-        found = Checkpoints(folder / "checkpoints", 1).found()
+        found = Checkpoints(folder / "checkpoints", 1).find()
         lines = [
             f"time        {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
             f"checkpoint  {found[-1][1] if found else 'none yet'}",

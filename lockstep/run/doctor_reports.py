@@ -11,14 +11,14 @@ from pydantic import BaseModel, Field, ValidationError
 from lockstep.algorithms.base import Algorithm
 from lockstep.config import Computation, SamplerBackend
 from lockstep.errors import InputError
-from lockstep.monitor.doctor_command import compared_backends
+from lockstep.monitor.doctor_command import backends_to_compare
 from lockstep.run.identity import digest
 
 REPORTS = Path("doctor")
 """Each examination has a folder of its own in here, with a `report.json`."""
 
 
-class _Model(BaseModel):
+class _ReportedModel(BaseModel):
     digest: str
 
 
@@ -31,7 +31,7 @@ class Report(BaseModel):
 
     version: Literal["lockstep.doctor.table/1"] = Field(alias="schema")
     verdict: Literal["PASS", "FAIL", "INCONCLUSIVE"]
-    model: _Model
+    model: _ReportedModel
     recipe: _Recipe
     backends: dict[str, Any]
 
@@ -66,17 +66,17 @@ def examination(recipe: Algorithm) -> Examination | None:
     """
     if recipe.model.path is None or recipe.inference is None:
         return None
-    found = examined(Path(recipe.model.path), recipe.inference.sampler.backend, recipe.learner.dtype)
+    found = find_examination(Path(recipe.model.path), recipe.inference.sampler.backend, recipe.learner.dtype)
     if recipe.run.require_doctor and not found.passed:
         raise InputError(f"run.require_doctor: {found.sentence}")
     return found
 
 
-def examined(folder: Path, sampler: SamplerBackend, dtype: str) -> Examination:
+def find_examination(folder: Path, sampler: SamplerBackend, dtype: str) -> Examination:
     """Looks for the newest report on the weights in `folder` that covers a sampler and a type."""
     about = f"{folder} with sampler {sampler} in {dtype}"
     command = (
-        f"`lockstep doctor table {folder} backends=[{','.join(compared_backends(sampler))}] learner.dtype={dtype}`"
+        f"`lockstep doctor table {folder} backends=[{','.join(backends_to_compare(sampler))}] learner.dtype={dtype}`"
     )
     read = [(path, _read(path)) for path in _newest_first()]
     reports = [(path, report) for path, report in read if report is not None and report.covers(sampler, dtype)]

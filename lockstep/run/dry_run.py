@@ -29,9 +29,9 @@ from lockstep.errors import InputError
 from lockstep.learners.rank import resolve_device
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.load import scratch_config
-from lockstep.models.source import Source, open_source, scratch_tokenizer
+from lockstep.models.source import ModelSource, open_source, scratch_tokenizer
 from lockstep.models.weight_files import check_weights, require_finite
-from lockstep.plan.estimate import Estimate, checkpoint_bytes
+from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.memory import FP32
 from lockstep.plan.page import layout
 from lockstep.plan.sizes import Sizes, readable
@@ -39,7 +39,7 @@ from lockstep.rewards.rewards import build as build_reward
 from lockstep.run.doctor_reports import examination
 from lockstep.run.dry_setup import DrySetup, machine_bytes
 from lockstep.run.findings import Findings
-from lockstep.run.folder import FRAME, changed_options, require_writable, standing
+from lockstep.run.folder import FRAME, find_changed_options, require_writable, standing
 from lockstep.run.live_setup import require_lengths, torch_sampling
 from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
@@ -50,7 +50,7 @@ from lockstep.run.trackers.view import Facts
 class _Model:
     """A first model that is not loaded."""
 
-    source: Source
+    source: ModelSource
     network: PreTrainedModel
 
 
@@ -69,12 +69,12 @@ def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
     """
     found = Findings()
     with tempfile.TemporaryDirectory(prefix="lockstep-dry-run-") as folder:
-        _checked(loaded, allow_changes, Path(folder), found)
+        _check_parts(loaded, allow_changes, Path(folder), found)
     found.problems = [problem.replace(folder, str(loaded.run_folder)) for problem in found.problems]
     return f"{loaded.name} can start; nothing was kept.\n{found.report()}"
 
 
-def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -> _Model | None:
+def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -> _Model | None:
     recipe = loaded.expect(Algorithm)
     with found.problem():
         _device(recipe, found)
@@ -97,7 +97,7 @@ def _checked(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -
         with found.problem():
             require_computable(read_config(model.source.folder), recipe.learner)
         with found.problem():
-            _proven(recipe, model.source, found)
+            _prove(recipe, model.source, found)
         with found.problem():
             _room(loaded, recipe, Sizes.of(model.network, recipe.learner.lora), found)
     return model
@@ -140,13 +140,17 @@ def _micro_batches(recipe: Algorithm) -> str:
 
 
 def _course(recipe: Common, job: Job) -> str:
-    steps, every, saves = job.extent.steps, recipe.run.validate_every, -(-job.extent.steps // recipe.run.save_every)
+    steps, every, saves = (
+        job.run_length.steps,
+        recipe.run.validate_every,
+        -(-job.run_length.steps // recipe.run.save_every),
+    )
     validated = {0, steps, *(range(every, steps, every) if every else ())} if job.validate is not None else set[int]()
     newest = f"checkpoints: {saves}, of which the newest are kept: {min(saves, recipe.run.keep)}"
     return f"steps: {steps}; validations: {len(validated)}; {newest}"
 
 
-def _proven(recipe: Algorithm, source: Source, found: Findings) -> None:
+def _prove(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
     proof = require_proof(source.folder, recipe.learner, torch_sampling(recipe, source))
     found.say("self-check", f"packed, alone and decoded as transformers computes it, to {proof.largest:.1e} nats")
 
@@ -173,7 +177,7 @@ def _device(recipe: Common, found: Findings) -> None:
 def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:
     folder = loaded.run_folder
     require_writable(folder)
-    changed_options(loaded, allow_changes)
+    find_changed_options(loaded, allow_changes)
     state = "exists; the run goes on there, or is finished" if (folder / "recipe.yaml").is_file() else "new"
     found.say("run folder", f"{folder} ({state})")
 
@@ -193,7 +197,7 @@ def _model(loaded: Loaded, allow_changes: bool, files: DataFiles | None, made: P
     first = loaded.warm_start
     if first is None:
         with found.problem():
-            return _opened(loaded.training, files, made / FRAME, found)
+            return _open_model(loaded.training, files, made / FRAME, found)
         return None
     if (first.run_folder / "final").is_dir():
         found.say("model", f"{first.name} has been trained: {first.run_folder}")
@@ -202,14 +206,14 @@ def _model(loaded: Loaded, allow_changes: bool, files: DataFiles | None, made: P
         return None
     found.say("model", f"{first.name} is trained first:")
     inner = Findings()
-    model = _checked(first, allow_changes, made / "first", inner)
+    model = _check_parts(first, allow_changes, made / "first", inner)
     found.problems += [f"{first.name}: {problem}" for problem in inner.problems]
     found.lines += [(f"  {about}", text) for about, text in inner.lines]
     found.notes += [note for note in inner.notes if note not in found.notes]
     return model
 
 
-def _opened(recipe: Common, files: DataFiles | None, frame: Path, found: Findings) -> _Model | None:
+def _open_model(recipe: Common, files: DataFiles | None, frame: Path, found: Findings) -> _Model | None:
     if recipe.model.scratch is None:
         model = _of_folder(Path(str(recipe.model.path)))
     elif files is None:
@@ -257,7 +261,7 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
             return
         case _:
             assert_never(learner.backend)
-    estimate = Estimate.of(recipe, sizes)
+    estimate = MemoryEstimate.of(recipe, sizes)
     ranks = learner.parallel.ranks
     times = f" in each of {ranks} processes" if ranks > 1 else ""
     if learner.lora is not None:
@@ -275,7 +279,7 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         _fits(estimate, estimate.machine, machine_bytes(), "this machine", found)
 
 
-def _fits(estimate: Estimate, needed: float, there: int, where: str, found: Findings) -> None:
+def _fits(estimate: MemoryEstimate, needed: float, there: int, where: str, found: Findings) -> None:
     found.say("memory", f"together at most about {readable(needed)}; {where} has {readable(there)}")
     if needed > there:
         generates = "" if estimate.sampler is None else " or sampler.max_batch_size"

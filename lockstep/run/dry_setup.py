@@ -26,14 +26,14 @@ from lockstep.judge.asking import Answer, Answering, Conversation
 from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
-from lockstep.models.source import Source, open_source
+from lockstep.models.source import ModelSource, open_source
 from lockstep.plan.sizes import readable
 from lockstep.rewards.rewards import MathReward, NoReward, Reward
 from lockstep.rollouts.episodes import Episodes
 from lockstep.run.findings import Findings
 from lockstep.run.live_setup import role_folder
 from lockstep.samplers.base import Piece, Sampler
-from lockstep.types import Prompt, Request, SamplingParams, untimed
+from lockstep.types import Prompt, Request, SamplingParams, skip_timing
 from lockstep.weight_sync.attestation import Attestation
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
@@ -57,14 +57,14 @@ class DrySetup:
     algorithm: Algorithm
     folder: Path
     files: DataFiles
-    source: Source
+    source: ModelSource
     found: Findings
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        return untimed(name)
+        return skip_timing(name)
 
     def beside(self, name: str) -> AbstractContextManager[None]:
-        return untimed(name)
+        return skip_timing(name)
 
     def note(self, text: str) -> None:
         self.found.notes.append(text)
@@ -162,7 +162,7 @@ def machine_bytes() -> int:
 class Silent:
     """Stands where a judge will be whose model is not known; implements `Answering`."""
 
-    def escaped(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         return _refuse()
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
@@ -207,7 +207,7 @@ class Absent:
     def save(self, folder: Path) -> None:
         _refuse()
 
-    def saved(self, wait: bool) -> bool:
+    def poll_save(self, wait: bool) -> bool:
         return _refuse()
 
     def load(self, folder: Path) -> None:

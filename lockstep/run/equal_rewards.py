@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lockstep.algorithms.step import Turn
+from lockstep.algorithms.step import StepEvent
 
 _STEPS = 5
 
@@ -21,8 +21,8 @@ class EqualRewards:
         self._value: float | None = None
         self._steps = 0
 
-    def __call__(self, turn: Turn) -> None:
-        low, high = turn.values.get("train/reward_min"), turn.values.get("train/reward_max")
+    def __call__(self, event: StepEvent) -> None:
+        low, high = event.values.get("train/reward_min"), event.values.get("train/reward_max")
         if low is None or low != high:
             self._value, self._steps = None, 0
             return
@@ -30,7 +30,7 @@ class EqualRewards:
         self._value = low
         if self._steps == _STEPS:
             self._note(
-                f"every reward of steps {turn.step - _STEPS + 1} to {turn.step} was {low:g}, and from equal rewards "
+                f"every reward of steps {event.step - _STEPS + 1} to {event.step} was {low:g}, and from equal rewards "
                 "nothing is learned; read samples.jsonl, and see whether the reward, data.answer, reward.marker or "
                 "sampling.max_tokens is wrong, or the task is too hard or too easy for this model"
             )

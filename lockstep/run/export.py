@@ -15,7 +15,7 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection
 from lockstep.config.loading import Loaded, load_run
 from lockstep.errors import InputError
-from lockstep.learners.boxes import Boxes, written
+from lockstep.learners.boxes import Boxes, find_written
 from lockstep.models.export import assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
@@ -52,11 +52,11 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
     lora, trained = recipe.learner.lora, recipe.models[0]
     if adapter and lora is None:
         raise InputError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
-    found = _chosen(Checkpoints(run / "checkpoints", keep=1), which)
+    found = _choose(Checkpoints(run / "checkpoints", keep=1), which)
     is_classifier = not scores_tokens(trained.head)
     network = skeleton(read_config(run / FRAME), str(run))
     saved = found.folder / trained.name
-    with Boxes(written(saved, "model")) as boxes:
+    with Boxes(find_written(saved, "model")) as boxes:
         weights = {in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()}
     _make_room(out)
     beside = None
@@ -66,7 +66,7 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
         if adapter:
             beside(out)
             return found.step
-        weights = _merged(loaded, base, found, saved, trained.head, network.base_model_prefix)
+        weights = _merge_weights(loaded, base, found, saved, trained.head, network.base_model_prefix)
     named = recipe.model.path or recipe.model.from_recipe or "a new model"
     text = card(run, recipe.algorithm, Path(named).name, found.step, is_classifier)
     assemble(run / FRAME, weights, out, dtype, text, is_classifier, beside)
@@ -81,7 +81,9 @@ def _first_model(loaded: Loaded, run: Path) -> Path:
     return run / FRAME if path is None else Path(path)
 
 
-def _merged(loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: Head, backbone: str) -> dict[str, Tensor]:
+def _merge_weights(
+    loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: Head, backbone: str
+) -> dict[str, Tensor]:
     """The weights that a sampler would be sent, by their names in the model's files."""
     recipe, began = loaded.training, found.state["identity"]
     then = {name: began[name] for name in began if name.startswith("model.")}
@@ -105,14 +107,14 @@ def _make_room(out: Path) -> None:
         raise InputError(f"the folder {out} cannot be made ({error.strerror}); name another place") from error
 
 
-def _chosen(checkpoints: Checkpoints, which: str) -> Checkpoint:
+def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:
     if which == "latest":
         newest = checkpoints.latest(print)
         if newest is None:
             raise NoCheckpointError(f"{checkpoints.folder} holds no checkpoint yet")
         return newest
     if which == "best":
-        ranked = checkpoints.ranked()
+        ranked = checkpoints.rank_by_score()
         if not ranked:
             raise NoCheckpointError(f"no checkpoint in {checkpoints.folder} has a score; set run.best in the recipe")
         return checkpoints.at(ranked[-1][1])

@@ -14,14 +14,14 @@ from lockstep.errors import RunError
 from lockstep.learners.base import NotFiniteError
 
 
-def kept(step: Step, folder: Path) -> Step:
+def keep_faults(step: Step, folder: Path) -> Step:
     """The same step; where a loss or gradient is not finite, its batch is written into `folder`.
 
     Raises:
         RunError: From the step; names the folder.
     """
 
-    def guarded(number: int, position: int) -> StepResult:
+    def run_guarded(number: int, position: int) -> StepResult:
         try:
             return step(number, position)
         except NotFiniteError as error:
@@ -30,7 +30,7 @@ def kept(step: Step, folder: Path) -> Step:
             _write(where, error.batch, {"step": number + 1, "position": position, "error": sentence})
             raise RunError(f"{sentence}; the batch that made it is in {where}") from error
 
-    return guarded
+    return run_guarded
 
 
 def _write(folder: Path, batch: Batch, said: dict[str, object]) -> None:

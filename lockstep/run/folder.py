@@ -25,7 +25,7 @@ def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
 
     Args:
         loaded: The recipe.
-        changed: What `changed_options` said.
+        changed: What `find_changed_options` said.
     """
     folder = loaded.run_folder
     old, recipe = folder / ".final-before", folder / "recipe.yaml"
@@ -43,7 +43,7 @@ def is_current(loaded: Loaded) -> bool:
     return recipe.exists() and recipe.read_text() == describe(loaded)
 
 
-def changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
+def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
     """What is another recipe than that of the run which the folder holds, one line for each option.
 
     Raises:
@@ -121,7 +121,7 @@ class FolderInUseError(InputError):
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keeps other processes out of a run's folder; the system lets go of it when this one ends, however it ends.
 
     Raises:

@@ -36,7 +36,7 @@ class Footprint:
         return cls(folder, names, tuple(path for path in (folder, *folder.parents) if not path.exists()))
 
     @contextmanager
-    def restored_on_failure(self) -> Iterator[Event]:
+    def restore_on_failure(self) -> Iterator[Event]:
         """Takes back what was added if the block fails before it sets the event that it is given.
 
         Only for whoever holds the run's lock.

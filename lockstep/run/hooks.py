@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any, assert_never
 
 from lockstep.algorithms.job import Job
-from lockstep.algorithms.step import Turn
+from lockstep.algorithms.step import StepEvent
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config import Run
 from lockstep.errors import InputError
@@ -37,7 +37,7 @@ class Hooks:
         job: What is run.
         tracker: Where logs go.
         saver: Where checkpoints go.
-        shown: What the user sees.
+        progress: What the user sees.
         identity: Goes into each checkpoint, see `lockstep.run.identity`.
     """
 
@@ -45,24 +45,24 @@ class Hooks:
     job: Job
     tracker: RunTracker
     saver: Saver
-    shown: Progress
+    progress: Progress
     identity: dict[str, Any]
 
-    def all(self, turn: Turn) -> None:
+    def all(self, event: StepEvent) -> None:
         """The hooks, after each step."""
-        self._log(turn)
-        self._warn(turn)
+        self._log(event)
+        self._warn(event)
         every = self.run.validate_every
-        if self.job.validate is not None and (turn.finished or (every and turn.step % every == 0)):
-            with self.kept_if_lost(turn.step, turn.result.position):
-                turn.values.update(self.validate(turn.step))
-        self._save(turn)
-        self.tracker.timings(turn.step, self.shown.take_timings())
+        if self.job.validate is not None and (event.finished or (every and event.step % every == 0)):
+            with self.save_if_lost(event.step, event.result.position):
+                event.values.update(self.validate(event.step))
+        self._save(event)
+        self.tracker.timings(event.step, self.progress.take_timings())
 
     def validate(self, step: int) -> dict[str, float]:
         """Scores the policy on held-out rows and logs that."""
         assert self.job.validate is not None, "asked only where there are held-out rows"
-        with self.shown.phase("validate"):
+        with self.progress.phase("validate"):
             found = self.job.validate(step)
             values = found.metrics.floats()
         if values:
@@ -71,11 +71,11 @@ class Hooks:
             self.tracker.samples(step, found.samples)
         told = sentence(step, values)
         if told is not None:
-            self.shown.note(told)
+            self.progress.note(told)
         return values
 
     @contextmanager
-    def kept_if_lost(self, step: int, position: int) -> Iterator[None]:
+    def save_if_lost(self, step: int, position: int) -> Iterator[None]:
         """Saves the run as it is after `step`, where inside of the block a sampler is lost, or disagrees.
 
         Whatever generates does so before it trains, so the learners are still as they were then.
@@ -106,32 +106,32 @@ class Hooks:
         self.saver.begin(step, self.state(position))
         self.saver.advance(wait=True)
 
-    def _log(self, turn: Turn) -> None:
-        self.tracker.metrics(turn.step, turn.values)
-        self.tracker.samples(turn.step, turn.result.samples)
+    def _log(self, event: StepEvent) -> None:
+        self.tracker.metrics(event.step, event.values)
+        self.tracker.samples(event.step, event.result.samples)
 
-    def _warn(self, turn: Turn) -> None:
-        if turn.values.get("train/trained_tokens") == 0:
-            found = ((text, turn.values.get(metric)) for metric, text in _TAKEN_OUT.items())
+    def _warn(self, event: StepEvent) -> None:
+        if event.values.get("train/trained_tokens") == 0:
+            found = ((text, event.values.get(metric)) for metric, text in _TAKEN_OUT.items())
             why = "; ".join(text.format(count, self.job.section) for text, count in found if count)
-            self.shown.note(f"step {turn.step} trained on nothing, every response was taken out: {why}")
+            self.progress.note(f"step {event.step} trained on nothing, every response was taken out: {why}")
 
-    def _save(self, turn: Turn) -> None:
+    def _save(self, event: StepEvent) -> None:
         """Begins a checkpoint where one is due; else takes one that is being written a little further."""
-        with self.shown.phase("save"):
-            if turn.step % self.run.save_every == 0 or turn.leaving:
+        with self.progress.phase("save"):
+            if event.step % self.run.save_every == 0 or event.leaving:
                 self.tracker.sync()
-                self.saver.begin(turn.step, self.state(turn.result.position), self._score(turn))
-            self.saver.advance(wait=turn.leaving)
+                self.saver.begin(event.step, self.state(event.result.position), self._score(event))
+            self.saver.advance(wait=event.leaving)
 
-    def _score(self, turn: Turn) -> float | None:
+    def _score(self, event: StepEvent) -> float | None:
         """How good the policy is by `run.best`, higher is better; None where that is not asked for or not known."""
         best = self.run.best
         if best is None:
             return None
-        if best.metric not in turn.values:
-            return self._unknown(best.metric, turn)
-        value = turn.values[best.metric]
+        if best.metric not in event.values:
+            return self._unknown(best.metric, event)
+        value = event.values[best.metric]
         if math.isnan(value):
             return None
         match best.mode:
@@ -142,13 +142,13 @@ class Hooks:
             case _:
                 assert_never(best.mode)
 
-    def _unknown(self, metric: str, turn: Turn) -> None:
+    def _unknown(self, metric: str, event: StepEvent) -> None:
         """An error while it can be mended; at the end of a run only a note, for the last checkpoint is worth more."""
-        if turn.leaving and not turn.finished:  # stopped between two validations
+        if event.leaving and not event.finished:  # stopped between two validations
             return
-        close = get_close_matches(metric, turn.values, 1)
-        hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(turn.values)}"
+        close = get_close_matches(metric, event.values, 1)
+        hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(event.values)}"
         told = f"run.best.metric: this run logs no {metric} when it saves; {hint}"
-        if not turn.finished:
+        if not event.finished:
             raise InputError(told)
-        self.shown.note(told)
+        self.progress.note(told)

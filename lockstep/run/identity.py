@@ -73,7 +73,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One line for each name whose value is another, in order."""
     names = [*then, *(name for name in now if name not in then)]
     return [
-        f"{name} was {_shown(then.get(name))}, is {_shown(now.get(name))}"
+        f"{name} was {_format_value(then.get(name))}, is {_format_value(now.get(name))}"
         for name in names
         if then.get(name) != now.get(name)
     ]
@@ -118,5 +118,5 @@ def digest(paths: list[Path]) -> str:
     return total.hexdigest()[:16]
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "absent" if value is None else json.dumps(value, ensure_ascii=False)

@@ -14,7 +14,7 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import answering
 from lockstep.cluster.learner_group import launch
-from lockstep.cluster.sampler_pool import Replicas, nearest, processes
+from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
 from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import Workers
@@ -26,7 +26,7 @@ from lockstep.learners.base import Learner
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.folder import require_classifier
 from lockstep.models.heads import LogitsHead, scores_sequences
-from lockstep.models.source import Source, own_folder, reward_folder
+from lockstep.models.source import ModelSource, own_folder, reward_folder
 from lockstep.report.progress import Progress
 from lockstep.rewards.rewards import Reward, build
 from lockstep.rollouts.episodes import Episodes
@@ -46,26 +46,26 @@ class LiveSetup:
         folder: The run's.
         files: Its data.
         source: Its first model.
-        shown: What the user sees.
+        progress: What the user sees.
         workers: Ends processes with the run.
     """
 
     algorithm: Algorithm
     folder: Path
     files: DataFiles
-    source: Source
-    shown: Progress
+    source: ModelSource
+    progress: Progress
     workers: Workers
     _apart: Sampler | None = field(default=None, init=False)  # one engine for the weights of all learners
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        return self.shown.phase(name)
+        return self.progress.phase(name)
 
     def beside(self, name: str) -> AbstractContextManager[None]:
-        return self.shown.beside(name)
+        return self.progress.beside(name)
 
     def note(self, text: str) -> None:
-        self.shown.note(text)
+        self.progress.note(text)
 
     def learner(self, role: ModelRole) -> Learner:
         """In this process where there is one rank and no cluster, else in processes of its own."""
@@ -88,11 +88,11 @@ class LiveSetup:
         if shares and isinstance(learner, TorchLearner) and isinstance(learner.model, LogitsHead):
             return torch_sampler(learner.model.lm, section.max_batch_size, computation.is_bf16)
         if self._apart is None:
-            self._apart = nearest(self._spec, self.shown, self.workers)
+            self._apart = nearest(self._spec, self.progress, self.workers)
         return self._apart
 
-    def sampler_beside(self) -> Replicas:
-        return processes(self._spec, self.shown, self.workers)
+    def sampler_beside(self) -> SamplerPool:
+        return processes(self._spec, self.progress, self.workers)
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
         return build(section)
@@ -101,7 +101,7 @@ class LiveSetup:
         return episodes_of(section, self.algorithm.data, self.source, self.note)
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
-        return answering(section, self.algorithm.learner, policy, self.shown, self.workers, name)
+        return answering(section, self.algorithm.learner, policy, self.progress, self.workers, name)
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
         return build()
@@ -116,7 +116,7 @@ class LiveSetup:
         return SamplerSpec(self.source.folder, inference.sampler, self.algorithm.learner)
 
 
-def role_folder(role: ModelRole, source: Source) -> str:
+def role_folder(role: ModelRole, source: ModelSource) -> str:
     """The folder that a model begins with.
 
     Raises:
@@ -131,13 +131,13 @@ def role_folder(role: ModelRole, source: Source) -> str:
     return source.folder
 
 
-def require_lengths(algorithm: Algorithm, source: Source) -> None:
+def require_lengths(algorithm: Algorithm, source: ModelSource) -> None:
     """Raises InputError if sequences that an algorithm allows do not fit the model."""
     for option, tokens in algorithm.lengths.items():
         source.require_room(option, tokens)
 
 
-def torch_sampling(algorithm: Algorithm, source: Source) -> SamplingParams | None:
+def torch_sampling(algorithm: Algorithm, source: ModelSource) -> SamplingParams | None:
     """The distribution that a run's torch samplers sample from; None where it has none."""
     inference = algorithm.inference
     if inference is None:

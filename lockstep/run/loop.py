@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.algorithms.step import Extent, Hook, Step, Turn
+from lockstep.algorithms.step import Hook, RunLength, Step, StepEvent
 from lockstep.report.progress import Progress
 from lockstep.run.stop import Stop, Stopped
 
@@ -18,7 +18,9 @@ class Start:
     position: int = 0
 
 
-def loop(step: Step, start: Start, extent: Extent, progress: Progress, hooks: Sequence[Hook], stop: Stop) -> None:
+def loop(
+    step: Step, start: Start, run_length: RunLength, progress: Progress, hooks: Sequence[Hook], stop: Stop
+) -> None:
     """Runs steps from `start` until the extent is over.
 
     Raises:
@@ -26,17 +28,17 @@ def loop(step: Step, start: Start, extent: Extent, progress: Progress, hooks: Se
     """
     number, position = start.step, start.position
     stop.begin()
-    while not extent.over(number, position):
+    while not run_length.over(number, position):
         result = step(number, position)
         number, position = number + 1, result.position
-        finished, why = extent.over(number, position), stop.stepped()
+        finished, why = run_length.over(number, position), stop.check_after_step()
         with progress.phase("metrics"):
             values = result.metrics.floats()  # the device has to catch up first, which is no work of the log
-        turn = Turn(number, result, finished, finished or why is not None, values)
+        event = StepEvent(number, result, finished, finished or why is not None, values)
         with progress.phase("log"):
             for hook in hooks:
-                hook(turn)
-            progress.step(number, turn.values, result.tokens)
+                hook(event)
+            progress.step(number, event.values, result.tokens)
         if why is not None and not finished:
             reason, code = why
             raise Stopped(f"stopped after step {number}, because {reason}; the same command goes on from there", code)

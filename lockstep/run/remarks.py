@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.algorithms.rows import DataFiles
 from lockstep.config import Common, Optimizer, Section
-from lockstep.data.files import Files, open_rows
+from lockstep.data.files import FileGroup, open_rows
 
 _LARGEST_LR = 0.1
 """AdamW moves each weight by about lr a step; those of trained models are about 0.02, and no shipped recipe says more
@@ -56,6 +56,6 @@ def _optimizers(section: Section) -> Iterator[tuple[str, Optimizer]]:
     return ((name, value) for name, value in values.items() if isinstance(value, Optimizer))
 
 
-def _digests(files: Files) -> set[str]:
+def _digests(files: FileGroup) -> set[str]:
     """Of each file by itself."""
-    return {open_rows(Files((path,)), "skip").digest for path in files.paths}
+    return {open_rows(FileGroup((path,)), "skip").digest for path in files.paths}

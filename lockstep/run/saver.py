@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from lockstep.algorithms.job import Saved
+from lockstep.algorithms.job import Checkpointable
 from lockstep.cluster.worker_proxy import RemoteRunError
 from lockstep.learners.base import NotSavedError
 from lockstep.run.checkpoint import Checkpoints
@@ -36,7 +36,7 @@ class Saver:
         begun: The checkpoint that is being written, if one is.
     """
 
-    def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Saved]) -> None:
+    def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Checkpointable]) -> None:
         self._checkpoints, self._learners = checkpoints, learners
         self.begun: Begun | None = None
         self._sealing: threading.Thread | None = None
@@ -59,7 +59,7 @@ class Saver:
         if self.begun is None:
             return
         if self._sealing is None:
-            if not self._written(self.begun, wait):
+            if not self._finish(self.begun, wait):
                 return
             # Daemonic, so that whoever ends this process for good need not wait for a disk.
             self._sealing = threading.Thread(target=self._seal, args=(self.begun,), daemon=True)
@@ -84,9 +84,9 @@ class Saver:
             with suppress(Exception):  # the block's own error is the one to tell
                 self.advance(wait=True)
 
-    def _written(self, begun: Begun, wait: bool) -> bool:
+    def _finish(self, begun: Begun, wait: bool) -> bool:
         try:
-            return all(learner.saved(wait) for learner in self._learners.values())
+            return all(learner.poll_save(wait) for learner in self._learners.values())
         except (NotSavedError, RemoteRunError) as error:  # the latter from another process
             self.begun = None
             raise self._checkpoints.failure(begun.step, error) from error

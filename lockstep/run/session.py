@@ -11,23 +11,23 @@ from lockstep.config import Run
 from lockstep.report.progress import Progress
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.equal_rewards import EqualRewards
-from lockstep.run.faults import kept
+from lockstep.run.faults import keep_faults
 from lockstep.run.hooks import Hooks
 from lockstep.run.identity import ChangedError, Identity, differences
 from lockstep.run.loop import Start, loop
 from lockstep.run.saver import Saver
-from lockstep.run.stop import Stop, heeding_signals
+from lockstep.run.stop import Stop, heed_signals
 from lockstep.run.trackers.run import RunTracker
 
 
-def saved_if_lost(step: Step, hooks: Hooks) -> Step:
+def save_if_lost(step: Step, hooks: Hooks) -> Step:
     """The same step; where its sampler is lost, the run is saved as it was before the step."""
 
-    def guarded(number: int, position: int) -> StepResult:
-        with hooks.kept_if_lost(number, position):
+    def run_guarded(number: int, position: int) -> StepResult:
+        with hooks.save_if_lost(number, position):
             return step(number, position)
 
-    return guarded
+    return run_guarded
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Session:
         identity: What the results depend on now, see `lockstep.run.identity`.
         allow_changes: Go on even where that is not what it was.
         tracker: Where logs go.
-        shown: What the user sees.
+        progress: What the user sees.
     """
 
     run: Run
@@ -50,7 +50,7 @@ class Session:
     identity: Identity
     allow_changes: bool
     tracker: RunTracker
-    shown: Progress
+    progress: Progress
 
     def go(self, stop: Stop) -> None:
         """Runs to the end.
@@ -59,26 +59,26 @@ class Session:
             Stopped: If `stop` ended it before. It was saved.
             ChangedError: If something is not what it was, and that is not allowed.
         """
-        job, shown = self.job, self.shown
+        job, progress = self.job, self.progress
         checkpoints = Checkpoints(
             self.folder / "checkpoints", self.run.keep, 0 if self.run.best is None else self.run.best.count
         )
-        start = self._restored(checkpoints)
+        start = self._restore(checkpoints)
         self.tracker.rewind(start.step if start.step else -1)
         with Saver(checkpoints, job.state) as saver:
-            hooks = Hooks(self.run, job, self.tracker, saver, shown, self.identity)
+            hooks = Hooks(self.run, job, self.tracker, saver, progress, self.identity)
             if job.validate is not None and start.step == 0:
                 hooks.validate(0)
-            if job.extent.over(0, 0):
+            if job.run_length.over(0, 0):
                 saver.begin(0, hooks.state(0))
-            with heeding_signals(stop, shown.note):
-                step = kept(saved_if_lost(job.step, hooks), self.folder / "faults")
-                loop(step, start, job.extent, shown, [hooks.all, EqualRewards(shown.note), *job.hooks], stop)
+            with heed_signals(stop, progress.note):
+                step = keep_faults(save_if_lost(job.step, hooks), self.folder / "faults")
+                loop(step, start, job.run_length, progress, [hooks.all, EqualRewards(progress.note), *job.hooks], stop)
 
-    def _restored(self, checkpoints: Checkpoints) -> Start:
+    def _restore(self, checkpoints: Checkpoints) -> Start:
         """Brings the learners to the newest checkpoint."""
         checkpoints.clear()
-        newest = checkpoints.latest(self.shown.note)
+        newest = checkpoints.latest(self.progress.note)
         if newest is None:
             return Start()
         changed = differences(newest.state["identity"], self.identity)
@@ -89,11 +89,11 @@ class Session:
                 "run.folder, or go on with what is now by --allow-changes"
             )
         for line in changed:
-            self.shown.note(f"goes on although {line}")
+            self.progress.note(f"goes on although {line}")
         for name, learner in self.job.state.items():
             learner.load(newest.folder / name)
         compared = newest.state["agreement"]  # None where nothing samples
         if self.job.agreement is not None and compared is not None:
             self.job.agreement.restore(compared)
-        self.shown.note(f"continues after step {newest.step}, the newest whole checkpoint")
+        self.progress.note(f"continues after step {newest.step}, the newest whole checkpoint")
         return Start(newest.step, int(newest.state["position"]))

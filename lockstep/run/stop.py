@@ -52,7 +52,7 @@ class Stop:
         """The first step begins now; what came before is not counted as one."""
         self._since = self._clock()
 
-    def stepped(self) -> tuple[str, int] | None:
+    def check_after_step(self) -> tuple[str, int] | None:
         """Called once after each step. Returns why to end now, and the exit code; None: go on.
 
         A run with a deadline ends where another step as long as the longest so far would not fit; what is done between
@@ -72,7 +72,7 @@ def hear_interrupts() -> None:
 
 
 @contextmanager
-def heeding_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
+def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
     """While the block lasts, the first Ctrl-C, SIGTERM or SIGHUP asks for a stop; the second ends at once, as always.
 
     What the process was started to ignore it ignores: under `nohup` that is SIGHUP.
@@ -87,7 +87,7 @@ def heeding_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]
     handlers = {number: signal.getsignal(number) for number in _ASKING}
     usual = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
-    def asked(number: int, frame: FrameType | None) -> None:
+    def request_stop(number: int, frame: FrameType | None) -> None:
         name, code = _ASKING[signal.Signals(number)]
         stop.ask(f"{name} was received", code)
         for other, handler in usual.items():
@@ -98,7 +98,7 @@ def heeding_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]
 
     try:
         for number in usual:
-            signal.signal(number, asked)
+            signal.signal(number, request_stop)
         yield
     finally:
         for number, handler in usual.items():

@@ -16,8 +16,8 @@ from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config.loading import Loaded
 from lockstep.errors import NothingTrainedError
 from lockstep.models.export import copy_frame
-from lockstep.models.source import Source, open_source, scratch_model
-from lockstep.report.progress import Progress, progress
+from lockstep.models.source import ModelSource, open_source, scratch_model
+from lockstep.report.progress import Progress, show_progress
 from lockstep.report.summary import has_trained, summary
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.doctor_reports import examination
@@ -26,19 +26,19 @@ from lockstep.run.folder import (
     FRAME,
     FolderInUseError,
     adopt,
-    changed_options,
+    find_changed_options,
     is_current,
-    locked,
+    lock_folder,
     require_writable,
 )
 from lockstep.run.identity import identity
 from lockstep.run.live_setup import LiveSetup, require_lengths
-from lockstep.run.opened import opened
+from lockstep.run.open_run import open_run
 from lockstep.run.remarks import remarks
 from lockstep.run.session import Session
 from lockstep.run.stop import Stop, Stopped
 from lockstep.run.track import Logs
-from lockstep.run.trackers.run import tracked, views_of
+from lockstep.run.trackers.run import track_run, views_of
 from lockstep.run.trackers.view import Facts
 from lockstep.run.waiting import patience
 
@@ -66,39 +66,39 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
     if recipe.inference is not None:
         require_sampler(recipe.inference.sampler, recipe.learner)  # before a recipe that is trained first
     require_writable(folder)
-    changed = changed_options(loaded, allow_changes)
+    changed = find_changed_options(loaded, allow_changes)
     if (folder / "final").exists() and not changed:
         if not is_current(loaded):  # in what makes no other run, such as bounds that `lockstep check` reads
-            with locked(folder):
+            with lock_folder(folder):
                 adopt(loaded, changed)
         _track_finished(loaded, folder)
         print(f"{loaded.name} is finished: {folder}\n{_summary(folder)}")
         return folder
     health = examination(recipe)
-    with opened(loaded, folder) as started, ExitStack() as open_:
+    with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it
             return folder
         views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
-        shown = open_.enter_context(progress(f"{loaded.name} → {folder}"))
+        progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}"))
         for remark in [*(() if health is None else (health.sentence,)), *remarks(recipe, files)]:
-            shown.note(remark)
-        tracker = open_.enter_context(tracked(Logs(folder), views, shown.note))
+            progress.note(remark)
+        tracker = open_.enter_context(track_run(Logs(folder), views, progress.note))
 
         def ready(workers: Workers) -> Callable[[], None]:
             require_lengths(recipe, source)
-            job = recipe.open(LiveSetup(recipe, folder, files, source, shown, workers))
+            job = recipe.open(LiveSetup(recipe, folder, files, source, progress, workers))
             started()
             adopt(loaded, changed)
-            shown.total(job.extent.steps, f"{job.data}; {job.arithmetic}")
+            progress.total(job.run_length.steps, f"{job.data}; {job.arithmetic}")
             now = identity(loaded, files.digests(), Path(source.folder))
-            session = Session(recipe.run, job, folder, now, allow_changes, tracker, shown)
+            session = Session(recipe.run, job, folder, now, allow_changes, tracker, progress)
             return lambda: session.go(Stop(deadline_s))
 
         try:
-            _run_whoever_dies(ready, recipe, shown)
+            _run_with_restarts(ready, recipe, progress)
         except Stopped as stopped:
             raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
         export(folder, folder / "final")
@@ -108,7 +108,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
 
 def _summary(folder: Path) -> str:
     """What the run came to, and which checkpoint of it was the best."""
-    return summary(folder, {step for step, _ in Checkpoints(folder / "checkpoints", keep=1).found()})
+    return summary(folder, {step for step, _ in Checkpoints(folder / "checkpoints", keep=1).find()})
 
 
 def require_trained(folder: Path) -> None:
@@ -120,13 +120,13 @@ def require_trained(folder: Path) -> None:
         )
 
 
-def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: Algorithm, shown: Progress) -> None:
+def _run_with_restarts(ready: Callable[[Workers], Callable[[], None]], recipe: Algorithm, progress: Progress) -> None:
     """Where a learner is lost, goes on with new workers from the newest checkpoint, as the same command would.
 
     Args:
         ready: Makes all ready with workers, and returns what runs.
         recipe: Says where workers start, and how often.
-        shown: Tells the user what happens.
+        progress: Tells the user what happens.
 
     Raises:
         WorkerDied: If a learner is lost too often, or before the run has begun.
@@ -134,16 +134,16 @@ def _run_whoever_dies(ready: Callable[[Workers], Callable[[], None]], recipe: Al
     samplers = 0 if recipe.inference is None else recipe.inference.sampler.engines
     most = recipe.cluster.max_restarts
     for restart in range(1, most + 2):
-        with workers_of(recipe.cluster, recipe.learner, shown, recipe.learner.parallel.ranks, samplers) as workers:
-            lost = _lost(ready(workers))
+        with workers_of(recipe.cluster, recipe.learner, progress, recipe.learner.parallel.ranks, samplers) as workers:
+            lost = _catch_lost(ready(workers))
         if lost is None:
             return
         if restart > most:
             raise WorkerDied(f"{lost}; the run does not go on, since cluster.max_restarts={most}") from lost
-        shown.note(f"{lost}; going on from the newest checkpoint ({restart} of {most} times)")
+        progress.note(f"{lost}; going on from the newest checkpoint ({restart} of {most} times)")
 
 
-def _lost(run: Callable[[], None]) -> Exception | None:
+def _catch_lost(run: Callable[[], None]) -> Exception | None:
     """Runs; where a learner is lost over it, how."""
     try:
         run()
@@ -152,7 +152,9 @@ def _lost(run: Callable[[], None]) -> Exception | None:
     return None
 
 
-def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None) -> Source:
+def _source(
+    loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None
+) -> ModelSource:
     """The model to begin with; trained first, or built first, where the recipe says so."""
     recipe, first = loaded.training, loaded.warm_start
     if first is not None:
@@ -165,7 +167,7 @@ def _source(loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool,
 def _warm_started(name: str, first: Loaded, allow_changes: bool, deadline_s: float | None) -> Path:
     """The model of the recipe that is trained first; where another process is training it, waits for that."""
     final = first.run_folder / "final"
-    if not changed_options(first, allow_changes) and final.exists():
+    if not find_changed_options(first, allow_changes) and final.exists():
         require_trained(first.run_folder)
         print(f"{name} begins with {final}, trained before", file=sys.stderr)
         return final
@@ -181,8 +183,8 @@ def _warm_started(name: str, first: Loaded, allow_changes: bool, deadline_s: flo
 
 def _track_finished(loaded: Loaded, folder: Path) -> None:
     """Shows a finished run in trackers that were asked for since; its logs have everything."""
-    with locked(folder):
+    with lock_folder(folder):
         views = views_of(loaded.training.trackers, Facts.of(loaded, folder))
         if views:
-            with tracked(Logs(folder), views, print) as tracker:
+            with track_run(Logs(folder), views, print) as tracker:
                 tracker.rewind(sys.maxsize)

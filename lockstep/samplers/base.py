@@ -100,7 +100,7 @@ class Served(Protocol):
         ...
 
 
-def gathered(pieces: Iterable[Piece]) -> Batch:
+def gather_pieces(pieces: Iterable[Piece]) -> Batch:
     """Pieces of one `Sampler.pieces` as one batch, in the order of the requests."""
     places, batches = zip(*pieces, strict=True)
     order = torch.tensor([place for some in places for place in some])

@@ -113,7 +113,7 @@ class Usage(BaseModel):
     completion_tokens: int
 
 
-class Answer(BaseModel):
+class Completion(BaseModel):
     """What a server answers to /completions and /chat/completions."""
 
     choices: list[Choice] = Field(min_length=1)
@@ -141,7 +141,7 @@ class Ends:
     vocabulary: int | None
     context: int | None
 
-    def broken_by(self, answer: Answer) -> bool:
+    def are_broken_by(self, answer: Completion) -> bool:
         """Whether a response ended as it should not, as far as the server's words tell."""
         choice = answer.choices[0]
         ids = choice.token_ids or ()
@@ -151,15 +151,15 @@ class Ends:
             case "length":
                 return answer.num_tokens != self.max_tokens and not self._fills_the_context(answer)
             case "stop":
-                return self.stops is not None and not _stopped_at(choice, self.stops)
+                return self.stops is not None and not _is_stopped(choice, self.stops)
         return True
 
-    def _fills_the_context(self, answer: Answer) -> bool:
+    def _fills_the_context(self, answer: Completion) -> bool:
         """Some servers leave the last place free."""
         return self.context is not None and answer.usage.prompt_tokens + answer.num_tokens >= self.context - 1
 
 
-def _stopped_at(choice: Choice, stops: Collection[int]) -> bool:
+def _is_stopped(choice: Choice, stops: Collection[int]) -> bool:
     """Whether the last token is a stop token; where there are no ids, what the server says about it counts."""
     if choice.token_ids is not None:
         return bool(choice.token_ids) and choice.token_ids[-1] in stops

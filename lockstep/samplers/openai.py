@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from lockstep import config
 from lockstep.errors import InputError, RunError
-from lockstep.samplers.dialects import DIALECTS, Answer, Dialect, Ends, Model, Models
+from lockstep.samplers.dialects import DIALECTS, Completion, Dialect, Ends, Model, Models
 from lockstep.types import Reply, Request, SamplingParams
 
 try:
@@ -79,8 +79,8 @@ class OpenAIClient:
         self._server = _Server(options, timeout_s)
         self._options, self._vocabulary, self._note = options, vocabulary, note
         self._warned = False
-        self._model = self._greeted()
-        self._dialect = self._spoken()
+        self._model = self._ask_model()
+        self._dialect = self._find_dialect()
 
     def replies(
         self, requests: Sequence[Request], sampling: SamplingParams, logprobs: bool = False
@@ -127,7 +127,7 @@ class OpenAIClient:
         bodies = [said | {"messages": [dict(m) for m in messages], "seed": _seed(key)} for messages, key in pairs]
         return self._replies("/chat/completions", bodies, self._ends(sampling, None), lost)
 
-    def _greeted(self) -> Model:
+    def _ask_model(self) -> Model:
         """Asks what is served."""
         with self._server.connection() as (portal, client):
             served = {model.id: model for model in portal.call(self._server.ask, client, Models, "/models").data}
@@ -138,7 +138,7 @@ class OpenAIClient:
             )
         return served[self._options.model]
 
-    def _spoken(self) -> Dialect:
+    def _find_dialect(self) -> Dialect:
         owner = self._model.owned_by
         if owner in DIALECTS:
             return DIALECTS[owner]
@@ -167,7 +167,7 @@ class OpenAIClient:
                     "log-probabilities; do without them"
                 )
             self.answers += 1
-            self.bad_ends += ends.broken_by(answer)
+            self.bad_ends += ends.are_broken_by(answer)
             text = choice.text or choice.message.content or ""
             yield place, Reply(text, answer.num_tokens, choice.finish_reason or "none", logprobs)
         self._warn()
@@ -194,18 +194,18 @@ class _Server:
 
     def answers(
         self, path: str, bodies: Sequence[Mapping[str, object]], lost: Lost | None
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, Completion]]:
         """Sends all, `max_concurrency` at once; what is under way when the caller leaves is called off."""
         gate = Semaphore(self._options.max_concurrency)
 
-        async def answer(client: openai.AsyncOpenAI, body: Mapping[str, object]) -> Answer:
+        async def answer(client: openai.AsyncOpenAI, body: Mapping[str, object]) -> Completion:
             async with gate:
-                return await self.ask(client, Answer, path, body)
+                return await self.ask(client, Completion, path, body)
 
         with self.connection() as (portal, client):
             futures = {portal.start_task_soon(answer, client, body): place for place, body in enumerate(bodies)}
             for future in as_completed(futures):
-                answered = _answered(future, lost, futures[future])
+                answered = _wait_for(future, lost, futures[future])
                 if answered is not None:
                     yield futures[future], answered
 
@@ -260,7 +260,7 @@ class _Server:
         return f"its answer cannot be read ({error}); look at what serves there"
 
 
-def _answered(future: Future[Answer], lost: Lost | None, place: int) -> Answer | None:
+def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Completion | None:
     try:
         return future.result()
     except ServerError as error:

@@ -89,8 +89,8 @@ class Letters(Task):
         if files.demonstrations is not None:
             write_rows(files.demonstrations, demonstrations(self, {one.letters for one in validation}))
         for file, make, role in (
-            (files.judgements, _known_judgement, "judgements"),
-            (files.comparisons, _known_comparison, "comparisons"),
+            (files.judgements, _build_judgement, "judgements"),
+            (files.comparisons, _build_comparison, "comparisons"),
         ):
             if file is not None:
                 own = (draws for block in _blocks(self.seed, role) for _, draws in block)
@@ -107,7 +107,7 @@ class Orders:
     def __str__(self) -> str:
         return " ".join(f"{order} {letter}" for order, letter in zip(_ORDERS, self.letters, strict=True))
 
-    def kept(self, answer: Sequence[str]) -> list[bool]:
+    def check(self, answer: Sequence[str]) -> list[bool]:
         """Which orders an answer keeps; none, where it is empty or holds anything but letters."""
         if not answer or any(word not in LETTERS for word in answer):
             return [False] * len(_ORDERS)
@@ -121,7 +121,7 @@ def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float
     if asked is None:
         raise InputError(f"{prompt!r} gives no orders of the form: start k end c has g has a no m")
     first, last, one, other, none = asked.groups()
-    return float(sum(Orders((first, last, one, other, none)).kept(response.split())))
+    return float(sum(Orders((first, last, one, other, none)).check(response.split())))
 
 
 def demonstrations(spec: Letters, held_out: set[tuple[str, ...]]) -> Iterator[dict[str, str]]:
@@ -184,7 +184,7 @@ def _distinct(count: int, seed: int) -> list[Orders]:
     return list(found.values())[:count]
 
 
-def _written(orders: Orders, draws: _Draws, probability: float) -> list[str]:
+def _write_answer(orders: Orders, draws: _Draws, probability: float) -> list[str]:
     """An answer that keeps each order with some probability."""
     first, last, one, other, none = orders.letters
     fill = [letter for letter in LETTERS if letter not in orders.letters]
@@ -202,25 +202,25 @@ def _written(orders: Orders, draws: _Draws, probability: float) -> list[str]:
 
 
 def _answer(orders: Orders, draws: _Draws) -> dict[str, str]:
-    return {"question": str(orders), "answer": _text(_written(orders, draws, 0.5))}
+    return {"question": str(orders), "answer": _text(_write_answer(orders, draws, 0.5))}
 
 
 def _judgement(orders: Orders, draws: _Draws) -> dict[str, str]:
     """A judgement of an answer of any worth; answers with strange words in them are worth nothing, without a doubt."""
-    answer, noise = _written(orders, draws, draws.share()), _JUDGED_WRONG
+    answer, noise = _write_answer(orders, draws, draws.share()), _JUDGED_WRONG
     if draws.chance(_MALFORMED):
-        answer, noise = _malformed(answer, draws), 0.0
-    verdicts = [kept != draws.chance(noise) for kept in orders.kept(answer)]
+        answer, noise = _spoil(answer, draws), 0.0
+    verdicts = [kept != draws.chance(noise) for kept in orders.check(answer)]
     question = f"judge {orders} answer{_text(answer)}"
     return {"question": question, "answer": _text([_reasons(orders, verdicts), f"Score: {sum(verdicts)}"])}
 
 
 def _reasons(orders: Orders, verdicts: Sequence[bool]) -> str:
     """A judgement without its score."""
-    return " ".join(f"{letter} {_said(kept)}" for letter, kept in zip(orders.letters, verdicts, strict=True))
+    return " ".join(f"{letter} {_yes_or_no(kept)}" for letter, kept in zip(orders.letters, verdicts, strict=True))
 
 
-def _said(kept: bool) -> str:
+def _yes_or_no(kept: bool) -> str:
     return "yes" if kept else "no"
 
 
@@ -250,9 +250,9 @@ def _wrong(said: Sequence[bool], kept: Sequence[bool]) -> int:
     return sum(own != right for own, right in zip(said, kept, strict=True))
 
 
-def _compared(orders: Orders, draws: _Draws) -> _Compared:
-    answer = _written(orders, draws, draws.share())
-    kept = orders.kept(answer)
+def _compare(orders: Orders, draws: _Draws) -> _Compared:
+    answer = _write_answer(orders, draws, draws.share())
+    kept = orders.check(answer)
     first, second = ([own != draws.chance(_COMPARED_WRONG) for own in kept] for _ in range(2))
     if _wrong(first, kept) == _wrong(second, kept):
         changed, place = (first, second)[draws.chance(0.5)], draws.between(0, len(kept) - 1)
@@ -262,26 +262,26 @@ def _compared(orders: Orders, draws: _Draws) -> _Compared:
 
 def _comparison(orders: Orders, draws: _Draws) -> dict[str, str]:
     """Which of two judgements is better, found by going through the orders; without a mistake."""
-    one = _compared(orders, draws)
+    one = _compare(orders, draws)
     judgements = f"A {_reasons(orders, one.first)} B {_reasons(orders, one.second)}"
     verdicts = zip(orders.letters, one.kept, one.marks, strict=True)
-    said = [f"{letter} {_said(kept)} {mark}" for letter, kept, mark in verdicts]
+    said = [f"{letter} {_yes_or_no(kept)} {mark}" for letter, kept, mark in verdicts]
     question = f"compare {orders} answer{_text(one.answer)} {judgements}"
     return {"question": question, "answer": _text([*said, f"Winner: {one.winner}"])}
 
 
-def _known_judgement(orders: Orders, draws: _Draws) -> dict[str, Any]:
-    answer = _written(orders, draws, draws.share())
-    return {"prompt": str(orders), "response": _text(answer), "score": sum(orders.kept(answer))}
+def _build_judgement(orders: Orders, draws: _Draws) -> dict[str, Any]:
+    answer = _write_answer(orders, draws, draws.share())
+    return {"prompt": str(orders), "response": _text(answer), "score": sum(orders.check(answer))}
 
 
-def _known_comparison(orders: Orders, draws: _Draws) -> dict[str, Any]:
-    one = _compared(orders, draws)
+def _build_comparison(orders: Orders, draws: _Draws) -> dict[str, Any]:
+    one = _compare(orders, draws)
     judgements = {"judgement_a": _reasons(orders, one.first), "judgement_b": _reasons(orders, one.second)}
     return {"prompt": str(orders), "response": _text(one.answer), **judgements, "winner": one.winner}
 
 
-def _malformed(answer: list[str], draws: _Draws) -> list[str]:
+def _spoil(answer: list[str], draws: _Draws) -> list[str]:
     if draws.chance(0.1):
         return []
     for _ in range(draws.between(1, 3)):

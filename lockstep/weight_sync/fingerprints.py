@@ -23,12 +23,12 @@ def fingerprint(tensor: Tensor) -> int:
     body = words[: words.numel() // _ROW * _ROW].view(-1, _ROW)
     within, rows = _odd("place", _ROW, tensor.device), _odd("row", len(body) + 1, tensor.device)
     tail = words[body.numel() :]
-    sums = torch.cat([_weighted(body, within), _weighted(tail[None], within[: tail.numel()])])
+    sums = torch.cat([_sum_weighted(body, within), _sum_weighted(tail[None], within[: tail.numel()])])
     content = int((sums * rows).sum())
     return content ^ keyed.key(str(tensor.dtype), *tensor.shape)
 
 
-def sampled_columns(width: int) -> list[int]:
+def pick_columns(width: int) -> list[int]:
     """Some columns of a matrix, spread evenly, the first and the last among them: all of a narrow one."""
     count = min(width, _SAMPLED_COLUMNS)
     return [column * (width - 1) // max(count - 1, 1) for column in range(count)]
@@ -36,7 +36,7 @@ def sampled_columns(width: int) -> list[int]:
 
 def column_fingerprint(matrix: Tensor) -> int:
     """Fingerprint of the sampled columns of a matrix; 0 and −0 count as equal."""
-    return fingerprint(matrix.detach()[:, sampled_columns(matrix.shape[1])] + 0.0)
+    return fingerprint(matrix.detach()[:, pick_columns(matrix.shape[1])] + 0.0)
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def _words(tensor: Tensor) -> Tensor:
     return raw.view(torch.int64)
 
 
-def _weighted(words_RC: Tensor, weight_C: Tensor) -> Tensor:
+def _sum_weighted(words_RC: Tensor, weight_C: Tensor) -> Tensor:
     """Sums of rows, modulo 2⁶⁴. CUDA has no product of integer matrices."""
     return (words_RC * weight_C).sum(-1) if words_RC.is_cuda else words_RC @ weight_C
 

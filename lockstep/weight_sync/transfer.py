@@ -82,7 +82,7 @@ class Bucket:
         return cls(**fields, slots=tuple(slots))
 
 
-def joined(store: Store, own: Meeting) -> dist.ProcessGroup:
+def join_group(store: Store, own: Meeting) -> dist.ProcessGroup:
     """A group for weights alone, no part of torch's default one, which an engine may have for itself.
 
     Returns when all are there. The sender has rank 0.
@@ -110,7 +110,7 @@ class SharedMemory:
         self._files = (_SharedFile(), _SharedFile())
 
     def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
-        for number, (slots, tensors) in enumerate(packed(stream)):
+        for number, (slots, tensors) in enumerate(pack(stream)):
             file = self._files[number % 2]
             flat = file.bytes(_end(slots))
             for slot, tensor in zip(slots, tensors, strict=True):
@@ -149,7 +149,7 @@ class GroupBroadcast:
         self._flat = torch.empty(0)
 
     def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
-        for number, (slots, tensors) in enumerate(packed(stream)):
+        for number, (slots, tensors) in enumerate(pack(stream)):
             flat = torch.empty(_end(slots), dtype=torch.uint8)
             for slot, tensor in zip(slots, tensors, strict=True):
                 slot.of(flat).copy_(tensor)
@@ -164,12 +164,12 @@ _FROM_SENDER = dist.BroadcastOptions()
 _FROM_SENDER.rootRank = 0
 
 
-def packed(stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[tuple[Slot, ...], list[Tensor]]]:
+def pack(stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[tuple[Slot, ...], list[Tensor]]]:
     """Groups tensors in their order: as many as fit a bucket, or one that is larger."""
     slots: list[Slot] = []
     tensors: list[Tensor] = []
     for name, tensor in stream:
-        start = _aligned(slots[-1].start + slots[-1].size) if slots else 0
+        start = _align(slots[-1].start + slots[-1].size) if slots else 0
         if slots and start + tensor.nbytes > _CAPACITY:
             yield tuple(slots), tensors
             slots, tensors, start = [], [], 0
@@ -179,7 +179,7 @@ def packed(stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[tuple[Slot, .
         yield tuple(slots), tensors
 
 
-def opened(bucket: Bucket, group: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:
+def unpack(bucket: Bucket, group: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:
     """The receiver's side: names and tensors of a bucket. The tensors may change once all have been taken.
 
     Args:
@@ -203,5 +203,5 @@ def _end(slots: Iterable[Slot]) -> int:
     return last.start + last.size
 
 
-def _aligned(offset: int) -> int:
+def _align(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT

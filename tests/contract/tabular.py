@@ -69,7 +69,7 @@ class TabularLearner(Learner):
         folder.mkdir(parents=True, exist_ok=True)
         save_file({"logits": self.logits.detach(), "value": self.value.detach()}, folder / "model.safetensors")
 
-    def saved(self, wait: bool) -> bool:
+    def poll_save(self, wait: bool) -> bool:
         return True
 
     def load(self, folder: Path) -> None:

@@ -16,16 +16,16 @@ from test_algorithms_need_protocols_only import recipe, workers
 from torch import Tensor
 
 from lockstep.algorithms.policy_gradient.ahead import Ahead
-from lockstep.algorithms.policy_gradient.step import compared, drawn_and_read
-from lockstep.algorithms.ppo.step import PPOWorkers, learn, policy_version, rules
+from lockstep.algorithms.policy_gradient.step import compare_sampled, sample_and_read_back
+from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 from lockstep.monitor.agreement import Agreement, Disagreement, Promise
-from lockstep.report.progress import Progress, progress
-from lockstep.rollouts.engine import Engine
-from lockstep.run.loop import Extent
+from lockstep.report.progress import Progress, show_progress
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.run.loop import RunLength
 from lockstep.types import Request, SamplingParams
 
 PATIENCE_S = 20.0
@@ -52,14 +52,14 @@ class Bench:
     position: int = 0
 
     def ahead(self, steps: int, sampling: dict[str, Any] | None = None, **ppo: Any) -> Ahead:
-        rule = rules(recipe(sampling, correction={"kind": "token_tis"}, **ppo), ())
+        rule = build_settings(recipe(sampling, correction={"kind": "token_tis"}, **ppo), ())
         return Ahead(
-            self.place.experience.engine,
-            lambda position, refitted: drawn_and_read(position, refitted, self.place, rule, self.agreement),
+            self.place.collector.engine,
+            lambda position, refitted: sample_and_read_back(position, refitted, self.place, rule, self.agreement),
             lambda step, drawn: learn(step, drawn, self.place, rule),
-            lambda step, snapshot, drawn: compared(step, snapshot, drawn, self.agreement),
+            lambda step, snapshot, drawn: compare_sampled(step, snapshot, drawn, self.agreement),
             lambda step: policy_version(step, rule.options),
-            Extent(steps, None, 64),
+            RunLength(steps, None, 64),
             self.shown.phase,
             self.shown.beside,
             lambda: self.abandoned.append(None),
@@ -76,7 +76,7 @@ class Bench:
     def save(self, ahead: Ahead, folder: Path) -> None:
         for name, lasting in self._lasting(ahead).items():
             lasting.save(folder / name)
-            assert lasting.saved(wait=True)
+            assert lasting.poll_save(wait=True)
 
     def load(self, ahead: Ahead, folder: Path) -> None:
         for name, lasting in self._lasting(ahead).items():
@@ -89,10 +89,10 @@ class Bench:
 def bench(sampler: TabularSampler | None = None, policy: TabularLearner | None = None) -> Bench:
     used, learner = sampler or TabularSampler(), policy or TabularLearner(3.0)
     place = workers(used)
-    experience = replace(place.experience, engine=Engine(used, learner))
-    agreement = Agreement(learner, experience.engine, Promise(1.001, True, "lockstep doctor quick"), None, print)
-    with progress("test", stream=io.StringIO()) as shown:
-        place = replace(place, policy=learner, experience=experience, agreement=None)
+    collector = replace(place.collector, engine=SamplerSession(used, learner))
+    agreement = Agreement(learner, collector.engine, Promise(1.001, True, "lockstep doctor quick"), None, print)
+    with show_progress("test", stream=io.StringIO()) as shown:
+        place = replace(place, policy=learner, collector=collector, agreement=None)
         return Bench(used, place, shown, agreement)
 
 

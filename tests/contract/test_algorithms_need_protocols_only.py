@@ -11,12 +11,12 @@ import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
 
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPORules, PPOWorkers, ppo_step, rules
+from lockstep.algorithms.ppo.step import PPOSettings, PPOWorkers, build_settings, ppo_step
 from lockstep.monitor.agreement import Agreement, Promise
-from lockstep.rollouts.engine import Engine
-from lockstep.rollouts.rollout import Experience
-from lockstep.types import Prompt, untimed
-from lockstep.weight_sync.refit import RefitError
+from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.types import Prompt, skip_timing
+from lockstep.weight_sync.sync import WeightSyncError
 
 Step = Callable[[int], dict[str, float]]
 
@@ -45,19 +45,19 @@ def recipe(sampling: dict[str, Any] | None = None, /, **ppo: Any) -> PPORecipe:
 
 def workers(sampler: TabularSampler) -> PPOWorkers:
     policy = TabularLearner(3.0)
-    engine, prompts = Engine(sampler, policy), OnePrompt()
-    experience = Experience(engine, prompts, share_of_ones, lambda ids: "".join(map(str, ids)), seed=0)
+    engine, prompts = SamplerSession(sampler, policy), OnePrompt()
+    collector = RolloutCollector(engine, prompts, share_of_ones, lambda ids: "".join(map(str, ids)), seed=0)
     return PPOWorkers(
         policy=policy,
         critic=TabularLearner(0.3),
         reference=TabularLearner(0.0),
-        experience=experience,
-        phase=untimed,
+        collector=collector,
+        phase=skip_timing,
         agreement=Agreement(policy, engine, Promise(1.001, True, "lockstep doctor quick"), None, print),
     )
 
 
-def run(rule: PPORules, steps: int) -> list[dict[str, float]]:
+def run(rule: PPOSettings, steps: int) -> list[dict[str, float]]:
     place, position, rows = workers(TabularSampler()), 0, []
     for step in range(steps):
         result = ppo_step(step, position, place, rule)
@@ -67,7 +67,7 @@ def run(rule: PPORules, steps: int) -> list[dict[str, float]]:
 
 
 def test_ppo_learns_on_fakes() -> None:
-    rows = run(rules(recipe(), ()), 30)
+    rows = run(build_settings(recipe(), ()), 30)
     assert rows[0]["train/reward"] == pytest.approx(0.25, abs=0.08)
     assert rows[-1]["train/reward"] > 0.8
     assert all(row["agreement/max_abs_logprob_diff"] == 0.0 for row in rows)
@@ -75,14 +75,14 @@ def test_ppo_learns_on_fakes() -> None:
 
 
 def test_position_moves_by_the_prompts_that_were_drawn() -> None:
-    result = ppo_step(0, 100, workers(TabularSampler()), rules(recipe(), ()))
+    result = ppo_step(0, 100, workers(TabularSampler()), build_settings(recipe(), ()))
     assert result.position == 164
     assert result.samples[0]["id"] == "100"
 
 
 def test_kl_keeps_the_policy_near_the_reference() -> None:
-    free = run(rules(recipe(), ()), 20)[-1]
-    held = run(rules(recipe(kl={"coef": 1.0, "placement": "loss"}), ()), 20)[-1]
+    free = run(build_settings(recipe(), ()), 20)[-1]
+    held = run(build_settings(recipe(kl={"coef": 1.0, "placement": "loss"}), ()), 20)[-1]
     assert held["train/reward"] < free["train/reward"] - 0.1
 
 
@@ -94,13 +94,13 @@ def test_a_sampler_with_stale_weights_is_caught_at_the_refit() -> None:
             return super().load_weights([("logits", held)], version)
 
     for sampler, stale in ((TabularSampler(), False), (Stale(), True)):
-        place, rule = workers(sampler), rules(recipe(), ())
+        place, rule = workers(sampler), build_settings(recipe(), ())
         ppo_step(0, 0, place, rule)
-        with pytest.raises(RefitError, match="logits") if stale else nullcontext():
+        with pytest.raises(WeightSyncError, match="logits") if stale else nullcontext():
             ppo_step(1, 64, place, rule)
 
 
 def test_every_draw_is_keyed_so_equal_steps_are_equal() -> None:
-    one, other = (ppo_step(0, 0, workers(TabularSampler()), rules(recipe(), ())) for _ in range(2))
+    one, other = (ppo_step(0, 0, workers(TabularSampler()), build_settings(recipe(), ())) for _ in range(2))
     assert one.metrics.floats() == other.metrics.floats()
     assert torch.equal(torch.tensor(one.position), torch.tensor(other.position))

@@ -8,10 +8,10 @@ import pytest
 from tabular import TabularLearner, TabularSampler
 from torch import Tensor
 
-from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.refit import RefitError, Sent, differing
+from lockstep.weight_sync.sync import Sent, WeightSyncError, differing
 
 ASKED = ([Request((0,), 1)], SamplingParams(max_tokens=2))
 
@@ -20,7 +20,7 @@ UNUSED = "arrived, but is not what is computed with"
 
 def test_wake_refit_generate_sleep() -> None:
     sampler = TabularSampler()
-    engine = Engine(sampler, TabularLearner(0.1))
+    engine = SamplerSession(sampler, TabularLearner(0.1))
     for version in (0, 0, 1):
         with engine.at(version):
             engine.generate(*ASKED)
@@ -29,7 +29,7 @@ def test_wake_refit_generate_sleep() -> None:
 
 
 def test_brackets_do_not_nest_and_nothing_is_generated_outside() -> None:
-    engine = Engine(TabularSampler(), TabularLearner(0.1))
+    engine = SamplerSession(TabularSampler(), TabularLearner(0.1))
     with pytest.raises(RuntimeError, match="do not nest"), engine.at(0), engine.at(0):
         pass
     with pytest.raises(RuntimeError, match="inside of the bracket only"):
@@ -48,8 +48,8 @@ def test_a_refit_that_failed_is_made_again() -> None:
             return held if failed else [Attestation(version, {"logits": 0})]
 
     sampler = Once()
-    engine = Engine(sampler, TabularLearner(0.1))
-    with pytest.raises(RefitError, match="logits"), engine.at(0):
+    engine = SamplerSession(sampler, TabularLearner(0.1))
+    with pytest.raises(WeightSyncError, match="logits"), engine.at(0):
         pass
     with engine.at(0):
         pass

@@ -73,8 +73,8 @@ def started(
         )
         policy.save(first / "policy")
         critic.save(first / "critic")
-        assert policy.saved(wait=True)
-        assert critic.saved(wait=True)
+        assert policy.poll_save(wait=True)
+        assert critic.poll_save(wait=True)
         yield Pair(policy, critic, first, model)
 
 
@@ -283,7 +283,7 @@ def test_a_saved_learner_goes_on_bit_for_bit(pair: Pair, tmp_path: Path) -> None
     last = [train(pair.policy, batch, WeightedLogprob()).floats() for batch in batches[2:]]
     expected = snapshot(pair.policy)
     pair.policy.forward_backward(batches[0], WeightedLogprob())
-    assert pair.policy.saved(wait=True)
+    assert pair.policy.poll_save(wait=True)
     pair.policy.load(tmp_path / "policy")
     assert_same(snapshot(pair.policy), saved)
     assert [train(pair.policy, batch, WeightedLogprob()).floats() for batch in batches[2:]] == last
@@ -294,8 +294,8 @@ def test_a_folder_that_cannot_be_written_is_told_when_asked(pair: Pair, tmp_path
     (tmp_path / "taken").write_text("a file where the folder should be")
     pair.policy.save(tmp_path / "taken")
     with pytest.raises(RunError, match="taken"):
-        pair.policy.saved(wait=True)
-    assert pair.policy.saved(wait=True), "told once"
+        pair.policy.poll_save(wait=True)
+    assert pair.policy.poll_save(wait=True), "told once"
 
 
 def test_weights_have_the_names_of_the_checkpoint(pair: Pair) -> None:

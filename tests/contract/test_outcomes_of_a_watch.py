@@ -14,7 +14,7 @@ from lockstep.batch import Batch
 from lockstep.metrics import Metrics
 from lockstep.monitor.watch import FLOOR, Evidence, Watch
 from lockstep.objectives.sequential import DriftTest
-from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Request, SamplingParams
 
 TEST = DriftTest(false_alarm_rate=0.01, baseline_steps=3, factor=1.5, floor=FLOOR)
@@ -68,7 +68,7 @@ class Run:
     def __init__(self, sampler: Noisy) -> None:
         self.notes: list[str] = []
         self.learner, self.sampler = certain_learner(), sampler
-        self.engine = Engine(sampler, self.learner)
+        self.engine = SamplerSession(sampler, self.learner)
         self.watch = Watch(self.learner, self.engine, TEST, self.notes.append)
         self.steps = 0
 

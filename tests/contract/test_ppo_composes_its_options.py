@@ -16,15 +16,15 @@ from test_algorithms_need_protocols_only import recipe, share_of_ones
 from lockstep.algorithms.policy_gradient.kl_coefficient import KLCoefficient
 from lockstep.algorithms.policy_gradient.options import AdaptiveKL
 from lockstep.algorithms.ppo.options import PPO
-from lockstep.algorithms.ppo.step import PPOWorkers, ppo_step, rules, with_advantages
+from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, ppo_step, with_advantages
 from lockstep.batch import Batch
 from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.metrics import Metrics
-from lockstep.rollouts.engine import Engine
-from lockstep.rollouts.rollout import Experience
-from lockstep.types import Request, SamplingParams, untimed
+from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.types import Request, SamplingParams, skip_timing
 
 
 class Witness(TabularLearner):
@@ -65,10 +65,10 @@ def steps(
 ) -> tuple[Witness, Witness, list[int]]:
     """Runs steps on fakes. Returns policy and critic, and the position after each step."""
     policy, critic = Witness(3.0), Witness(0.3)
-    engine, prompts = Engine(sampler or TabularSampler(), policy), OnePrompt()
-    experience = Experience(engine, prompts, reward, lambda ids: "".join(map(str, ids)), seed=0)
-    workers = PPOWorkers(policy=policy, critic=critic, reference=reference, experience=experience, phase=untimed)
-    rule, positions = rules(recipe(**ppo), ()), [0]
+    engine, prompts = SamplerSession(sampler or TabularSampler(), policy), OnePrompt()
+    collector = RolloutCollector(engine, prompts, reward, lambda ids: "".join(map(str, ids)), seed=0)
+    workers = PPOWorkers(policy=policy, critic=critic, reference=reference, collector=collector, phase=skip_timing)
+    rule, positions = build_settings(recipe(**ppo), ()), [0]
     for step in range(count):
         positions.append(ppo_step(step, positions[-1], workers, rule).position)
     return policy, critic, positions
@@ -110,7 +110,7 @@ def one_token(advantage: float, ratio: float, weight: float = 1.0) -> Batch:
 )
 def test_bounds_on_the_ratio(ppo: dict[str, float], advantage: float, ratio: float, expected: float) -> None:
     batch = one_token(advantage, ratio)
-    total, _ = rules(recipe(**ppo), ()).policy_loss(Outputs(logprob=torch.zeros(2)), batch)
+    total, _ = build_settings(recipe(**ppo), ()).policy_loss(Outputs(logprob=torch.zeros(2)), batch)
     assert total.item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -141,10 +141,10 @@ def test_kl_in_the_loss_is_not_in_the_reward() -> None:
 @pytest.mark.parametrize("placement", ["reward", "loss"])
 def test_what_is_maximized_has_the_kl_wherever_it_stands(placement: str) -> None:
     policy, critic = Witness(3.0), Witness(0.3)
-    experience = Experience(Engine(TabularSampler(), policy), OnePrompt(), share_of_ones, str, seed=0)
-    workers = PPOWorkers(policy=policy, critic=critic, reference=tilted(), experience=experience, phase=untimed)
+    collector = RolloutCollector(SamplerSession(TabularSampler(), policy), OnePrompt(), share_of_ones, str, seed=0)
+    workers = PPOWorkers(policy=policy, critic=critic, reference=tilted(), collector=collector, phase=skip_timing)
     options = recipe(kl={"coef": 0.5, "placement": placement}, global_batch_size=64)
-    found = ppo_step(0, 0, workers, rules(options, ())).metrics.floats()
+    found = ppo_step(0, 0, workers, build_settings(options, ())).metrics.floats()
     assert found["train/kl"] != 0
     assert found["train/shaped_reward"] == pytest.approx(found["train/reward"] - 0.5 * 4 * found["train/kl"], rel=1e-5)
 

@@ -22,11 +22,11 @@ from lockstep.cluster.worker_proxy import (
     RemoteTimeout,
     WorkerDied,
     outcomes,
-    spawned,
+    spawn_worker,
 )
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config import ClusterSection, Computation
-from lockstep.report.progress import progress
+from lockstep.report.progress import show_progress
 
 TENSORS = {
     "fp32": torch.randn(3, 4),
@@ -48,7 +48,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     if request.param == "actor":
         request.getfixturevalue("ray")
     section = ClusterSection(backend="local" if request.param == "child" else "ray")
-    with progress("tests") as shown, workers_of(section, Computation(device="cpu"), shown, learners=2) as workers:
+    with show_progress("tests") as shown, workers_of(section, Computation(device="cpu"), shown, learners=2) as workers:
         yield workers
 
 
@@ -117,7 +117,7 @@ def test_several_workers_work_at_the_same_time(shared: Remote, own: Remote) -> N
 
 def test_a_worker_does_one_thing_at_a_time(shared: Remote) -> None:
     pending = shared.submit("sleep", 0.2)
-    assert not pending.done()
+    assert not pending.is_done()
     with pytest.raises(RuntimeError, match="worker abacus was asked for add while sleep is under way"):
         shared.submit("add", 1)
     assert pending.result() == "rested"
@@ -245,14 +245,14 @@ def test_the_rest_is_not_waited_for_where_one_fails(shared: Remote, own: Remote)
 
 def test_a_death_is_told_before_the_errors_it_may_have_caused(shared: Remote, own: Remote) -> None:
     failing = shared.submit("fail")
-    assert failing.done(wait_s=5.0)
+    assert failing.is_done(wait_s=5.0)
     with pytest.raises(WorkerDied, match=KILLED):
         outcomes([failing, own.submit("end", signal.SIGKILL)])
 
 
 def test_threads_are_shared_out(own: Remote) -> None:
     assert own.call("threads") == torch.get_num_threads()
-    one = spawned(AbacusSpec(), "abacus", timeout_s=400.0, threads=3)
+    one = spawn_worker(AbacusSpec(), "abacus", timeout_s=400.0, threads=3)
     assert one.call("threads") == 3
     one.close()
 

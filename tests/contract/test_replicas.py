@@ -17,15 +17,15 @@ from tiny_models import SECTION, requests, responses
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.cluster.sampler_pool import Replicas, SamplerLost
+from lockstep.cluster.sampler_pool import SamplerLost, SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.cluster.worker_proxy import WorkerDied, spawned
+from lockstep.cluster.worker_proxy import WorkerDied, spawn_worker
 from lockstep.config import SamplerSection
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
-from lockstep.weight_sync.refit import refit
+from lockstep.weight_sync.sync import sync_weights
 
 SAMPLING = SamplingParams(max_tokens=12)
 
@@ -65,18 +65,18 @@ class DiarySpec(SamplerSpec):
         return sampler
 
 
-Start = Callable[..., Replicas]
+Start = Callable[..., SamplerPool]
 
 
 @pytest.fixture
 def start(models: Callable[..., Path], tmp_path: Path) -> Iterator[Start]:
     """Starts replicas that are ended with the test; `notes` is what they tell the user."""
-    started: list[Replicas] = []
+    started: list[SamplerPool] = []
 
-    def start(fate: signal.Signals = signal.SIGKILL, notes: list[str] | None = None, **section: object) -> Replicas:
+    def start(fate: signal.Signals = signal.SIGKILL, notes: list[str] | None = None, **section: object) -> SamplerPool:
         chosen = SamplerSection.model_validate({"max_batch_size": 2, **section})
         spec = DiarySpec(str(models("llama")), chosen, SECTION, folder=str(tmp_path), fate=fate)
-        started.append(Replicas(spec, (notes if notes is not None else []).append))
+        started.append(SamplerPool(spec, (notes if notes is not None else []).append))
         return started[-1]
 
     yield start
@@ -127,13 +127,13 @@ def test_one_that_is_started_again_gets_the_newest_weights(
 ) -> None:
     replicas, wanted = start(replicas=2, transfer=transfer), requests()
     learner = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build()
-    refit(learner, replicas, 7)
+    sync_weights(learner, replicas, 7)
     (tmp_path / f"doom-{wanted[4].key}").touch()
     batch = replicas.generate(wanted, SAMPLING)
     assert replicas.restarts == 1
     assert batch["version"].tolist() == [7] * len(wanted)
     torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
-    refit(learner, replicas, 8)
+    sync_weights(learner, replicas, 8)
     assert replicas.generate(wanted, SAMPLING)["version"].unique().tolist() == [8]
 
 
@@ -156,7 +156,7 @@ def test_a_death_during_a_refit_is_survived(start: Start, models: Callable[..., 
         def logprobs(self, batch: Batch) -> Tensor:
             return learner.logprobs(batch)
 
-    metrics = refit(Slow(), replicas, 3)
+    metrics = sync_weights(Slow(), replicas, 3)
     assert replicas.restarts >= 1
     assert metrics.floats()["refit/version"] == 3
     batch = replicas.generate(requests(), SAMPLING)
@@ -168,7 +168,7 @@ def test_a_learner_that_dies_during_a_refit_is_no_samplers_death(
     start: Start, models: Callable[..., Path], transfer: str
 ) -> None:
     replicas = start(replicas=2, transfer=transfer)
-    remote = spawned(LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0), "learner", 60.0)
+    remote = spawn_worker(LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0), "learner", 60.0)
 
     class Dying:
         """Its process is killed while its weights are on their way."""
@@ -183,7 +183,7 @@ def test_a_learner_that_dies_during_a_refit_is_no_samplers_death(
             return remote.call("logprobs", batch)
 
     with pytest.raises(WorkerDied, match="worker learner died in weights"):
-        refit(Dying(), replicas, 3)
+        sync_weights(Dying(), replicas, 3)
     assert replicas.restarts == 0
 
 

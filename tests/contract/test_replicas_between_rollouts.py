@@ -16,8 +16,8 @@ from tiny_models import SECTION
 
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.rollouts.engine import Engine
-from lockstep.weight_sync.refit import refit
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.weight_sync.sync import sync_weights
 
 
 def shared_files() -> int:
@@ -30,7 +30,7 @@ def shared_files() -> int:
 def test_a_death_while_the_learner_trains_is_survived(start: Start, models: Callable[..., Path]) -> None:  # noqa: F811
     replicas = start()
     learner = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build()
-    engine = Engine(replicas, learner)
+    engine = SamplerSession(replicas, learner)
     with engine.at(0):
         engine.generate(requests(), SAMPLING)
     pid = replicas.remotes[0].call("pid")
@@ -62,17 +62,17 @@ def test_shared_memory_does_not_outlive_its_carrier(start: Start, models: Callab
     before, wanted = shared_files(), requests()
     replicas = start(replicas=2)
     learner = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build()
-    refit(learner, replicas, 7)
+    sync_weights(learner, replicas, 7)
     once = shared_files() - before
     (tmp_path / f"doom-{wanted[4].key}").touch()
     replicas.generate(wanted, SAMPLING)
-    refit(learner, replicas, 8)
+    sync_weights(learner, replicas, 8)
     assert shared_files() - before == once
 
 
 def test_whoever_is_lost_is_told_by_its_own_story(start: Start, tmp_path: Path) -> None:  # noqa: F811
     replicas, wanted = start(signal.SIGSTOP, max_restarts=0, timeout_s=25.0), requests()
     (tmp_path / f"doom-{wanted[3].key}").touch()
-    engine = Engine(replicas)
+    engine = SamplerSession(replicas)
     with pytest.raises(SamplerLost, match="took longer than 25 s over pieces"), engine.at(0):
         engine.generate(wanted, SAMPLING)

@@ -26,7 +26,7 @@ from tiny_models import (
 from torch import Tensor
 
 from lockstep import keyed
-from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import VLLM, SamplerSection
 from lockstep.errors import RunError
@@ -80,7 +80,7 @@ def started(request: pytest.FixtureRequest, models: Callable[..., Path]) -> Iter
     if request.param == "in process":
         yield Subject(SamplerSpec(str(model), section, SECTION).torch(), learner, model)
     else:
-        replicas = Replicas(SamplerSpec(str(model), section, SECTION), print)
+        replicas = SamplerPool(SamplerSpec(str(model), section, SECTION), print)
         yield Subject(replicas, learner, model)
         replicas.close()
 

@@ -59,7 +59,7 @@ def test_two_ranks_step_as_one(two: MeshLearner, spec: LearnerSpec) -> None:
 def test_two_ranks_learn_pairs_as_one(two: MeshLearner, spec: LearnerSpec, tmp_path: Path) -> None:
     """Of which none is torn apart; an answer is taken out, so that ranks have unequal numbers of active pairs."""
     two.save(tmp_path)
-    assert two.saved(wait=True)
+    assert two.poll_save(wait=True)
     one = spec.build()
     one.load(tmp_path)
     batch = replace(ragged((7, 1, 19, 4, 33, 2), 5), group_size=2)
@@ -75,7 +75,7 @@ def test_two_ranks_learn_pairs_as_one(two: MeshLearner, spec: LearnerSpec, tmp_p
 
 def test_a_rank_without_rows_takes_part_in_the_update(two: MeshLearner, spec: LearnerSpec, tmp_path: Path) -> None:
     two.save(tmp_path)
-    assert two.saved(wait=True)
+    assert two.poll_save(wait=True)
     one, batch = spec.build(), ragged((15,))
     one.load(tmp_path)
     torch.testing.assert_close(two.logprobs(batch), one.logprobs(batch), atol=1e-6, rtol=0.0)
@@ -91,7 +91,7 @@ def test_an_error_on_ranks_leaves_them_usable(two: MeshLearner, tmp_path: Path) 
     with pytest.raises(RemoteError, match="no column 'advantage'"):
         two.forward_backward(replace(batch, token={"mask": batch.mask}), WeightedLogprob())
     two.save(tmp_path)
-    assert two.saved(wait=True)
+    assert two.poll_save(wait=True)
     two.load(tmp_path)
     assert "grad_norm" in train(two, batch, WeightedLogprob())
 

@@ -61,7 +61,7 @@ def test_a_checkpoint_of_adapters_goes_on_in_one_process_and_back(pair: Twins, t
     steps = steps_of(pair)
     pair.alike(steps[:3])
     pair.many.save(tmp_path)
-    assert pair.many.saved(wait=True)
+    assert pair.many.poll_save(wait=True)
     pair.one.load(tmp_path)
     expected = [train(pair.many, *step).floats() for step in steps[3:]]
     assert [train(pair.one, *step).floats() for step in steps[3:]] == [pytest.approx(e, rel=1e-5) for e in expected]

@@ -16,7 +16,7 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection, Parallel
 from lockstep.learners.base import Learner, train
 from lockstep.losses.base import Loss
-from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.losses.distill import Distillation
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import Preference
@@ -115,7 +115,7 @@ def twins(layout: tuple[LearnerSection, Path], head: Head, first: Path) -> Itera
     spec = LearnerSpec(str(folder), head, alone, OPTIMIZER, seed=0)
     one = spec.build()
     one.save(first)
-    assert one.saved(wait=True)
+    assert one.poll_save(wait=True)
     many = launch(replace(spec, section=section), timeout_s=400.0)
     yield Twins(many, one, first)
     many.close()
@@ -127,7 +127,7 @@ def lengths(seed: int, count: int = 6) -> list[int]:
 
 
 def demonstrations(steps: int) -> list[tuple[Batch, Loss]]:
-    return [(ragged(lengths(seed), seed), CrossEntropy()) for seed in range(steps)]
+    return [(ragged(lengths(seed), seed), CrossEntropyLoss()) for seed in range(steps)]
 
 
 def pairs(steps: int) -> list[tuple[Batch, Loss]]:
@@ -246,7 +246,7 @@ def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: P
     steps = demonstrations(6)
     policy.alike(steps[:3])
     policy.many.save(tmp_path / "many")
-    assert policy.many.saved(wait=True)
+    assert policy.many.poll_save(wait=True)
     files = list((tmp_path / "many").glob("model*.safetensors"))
     assert len(files) == policy.many.section.parallel.copy_ranks, "copies of the model are saved once"
     policy.one.load(tmp_path / "many")
@@ -255,7 +255,7 @@ def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: P
     policy.many.load(tmp_path / "many")
     assert [train(policy.many, *step).floats() for step in steps[3:]] == expected, "bit for bit"
     policy.one.save(tmp_path / "one")
-    assert policy.one.saved(wait=True)
+    assert policy.one.poll_save(wait=True)
     policy.many.load(tmp_path / "one")
     policy.hold_the_same()
 
@@ -282,7 +282,7 @@ def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
     for batch, loss in steps[:2]:
         train(writes, batch, loss)
     writes.save(tmp_path)
-    assert writes.saved(wait=True)
+    assert writes.poll_save(wait=True)
     writes.close()
     one.load(tmp_path)
     expected = [train(one, *step).floats() for step in steps[2:]]
@@ -318,7 +318,7 @@ def test_ways_to_save_memory_and_time_change_no_number(models: Models, ways: dic
     saving = launch(LearnerSpec(str(models("qwen3")), "logits", section, OPTIMIZER, seed=0), timeout_s=600.0)
     one = LearnerSpec(str(models("qwen3")), "logits", SECTION, OPTIMIZER, seed=0).build()
     one.save(tmp_path)
-    assert one.saved(wait=True)
+    assert one.poll_save(wait=True)
     Twins(saving, one, tmp_path).alike(demonstrations(3))
     saving.close()
 

@@ -23,7 +23,7 @@ from lockstep.doctor.backends.vllm import VLLMBackend
 from lockstep.doctor.base import Conditions
 from lockstep.doctor.examine import examine
 from lockstep.doctor.refit_check import STAGES, checked_refits, probe_of
-from lockstep.report.progress import progress
+from lockstep.report.progress import show_progress
 from lockstep.types import Request, SamplingParams
 
 pytestmark = pytest.mark.needs("vllm")
@@ -187,7 +187,7 @@ def test_refits_are_checked(
     learner = LearnerSpec(folder, "logits", LearnerSection(device="cpu"), Optimizer(lr=1e-3), 0).build()
     backend.load(learner.weights())  # as if it had just started
     forgetting(forgotten)
-    with progress("refit") as shown:
+    with show_progress("refit") as shown:
         seen = list(checked_refits(learner, backend.engine, probe_of(folder), shown))
     assert {stage.name: {finding.what: finding.cause for finding in stage.findings} for stage in seen} == {
         name: {what: cause} if name in stages else {} for name in STAGES

@@ -13,7 +13,7 @@ from tiny_models import CONTEXT, SECTION, VOCABULARY
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import VLLM, SamplerSection
 from lockstep.learners.rank import RankLearner
@@ -21,7 +21,7 @@ from lockstep.metrics import Metrics
 from lockstep.samplers.base import Piece, Sampler
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.refit import Outgoing, RefitError, differing, random_probe, refit
+from lockstep.weight_sync.sync import Outgoing, WeightSyncError, differing, random_probe, sync_weights
 
 pytestmark = pytest.mark.needs("vllm")
 
@@ -43,7 +43,7 @@ TAMPERED: dict[str, Callable[[str, Tensor], Tensor | None]] = {
 class Tampering(Sampler):
     """A sampler on the way to which one tensor is damaged."""
 
-    def __init__(self, sampler: Replicas, victim: str, fault: Callable[[str, Tensor], Tensor | None]) -> None:
+    def __init__(self, sampler: SamplerPool, victim: str, fault: Callable[[str, Tensor], Tensor | None]) -> None:
         self._sampler, self._victim, self._fault = sampler, victim, fault
 
     @property
@@ -80,9 +80,9 @@ class Tampering(Sampler):
 
 
 @pytest.fixture(scope="module")
-def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[Replicas]:
+def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[SamplerPool]:
     section = SamplerSection(backend="vllm", max_batch_size=8, vllm=VLLM(kv_cache_gib=0.05))
-    replicas = Replicas(ForgetfulSpec(str(models("qwen2 tied")), section, SECTION), print)
+    replicas = SamplerPool(ForgetfulSpec(str(models("qwen2 tied")), section, SECTION), print)
     yield replicas
     replicas.close()
 
@@ -99,16 +99,16 @@ def learner(models: Callable[..., Path]) -> RankLearner:
 
 
 @pytest.fixture
-def forgetting(sampler: Replicas) -> Iterator[Callable[[str], object]]:
+def forgetting(sampler: SamplerPool) -> Iterator[Callable[[str], object]]:
     yield lambda what: sampler.remotes[0].call("forget", what)
     sampler.remotes[0].call("forget", "")
 
 
 def refitted(learner: RankLearner, sampler: Sampler) -> Metrics:
-    return refit(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT))
+    return sync_weights(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT))
 
 
-def test_a_whole_refit_is_attested(learner: RankLearner, sampler: Replicas) -> None:
+def test_a_whole_refit_is_attested(learner: RankLearner, sampler: SamplerPool) -> None:
     values = refitted(learner, sampler).floats()
     names = [name for name, _ in learner.weights()]
     assert values["refit/attested"] == len(names)
@@ -124,8 +124,10 @@ def test_a_whole_refit_is_attested(learner: RankLearner, sampler: Replicas) -> N
     ("fault", "victim"),
     [("transposed", SQUARE), *itertools.product(("skipped", "stale", "cast"), (SQUARE, NORM, EMBEDDING))],
 )
-def test_a_tensor_damaged_on_its_way_is_named(learner: RankLearner, sampler: Replicas, fault: str, victim: str) -> None:
-    with pytest.raises(RefitError, match=victim.replace(".", r"\.")) as caught:
+def test_a_tensor_damaged_on_its_way_is_named(
+    learner: RankLearner, sampler: SamplerPool, fault: str, victim: str
+) -> None:
+    with pytest.raises(WeightSyncError, match=victim.replace(".", r"\.")) as caught:
         refitted(learner, Tampering(sampler, victim, TAMPERED[fault]))
     others = {name for name, _ in learner.weights()} - {victim}
     assert not [name for name in others if name in str(caught.value)]
@@ -133,35 +135,35 @@ def test_a_tensor_damaged_on_its_way_is_named(learner: RankLearner, sampler: Rep
 
 @pytest.mark.parametrize("victim", [SQUARE, NORM, PART, BIAS])
 def test_a_tensor_that_arrived_and_is_not_used_is_named(
-    learner: RankLearner, sampler: Replicas, forgetting: Callable[[str], object], victim: str
+    learner: RankLearner, sampler: SamplerPool, forgetting: Callable[[str], object], victim: str
 ) -> None:
     forgetting(victim)
-    with pytest.raises(RefitError, match=victim.replace(".", r"\.")):
+    with pytest.raises(WeightSyncError, match=victim.replace(".", r"\.")):
         refitted(learner, sampler)
 
 
 def test_a_tied_head_left_behind_is_named(
-    learner: RankLearner, sampler: Replicas, forgetting: Callable[[str], object]
+    learner: RankLearner, sampler: SamplerPool, forgetting: Callable[[str], object]
 ) -> None:
     refitted(learner, sampler)
     with torch.no_grad():
         dict(learner.model.named_parameters())[f"lm.{EMBEDDING}"].mul_(1.1)
     forgetting("tied head")
-    with pytest.raises(RefitError, match=r"differs from what the learner sent: lm_head\.weight \(arrived, but"):
+    with pytest.raises(WeightSyncError, match=r"differs from what the learner sent: lm_head\.weight \(arrived, but"):
         refitted(learner, sampler)
 
 
-def test_a_kept_cache_is_named(learner: RankLearner, sampler: Replicas, forgetting: Callable[[str], object]) -> None:
+def test_a_kept_cache_is_named(learner: RankLearner, sampler: SamplerPool, forgetting: Callable[[str], object]) -> None:
     forgetting("prefix cache")
-    with pytest.raises(RefitError, match=r"prefix cache \(was not dropped\)"):
+    with pytest.raises(WeightSyncError, match=r"prefix cache \(was not dropped\)"):
         refitted(learner, sampler)
 
 
-def test_tables_of_the_engine_s_own_are_rescored(learner: RankLearner, sampler: Replicas) -> None:
+def test_tables_of_the_engine_s_own_are_rescored(learner: RankLearner, sampler: SamplerPool) -> None:
     """The engine makes its rotary tables itself, so a learner with others has the same weights and other numbers."""
     learner.model.get_buffer("lm.model.rotary_emb.inv_freq").mul_(2.0)
     outgoing = Outgoing(learner, torch.float32)
     (held,) = sampler.load_weights(outgoing, 2)
     assert not differing(outgoing.sent, held)
-    with pytest.raises(RefitError, match=r"weights are equal, but .* other log-probabilities"):
+    with pytest.raises(WeightSyncError, match=r"weights are equal, but .* other log-probabilities"):
         refitted(learner, sampler)

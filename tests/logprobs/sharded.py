@@ -132,7 +132,7 @@ def run(
 
     Args:
         ranks: The pool.
-        function: Of local logits, `Place` and `args`; it lies at the top of a module.
+        function: Of local logits, `ParameterSlice` and `args`; it lies at the top of a module.
         cut: How the logits are divided.
         logits: Whole, [B, S, V].
         args: Passed on, the same on each rank.

@@ -64,13 +64,13 @@ def test_each_rank_holds_an_early_and_a_late_chunk_of_every_sequence(row: Row) -
 
 @given(whole_rows())
 def test_one_rank_holds_all_in_order(row: Row) -> None:
-    assert row.packing.positions(0).tolist() == row.packing.gathered().tolist() == list(range(row.packing.tokens))
+    assert row.packing.positions(0).tolist() == row.packing.gather_index().tolist() == list(range(row.packing.tokens))
 
 
 @given(rows())
 def test_gathered_rows_are_put_in_order(row: Row) -> None:
     ranks = [position for rank in range(row.size) for position in row.held(rank)]
-    assert [ranks[index] for index in row.packing.gathered().tolist()] == list(range(row.packing.tokens))
+    assert [ranks[index] for index in row.packing.gather_index().tolist()] == list(range(row.packing.tokens))
 
 
 @given(st.one_of(rows(), whole_rows()))
@@ -94,6 +94,6 @@ def test_nothing_waits_for_the_device(row: Row) -> None:
     with HostWaits() as waits, Fetches() as fetches:
         packing.positions(1)
         packing.following()
-        packing.gathered()
+        packing.gather_index()
         packing.rows(5)
     assert waits.found == fetches.found == []

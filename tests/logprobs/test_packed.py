@@ -13,7 +13,7 @@ BOUNDS = torch.tensor([0, 8, 8, 12, 20], dtype=torch.int32)
 
 METHODS: dict[str, Callable[[Packing], Tensor]] = {
     "positions": lambda packing: packing.positions(1),
-    "gathered": Packing.gathered,
+    "gathered": Packing.gather_index,
     "following": Packing.following,
     "rows": lambda packing: packing.rows(6),
 }
@@ -50,7 +50,7 @@ def test_bounds_may_be_of_either_integer_type(name: str) -> None:
 def test_what_lies_behind_the_last_sequence_keeps_its_place() -> None:
     packing = Packing(BOUNDS, 24, 2)
     assert packing.following()[20:].tolist() == [21, 22, 23, 20]
-    assert sorted(packing.gathered().tolist()) == list(range(24))
+    assert sorted(packing.gather_index().tolist()) == list(range(24))
 
 
 def test_rows_point_behind_the_end_where_a_sequence_has_no_successor() -> None:

@@ -17,7 +17,7 @@ from workspace import furnish
 from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.errors import InputError
-from lockstep.run.folder import locked
+from lockstep.run.folder import lock_folder
 
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
 ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \| (?P<advice>.+) \|")
@@ -227,6 +227,6 @@ def test_a_failed_start_takes_back_what_it_made_and_nothing_else(
 
 def test_a_start_that_finds_the_run_in_use_takes_nothing_away(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("run").mkdir()
-    with locked(Path("run")):
+    with lock_folder(Path("run")):
         assert "in use by another process" in refusal("train tiny.yaml", capsys)
         assert os.listdir("run") == [".lock"]

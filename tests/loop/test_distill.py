@@ -17,7 +17,7 @@ from tiny_recipe import RECIPE as PPO
 
 from lockstep.config.loading import RecipeError, load
 from lockstep.plan.sizes import readable
-from lockstep.report.compared import compared
+from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
 from lockstep.run.dry_run import dry_run
@@ -84,7 +84,7 @@ def test_a_student_becomes_its_teacher(learn: Run, kind: str, tokens: tuple[str,
     assert divergence[-1] < 0.35 * divergence[0]
     assert of(rows, "policy/same_first_choice")[-1] > of(rows, "policy/same_first_choice")[0]
     assert max(of(rows, "agreement/max_abs_logprob_diff")) < 1e-4
-    assert compared(rows).word == "AGREE"
+    assert summarize_agreement(rows).word == "AGREE"
     assert 0.0 <= of(rows, "validation/reward")[-1] <= 1.0
     shown = json.loads(Path("run/samples.jsonl").read_text().splitlines()[0])
     assert {"prompt", "response", "token"} <= shown.keys()

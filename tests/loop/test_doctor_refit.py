@@ -10,14 +10,14 @@ import pytest
 from forgetful_torch import WrongTakerSpec
 from tiny_models import CONTEXT, OPTIMIZER, SECTION, VOCABULARY
 
-from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import SamplerSection
 from lockstep.config.loading import load
 from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.refit_check import STAGES, Stage, checked_refits, refit_check, told
-from lockstep.report.progress import progress
-from lockstep.weight_sync.refit import random_probe
+from lockstep.report.progress import show_progress
+from lockstep.weight_sync.sync import random_probe
 
 MATRIX = "model.layers.1.self_attn.q_proj.weight"
 NORM = "model.layers.0.input_layernorm.weight"
@@ -28,14 +28,14 @@ Checked = Callable[..., dict[str, Stage]]
 
 
 @pytest.fixture(scope="module")
-def engine(models: Callable[..., Path]) -> Iterator[Replicas]:
-    replicas = Replicas(WrongTakerSpec(str(models("llama")), SamplerSection(), SECTION), print)
+def engine(models: Callable[..., Path]) -> Iterator[SamplerPool]:
+    replicas = SamplerPool(WrongTakerSpec(str(models("llama")), SamplerSection(), SECTION), print)
     yield replicas
     replicas.close()
 
 
 @pytest.fixture
-def checked(engine: Replicas, models: Callable[..., Path]) -> Checked:
+def checked(engine: SamplerPool, models: Callable[..., Path]) -> Checked:
     """Checks an engine that goes wrong in some way; returns its stages by name."""
     section = OPTIMIZER.model_copy(update={"lr": 1e-2})
 
@@ -44,7 +44,7 @@ def checked(engine: Replicas, models: Callable[..., Path]) -> Checked:
         engine.remotes[0].call("go_wrong", "", "")
         engine.load_weights(list(learner.weights()), 0)  # as if it had just started
         engine.remotes[0].call("go_wrong", fault, victim)
-        with progress("refit") as shown:
+        with show_progress("refit") as shown:
             stages = list(checked_refits(learner, engine, random_probe(VOCABULARY, CONTEXT), shown))
         return dict(zip(STAGES, stages, strict=True))
 

@@ -31,7 +31,7 @@ from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.render import junit, markdown
 from lockstep.doctor.report import Found
 from lockstep.doctor.table import measured
-from lockstep.report.progress import progress
+from lockstep.report.progress import show_progress
 from lockstep.types import Request, SamplingParams
 
 SMALL = [
@@ -65,7 +65,7 @@ def asked(folder: Path, *overrides: str) -> DoctorRecipe:
 
 
 def found(recipe: DoctorRecipe, train: Backend, infer: Backend, cells: Cells | None = None) -> Found:
-    with progress("a table", stream=io.StringIO()) as shown:
+    with show_progress("a table", stream=io.StringIO()) as shown:
         return measured(recipe, {train.name: train, infer.name: infer}, shown, cells)
 
 

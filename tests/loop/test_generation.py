@@ -34,7 +34,7 @@ from lockstep.inference.generate_recipe import generate_recipe
 from lockstep.models.source import open_source
 from lockstep.report.progress import Progress
 from lockstep.rollouts.rollout import requests_of
-from lockstep.samplers.base import gathered
+from lockstep.samplers.base import gather_pieces
 from lockstep.types import SamplingParams
 
 Go = Callable[..., Path]
@@ -70,7 +70,7 @@ class Here:
 
     def _answered(self, block: Block, sampling: SamplingParams) -> tuple[int, Batch]:
         number, requests = block
-        return number, gathered(self._sampler.pieces(requests, sampling))
+        return number, gather_pieces(self._sampler.pieces(requests, sampling))
 
 
 def furnish(folder: Path, assets: Path) -> None:
@@ -156,7 +156,7 @@ def test_logprobs_are_those_of_the_sampler_and_of_the_learner(go: Go) -> None:
         SamplerSpec("model", SamplerSection(), section).build(),
         requests_of(prompts, 0, 2, 0, "generation"),
     )
-    batch = gathered(sampler.pieces(requests, source.sampling(recipe.sampling)))
+    batch = gather_pieces(sampler.pieces(requests, source.sampling(recipe.sampling)))
     scored = batch.with_columns({"scored": LearnerSpec("model", "logits", section, None, 0).build().logprobs(batch)})
     written = [own for record in records(folder) for own in record["logprobs"]]
     for own, mask, drawn, learned in zip(

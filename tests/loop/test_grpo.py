@@ -12,7 +12,7 @@ import yaml
 from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.config.loading import RecipeError, load
-from lockstep.report.compared import compared
+from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
@@ -52,7 +52,7 @@ def test_every_relative_raises_its_reward(run: Run, relative: str) -> None:
     assert rows[-1]["train/reward"] > rows[0]["train/reward"] + 0.05
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
     assert all(row["policy/grad_norm"] > 0 for row in rows)
-    assert compared(rows).word == "AGREE"
+    assert summarize_agreement(rows).word == "AGREE"
 
 
 def test_hints_name_options_of_this_recipe(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

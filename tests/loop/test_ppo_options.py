@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lockstep.weight_sync.refit import RefitError
+from lockstep.weight_sync.sync import WeightSyncError
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -156,7 +156,7 @@ def test_a_sampler_that_missed_a_tensor_stops_the_run(run: Run, monkeypatch: pyt
         return [replace(held, fingerprints={**held.fingerprints, "model.norm.weight": 1})]
 
     monkeypatch.setattr(TorchSampler, "load_weights", forgetful)
-    with pytest.raises(RefitError, match=r"differs from what the learner sent: model\.norm\.weight"):
+    with pytest.raises(WeightSyncError, match=r"differs from what the learner sent: model\.norm\.weight"):
         run()
 
 

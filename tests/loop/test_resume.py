@@ -25,7 +25,7 @@ from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run import checkpoint
-from lockstep.run.folder import locked
+from lockstep.run.folder import lock_folder
 from lockstep.run.identity import ChangedError, differences, identity, inputs
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
@@ -357,7 +357,7 @@ def test_an_allowed_change_takes_nothing_away_before_the_run_has_begun(run: Run,
     before = contents("run")
     with pytest.raises(ValueError, match="typo"):
         train(load("tiny.yaml", ["reward.function=typo.py:f"]), allow_changes=True)
-    with locked(Path("run")), pytest.raises(ValueError, match="in use by another process"):
+    with lock_folder(Path("run")), pytest.raises(ValueError, match="in use by another process"):
         train(load("tiny.yaml", ["run.max_steps=3"]), allow_changes=True)
     assert contents("run") == before
     assert load("run/recipe.yaml").training.run.max_steps == 2

@@ -17,7 +17,7 @@ from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.run.folder import locked
+from lockstep.run.folder import lock_folder
 from lockstep.run.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -130,7 +130,7 @@ def test_a_run_in_use_is_not_touched(run: Run, in_tmp: Path) -> None:
     run("run.folder=busy", "run.max_steps=1")
     shutil.rmtree("busy/final")
     before = Path("busy/metrics.jsonl").read_bytes()
-    with locked(Path("busy")), pytest.raises(ValueError, match="busy is in use by another process"):
+    with lock_folder(Path("busy")), pytest.raises(ValueError, match="busy is in use by another process"):
         run("run.folder=busy", "run.max_steps=1")
     assert Path("busy/metrics.jsonl").read_bytes() == before
 

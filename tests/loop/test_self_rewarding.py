@@ -23,7 +23,7 @@ from lockstep.cli import main
 from lockstep.config import PreferenceSection
 from lockstep.config.loading import RecipeError, load
 from lockstep.judge.judge import JudgeError
-from lockstep.report.compared import compared
+from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
@@ -90,7 +90,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_policy(learn: Run) -> None:
     rows = steps(learn())
-    assert compared(rows).word == "AGREE"
+    assert summarize_agreement(rows).word == "AGREE"
     assert [row["train/iteration"] for row in rows] == [0, 0, 1, 1]
     assert not equal(held(1, "policy"), held(1, "reference"))
     assert equal(held(2, "reference"), held(1, "reference"))  # to the end it is what the answers are from
@@ -107,7 +107,7 @@ def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_pol
 def test_the_current_policy_may_act(learn: Run) -> None:
     rows = steps(learn("self_rewarding.acting_policy=current"))
     assert [row["refit/version"] for row in rows] == [0, 1, 2, 3]
-    assert compared(rows).word == "AGREE"
+    assert summarize_agreement(rows).word == "AGREE"
 
 
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) -> None:

@@ -25,7 +25,7 @@ from lockstep.doctor.selftest.faults import KEPT
 from lockstep.doctor.selftest.ground import WRITERS, Ground
 from lockstep.doctor.selftest.run import BRIEF_SUITE, Bench, Suite, Trial, selftest
 from lockstep.doctor.selftest.score import Outcome, Row, markdown
-from lockstep.report.progress import Progress, progress
+from lockstep.report.progress import Progress, show_progress
 
 FEW = 8
 HEAD_IN_FP32 = 20
@@ -170,7 +170,7 @@ def test_a_case_that_is_done_is_not_done_again(
     def rows(make: Callable[[], Case], shown: Progress, name: str = "one") -> Row:
         return Bench(file, shown).row(Trial(name, (fault.causes,), make))
 
-    with progress("test") as shown:
+    with show_progress("test") as shown:
         first = rows(few, shown)
         assert first.mult_prob_error > 1.1
         assert rows(never, shown) == first

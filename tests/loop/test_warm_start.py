@@ -12,7 +12,7 @@ import pytest
 from workspace import furnish
 
 from lockstep.config.loading import load
-from lockstep.run.folder import locked
+from lockstep.run.folder import lock_folder
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 
@@ -58,7 +58,7 @@ def test_runs_that_are_started_together_share_their_warm_start(here: Path) -> No
 
 def test_a_run_waits_for_the_lock_and_trains_what_the_other_left(here: Path) -> None:
     Path("run").mkdir()
-    with locked(Path("run")):
+    with lock_folder(Path("run")):
         process = started("run.folder=a")
         waiting = process.__enter__()
         until(waiting, WAITS)
@@ -74,7 +74,7 @@ def test_a_run_waits_for_the_lock_and_trains_what_the_other_left(here: Path) -> 
 def test_waiting_ends_with_the_time_of_the_run(here: Path) -> None:
     Path("run").mkdir()
     with (
-        locked(Path("run")),
+        lock_folder(Path("run")),
         pytest.raises(Stopped, match=r"run\.max_time_s is over and run is not trained") as stopped,
     ):
         train(load("later.yaml", ["run.folder=a", "run.max_time_s=0.1"]))

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.losses.base import Loss, Outputs
-from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
-from lockstep.metrics import merged
+from lockstep.metrics import merge_metrics
 from lockstep.objectives.advantage import gae
 from lockstep.objectives.divergence import k2, k3
-from lockstep.objectives.policy import clipped_surrogate
+from lockstep.objectives.policy import clip_surrogate
 
 LAW = settings(deadline=None, max_examples=60)
 PROBABILITY = st.floats(0.0, 1.0, allow_subnormal=False)
@@ -140,7 +140,7 @@ def test_gradient_at_ratio_one_is_the_plain_policy_gradient(seed: int, dual_clip
     generator = torch.Generator().manual_seed(seed)
     advantage, old = torch.randn(2, 20, generator=generator)
     logprob = old.clone().requires_grad_()
-    loss, clipped = clipped_surrogate(logprob, old, advantage, clip_low=0.2, clip_high=0.28, dual_clip=dual_clip)
+    loss, clipped = clip_surrogate(logprob, old, advantage, clip_low=0.2, clip_high=0.28, dual_clip=dual_clip)
     loss.sum().backward()
     assert logprob.grad is not None
     torch.testing.assert_close(logprob.grad, -advantage)  # of −Σ A·log π
@@ -173,7 +173,7 @@ def over(pieces: list[Batch], loss: Loss) -> tuple[Tensor, Tensor, dict[str, flo
     results = [loss(Outputs(logprob=head, value=head), piece) for head, piece in zip(heads, pieces, strict=True)]
     total = torch.stack([total for total, _ in results]).sum()
     gradients = torch.autograd.grad(total, heads)
-    return total.detach(), torch.cat(gradients), merged(metrics for _, metrics in results).floats()
+    return total.detach(), torch.cat(gradients), merge_metrics(metrics for _, metrics in results).floats()
 
 
 @LAW
@@ -182,7 +182,7 @@ def test_micro_batches_add_up(seed: int, lengths: list[int], size: int) -> None:
     """However a batch is cut, summed losses, gradients and merged metrics are the same."""
     batch = learner_batch(seed, lengths)
     assume(batch.mask.sum() > 1)  # one return has no variance to explain
-    for loss in (ClippedSurrogate(0.2, 0.2, 2.0, 0.1), ClippedValue(0.2), CrossEntropy()):
+    for loss in (ClippedSurrogate(0.2, 0.2, 2.0, 0.1), ClippedValue(0.2), CrossEntropyLoss()):
         whole, gradient, figures = over([batch], loss)
         cut, cut_gradient, cut_figures = over(batch.split(size), loss)
         torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-5)

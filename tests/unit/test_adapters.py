@@ -88,7 +88,7 @@ def test_adapters_and_a_unit_learn_and_nothing_else_does(models: Models, head: H
     assert moved == {name for name in after if ".lora_" in name} | unit
     assert {name for name, p in learner.model.named_parameters() if p.requires_grad} == moved
     learner.save(tmp_path)
-    assert learner.saved(wait=True)
+    assert learner.poll_save(wait=True)
     assert load_file(tmp_path / "model.safetensors").keys() == moved
     kept = load_file(tmp_path / "optimizer.safetensors")
     assert kept.keys() == {f"{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in moved}
@@ -98,7 +98,7 @@ def test_a_learner_goes_on_from_adapters_alone_to_the_same_bits(models: Models, 
     folder, batch = models("qwen3"), ragged(LENGTHS, 9)
     learner = taught(folder)
     learner.save(tmp_path)
-    assert learner.saved(wait=True)
+    assert learner.poll_save(wait=True)
     expected = train(learner, batch, WeightedLogprob()).floats()
     other = taught(folder, steps=1)
     other.load(tmp_path)

@@ -34,7 +34,7 @@ def test_rows_and_positions() -> None:
 
 def test_outputs_describe_the_token_to_their_right() -> None:
     batch = Batch(torch.arange(6), torch.tensor([2, 3, 1]))
-    own = align.described(batch)
+    own = align.target_indices(batch)
     assert own.tolist() == [1, 3, 4]
     assert align.state_before(own).tolist() == [0, 2, 3]
     assert align.state_after(batch).tolist() == [1, 4, 5]

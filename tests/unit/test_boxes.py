@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from lockstep.learners.boxes import Boxes, Written, written
+from lockstep.learners.boxes import Boxes, FileContents, find_written
 
 WHOLE = torch.arange(7 * 5, dtype=torch.float32).view(7, 5)
 
@@ -21,7 +21,7 @@ def write(folder: Path, parts: int, dim: int, missing: int | None = None) -> Non
     for rank, piece in enumerate(WHOLE.tensor_split(parts, dim)):
         offset = [0, 0]
         offset[dim], at = at, at + piece.shape[dim]
-        file = Written({"matrix": piece.contiguous(), "step": torch.tensor(3.0)}, {"matrix": offset})
+        file = FileContents({"matrix": piece.contiguous(), "step": torch.tensor(3.0)}, {"matrix": offset})
         if rank != missing:
             save_file(dict(file.tensors), folder / f"model-{rank + 1:05}-of-{parts:05}.safetensors", file.header)
 
@@ -35,7 +35,7 @@ def test_any_box_is_read_from_any_boxes(
     folder = tmp_path_factory.mktemp("boxes")
     write(folder, parts, dim)
     (top, bottom), (left, right) = (sorted(side) for side in box)
-    with Boxes(written(folder, "model")) as saved:
+    with Boxes(find_written(folder, "model")) as saved:
         assert torch.equal(
             saved.read("matrix", (top, left), (bottom - top, right - left)), WHOLE[top:bottom, left:right]
         )
@@ -45,9 +45,9 @@ def test_any_box_is_read_from_any_boxes(
 
 
 def test_a_file_of_whole_tensors_needs_no_header(tmp_path: Path) -> None:
-    assert Written({"matrix": WHOLE}).header == {}
+    assert FileContents({"matrix": WHOLE}).header == {}
     save_file({"matrix": WHOLE.bfloat16()}, tmp_path / "model.safetensors")
-    with Boxes(written(tmp_path, "model")) as saved:
+    with Boxes(find_written(tmp_path, "model")) as saved:
         read = saved.read("matrix", (2, 1), (3, 4))
     assert read.dtype == torch.float32
     assert torch.equal(read, WHOLE[2:5, 1:5])
@@ -55,7 +55,7 @@ def test_a_file_of_whole_tensors_needs_no_header(tmp_path: Path) -> None:
 
 def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:
     write(tmp_path, 3, 0, missing=1)
-    with Boxes(written(tmp_path, "model")) as saved:
+    with Boxes(find_written(tmp_path, "model")) as saved:
         assert torch.equal(saved.read("matrix", (0, 0), (2, 5)), WHOLE[:2])
         with pytest.raises(ValueError, match="matrix is not whole: files of some ranks are missing"):
             saved.read("matrix", (0, 0), (7, 5))

@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lockstep.algorithms.job import Saved
+from lockstep.algorithms.job import Checkpointable
 from lockstep.learners import saving
 from lockstep.learners.base import NotSavedError
-from lockstep.learners.boxes import Written
+from lockstep.learners.boxes import FileContents
 from lockstep.learners.saving import StateWriter
 from lockstep.run.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from lockstep.run.saver import Saver
@@ -153,17 +153,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @dataclass
-class Filling(Saved):
+class Filling(Checkpointable):
     """A learner, as far as saving goes."""
 
     weights: torch.Tensor
     writer: StateWriter = field(default_factory=StateWriter)
 
     def save(self, folder: Path) -> None:
-        self.writer.begin(folder, {"model.safetensors": Written({"w": self.weights})}, {"updates": 1})
+        self.writer.begin(folder, {"model.safetensors": FileContents({"w": self.weights})}, {"updates": 1})
 
-    def saved(self, wait: bool) -> bool:
-        return self.writer.done(wait)
+    def poll_save(self, wait: bool) -> bool:
+        return self.writer.poll(wait)
 
     def load(self, folder: Path) -> None:
         self.weights = load_file(folder / "model.safetensors")["w"]
@@ -216,7 +216,7 @@ def test_the_best_are_kept_besides_the_newest(checkpoints: Checkpoints) -> None:
     for step, score in ((1, 0.5), (2, 0.9), (3, None), (4, 0.9), (5, 0.1), (6, 0.2)):
         save(best, step, weights(step), {}, score)
     assert names(best) == ["step_000002", "step_000004", "step_000006"]
-    assert [step for _, step, _ in best.ranked()] == [6, 4, 2]
+    assert [step for _, step, _ in best.rank_by_score()] == [6, 4, 2]
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(checkpoints: Checkpoints) -> None:
@@ -232,9 +232,9 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(ch
 def test_without_room_for_a_copy_it_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "free_memory_bytes", lambda: 1000)
     writer, tensor = StateWriter(), torch.zeros(1000)
-    writer.begin(tmp_path, {"model.safetensors": Written({"w": tensor})}, {})
+    writer.begin(tmp_path, {"model.safetensors": FileContents({"w": tensor})}, {})
     tensor += 1.0
-    assert writer.done(wait=False)
+    assert writer.poll(wait=False)
     assert load_file(tmp_path / "model.safetensors")["w"].max() == 0.0
 
 
@@ -256,13 +256,13 @@ def test_what_cannot_be_sealed_is_told(checkpoints: Checkpoints) -> None:
 
 
 @dataclass
-class Failing(Saved):
+class Failing(Checkpointable):
     """A learner that cannot begin to save."""
 
     def save(self, folder: Path) -> None:
         raise RuntimeError("no memory")
 
-    def saved(self, wait: bool) -> bool:
+    def poll_save(self, wait: bool) -> bool:
         return True
 
     def load(self, folder: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_checkpoint_that_not_all_have_begun_never_gets_a_name(checkpoints: Che
     learners = {"policy": Filling(torch.ones(4)), "critic": Failing()}
     with pytest.raises(RuntimeError, match="no memory"):
         begun_and_ended(Saver(checkpoints, learners), 10)
-    assert checkpoints.found() == []
+    assert checkpoints.find() == []
 
 
 def test_a_save_that_was_begun_is_finished_where_a_step_fails(checkpoints: Checkpoints) -> None:
@@ -293,14 +293,16 @@ def test_whatever_the_writing_thread_meets_is_told(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(saving, "save_file", fails)
     writer = StateWriter()
-    writer.begin(tmp_path, {"model.safetensors": Written({"w": torch.ones(2)})}, {})
+    writer.begin(tmp_path, {"model.safetensors": FileContents({"w": torch.ones(2)})}, {})
     with pytest.raises(NotSavedError, match="no memory to write with"):
-        writer.done(wait=True)
+        writer.poll(wait=True)
 
 
 def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
     writer = StateWriter()
     for folder, names in (("first", "ab"), ("second", "a")):
-        writer.begin(tmp_path / folder, {"model.safetensors": Written({name: torch.ones(2) for name in names})}, {})
-        assert writer.done(wait=True)
+        writer.begin(
+            tmp_path / folder, {"model.safetensors": FileContents({name: torch.ones(2) for name in names})}, {}
+        )
+        assert writer.poll(wait=True)
     assert load_file(tmp_path / "second/model.safetensors").keys() == {"a"}

@@ -14,7 +14,7 @@ import pytest
 from lockstep.config.sources import CodeSection
 from lockstep.helpers.sandbox.sandbox import SandboxError
 from lockstep.rewards import code_reward
-from lockstep.rewards.code_reward import CodeReward, fenced
+from lockstep.rewards.code_reward import CodeReward, extract_code_block
 from lockstep.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
@@ -54,7 +54,7 @@ def score(response: str, tests: Any, **options: Any) -> float | None:
     ],
 )
 def test_the_program_stands_in_the_last_block(response: str, program: str | None) -> None:
-    assert fenced(response) == program
+    assert extract_code_block(response) == program
 
 
 @pytest.mark.parametrize(

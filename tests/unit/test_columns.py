@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.report.columns import pack, shortened
+from lockstep.report.columns import pack, shorten
 
 FLOATS = st.lists(st.floats(width=32), max_size=20)
 
@@ -47,10 +47,10 @@ def test_columns_of_one_table_have_one_length() -> None:
 
 @given(st.floats(min_value=2.0**-126, max_value=2.0**126, width=32), st.sampled_from([-1.0, 1.0]))
 def test_shortened_numbers_are_right_to_four_digits(size: float, sign: float) -> None:
-    (short,) = shortened([sign * size])
+    (short,) = shorten([sign * size])
     assert short == pytest.approx(sign * size, rel=1.3e-4)
     assert short.view(np.uint32) & 0x7FF == 0
 
 
 def test_shortening_leaves_what_is_not_finite() -> None:
-    np.testing.assert_array_equal(shortened([np.nan, np.inf, -np.inf, 0.0]), [np.nan, np.inf, -np.inf, 0.0])
+    np.testing.assert_array_equal(shorten([np.nan, np.inf, -np.inf, 0.0]), [np.nan, np.inf, -np.inf, 0.0])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.report.compared import compared
+from lockstep.report.agreement import summarize_agreement
 
 
 def row(step: int, **figures: float) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def row(step: int, **figures: float) -> dict[str, Any]:
 
 
 def test_a_sound_run_agrees() -> None:
-    found = compared([{"step": 0, "validation/reward": 1.0}, row(1), row(2, max_abs_logprob_diff=2e-6)])
+    found = summarize_agreement([{"step": 0, "validation/reward": 1.0}, row(1), row(2, max_abs_logprob_diff=2e-6)])
     assert (found.word, found.exit_code) == ("AGREE", 0)
     assert found.sentence == (
         "AGREE: 2,000 tokens compared, largest |Δ log-prob| 2.0e-06, mean e^|Δ| at most 1.000001, bound 1.001"
@@ -24,25 +24,27 @@ def test_a_sound_run_agrees() -> None:
 
 
 def test_one_breach_in_any_step_is_a_disagreement() -> None:
-    found = compared([row(1, breach=1.0, token_mult_prob_error=1.01), row(2)])
+    found = summarize_agreement([row(1, breach=1.0, token_mult_prob_error=1.01), row(2)])
     assert (found.word, found.exit_code) == ("DISAGREE", 4)
     assert found.sentence.endswith("at most 1.010000, bound 1.001, broken in 1 step")
 
 
 def test_a_mean_above_the_bound_within_its_error_is_told() -> None:
-    found = compared([row(1, token_mult_prob_error=1.002)])
+    found = summarize_agreement([row(1, token_mult_prob_error=1.002)])
     assert found.word == "AGREE"
     assert found.sentence.endswith("bound 1.001, exceeded within three standard errors")
 
 
 @pytest.mark.parametrize("rows", [[], [{"step": 1, "train/reward": 1.0}], [row(1, tokens=0.0)]])
 def test_nothing_compared_is_not_measured(rows: list[dict[str, Any]]) -> None:
-    found = compared(rows)
+    found = summarize_agreement(rows)
     assert (found.word, found.exit_code) == ("NOT MEASURED", 0)
     assert found.sentence == "NOT MEASURED: no sampled token was scored by both sides"
 
 
 def test_what_is_no_number_is_shown_as_that() -> None:
-    found = compared([row(1), row(2, max_abs_logprob_diff=math.nan, token_mult_prob_error=math.nan, breach=1.0)])
+    found = summarize_agreement(
+        [row(1), row(2, max_abs_logprob_diff=math.nan, token_mult_prob_error=math.nan, breach=1.0)]
+    )
     assert found.word == "DISAGREE"
     assert "mean e^|Δ| at most nan" in found.sentence

@@ -12,8 +12,8 @@ import pytest
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.cli import main
-from lockstep.config.help import explained
-from lockstep.config.loading import Loaded, RecipeError, describe, load, shipped
+from lockstep.config.help import explain_options
+from lockstep.config.loading import Loaded, RecipeError, describe, find_shipped, load
 from lockstep.tasks.arithmetic import Arithmetic
 
 PPO = """
@@ -85,8 +85,8 @@ def test_base_is_merged_key_by_key_and_lists_are_replaced(tmp_path: Path, recipe
 
 
 def test_every_shipped_recipe_loads_by_name() -> None:
-    assert shipped()
-    for name in shipped():
+    assert find_shipped()
+    for name in find_shipped():
         assert load(name).name == name
 
 
@@ -273,7 +273,7 @@ def test_a_file_that_is_no_recipe_is_refused_by_name(tmp_path: Path, text: str, 
 def test_an_unknown_name_lists_the_shipped_recipes(tmp_path: Path) -> None:
     message = refusal("ppo_arithmetik")
     assert "did you mean ppo_arithmetic?" in message
-    assert all(name in message for name in shipped())
+    assert all(name in message for name in find_shipped())
     missing = tmp_path / "missing.yaml"
     assert refusal(str(missing)) == f"there is no recipe file {missing}"
 
@@ -317,7 +317,7 @@ def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(recipe:
 
 def test_every_option_says_what_it_is() -> None:
     for recipe in ("ppo_arithmetic", "sft_arithmetic"):
-        entries = explained(load(recipe)).split("\n\n")
+        entries = explain_options(load(recipe)).split("\n\n")
         assert len(entries) > 50
         assert all(entry.rstrip().splitlines()[-1].strip() != "None" for entry in entries)
         assert all(len(entry.rstrip().splitlines()[-1].strip()) > 5 for entry in entries)
@@ -338,14 +338,14 @@ def test_every_option_says_what_it_is() -> None:
     ],
 )
 def test_an_option_is_explained(recipe: str, key: str, text: str) -> None:
-    found = explained(load(recipe, ["ppo.clip=0.3"]), [key]).replace(recipe, "small")
+    found = explain_options(load(recipe, ["ppo.clip=0.3"]), [key]).replace(recipe, "small")
     assert found.startswith(key)
     assert text in found
 
 
 def test_asking_for_an_option_that_is_not_there_names_the_nearest(recipe: str) -> None:
     with pytest.raises(RecipeError, match=r"there is no option ppo\.clpi; did you mean ppo\.clip\?"):
-        explained(load(recipe), ["ppo.clpi"])
+        explain_options(load(recipe), ["ppo.clpi"])
 
 
 def test_a_dump_is_json(recipe: str) -> None:
@@ -363,5 +363,5 @@ def test_importing_config_pulls_in_no_torch() -> None:
 def test_recipes_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(shipped())
+    assert [line.split()[0] for line in lines] == list(find_shipped())
     assert all(line.endswith(".") and ". " not in line.replace("al. ", "") for line in lines)

@@ -15,12 +15,12 @@ from lockstep import keyed
 from lockstep.algorithms.episodes import observations
 from lockstep.batch import Batch
 from lockstep.config import DataSection, EnvironmentSection
-from lockstep.data.messages import opened
+from lockstep.data.messages import render_prompt
 from lockstep.models.load import load_causal_lm
-from lockstep.models.source import Source, open_source
+from lockstep.models.source import ModelSource, open_source
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.rollouts.engine import Engine
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Prompt, Request, SamplingParams
 
@@ -104,7 +104,7 @@ def played(
         {"class_name": f"worlds.py:{name}", "max_tokens": 44, "timeout_s": 20.0, **options}
     )
     episodes = Episodes(section, STOPS, lambda tokens: " ".join(map(str, tokens)), observed, notes.append)
-    engine = Engine(sampler)
+    engine = SamplerSession(sampler)
     prompts = [Prompt(f"rows.jsonl:{i}", "", (3 + i, 4), row) for i, row in enumerate(rows)]
     requests = [Request(prompt.tokens, keyed.key(0, i)) for i, prompt in enumerate(prompts)]
     with engine.at():
@@ -137,7 +137,7 @@ def test_tokens_are_those_drawn_and_those_observed_and_scored_where_they_stand(
         heard = tokens[2:][~mask[2:]].tolist()
         assert heard == [token for turn in range(1, turns) for token in (10 + turn, 10 + seed)]
     assert torch.equal(batch["sampler_logprob"] != 0, batch.mask)
-    with (engine := Engine(sampler)).at():
+    with (engine := SamplerSession(sampler)).at():
         scored = engine.logprobs(batch)
     assert torch.allclose(scored, batch["sampler_logprob"], atol=1e-5)
 
@@ -237,14 +237,14 @@ CHAT = (
 
 
 @pytest.fixture
-def talker(assets: Path, in_tmp: Path) -> Source:
+def talker(assets: Path, in_tmp: Path) -> ModelSource:
     """A real tokenizer with a chat template."""
     shutil.copytree(assets / "models/stories260K/hf", in_tmp / "talker")
     (in_tmp / "talker/chat_template.jinja").write_text(CHAT)
     return open_source(in_tmp / "talker")
 
 
-def test_a_conversation_goes_on_as_its_template_writes_it(talker: Source) -> None:
+def test_a_conversation_goes_on_as_its_template_writes_it(talker: ModelSource) -> None:
     data, eos = (
         DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9),
         talker.tokenizer.eos_token_id,
@@ -253,14 +253,16 @@ def test_a_conversation_goes_on_as_its_template_writes_it(talker: Source) -> Non
     [stop] = talker.token_ids("\n")[-1:]
     observed = observations(data, (stop,), talker, pytest.fail)
     talk = [("user", "Who?"), ("assistant", "Tim."), ("user", "No, Lily.")]
-    whole = talker.token_ids(opened([{"role": role, "content": content} for role, content in talk], talker.tokenizer))
+    whole = talker.token_ids(
+        render_prompt([{"role": role, "content": content} for role, content in talk], talker.tokenizer)
+    )
     behind = [eos, *observed("No, Lily.", eos)]
     assert len(behind) > 10
     assert whole[-len(behind) :] == behind
     assert talker.tokenizer.decode(list(observed("No, Lily.", stop))) == "No, Lily."
 
 
-def test_text_that_the_model_has_no_token_for_is_told_once(talker: Source) -> None:
+def test_text_that_the_model_has_no_token_for_is_told_once(talker: ModelSource) -> None:
     data = DataSection(train="rows.jsonl", prompt="{q}", max_prompt_tokens=9)
     notes: list[str] = []
     observed = observations(data, (), replace(talker, tokenizer=words_tokenizer(["lower higher"])), notes.append)
@@ -272,13 +274,13 @@ def test_text_that_the_model_has_no_token_for_is_told_once(talker: Source) -> No
     assert "no token for part of what the environment says, at first in 'much lower', and reads <unk> there" in note
 
 
-def test_plain_prompts_go_on_with_the_bare_text(talker: Source) -> None:
+def test_plain_prompts_go_on_with_the_bare_text(talker: ModelSource) -> None:
     data = DataSection(train="rows.jsonl", prompt="{q}", max_prompt_tokens=9)
     observed = observations(data, (), talker, pytest.fail)
     assert talker.tokenizer.decode(list(observed("No.", talker.stop_token_ids[0]))) == "No."
 
 
-def test_a_template_that_takes_no_answer_to_an_answer_is_said(talker: Source) -> None:
+def test_a_template_that_takes_no_answer_to_an_answer_is_said(talker: ModelSource) -> None:
     talker.tokenizer.chat_template = (
         "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}[user]"
     )

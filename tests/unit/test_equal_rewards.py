@@ -7,7 +7,7 @@ import pytest
 from lockstep.algorithms.step import StepResult
 from lockstep.metrics import Metrics
 from lockstep.run.equal_rewards import EqualRewards
-from lockstep.run.loop import Turn
+from lockstep.run.loop import StepEvent
 
 EQUAL, OTHER, MIXED, NONE = (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), ()
 
@@ -29,6 +29,6 @@ def test_a_stretch_is_noted_once(steps: list[tuple[float, ...]], said: list[str]
     hook = EqualRewards(notes.append)
     for step, extremes in enumerate(steps, 1):
         values: dict[str, float] = dict(zip(("train/reward_min", "train/reward_max"), extremes, strict=False))
-        hook(Turn(step, StepResult(Metrics(), 0, 0), False, False, values))
+        hook(StepEvent(step, StepResult(Metrics(), 0, 0), False, False, values))
     assert len(notes) == len(said)
     assert all(note.startswith(start) for note, start in zip(notes, said, strict=True))

@@ -15,7 +15,7 @@ import datasets
 import pytest
 
 from lockstep.config import DataSection
-from lockstep.data.files import Files, open_rows
+from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.jsonl import DataError
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import Rows
@@ -61,34 +61,34 @@ def content_of(path: Path) -> Path:
 @pytest.mark.parametrize("make", FORMATS)
 def test_every_format_keeps_the_protocol(make: Callable[[Path], Path], tmp_path: Path) -> None:
     path = make(tmp_path)
-    rows = open_rows(Files((path,)))
+    rows = open_rows(FileGroup((path,)))
     assert len(rows) == sum(part.size for part in rows.parts) == 2
     assert rows.rows([1, 0, 1]) == [ROWS[1], ROWS[0], ROWS[1]]
     assert [rows.id(i) for i in range(2)] == [f"{path.name}:1", f"{path.name}:2"]
     assert rows.where(1) in (f"{path}, line 2", f"{path}, row 2")
     assert (rows.skipped.count, rows.skipped.first) == (0, ())
-    assert open_rows(Files((path,))).digest == rows.digest
+    assert open_rows(FileGroup((path,))).digest == rows.digest
     int(rows.digest, 16)
 
 
 @pytest.mark.parametrize("make", FORMATS)
 def test_a_file_that_changes_is_an_error_and_has_another_digest(make: Callable[[Path], Path], tmp_path: Path) -> None:
     path = make(tmp_path)
-    rows = open_rows(Files((path,)))
+    rows = open_rows(FileGroup((path,)))
     os.utime(content_of(path), ns=(0, 0))
     with pytest.raises(DataError, match="has changed since"):
         rows.rows([0])
-    assert open_rows(Files((path,))).digest == rows.digest  # only its time has changed
+    assert open_rows(FileGroup((path,))).digest == rows.digest  # only its time has changed
     if make is jsonl:
         path.write_bytes(LINES.replace(b"007", b"008"))
-        assert open_rows(Files((path,))).digest != rows.digest
+        assert open_rows(FileGroup((path,))).digest != rows.digest
 
 
 def test_a_parquet_file_is_read_anew_when_it_has_changed(tmp_path: Path) -> None:
     path = parquet(tmp_path)
-    before = open_rows(Files((path,)))
+    before = open_rows(FileGroup((path,)))
     datasets.Dataset.from_list([{"question": "008"}, {"question": "x"}]).to_parquet(path)
-    after = open_rows(Files((path,)))
+    after = open_rows(FileGroup((path,)))
     assert after.rows([0]) == [{"question": "008"}]
     assert after.digest != before.digest
 
@@ -110,8 +110,8 @@ def test_what_is_no_table_is_named(tmp_path: Path, name: str, sentence: str) -> 
     datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "splits")
     one.select([]).save_to_disk(tmp_path / "empty")
     with pytest.raises(DataError, match=rf"{name}: {sentence}"):
-        open_rows(Files((tmp_path / name,)))
-    assert len(open_rows(Files((tmp_path / "splits/train",)))) == 2
+        open_rows(FileGroup((tmp_path / name,)))
+    assert len(open_rows(FileGroup((tmp_path / "splits/train",)))) == 2
 
 
 def test_without_the_library_a_table_names_the_extra_and_jsonl_needs_none(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def many(folder: Path, name: str, answers: range) -> Path:
 
 def test_files_stand_one_after_the_other(tmp_path: Path) -> None:
     paths = (many(tmp_path, "a.jsonl", range(3)), parquet(tmp_path), many(tmp_path, "b.jsonl", range(3, 5)))
-    rows = open_rows(Files(paths))
+    rows = open_rows(FileGroup(paths))
     assert [row["answer"] for row in rows.rows([6, 0, 3, 2, 6])] == ["4", "0", 3.5, "2", "4"]
     assert [rows.id(i) for i in (2, 3, 5)] == ["a.jsonl:3", "rows.parquet:1", "b.jsonl:1"]
     assert rows.where(6) == f"{paths[2]}, line 2"
@@ -145,16 +145,16 @@ def test_bad_lines_of_all_files_are_counted(tmp_path: Path) -> None:
     paths = tuple(many(tmp_path, name, range(2)) for name in ("a.jsonl", "b.jsonl"))
     for path in paths:
         path.write_text("bad\n" * 4 + path.read_text())
-    skipped = open_rows(Files(paths), "skip").skipped
+    skipped = open_rows(FileGroup(paths), "skip").skipped
     assert (skipped.count, len(skipped.first)) == (8, 5)
     assert skipped.first[4].startswith(f"{paths[1]}, line 1")
     with pytest.raises(DataError, match=r"a\.jsonl, line 1"):
-        open_rows(Files(paths))
+        open_rows(FileGroup(paths))
 
 
 def test_files_of_one_name_have_rows_of_different_names(tmp_path: Path) -> None:
     paths = tuple(many(tmp_path, f"{name}/train.jsonl", range(2)) for name in "ab")
-    rows = open_rows(Files(paths))
+    rows = open_rows(FileGroup(paths))
     assert [rows.id(i) for i in range(4)] == [
         "a/train.jsonl:1", "a/train.jsonl:2", "b/train.jsonl:1", "b/train.jsonl:2",
     ]  # fmt: skip
@@ -163,14 +163,14 @@ def test_files_of_one_name_have_rows_of_different_names(tmp_path: Path) -> None:
 def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     path = many(tmp_path, "a.jsonl", range(2))
     with pytest.raises(DataError, match=r"a\.jsonl: is named twice; .*data\.weights"):
-        open_rows(Files((path, tmp_path / "x" / ".." / "a.jsonl")))
+        open_rows(FileGroup((path, tmp_path / "x" / ".." / "a.jsonl")))
 
 
 def test_the_digest_of_several_is_of_all_and_their_order(tmp_path: Path) -> None:
     a, b = many(tmp_path, "a.jsonl", range(2)), many(tmp_path, "b.jsonl", range(3))
-    digests = [open_rows(Files(paths)).digest for paths in ((a, b), (b, a), (a,), (b,))]
+    digests = [open_rows(FileGroup(paths)).digest for paths in ((a, b), (b, a), (a,), (b,))]
     assert len(set(digests)) == 4
-    assert open_rows(Files((a, b), (1.0, 2.0))).digest == digests[0]
+    assert open_rows(FileGroup((a, b), (1.0, 2.0))).digest == digests[0]
 
 
 def drawn(rows: Rows, count: int, **options: Any) -> list[str]:
@@ -182,17 +182,17 @@ def drawn(rows: Rows, count: int, **options: Any) -> list[str]:
 
 def test_weights_set_how_often_a_file_is_drawn_from(tmp_path: Path) -> None:
     paths = (many(tmp_path, "a.jsonl", range(10)), many(tmp_path, "b.jsonl", range(10, 12)))
-    answers = Counter(drawn(open_rows(Files(paths, (1.0, 3.0))), 40))
+    answers = Counter(drawn(open_rows(FileGroup(paths, (1.0, 3.0))), 40))
     assert [sum(answers[str(n)] for n in part) for part in (range(10), range(10, 12))] == [10, 30]
     assert set(answers.values()) == {1, 15}
-    assert set(Counter(drawn(open_rows(Files(paths)), 24)).values()) == {2}
+    assert set(Counter(drawn(open_rows(FileGroup(paths)), 24)).values()) == {2}
 
 
 def test_the_weight_of_a_file_is_that_of_the_rows_that_are_used(tmp_path: Path) -> None:
     paths = (many(tmp_path, "a.jsonl", range(4)), many(tmp_path, "b.jsonl", range(4, 6)))
     with paths[0].open("a") as file:
         file.write('{"question": "q"}\n' * 3)
-    answers = Counter(drawn(open_rows(Files(paths, (1.0, 1.0))), 8))
+    answers = Counter(drawn(open_rows(FileGroup(paths, (1.0, 1.0))), 8))
     assert answers == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 2, "5": 2}
 
 
@@ -201,5 +201,5 @@ def test_a_weighted_file_of_which_nothing_can_be_used_is_an_error(tmp_path: Path
     paths[1].write_text('{"question": "q"}')
     said = r"b\.jsonl: none of its 1 rows can be used \(1 bad rows skipped, the first of them: .*b\.jsonl, line 1: has"
     with pytest.raises(DataError, match=said):
-        drawn(open_rows(Files(paths, (1.0, 1.0))), 8)
-    assert len(drawn(open_rows(Files(paths)), 8)) == 8
+        drawn(open_rows(FileGroup(paths, (1.0, 1.0))), 8)
+    assert len(drawn(open_rows(FileGroup(paths)), 8)) == 8

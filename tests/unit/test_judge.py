@@ -325,7 +325,7 @@ def test_controls_are_what_is_never_text() -> None:
 @pytest.mark.parametrize(("text", "fields"), [(ADDITIVE, SCORE_FIELDS), (PAIRWISE, PAIR_FIELDS), (META, META_FIELDS)])
 def test_the_templates_that_ship_have_their_fields(text: str, fields: tuple[str, ...]) -> None:
     template = Template(text, fields, "judge.template")
-    filled = template.filled({name: f"<<{name}>>" for name in fields})
+    filled = template.fill({name: f"<<{name}>>" for name in fields})
     assert all(filled.count(f"<<{name}>>") == 1 for name in fields)
     assert "{" not in filled
 

@@ -11,7 +11,7 @@ import torch
 
 from lockstep.batch import Batch
 from lockstep.losses.base import Loss, Outputs
-from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 
 NAN = float("nan")
@@ -30,7 +30,7 @@ RELATIVES = {
     "sequence ratio": replace(WITH_KL, mean="responses", sequence_ratio=True),
     "cispo": replace(WITH_KL, dual_clip=None, cispo=True),
 }
-ALL: list[Loss] = [SURROGATE, WITH_KL, ClippedValue(0.5), ClippedValue(None), CrossEntropy(), *RELATIVES.values()]
+ALL: list[Loss] = [SURROGATE, WITH_KL, ClippedValue(0.5), ClippedValue(None), CrossEntropyLoss(), *RELATIVES.values()]
 
 
 def batch(**columns: list[float]) -> Batch:
@@ -190,7 +190,7 @@ def test_explained_variance_of_large_returns_that_hardly_differ() -> None:
 
 def test_cross_entropy_sums_what_is_masked_in() -> None:
     logprob = torch.tensor([NAN, -1.0, -2.0, NAN, -4.0], requires_grad=True)
-    total, metrics = CrossEntropy()(Outputs(logprob=logprob), batch())
+    total, metrics = CrossEntropyLoss()(Outputs(logprob=logprob), batch())
     total.backward()
     assert total.item() == 7.0
     assert metrics.floats() == {"loss": pytest.approx(7 / 3)}

@@ -11,7 +11,7 @@ import torch
 from test_judge import META_SECTION
 
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
-from lockstep.algorithms.self_rewarding.ranked import Ranked
+from lockstep.algorithms.self_rewarding.ranked import RankedAnswers
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
 from lockstep.judge.asking import Answer, Conversation
@@ -19,7 +19,7 @@ from lockstep.judge.build import meta_judge
 from lockstep.judge.judge import Judged, Judgement
 from lockstep.judge.verdicts import ScoreParser, Verdict
 from lockstep.objectives.battles import consistent_wins
-from lockstep.objectives.pairing import Pair
+from lockstep.objectives.pairing import AnswerPair
 from lockstep.rollouts.rollout import Rollouts
 from lockstep.types import Prompt
 
@@ -33,7 +33,7 @@ class Referee:
         self._decide, self.limit = decide, 10**6
         self.asked: list[str] = []
 
-    def escaped(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         return text
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
@@ -69,7 +69,7 @@ def judged(*said: tuple[str, float], finished: bool = True) -> Judged[float]:
     )
 
 
-def answers(*every: Judged[float], group: int = 1, unfinished: Sequence[int] = ()) -> Ranked:
+def answers(*every: Judged[float], group: int = 1, unfinished: Sequence[int] = ()) -> RankedAnswers:
     """Each an answer of two tokens to a prompt of one."""
     count = len(every)
     truncated = torch.tensor([place in unfinished for place in range(count)])
@@ -80,9 +80,9 @@ def answers(*every: Judged[float], group: int = 1, unfinished: Sequence[int] = (
         {"truncated": truncated, "score": torch.zeros(count)},
     )
     prompts = [Prompt(f"rows:{place // group}", f"ask {place // group}", (1,), {}) for place in range(count)]
-    pairs = [Pair("tie")] * (count // group)
+    pairs = [AnswerPair("tie")] * (count // group)
     scored = Scored([0.0] * count, every, None)
-    return Ranked(Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), scored, pairs)
+    return RankedAnswers(Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), scored, pairs)
 
 
 def named(pairs: Sequence[JudgePair]) -> list[tuple[str, str, str]]:
@@ -90,8 +90,8 @@ def named(pairs: Sequence[JudgePair]) -> list[tuple[str, str, str]]:
 
 
 def test_the_best_and_the_worst_judgement_are_a_pair() -> None:
-    rules, referee = meta(alphabetical)
-    pairs, told = judge_pairs(answers(judged(("b", 3.0), ("c", 4.0), ("a", 1.0))), 1, rules, 0)
+    settings, referee = meta(alphabetical)
+    pairs, told = judge_pairs(answers(judged(("b", 3.0), ("c", 4.0), ("a", 1.0))), 1, settings, 0)
     assert named(pairs) == [("answer 0", "a", "c")]
     shown = {tuple(question.split("|")) for question in referee.asked}
     assert shown == {("ask 0", "answer 0", one, other) for one in "abc" for other in "abc" if one != other}
@@ -101,29 +101,29 @@ def test_the_best_and_the_worst_judgement_are_a_pair() -> None:
 
 
 def test_the_most_uncertain_answers_are_looked_at_first() -> None:
-    rules, referee = meta(alphabetical)
+    settings, referee = meta(alphabetical)
     mild, strong, sure = judged(("a", 3.0), ("b", 4.0)), judged(("a", 0.0), ("b", 5.0)), judged(("a", 3.0), ("b", 3.0))
-    pairs, _ = judge_pairs(answers(mild, sure, strong, sure, sure, sure), 1, rules, 0)
+    pairs, _ = judge_pairs(answers(mild, sure, strong, sure, sure, sure), 1, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 2"]
     assert len(referee.asked) == 2 * 2  # the mild one was looked at, too, in case the strong one gave none
-    pairs, _ = judge_pairs(answers(mild, strong, group=2), 9, rules, 0)
+    pairs, _ = judge_pairs(answers(mild, strong, group=2), 9, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]  # one of each prompt
 
 
 def test_answers_that_a_program_scores_are_not_looked_at() -> None:
-    rules, referee = meta(alphabetical)
-    pairs, _ = judge_pairs(answers(judged(), judged(("a", 3.0), ("b", 4.0)), judged()), 9, rules, 0)
+    settings, referee = meta(alphabetical)
+    pairs, _ = judge_pairs(answers(judged(), judged(("a", 3.0), ("b", 4.0)), judged()), 9, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]
     assert all(question.split("|")[1] == "answer 1" for question in referee.asked)
 
 
 def test_what_was_not_finished_has_no_part() -> None:
-    rules, _ = meta(alphabetical)
+    settings, _ = meta(alphabetical)
     one = judged(("a", 1.0), ("b", 4.0))
-    assert judge_pairs(answers(one, unfinished=(0,)), 1, rules, 0)[0] == []
-    assert judge_pairs(answers(judged(("a", 1.0), ("b", 4.0), finished=False)), 1, rules, 0)[0] == []
+    assert judge_pairs(answers(one, unfinished=(0,)), 1, settings, 0)[0] == []
+    assert judge_pairs(answers(judged(("a", 1.0), ("b", 4.0), finished=False)), 1, settings, 0)[0] == []
     silent = replace(one, judgements=(*one.judgements, Judgement[float](Verdict(None, "no_match"), Answer("z", True))))
-    assert named(judge_pairs(answers(silent), 1, rules, 0)[0]) == [("answer 0", "a", "b")]
+    assert named(judge_pairs(answers(silent), 1, settings, 0)[0]) == [("answer 0", "a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -136,49 +136,49 @@ def test_what_was_not_finished_has_no_part() -> None:
     ],
 )
 def test_there_may_be_no_pair(one: Judged[float], decide: Callable[[str, str], str]) -> None:
-    rules, _ = meta(decide)
-    assert judge_pairs(answers(one), 1, rules, 0)[0] == []
+    settings, _ = meta(decide)
+    assert judge_pairs(answers(one), 1, settings, 0)[0] == []
 
 
 def test_an_answer_of_which_the_judge_saw_only_the_beginning_has_no_part() -> None:
-    rules, _ = meta(alphabetical)
+    settings, _ = meta(alphabetical)
     one = judged(("a", 1.0), ("b", 4.0))
-    assert judge_pairs(answers(replace(one, shortened=True)), 1, rules, 0)[0] == []
+    assert judge_pairs(answers(replace(one, shortened=True)), 1, settings, 0)[0] == []
 
 
 def test_answers_whose_judgements_are_too_long_to_ask_about_make_room_for_others() -> None:
-    rules, referee = meta(alphabetical)
+    settings, referee = meta(alphabetical)
     long, short = judged(("a" * 99, 0.0), ("b", 5.0)), judged(("a", 3.0), ("b", 4.0))
     referee.limit = 60
-    pairs, told = judge_pairs(answers(long, short), 1, rules, 0)
+    pairs, told = judge_pairs(answers(long, short), 1, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]
     assert (told.floats()["too_long"], told.floats()["no_verdict"]) == (1, 0)
 
 
 def test_scores_alone_are_no_reasons() -> None:
-    rules, _ = meta(alphabetical)
+    settings, _ = meta(alphabetical)
     bare = Judged(tuple(Judgement(Verdict(s), Answer(f"**{s:g}**", True, (7,), (0,))) for s in (1.0, 4.0)))
-    assert judge_pairs(answers(bare), 1, rules, 0)[0] == []
+    assert judge_pairs(answers(bare), 1, settings, 0)[0] == []
 
 
 def test_a_judgement_that_is_too_long_is_not_preferred() -> None:
-    rules, _ = meta(alphabetical)
+    settings, _ = meta(alphabetical)
     one = answers(judged(("aaaa", 1.0), ("b", 4.0)))
-    assert named(judge_pairs(one, 1, replace(rules, max_judgement_tokens=4), 0)[0]) == [("answer 0", "aaaa", "b")]
-    assert judge_pairs(one, 1, replace(rules, max_judgement_tokens=3), 0)[0] == []
+    assert named(judge_pairs(one, 1, replace(settings, max_judgement_tokens=4), 0)[0]) == [("answer 0", "aaaa", "b")]
+    assert judge_pairs(one, 1, replace(settings, max_judgement_tokens=3), 0)[0] == []
 
 
 def test_no_score_is_preferred_more_often_than_its_share() -> None:
-    rules, _ = meta(alphabetical)
+    settings, _ = meta(alphabetical)
     said = [judged(("a", score), ("b", 0.0)) for score in (5.0, 5.0, 5.0, 4.0)]
-    pairs, _ = judge_pairs(answers(*said), 4, replace(rules, max_class_share=0.5), 0)
+    pairs, _ = judge_pairs(answers(*said), 4, replace(settings, max_class_share=0.5), 0)
     assert sorted(pair.chosen.score for pair in pairs) == [4.0, 5.0]
-    assert len(judge_pairs(answers(*said), 4, rules, 0)[0]) == 4
+    assert len(judge_pairs(answers(*said), 4, settings, 0)[0]) == 4
 
 
 def test_a_pair_is_learned_from_as_the_judge_said_it() -> None:
-    rules, _ = meta(alphabetical)
-    pairs, _ = judge_pairs(answers(judged(("aa", 1.0), ("bbb", 4.0))), 1, rules, 0)
+    settings, _ = meta(alphabetical)
+    pairs, _ = judge_pairs(answers(judged(("aa", 1.0), ("bbb", 4.0))), 1, settings, 0)
     batch = judge_batch(pairs)
     assert [one.tolist() for one in batch.sequences()] == [[7, 8, 0, 1], [7, 8, 0, 1, 2]]
     assert [one.tolist() for one in batch.sequences("mask")] == [[False] * 2 + [True] * 2, [False] * 2 + [True] * 3]

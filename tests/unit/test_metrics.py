@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.metrics import ExplainedVariance, Last, Max, Mean, Metrics, Min, Reduction, Sum, merged
+from lockstep.metrics import ExplainedVariance, Last, Max, Mean, Metrics, Min, Reduction, Sum, merge_metrics
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20)
 
@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[Callable[[list[float]], Reduction], Callable[[list[float]
 def test_parts_merge_to_the_whole(kind: str, x: list[float], cut: int) -> None:
     part, whole = KINDS[kind]
     pieces = [Metrics(it=part(piece)) for piece in (x[:cut], x[cut:]) if piece]
-    assert merged(pieces).floats()["it"] == pytest.approx(whole(x), rel=1e-9, abs=1e-9)
+    assert merge_metrics(pieces).floats()["it"] == pytest.approx(whole(x), rel=1e-9, abs=1e-9)
 
 
 @given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-3, 3)), min_size=2, max_size=30), st.integers(1, 29))
@@ -56,7 +56,7 @@ def test_nothing_has_no_mean_and_no_variance() -> None:
 def test_names_that_only_one_side_has_stay() -> None:
     total = Metrics(a=Sum(1.0), b=Sum(2.0)) + Metrics(b=Sum(3.0), c=Sum(4.0))
     assert total.floats() == {"a": 1.0, "b": 5.0, "c": 4.0}
-    assert total.prefixed("train").floats() == {"train/a": 1.0, "train/b": 5.0, "train/c": 4.0}
+    assert total.with_prefix("train").floats() == {"train/a": 1.0, "train/b": 5.0, "train/c": 4.0}
 
 
 def test_addition_changes_neither_side() -> None:

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.metrics import merged
+from lockstep.metrics import merge_metrics
 from lockstep.objectives import advantage
 from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.divergence import k1, k2, k3, kl_loss
 from lockstep.objectives.masks import masked_mean, masked_whiten, sequence_sum
 from lockstep.objectives.mismatch import IcePop, SequenceTIS, TokenTIS, agreement, sequence_mismatch
-from lockstep.objectives.policy import clipped_surrogate, probability_ratio
+from lockstep.objectives.policy import clip_surrogate, probability_ratio
 from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, TruncationPenalty, token_rewards
-from lockstep.objectives.value import clipped_value_loss
+from lockstep.objectives.value import clip_value_loss
 
 NAN = float("nan")
 LN2 = math.log(2.0)
@@ -156,7 +156,7 @@ def test_the_loss_keeps_its_gradient_where_k3_overflows() -> None:
 def surrogate(ratio: float, a: float, dual_clip: float | None = None) -> tuple[float, bool, float]:
     """Loss, whether a bound decides it, and the gradient with respect to log π."""
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
-    loss, clipped = clipped_surrogate(
+    loss, clipped = clip_surrogate(
         logprob, torch.zeros(1), torch.tensor([a]), clip_low=0.2, clip_high=0.3, dual_clip=dual_clip
     )
     loss.sum().backward()
@@ -184,7 +184,7 @@ def test_clipped_surrogate_by_hand(ratio: float, a: float, dual_clip: float | No
 def test_a_ratio_beyond_floats_gives_no_nan() -> None:
     logprob = torch.tensor([200.0, -200.0], requires_grad=True)
     for sign in (1.0, -1.0):
-        loss, _ = clipped_surrogate(
+        loss, _ = clip_surrogate(
             logprob, torch.zeros(2), torch.full((2,), sign), clip_low=0.2, clip_high=0.2, dual_clip=None
         )
         loss.sum().backward()
@@ -199,7 +199,7 @@ def test_a_ratio_beyond_floats_gives_no_nan() -> None:
 def test_clipped_value_loss_by_hand() -> None:
     # old value 1, ε = ½.  V = 3, R = 2: ½·max(1, (1.5 − 2)²) = ½.  V = 3, R = 4: ½·max(1, (1.5 − 4)²) = 3.125, bounded.
     value = torch.tensor([3.0, 3.0, 1.25], requires_grad=True)
-    loss, clipped = clipped_value_loss(value, torch.ones(3), torch.tensor([2.0, 4.0, 2.0]), clip=0.5)
+    loss, clipped = clip_value_loss(value, torch.ones(3), torch.tensor([2.0, 4.0, 2.0]), clip=0.5)
     close(loss.detach(), [0.5, 3.125, 0.5 * 0.75**2])
     assert clipped.tolist() == [False, True, False]
     loss.sum().backward()
@@ -210,12 +210,12 @@ def test_clipped_value_loss_by_hand() -> None:
 def test_values_that_moved_less_than_the_clip_are_not_clipped() -> None:
     draw = torch.Generator().manual_seed(0)
     old, moved, target = (torch.randn(10_000, generator=draw) for _ in range(3))
-    _, clipped = clipped_value_loss(old + 0.01 * moved, old, 0.1 * target, clip=0.2)
+    _, clipped = clip_value_loss(old + 0.01 * moved, old, 0.1 * target, clip=0.2)
     assert not clipped.any(), "rounding decides nothing"
 
 
 def test_value_loss_without_clip_is_half_the_squared_error() -> None:
-    loss, clipped = clipped_value_loss(torch.tensor([3.0, 0.0]), torch.zeros(2), torch.tensor([1.0, 1.0]), clip=None)
+    loss, clipped = clip_value_loss(torch.tensor([3.0, 0.0]), torch.zeros(2), torch.tensor([1.0, 1.0]), clip=None)
     close(loss, [2.0, 0.5])
     assert not clipped.any()
 
@@ -285,7 +285,7 @@ def test_agreement_merges_exactly_whatever_the_weights() -> None:
     lengths = torch.full((10,), 4)
     whole = agreement(learner, sampler, mask, lengths).floats()
     parts = [slice(0, 8), slice(8, 12), slice(12, 40)]
-    split = merged(
+    split = merge_metrics(
         agreement(learner[p], sampler[p], mask[p], lengths[: (p.stop - p.start) // 4]) for p in parts
     ).floats()
     assert split == pytest.approx(whole, rel=1e-4)

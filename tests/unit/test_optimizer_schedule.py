@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lockstep.config import Optimizer, Schedule
-from lockstep.learners.boxes import Boxes, written
+from lockstep.learners.boxes import Boxes, find_written
 from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.torch.pieces import TorchPiece
@@ -65,7 +65,7 @@ def linear() -> nn.Linear:
 def written_moments(optimizer: AdamW, held: list[Piece], folder: Path) -> Boxes:
     tensors = {name: tensor.clone() for name, tensor, _ in optimizer.moments(held)}
     save_file(tensors, folder / "optimizer.safetensors")
-    return Boxes(written(folder, "optimizer"))
+    return Boxes(find_written(folder, "optimizer"))
 
 
 def test_restored_moments_go_on_bit_for_bit(tmp_path: Path) -> None:

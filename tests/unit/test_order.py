@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.data.order import drawn, mixed_rows_at, rows_at
+from lockstep.data.order import count_drawn, mix_rows_at, rows_at
 
 PARTS = st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 100)), min_size=1, max_size=5)
 """Sizes and weights."""
@@ -30,27 +30,27 @@ def test_a_batch_may_be_larger_than_the_data() -> None:
 
 @given(position=st.integers(0, 10**15), size=st.integers(1, 50), seed=st.integers(0, 9), shuffle=st.booleans())
 def test_one_part_is_no_mixture(position: int, size: int, seed: int, shuffle: bool) -> None:
-    assert mixed_rows_at(position, 7, [size], [0.3], seed, shuffle) == rows_at(position, 7, size, seed, shuffle)
+    assert mix_rows_at(position, 7, [size], [0.3], seed, shuffle) == rows_at(position, 7, size, seed, shuffle)
 
 
 @given(parts=PARTS, position=st.integers(0, 10**15))
 def test_after_any_number_of_rows_each_part_has_given_its_share(parts: list, position: int) -> None:
     _, weights = split(parts)
-    counts = drawn(position, tuple(weights))
+    counts = count_drawn(position, tuple(weights))
     assert sum(counts) == position
     shares = [position * weight / sum(weights) for weight in weights]
     assert all(abs(count - share) < len(parts) + 1e-9 * share for count, share in zip(counts, shares, strict=True))
 
 
 def test_proportions_are_exact_where_they_can_be() -> None:
-    assert drawn(10, (0.7, 0.2, 0.1)) == [7, 2, 1]
-    assert drawn(1000, (1.0, 999.0)) == [1, 999]
+    assert count_drawn(10, (0.7, 0.2, 0.1)) == [7, 2, 1]
+    assert count_drawn(1000, (1.0, 999.0)) == [1, 999]
 
 
 @given(parts=PARTS, seed=st.integers(0, 99))
 def test_every_row_of_a_part_comes_once_before_any_comes_again(parts: list, seed: int) -> None:
     sizes, weights = split(parts)
-    rows = mixed_rows_at(0, 60, sizes, weights, seed, shuffle=True)
+    rows = mix_rows_at(0, 60, sizes, weights, seed, shuffle=True)
     ends = list(accumulate(sizes))
     for size, end in zip(sizes, ends, strict=True):
         own = [row for row in rows if end - size <= row < end]
@@ -63,16 +63,16 @@ def test_every_row_of_a_part_comes_once_before_any_comes_again(parts: list, seed
 def test_a_mixture_does_not_depend_on_the_size_of_batches(parts: list, start: int, cuts: list[int]) -> None:
     sizes, weights = split(parts)
     ends = list(accumulate(cuts, initial=start))
-    pieces = [mixed_rows_at(at, count, sizes, weights, 3, True) for at, count in zip(ends, cuts, strict=False)]
-    assert [row for piece in pieces for row in piece] == mixed_rows_at(start, sum(cuts), sizes, weights, 3, True)
+    pieces = [mix_rows_at(at, count, sizes, weights, 3, True) for at, count in zip(ends, cuts, strict=False)]
+    assert [row for piece in pieces for row in piece] == mix_rows_at(start, sum(cuts), sizes, weights, 3, True)
 
 
 def test_parts_have_orders_of_their_own() -> None:
-    rows = mixed_rows_at(0, 40, [20, 20], [1.0, 1.0], seed=1, shuffle=True)
+    rows = mix_rows_at(0, 40, [20, 20], [1.0, 1.0], seed=1, shuffle=True)
     assert [row for row in rows if row < 20] != [row - 20 for row in rows if row >= 20]
-    assert rows != mixed_rows_at(0, 40, [20, 20], [1.0, 1.0], seed=2, shuffle=True)
+    assert rows != mix_rows_at(0, 40, [20, 20], [1.0, 1.0], seed=2, shuffle=True)
 
 
 @pytest.mark.parametrize(("weights", "rows"), [([1, 1], [2, 0, 3, 1, 2, 0]), ([2, 1], [2, 0, 1, 3, 0, 1])])
 def test_without_shuffle_each_part_comes_in_its_own_order(weights: list[float], rows: list[int]) -> None:
-    assert mixed_rows_at(0, 6, [2, 2], weights, 0, shuffle=False) == rows
+    assert mix_rows_at(0, 6, [2, 2], weights, 0, shuffle=False) == rows

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.algorithms.self_rewarding.options import SelfRewarding
-from lockstep.objectives.pairing import Answer, Pair, balanced, choose
+from lockstep.objectives.pairing import AnswerPair, Candidate, balance, choose
 
 
-def answer(score: float | None, length: int = 3, finished: bool = True, variance: float | None = 0.0) -> Answer:
-    return Answer(tuple(range(length)), finished, score, variance)
+def answer(score: float | None, length: int = 3, finished: bool = True, variance: float | None = 0.0) -> Candidate:
+    return Candidate(tuple(range(length)), finished, score, variance)
 
 
-def several(*scores: float | None) -> list[Answer]:
+def several(*scores: float | None) -> list[Candidate]:
     """Answers of different lengths, so that none is another."""
     return [answer(score, length=place + 1) for place, score in enumerate(scores)]
 
@@ -22,32 +22,32 @@ def several(*scores: float | None) -> list[Answer]:
 @pytest.mark.parametrize(
     ("answers", "pair"),
     [
-        (several(1.0, 4.0, 2.5), Pair("ok", 1, 0)),
-        (several(4.0, None, 1.0), Pair("ok", 0, 2)),
-        (several(3.0, 3.0), Pair("tie")),
-        (several(None, None, 3.0), Pair("unscored")),
-        (several(), Pair("unscored")),
-        ([answer(1.0), answer(4.0, finished=False)], Pair("unfinished")),
-        ([answer(1.0), answer(4.0)], Pair("identical")),
-        ([answer(1.0, 2), answer(2.0, 3), answer(5.0, 4, finished=False)], Pair("ok", 1, 0)),
+        (several(1.0, 4.0, 2.5), AnswerPair("ok", 1, 0)),
+        (several(4.0, None, 1.0), AnswerPair("ok", 0, 2)),
+        (several(3.0, 3.0), AnswerPair("tie")),
+        (several(None, None, 3.0), AnswerPair("unscored")),
+        (several(), AnswerPair("unscored")),
+        ([answer(1.0), answer(4.0, finished=False)], AnswerPair("unfinished")),
+        ([answer(1.0), answer(4.0)], AnswerPair("identical")),
+        ([answer(1.0, 2), answer(2.0, 3), answer(5.0, 4, finished=False)], AnswerPair("ok", 1, 0)),
         # Equal scores: the verdicts that agree most; one verdict alone agrees with nobody.
-        ([answer(4.0, 1, variance=0.5), answer(4.0, 2, variance=0.1), answer(0.0, 3)], Pair("ok", 1, 2)),
-        ([answer(4.0, 1, variance=None), answer(4.0, 2, variance=2.0), answer(0.0, 3)], Pair("ok", 1, 2)),
+        ([answer(4.0, 1, variance=0.5), answer(4.0, 2, variance=0.1), answer(0.0, 3)], AnswerPair("ok", 1, 2)),
+        ([answer(4.0, 1, variance=None), answer(4.0, 2, variance=2.0), answer(0.0, 3)], AnswerPair("ok", 1, 2)),
     ],
 )
-def test_without_length_control(answers: list[Answer], pair: Pair) -> None:
+def test_without_length_control(answers: list[Candidate], pair: AnswerPair) -> None:
     assert choose(answers, 0.0) == pair
 
 
 def test_with_length_control_the_short_one_is_preferred_and_the_long_one_rejected() -> None:
     answers = [answer(5.0, 9), answer(4.6, 2), answer(4.4, 1), answer(0.0, 3), answer(0.5, 8), answer(0.6, 7)]
-    assert choose(answers, 0.1) == Pair("ok", 1, 4)
-    assert choose(answers, 0.12) == Pair("ok", 2, 4)
-    assert choose(answers, 0.0) == Pair("ok", 0, 3)
+    assert choose(answers, 0.1) == AnswerPair("ok", 1, 4)
+    assert choose(answers, 0.12) == AnswerPair("ok", 2, 4)
+    assert choose(answers, 0.0) == AnswerPair("ok", 0, 3)
 
 
 def test_a_worse_one_is_never_preferred() -> None:
-    assert choose([answer(3.0, 1), answer(5.0, 2), answer(4.0, 6), answer(0.0, 2)], 0.8) == Pair("tie")
+    assert choose([answer(3.0, 1), answer(5.0, 2), answer(4.0, 6), answer(0.0, 2)], 0.8) == AnswerPair("tie")
 
 
 @pytest.mark.parametrize("length_control", [-0.1, 1.0])
@@ -61,7 +61,7 @@ scores = st.lists(st.tuples(st.sampled_from([None, 0.0, 1.0, 2.5, 4.0, 5.0]), st
 
 @given(scores, st.sampled_from([0.0, 0.1, 0.3, 0.45]))
 def test_it_is_the_rule_of_the_paper(rows: list[tuple[float | None, int, bool]], rho: float) -> None:
-    answers = [Answer((place, *range(length)), done, score, 0.0) for place, (score, length, done) in enumerate(rows)]
+    answers = [Candidate((place, *range(length)), done, score, 0.0) for place, (score, length, done) in enumerate(rows)]
     pair = choose(answers, rho)
     usable = [one for one in answers if one.finished and one.score is not None]
     values = [one.score for one in usable if one.score is not None]
@@ -102,11 +102,11 @@ def test_pairs_of_judgements_are_as_many_as_their_share_of_all_allows(share: flo
     ],
 )
 def test_no_class_is_more_than_its_share(classes: list[int], room: int, share: float, taken: list[int]) -> None:
-    assert balanced(classes, room, share) == taken
+    assert balance(classes, room, share) == taken
 
 
 @given(st.lists(st.integers(0, 5)), st.integers(0, 20), st.floats(0.1, 1.0))
 def test_classes_are_bounded_by_what_is_taken(classes: list[int], room: int, share: float) -> None:
-    taken = [classes[place] for place in balanced(classes, room, share)]
+    taken = [classes[place] for place in balance(classes, room, share)]
     assert len(taken) <= room
     assert all(taken.count(own) <= max(1, share * len(taken)) for own in taken)

@@ -49,7 +49,7 @@ def opened(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], max_tokens:
 
 
 def test_a_run_that_logs_no_samples_is_shown_no_pairs(tmp_path: Path, tokenizer: Any) -> None:
-    assert opened(tmp_path, tokenizer, ROWS).shown(0, 0, 0) == []
+    assert opened(tmp_path, tokenizer, ROWS).render(0, 0, 0) == []
 
 
 def test_either_answer_follows_its_prompt_and_is_learned_with_its_stop_token(tmp_path: Path, tokenizer: Any) -> None:

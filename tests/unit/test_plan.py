@@ -56,7 +56,7 @@ def test_checkpoints_have_the_size_that_was_foretold(
     train(critic, batch, SquaredError())
     for name, learner in (("policy", policy), ("critic", critic)):
         learner.save(tmp_path / name)
-        assert learner.saved(wait=True)
+        assert learner.poll_save(wait=True)
     written = sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors"))
     foretold = checkpoint_bytes(
         [ModelRole("policy", "logits", section, OPTIMIZER), ModelRole("critic", "value", section, OPTIMIZER)],

@@ -15,7 +15,7 @@ from lockstep.config import PreferenceLoss, PreferenceSection
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.losses.preference import Preference, build
 from lockstep.losses.reward import BradleyTerry
-from lockstep.metrics import merged
+from lockstep.metrics import merge_metrics
 
 NAN = float("nan")
 KINDS: list[PreferenceLoss] = ["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
@@ -130,7 +130,7 @@ def test_parts_of_a_batch_add_up() -> None:
         for piece, part in zip((LOGPROB[:7], LOGPROB[7:]), batch.split(2), strict=True)
     ]
     assert sum(total.item() for total, _ in parts) == pytest.approx(whole.item())
-    assert merged(metrics for _, metrics in parts).floats() == pytest.approx(told.floats())
+    assert merge_metrics(metrics for _, metrics in parts).floats() == pytest.approx(told.floats())
 
 
 def test_single_rows_are_refused() -> None:

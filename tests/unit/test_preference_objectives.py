@@ -14,12 +14,12 @@ from torch.distributions import Bernoulli, kl_divergence
 
 from lockstep.objectives.preference import (
     dpo,
+    dpo_scaled_by_scores,
     ipo,
     log_ratio_gap,
     rpo_backward_kl,
     rpo_forward_kl,
     rpo_squared,
-    scaled_dpo,
 )
 
 gaps = st.floats(-30.0, 30.0)
@@ -29,7 +29,7 @@ Loss = Callable[[Tensor, float, Tensor], Tensor]
 ALL: dict[str, Loss] = {
     "dpo": lambda gap, beta, _: dpo(gap, beta),
     "ipo": lambda gap, beta, _: ipo(gap, beta),
-    "scale": scaled_dpo,
+    "scale": dpo_scaled_by_scores,
     "rpo_sq": rpo_squared,
     "rpo_bwd_kl": rpo_backward_kl,
     "rpo_fwd_kl": rpo_forward_kl,
@@ -61,7 +61,7 @@ def test_at_the_initial_policy() -> None:
     here, beta, scores = number(0.0), 0.1, number(1.5)
     assert dpo(here, beta).item() == pytest.approx(math.log(2), abs=1e-12)
     assert ipo(here, beta).item() == pytest.approx(1 / (4 * beta**2))
-    assert scaled_dpo(here, beta, scores).item() == pytest.approx(1.5 * math.log(2))
+    assert dpo_scaled_by_scores(here, beta, scores).item() == pytest.approx(1.5 * math.log(2))
     assert rpo_squared(here, beta, scores).item() == pytest.approx(1.5**2)
     for divergence in (rpo_backward_kl, rpo_forward_kl):
         assert divergence(here, beta, number(0.0)).item() == 0.0
@@ -81,7 +81,9 @@ def test_gradients_are_those_of_finite_differences(gap: float, beta: float, scor
 def test_a_pair_counts_by_its_own_scores() -> None:
     """Not by the mean over the batch of one or the other."""
     gap, scores = torch.tensor([0.0, 3.0], dtype=torch.float64), torch.tensor([4.0, -1.0], dtype=torch.float64)
-    assert scaled_dpo(gap, 1.0, scores).tolist() == pytest.approx([4 * math.log(2), math.log1p(math.exp(-3.0))])
+    assert dpo_scaled_by_scores(gap, 1.0, scores).tolist() == pytest.approx(
+        [4 * math.log(2), math.log1p(math.exp(-3.0))]
+    )
 
 
 @pytest.mark.parametrize("name", sorted(ALL))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lockstep.report.progress import progress
+from lockstep.report.progress import show_progress
 
 
 @dataclass
@@ -31,7 +31,7 @@ def clock() -> Clock:
 
 
 def test_phases_are_timed_and_taken_once(clock: Clock) -> None:
-    with progress("run", 3, io.StringIO(), clock) as shown:
+    with show_progress("run", 3, io.StringIO(), clock) as shown:
         for seconds in (1.0, 2.0):
             with shown.phase("generate"):
                 clock.now += seconds
@@ -42,7 +42,7 @@ def test_phases_are_timed_and_taken_once(clock: Clock) -> None:
 
 
 def test_a_phase_within_a_phase_stops_the_outer_clock(clock: Clock) -> None:
-    with progress("run", 3, io.StringIO(), clock) as shown:
+    with show_progress("run", 3, io.StringIO(), clock) as shown:
         with shown.phase("outer"):
             clock.now += 1
             with shown.phase("inner"):
@@ -53,7 +53,7 @@ def test_a_phase_within_a_phase_stops_the_outer_clock(clock: Clock) -> None:
 
 def test_steps_that_are_done_together_count_as_so_many(clock: Clock) -> None:
     out = io.StringIO()
-    with progress("generations", None, out, clock) as shown:
+    with show_progress("generations", None, out, clock) as shown:
         shown.total(100, "100 prompts", unit="prompts")
         for done in (60, 70, 80):  # 50 were done before
             clock.now += 2
@@ -62,7 +62,7 @@ def test_steps_that_are_done_together_count_as_so_many(clock: Clock) -> None:
 
 
 def test_a_phase_that_fails_is_timed_and_over(clock: Clock) -> None:
-    with progress("run", 3, io.StringIO(), clock) as shown:
+    with show_progress("run", 3, io.StringIO(), clock) as shown:
         with suppress(RuntimeError), shown.phase("generate"):
             clock.now += 1
             raise RuntimeError
@@ -72,7 +72,7 @@ def test_a_phase_that_fails_is_timed_and_over(clock: Clock) -> None:
 
 
 def test_timings_taken_within_a_phase_count_it_so_far(clock: Clock) -> None:
-    with progress("run", 3, io.StringIO(), clock) as shown, shown.phase("save"):
+    with show_progress("run", 3, io.StringIO(), clock) as shown, shown.phase("save"):
         clock.now += 1
         assert shown.take_timings() == {"save": 1.0}
         clock.now += 2
@@ -81,7 +81,7 @@ def test_timings_taken_within_a_phase_count_it_so_far(clock: Clock) -> None:
 
 def test_elsewhere_than_on_a_terminal_there_are_plain_lines(clock: Clock) -> None:
     out = io.StringIO()
-    with progress("my run", None, out, clock) as shown:
+    with show_progress("my run", None, out, clock) as shown:
         clock.now += 50  # loading a model is not part of a step
         shown.total(10, "4 prompts")
         for step in (1, 2):
@@ -97,7 +97,7 @@ def test_elsewhere_than_on_a_terminal_there_are_plain_lines(clock: Clock) -> Non
 
 def test_fast_steps_give_a_line_a_second_and_the_first_and_the_last(clock: Clock) -> None:
     out = io.StringIO()
-    with progress("run", 35, out, clock) as shown:
+    with show_progress("run", 35, out, clock) as shown:
         for step in range(1, 36):
             clock.now += 0.125
             shown.step(step, {}, 10)
@@ -106,7 +106,7 @@ def test_fast_steps_give_a_line_a_second_and_the_first_and_the_last(clock: Clock
 
 
 def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(clock: Clock) -> None:
-    with progress("run", 1000, io.StringIO(), clock) as shown:
+    with show_progress("run", 1000, io.StringIO(), clock) as shown:
         for step in range(500, 520):
             clock.now += 100 if step < 510 else 1
             shown.step(step + 1, {}, 1)
@@ -128,7 +128,7 @@ def on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
     reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as terminal, progress("my run", 4, terminal) as shown:
+    with os.fdopen(writer, "w") as terminal, show_progress("my run", 4, terminal) as shown:
         shown.note("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789")
         shown.step(1, {"train/reward": 0.5, "policy/loss": -0.25, "critic/loss": 0.125}, 100)
     return received(reader)
@@ -155,7 +155,7 @@ def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as terminal, progress("my run", 4, terminal) as shown:
+    with os.fdopen(writer, "w") as terminal, show_progress("my run", 4, terminal) as shown:
         shown.step(1, {"train/reward": 0.5}, 100)
     screen = received(reader)
     assert "\x1b" not in screen
@@ -166,7 +166,7 @@ def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(monkeypatch: 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as terminal, progress("my run", None, terminal) as shown:
+    with os.fdopen(writer, "w") as terminal, show_progress("my run", None, terminal) as shown:
         shown.total(4, "2 prompts → 2 responses")
         shown.step(1, {"train/reward": 0.5}, 100)
         with shown.phase("generate"):

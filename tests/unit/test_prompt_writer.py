@@ -14,7 +14,7 @@ from lockstep import keyed
 from lockstep.config import DataSection, NewPromptsSection
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
-from lockstep.data.written import TextField, text_field
+from lockstep.data.text_field import TextField, text_field
 from lockstep.judge.asking import Answer, Conversation
 from lockstep.judge.new_prompts import PromptWriter, TooFewPromptsError, request_template
 from lockstep.judge.templates import Template
@@ -29,7 +29,7 @@ class Scripted:
         self.asked: list[str] = []
         self.keys: list[int] = []
 
-    def escaped(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         return text.replace("<s>", "< s>")
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
@@ -111,7 +111,7 @@ def test_the_shipped_request_shows_eight_prompts() -> None:
     section = NewPromptsSection.model_validate({"sampling": {"max_tokens": 9}, "max_prompt_tokens": 9})
     template = request_template(section)
     assert len(template.fields) == 8
-    asked = template.filled({name: f"<{name}>" for name in template.fields})
+    asked = template.fill({name: f"<{name}>" for name in template.fields})
     assert asked.index("<example_1>") < asked.index("<example_8>") < asked.index("Request 9:")
 
 

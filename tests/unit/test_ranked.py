@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lockstep.config import RankedSection
-from lockstep.data.files import Files, open_rows
-from lockstep.data.ranked import Ranked, read_ranked
+from lockstep.data.files import FileGroup, open_rows
+from lockstep.data.ranked import RankedResponses, read_ranked
 from lockstep.data.rows import DataError, Skipped
 
 FLAT: dict[str, Any] = {"ranked": "x", "ranks": "ranks"}
@@ -19,11 +19,11 @@ TREE: dict[str, Any] = {"ranked": "x", "tree": {}}
 
 def ranked(
     folder: Path, rows: list[Any], section: dict[str, Any], name: str = "rows.jsonl"
-) -> tuple[list[Ranked], Skipped]:
+) -> tuple[list[RankedResponses], Skipped]:
     path = folder / name
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) if name.endswith("l") else json.dumps(rows))
     options = RankedSection.model_validate_json(json.dumps(section))
-    return read_ranked(open_rows(Files((path,)), options.bad_rows), options)
+    return read_ranked(open_rows(FileGroup((path,)), options.bad_rows), options)
 
 
 def said(role: str, text: str, *replies: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def said(role: str, text: str, *replies: dict[str, Any], rank: int | None = None
 def test_rows_with_lists(tmp_path: Path) -> None:
     rows = [{"prompt": "p", "responses": ["a", "b", "c"], "ranks": [2, 0, 1.5]}]
     (one,), skipped = ranked(tmp_path, rows, FLAT)
-    assert one == Ranked("rows.jsonl:1", ({"role": "user", "content": "p"},), ("a", "b", "c"), (2.0, 0.0, 1.5))
+    assert one == RankedResponses("rows.jsonl:1", ({"role": "user", "content": "p"},), ("a", "b", "c"), (2.0, 0.0, 1.5))
     assert skipped.count == 0
 
 
@@ -42,7 +42,7 @@ def test_rows_with_a_template_for_each_response_and_the_best_of_them(tmp_path: P
     section = {"ranked": "x", "prompt": "Q {input}", "responses": ["{output_1}", "{output_2}!"], "best": "{label}"}
     for name in ("rows.jsonl", "rows.json"):
         (one,), _ = ranked(tmp_path, rows, section, name)
-        assert one == Ranked(f"{name}:1", ({"role": "user", "content": "Q p"},), ("a", "b!"), (1.0, 0.0))
+        assert one == RankedResponses(f"{name}:1", ({"role": "user", "content": "Q p"},), ("a", "b!"), (1.0, 0.0))
 
 
 def test_rows_with_a_conversation(tmp_path: Path) -> None:
@@ -134,15 +134,15 @@ def test_a_json_list_that_is_none_is_refused(tmp_path: Path, content: str, sente
     path = tmp_path / "rows.json"
     path.write_text(content)
     with pytest.raises(DataError, match=sentence):
-        open_rows(Files((path,)))
+        open_rows(FileGroup((path,)))
     with pytest.raises(DataError, match="No such file"):
-        open_rows(Files((tmp_path / "none.json",)))
+        open_rows(FileGroup((tmp_path / "none.json",)))
 
 
 def test_a_json_list_may_have_bad_items(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text('[3, {"a": "007"}, null]')
-    rows = open_rows(Files((path,)), "skip")
+    rows = open_rows(FileGroup((path,)), "skip")
     assert (len(rows), rows.rows([0]), rows.id(0), rows.where(0)) == (
         1,
         [{"a": "007"}],
@@ -168,6 +168,6 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 def test_the_real_data_can_be_read(assets: Path) -> None:
     section = RankedSection.model_validate({"ranked": "x", "tree": {}})
-    found, skipped = read_ranked(open_rows(Files((assets / "data/oasst/en_100_tree.jsonl",))), section)
+    found, skipped = read_ranked(open_rows(FileGroup((assets / "data/oasst/en_100_tree.jsonl",))), section)
     assert (len(found), sum(len(one.responses) for one in found), skipped.count) == (212, 641, 0)
     assert {len(one.conversation) % 2 for one in found} == {1}

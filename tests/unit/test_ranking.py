@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.objectives.ranking import (
-    decided,
+    decide_pairs,
     exact_match,
     kendall_tau,
     longer_preferred,
@@ -47,7 +47,7 @@ def test_pairs_are_counted_as_brute_force_counts_them(rows: list[tuple[int, int]
     assert pairwise_accuracy(ranks, scores) == pytest.approx(float(((agreed + 1) / 2).mean()))
     assert tie_share(ranks, scores) == pytest.approx(float(tied.double().mean()))
     assert exact_match(ranks, scores) == float((agreed == 1).all())
-    assert len(list(decided(ranks, scores))) == int(apart.sum()) // 2
+    assert len(list(decide_pairs(ranks, scores))) == int(apart.sum()) // 2
 
 
 @given(RANKED)

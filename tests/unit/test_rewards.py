@@ -18,7 +18,16 @@ from lockstep.helpers.process import Child
 from lockstep.rewards import math_verifier
 from lockstep.rewards.code_reward import CodeReward
 from lockstep.rewards.instruction_reward import InstructionReward
-from lockstep.rewards.rewards import ByRow, MathReward, PythonReward, Reward, RewardError, build, rule_of, unverified
+from lockstep.rewards.rewards import (
+    ByRow,
+    MathReward,
+    PythonReward,
+    Reward,
+    RewardError,
+    build,
+    find_unverified,
+    rule_of,
+)
 from lockstep.rollouts.evaluation import Grading, grading
 from lockstep.types import Prompt
 
@@ -126,12 +135,12 @@ def test_works_in_any_thread() -> None:
 
 def test_a_verifier_that_was_killed_between_questions_is_started_again() -> None:
     child = Child(math_verifier.__name__)
-    assert math_verifier.asked(child, "5", "5") is True
+    assert math_verifier.ask(child, "5", "5") is True
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
     while child.pid is not None:
         time.sleep(0.01)
-    assert math_verifier.asked(child, "5", "6") is False
+    assert math_verifier.ask(child, "5", "6") is False
     child.close()
 
 
@@ -344,9 +353,9 @@ def test_each_row_is_rewarded_by_the_verifier_that_it_names() -> None:
     ]
     responses = ["Good", "a, b", "#### 18", "x", "```\ndef f(x): return x + 1\n```", "#### 17"]
     assert reward(rows, responses, ["", "", "18", "", "", "18"]) == [None, 0.5, 1.0, None, 1.0, 0.0]
-    assert unverified(MIXED, rows) == [True, False, False, False, False, False]
-    assert unverified(None, rows) == [True] * 6
-    assert unverified(RewardSection(type="math"), rows) == [False] * 6
+    assert find_unverified(MIXED, rows) == [True, False, False, False, False, False]
+    assert find_unverified(None, rows) == [True] * 6
+    assert find_unverified(RewardSection(type="math"), rows) == [False] * 6
     assert reward([], [], []) == []
 
 

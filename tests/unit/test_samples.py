@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep.batch import Batch
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.rollouts.rollout import Experience, Rollouts
-from lockstep.rollouts.samples import rounded, sample_rows
+from lockstep.rollouts.rollout import RolloutCollector, Rollouts
+from lockstep.rollouts.samples import round_significant, sample_rows
 from lockstep.types import Prompt
 
 
@@ -47,7 +47,7 @@ def rows_of(
     })  # fmt: skip
     used = sampled.with_columns({"old_logprob": zeros, **columns}, {"shaped_score": sampled["score"] - 1})
     prompts = [Prompt(f"t:{i}", f"p{i}", (0, 0), {}) for i in range(len(responses))]
-    experience = Experience(cast(Any, None), cast(Any, Answers()), cast(Any, None), decode, 0)
+    experience = RolloutCollector(cast(Any, None), cast(Any, Answers()), cast(Any, None), decode, 0)
     texts = [decode(response) for response in responses]
     return sample_rows(Rollouts(sampled, prompts, texts), used, experience, count)
 
@@ -123,7 +123,7 @@ def test_part_of_a_character_is_a_replacement_sign() -> None:
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=8))
 def test_rounding_keeps_five_digits_and_prints_no_more(values: list[float]) -> None:
-    for value, short in zip(values, rounded(np.array(values, np.float32)).tolist(), strict=True):
+    for value, short in zip(values, round_significant(np.array(values, np.float32)).tolist(), strict=True):
         if not math.isfinite(value):
             assert short == value or (math.isnan(short) and math.isnan(value))
             continue

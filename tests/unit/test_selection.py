@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from lockstep.config import DataSection
 from lockstep.data import prompts as prompts_module
 from lockstep.data.demonstrations import Demonstrations
-from lockstep.data.files import Files, open_rows
+from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import texts
@@ -48,7 +48,7 @@ def section(**options: Any) -> DataSection:
 
 def used(path: Path, tokenizer: Any, **options: Any) -> Prompts:
     data = section(**options)
-    return Prompts(open_rows(Files((path,)), data.bad_rows), tokenizer, data)
+    return Prompts(open_rows(FileGroup((path,)), data.bad_rows), tokenizer, data)
 
 
 def test_rows_are_skipped_counted_by_reason_and_named(
@@ -136,7 +136,7 @@ def test_the_pass_over_all_rows_is_made_once(
     used(path, tokenizer)
     Demonstrations(JsonlIndex(path, "skip"), tokenizer, section(), 9)
     monkeypatch.setattr("lockstep.data.prompts.token_ids", refused)
-    monkeypatch.setattr("lockstep.data.learned.token_ids", refused)
+    monkeypatch.setattr("lockstep.data.answers.token_ids", refused)
     moved = tmp_path / "moved.jsonl"
     path.rename(moved)
     assert len(used(moved, tokenizer, shuffle=False)) == 2

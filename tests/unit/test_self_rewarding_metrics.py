@@ -15,9 +15,9 @@ from lockstep.batch import Batch
 from lockstep.judge.judge import Judged, Judgement, mean_score
 from lockstep.judge.verdicts import ScoreParser, Verdict
 from lockstep.metrics import Metrics
-from lockstep.objectives.pairing import Pair
+from lockstep.objectives.pairing import AnswerPair
 from lockstep.rollouts.rollout import Rollouts
-from lockstep.run.loop import Turn
+from lockstep.run.loop import StepEvent
 from lockstep.types import Prompt
 
 SCORES = ScoreParser(0.0, 5.0, "score|points", True)
@@ -73,7 +73,13 @@ def test_a_recipe_may_say_what_a_judgement_looks_like() -> None:
 
 
 def test_rows_by_what_became_of_them() -> None:
-    pairs = [Pair("ok", 0, 1), Pair("tie"), Pair("unscored"), Pair("ok", 1, 0), Pair("tie")]
+    pairs = [
+        AnswerPair("ok", 0, 1),
+        AnswerPair("tie"),
+        AnswerPair("unscored"),
+        AnswerPair("ok", 1, 0),
+        AnswerPair("tie"),
+    ]
     metrics = pair_metrics(pairs).floats()
     assert metrics["bad_samples_per_GBS"] == 3 / 5
     assert (metrics["pairs/ok"], metrics["pairs/tie"], metrics["pairs/unfinished"]) == (2 / 5, 2 / 5, 0)
@@ -85,5 +91,5 @@ def test_a_collapse_is_told_when_it_begins_and_when_it_begins_again() -> None:
     look = Collapse(options, told.append)
     for step, leaks in enumerate([0.0, 0.2, 0.3, 0.1, 0.5], start=1):
         values = {"train/leaks": leaks, "train/top_class_share": 0.9}
-        look(Turn(step, StepResult(Metrics(), 0, 0), False, False, values))
+        look(StepEvent(step, StepResult(Metrics(), 0, 0), False, False, values))
     assert [line.split(" hold")[0] for line in told] == ["at step 2 20% of the answers", "at step 5 50% of the answers"]

@@ -14,7 +14,7 @@ def steps(deadline_s: float, lengths: list[float], start_up_s: float = 0.0) -> i
     stop.begin()
     for done, length in enumerate(lengths, 1):
         now[0] += length
-        why = stop.stepped()
+        why = stop.check_after_step()
         if why is not None:
             assert why[1] == exit_codes.OUT_OF_TIME
             return done
@@ -36,6 +36,6 @@ def test_what_came_before_the_first_step_is_no_step() -> None:
 
 def test_who_asks_is_told_why() -> None:
     stop = Stop(None)
-    assert stop.stepped() is None
+    assert stop.check_after_step() is None
     stop.ask("SIGTERM was received", 143)
-    assert stop.stepped() == ("SIGTERM was received", 143)
+    assert stop.check_after_step() == ("SIGTERM was received", 143)

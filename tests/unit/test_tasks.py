@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lockstep.config import Task, old_names
-from lockstep.config.help import explained
+from lockstep.config.help import explain_options
 from lockstep.config.loading import RecipeError, describe, load, load_run
 from lockstep.config.old_names import NewName
 from lockstep.config.task import find
@@ -86,13 +86,13 @@ def test_options_of_a_task_are_in_the_recipe_and_explained(tmp_path: Path) -> No
     loaded = load(RECIPE, ["data.task.seed=3"])
     (tmp_path / "again.yaml").write_text(describe(loaded))
     assert load(str(tmp_path / "again.yaml")).digest == loaded.digest != load(RECIPE).digest
-    assert explained(loaded, ["data.task.seed"]).startswith(
+    assert explain_options(loaded, ["data.task.seed"]).startswith(
         "data.task.seed = 3 (override)\n    whole number; default 0"
     )
-    assert "data.task.direct_share" in explained(loaded, ["data.task"])
-    assert "data.task.judge_share" in explained(load(RECIPE, LETTERS), ["data.task"])
+    assert "data.task.direct_share" in explain_options(loaded, ["data.task"])
+    assert "data.task.judge_share" in explain_options(load(RECIPE, LETTERS), ["data.task"])
     with pytest.raises(RecipeError, match=r"did you mean data\.task\.seed"):
-        explained(loaded, ["data.task.seeds"])
+        explain_options(loaded, ["data.task.seeds"])
 
 
 def test_what_is_trained_first_holds_out_the_same_rows() -> None:

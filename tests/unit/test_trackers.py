@@ -25,7 +25,7 @@ from lockstep.config import MLflow, TensorBoard, Trackers, WandB
 from lockstep.run.stop import Stopped
 from lockstep.run.track import Logs, Outcome
 from lockstep.run.trackers.guard import Guarded
-from lockstep.run.trackers.run import RunTracker, tracked, views_of
+from lockstep.run.trackers.run import RunTracker, track_run, views_of
 from lockstep.run.trackers.tensorboard import TensorBoardView
 from lockstep.run.trackers.view import Facts, View, replay
 
@@ -59,7 +59,7 @@ def steps(tracker: RunTracker, start: int, stop: int, worth: float = 1.0) -> Non
 
 def process(facts: Facts, recipe: Trackers, kept: int, stop: int, worth: float = 1.0) -> None:
     """One process of a run: from the newest checkpoint to its end."""
-    with tracked(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
+    with track_run(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
         tracker.rewind(kept)
         steps(tracker, kept + 1, stop, worth)
 
@@ -76,7 +76,7 @@ def killed_process(facts: Facts, recipe: Trackers, kept: int, stop: int, worth: 
 
 
 def interrupted_process(facts: Facts, recipe: Trackers, stop: int) -> None:
-    with suppress(KeyboardInterrupt), tracked(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
+    with suppress(KeyboardInterrupt), track_run(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
         tracker.rewind(-1)
         steps(tracker, 0, stop)
         raise KeyboardInterrupt
@@ -101,7 +101,7 @@ def test_tensorboard_shows_the_run(facts: Facts) -> None:
 
 def test_rows_of_held_out_prompts_stand_apart(facts: Facts) -> None:
     recipe = Trackers(tensorboard=TensorBoard(), wandb=WandB(), mlflow=MLflow(experiment="held out"))
-    with tracked(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
+    with track_run(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
         tracker.rewind(-1)
         tracker.samples(3, ROWS)
         tracker.samples(3, [{"held_out": True, "prompt": "Cy"}])
@@ -336,7 +336,7 @@ def test_views_are_told_how_the_run_ended(tmp_path: Path, ending: BaseException 
     view: View = Told()
 
     def go() -> None:
-        with tracked(Logs(tmp_path), {"told": view}, print) as tracker:
+        with track_run(Logs(tmp_path), {"told": view}, print) as tracker:
             tracker.rewind(-1)
             if ending is not None:
                 raise ending

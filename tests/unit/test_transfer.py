@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.distributed.meeting import Host
 from lockstep.weight_sync import transfer
-from lockstep.weight_sync.transfer import Bucket, GroupBroadcast, SharedMemory, joined, opened
+from lockstep.weight_sync.transfer import Bucket, GroupBroadcast, SharedMemory, join_group, unpack
 
 SHAPES = {
     "odd": (5,), "scalar": (), "bf16": (7, 3), "flags": (9,), "large": (40, 40), "after": (6, 6), "larger": (60, 40),
@@ -44,7 +44,7 @@ def test_buckets_are_numbered_bounded_and_whole() -> None:
         numbers.append(bucket.number)
         assert bucket.size <= 512 or len(bucket.slots) == 1
         assert all(slot.start % 64 == 0 for slot in bucket.slots)
-        taken |= {name: tensor.clone() for name, tensor in opened(Bucket.of(bucket.json()), None)}
+        taken |= {name: tensor.clone() for name, tensor in unpack(Bucket.of(bucket.json()), None)}
     assert numbers == list(range(len(numbers)))
     assert len(numbers) >= 4
     assert_same(taken, weights())
@@ -56,10 +56,10 @@ def test_a_bucket_stays_while_the_next_is_filled() -> None:
     carrier = SharedMemory()
     for bucket in carrier.buckets(weights().items()):
         if before is not None:
-            taken |= {name: tensor.clone() for name, tensor in opened(before, None)}
+            taken |= {name: tensor.clone() for name, tensor in unpack(before, None)}
         before = bucket
     assert before is not None
-    assert_same(taken | {name: tensor.clone() for name, tensor in opened(before, None)}, weights())
+    assert_same(taken | {name: tensor.clone() for name, tensor in unpack(before, None)}, weights())
 
 
 def test_a_group_carries_the_same() -> None:
@@ -69,13 +69,13 @@ def test_a_group_carries_the_same() -> None:
 
     def receive() -> None:
         own = host.meeting.of(1)
-        group = joined(own.store(), own)
+        group = join_group(own.store(), own)
         while ready.acquire() and sent:
-            taken.update(opened(sent.pop(0), group))
+            taken.update(unpack(sent.pop(0), group))
 
     receiver = threading.Thread(target=receive, daemon=True)
     receiver.start()
-    carrier = GroupBroadcast(joined(host.store, host.meeting))
+    carrier = GroupBroadcast(join_group(host.store, host.meeting))
     for bucket in carrier.buckets(weights().items()):
         sent.append(bucket)
         ready.release()

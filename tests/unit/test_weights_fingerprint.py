@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, sampled_columns
+from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, pick_columns
 
 WEIGHT = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
 
@@ -79,9 +79,9 @@ def test_tensors_of_many_rows_of_words_show_every_place() -> None:
 
 
 def test_columns_are_spread_over_the_whole_width() -> None:
-    assert sampled_columns(1) == [0]
-    assert sampled_columns(16) == list(range(16))
-    wide = sampled_columns(1000)
+    assert pick_columns(1) == [0]
+    assert pick_columns(16) == list(range(16))
+    wide = pick_columns(1000)
     assert (len(set(wide)), wide[0], wide[-1]) == (16, 0, 999)
     matrix = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
     for column in (*wide, 1):

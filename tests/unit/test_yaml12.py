@@ -59,4 +59,4 @@ recipes = st.dictionaries(options, values | st.dictionaries(options, values), mi
 
 @given(recipes)
 def test_comments_change_nothing(tree: Any) -> None:
-    assert yaml12.parse(yaml12.annotated(tree, lambda keys: "said by #1: x")) == tree
+    assert yaml12.parse(yaml12.annotate(tree, lambda keys: "said by #1: x")) == tree

@@ -9,8 +9,8 @@ from typing import Any
 from lockstep.algorithms.distill.options import DistillRecipe
 from lockstep.algorithms.distill.step import (
     DataSequences,
+    DistillSettings,
     DistillWorkers,
-    Rules,
     Sequences,
     StudentSequences,
     distill_step,
@@ -21,7 +21,7 @@ from lockstep.algorithms.job import (
     build_engine,
     describe,
     measure_answers,
-    measure_extent,
+    measure_run_length,
     open_held_out,
     validate_figures,
 )
@@ -38,8 +38,8 @@ from lockstep.metrics import Metrics
 from lockstep.models.folder import read_config
 from lockstep.monitor.agreement import Agreement
 from lockstep.rewards.rewards import NO_ANSWERS, NoReward
-from lockstep.rollouts.engine import Engine
-from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.sampler_session import SamplerSession
 
 _BYTES = 8 + 4
 """Of what a teacher says of a token in a place: its number, int64, and its log-probability, fp32."""
@@ -59,10 +59,10 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
     sequences = _build_sequences(recipe, rows, policy, engine, agreement, setup)
     workers = DistillWorkers(policy, teachers, sequences, setup.phase)
     loss = Distillation(options.kl_type, options.mixed_kl_weight, options.zero_outside_topk)
-    rules = Rules(options, setup.source.vocabulary, recipe.seed, loss)
+    settings = DistillSettings(options, setup.source.vocabulary, recipe.seed, loss)
     return Job(
-        step=lambda step, position: distill_step(step, position, workers, rules),
-        extent=measure_extent(recipe, len(rows), options.num_prompts_per_step),
+        step=lambda step, position: distill_step(step, position, workers, settings),
+        run_length=measure_run_length(recipe, len(rows), options.num_prompts_per_step),
         state={"policy": policy},
         validate=validate_figures(_measure(recipe, engine, held_out, setup)),
         data=describe(rows, "rows" if isinstance(rows, Demonstrations) else "prompts"),
@@ -144,7 +144,7 @@ def _build_sequences(
     recipe: DistillRecipe,
     rows: Prompts | Demonstrations,
     policy: Learner,
-    engine: Engine | None,
+    engine: SamplerSession | None,
     agreement: Agreement | None,
     setup: Setup,
 ) -> Callable[[int, int], Sequences]:
@@ -154,14 +154,12 @@ def _build_sequences(
     assert recipe.sampling is not None, "the recipe says how the student answers"
     assert engine is not None, "so there is a sampler"
     assert agreement is not None, "which is compared with the learner"
-    experience = Experience(engine, rows, NoReward(), setup.source.decode, recipe.seed)
+    collector = RolloutCollector(engine, rows, NoReward(), setup.source.decode, recipe.seed)
     sampling = setup.source.sampling(recipe.sampling)
-    return StudentSequences(
-        policy, experience, sampling, options, recipe.run.num_logged_samples, setup.phase, agreement
-    )
+    return StudentSequences(policy, collector, sampling, options, recipe.run.num_logged_samples, setup.phase, agreement)
 
 
-def _open_engine(recipe: DistillRecipe, policy: Learner, setup: Setup) -> Engine | None:
+def _open_engine(recipe: DistillRecipe, policy: Learner, setup: Setup) -> SamplerSession | None:
     """Answers as the student does; None where nothing is sampled."""
     if recipe.sampling is None and recipe.validation_sampling is None:
         return None
@@ -169,12 +167,12 @@ def _open_engine(recipe: DistillRecipe, policy: Learner, setup: Setup) -> Engine
 
 
 def _measure(
-    recipe: DistillRecipe, engine: Engine | None, rows: Prompts | None, setup: Setup
+    recipe: DistillRecipe, engine: SamplerSession | None, rows: Prompts | None, setup: Setup
 ) -> Callable[[int], Metrics] | None:
     """What the student's answers to held-out prompts are worth."""
     reward, asked = recipe.validation_reward, recipe.validation_sampling
     if reward is None or asked is None or engine is None or rows is None:
         return None
     scoring = setup.reward(reward, rows, "validation_reward")
-    experience = Experience(engine, rows, scoring, setup.source.decode, recipe.seed)
-    return measure_answers(recipe, setup, rows, experience, asked, reward)
+    collector = RolloutCollector(engine, rows, scoring, setup.source.decode, recipe.seed)
+    return measure_answers(recipe, setup, rows, collector, asked, reward)

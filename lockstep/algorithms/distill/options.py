@@ -84,7 +84,7 @@ class Distill(Section):
         return self
 
     @model_validator(mode="after")
-    def _somebody_is_outside(self) -> Distill:
+    def _require_top_k(self) -> Distill:
         if self.zero_outside_topk and self.top_k is None:
             raise ValueError("zero_outside_topk is about tokens that are not among the top_k; say top_k as well")
         return self
@@ -118,7 +118,7 @@ class DistillRecipe(Algorithm):
         return self
 
     @model_validator(mode="after")
-    def _somebody_answers(self) -> DistillRecipe:
+    def _require_answers(self) -> DistillRecipe:
         if self.distill.on_policy != (self.sampling is not None):
             raise ValueError("sampling is of the student's responses: say it with distill.on_policy, and only then")
         if not self.distill.on_policy and self.data.truncates:

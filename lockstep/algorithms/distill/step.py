@@ -22,7 +22,7 @@ from lockstep.learners.base import Learner, train
 from lockstep.losses.distill import Distillation
 from lockstep.metrics import Metrics
 from lockstep.monitor.agreement import Agreement
-from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.samples import sample_rows
 from lockstep.types import Phase, SamplingParams
 
@@ -55,7 +55,7 @@ class DistillWorkers:
 
 
 @dataclass(frozen=True)
-class Rules:
+class DistillSettings:
     """A recipe's options, ready for use in the step.
 
     Attributes:
@@ -69,34 +69,36 @@ class Rules:
     loss: Distillation
 
 
-def distill_step(step: int, position: int, workers: DistillWorkers, rules: Rules) -> StepResult:
+def distill_step(step: int, position: int, workers: DistillWorkers, settings: DistillSettings) -> StepResult:
     """One iteration: sequences, what teachers would have said at each of their tokens, and learning that."""
     found = workers.sequences(step, position)  # y ~ π(·|x), or of the data
-    batch = taught(found.batch, found.rows, workers, rules)
+    batch = add_teacher_logprobs(found.batch, found.rows, workers, settings)
     metrics = found.metrics
-    for minibatch in minibatches(batch, rules.options.global_batch_size, rules.seed, step):
+    for minibatch in minibatches(batch, settings.options.global_batch_size, settings.seed, step):
         with workers.phase("policy"):
-            metrics += train(workers.policy, minibatch, rules.loss).prefixed("policy")
-    end = position + rules.options.num_prompts_per_step
+            metrics += train(workers.policy, minibatch, settings.loss).with_prefix("policy")
+    end = position + settings.options.num_prompts_per_step
     return StepResult(metrics, end, batch.tokens.numel(), found.samples)
 
 
-def taught(batch: Batch, rows: Sequence[Mapping[str, Any]], workers: DistillWorkers, rules: Rules) -> Batch:
+def add_teacher_logprobs(
+    batch: Batch, rows: Sequence[Mapping[str, Any]], workers: DistillWorkers, settings: DistillSettings
+) -> Batch:
     """With what each row's teacher says in the place of each token, [N, K]: the tokens it names, and what these have.
 
     Where it names the whole vocabulary, the student is asked for all of it too, and which tokens these are is not said.
     Both distributions are the models' own, whatever shaped the one that was sampled from.
     """
-    k, whole = rules.options.top_k or rules.vocabulary, rules.vocabulary
+    k, whole = settings.options.top_k or settings.vocabulary, settings.vocabulary
     with workers.phase("teachers"):
-        token_NK, logprob_NK = _named(batch, rows, workers, rules.options.teacher_field, k)
+        token_NK, logprob_NK = _topk_of_teachers(batch, rows, workers, settings.options.teacher_field, k)
     columns = {"mask": batch.mask, "teacher_logprob": logprob_NK}
     if k == whole:
         return replace(batch, token=columns, sample={}, sampling=None, top_k=whole)
     return replace(batch, token={**columns, "top_token": token_NK}, sample={}, sampling=None)
 
 
-def _named(
+def _topk_of_teachers(
     batch: Batch, rows: Sequence[Mapping[str, Any]], workers: DistillWorkers, field: str | None, k: int
 ) -> tuple[Tensor, Tensor]:
     """The k tokens that each row's teacher names in the place of each, and their log-probabilities, [N, K]."""
@@ -117,7 +119,7 @@ class StudentSequences:
     """Responses of the student as it is, and how its learner and its sampler agree on them."""
 
     policy: Learner
-    experience: Experience
+    collector: RolloutCollector
     sampling: SamplingParams
     options: Distill
     num_logged_samples: int
@@ -125,17 +127,17 @@ class StudentSequences:
     agreement: Agreement
 
     def __call__(self, step: int, position: int) -> Sequences:
-        count, experience = self.options.num_prompts_per_step, self.experience
-        with self.phase("generate"), experience.engine.at(step) as refitted:
-            rollouts = experience.collect(position, count, self.sampling, self.options.num_generations)
+        count, collector = self.options.num_prompts_per_step, self.collector
+        with self.phase("generate"), collector.engine.at(step) as refitted:
+            rollouts = collector.collect(position, count, self.sampling, self.options.num_generations)
         with self.phase("logprobs"):
             old_logprob_N = self.policy.logprobs(rollouts.batch)
         batch = rollouts.batch
         shown = batch.with_columns({"old_logprob": old_logprob_N}, {"shaped_score": batch["score"].nan_to_num(0.0)})
         with self.phase("watch"):
             metrics = self.agreement(step + 1, step, shown)
-        metrics += rollouts.lengths().prefixed("train") + refitted
-        samples = sample_rows(rollouts, shown, experience, self.num_logged_samples)
+        metrics += rollouts.lengths().with_prefix("train") + refitted
+        samples = sample_rows(rollouts, shown, collector, self.num_logged_samples)
         return Sequences(batch, [prompt.row for prompt in rollouts.prompts], metrics, samples)
 
 

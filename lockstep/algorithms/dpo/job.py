@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from lockstep.algorithms.dpo.options import DPORecipe
-from lockstep.algorithms.dpo.step import DPOWorkers, dpo_step, held_out_preference, with_reference
-from lockstep.algorithms.job import Job, Validate, describe, measure_extent, validate_figures
+from lockstep.algorithms.dpo.step import DPOWorkers, dpo_step, measure_held_out_preference, with_reference
+from lockstep.algorithms.job import Job, Validate, describe, measure_run_length, validate_figures
 from lockstep.algorithms.open_pairs import open_held_out_pairs, open_train_pairs
 from lockstep.algorithms.setup import Setup
 from lockstep.batch import Batch
@@ -23,7 +23,7 @@ def open_dpo(recipe: DPORecipe, setup: Setup) -> Job:
     loss, size = preference.build(recipe.dpo, recipe.dpo.ref_policy_kl_penalty), recipe.dpo.global_batch_size
     return Job(
         step=lambda step, position: dpo_step(step, position, workers, loss, size, recipe.seed),
-        extent=measure_extent(recipe, len(pairs), size),
+        run_length=measure_run_length(recipe, len(pairs), size),
         state={"policy": policy},
         validate=None if held_out is None else _validate(recipe, held_out, workers, loss),
         data=describe(pairs, "pairs"),
@@ -36,7 +36,9 @@ def _validate(recipe: DPORecipe, pairs: Pairs, workers: DPOWorkers, loss: Prefer
     rows = pairs.first(recipe.data.max_validation_samples)
 
     @cache
-    def scored() -> Batch:
+    def score_references() -> Batch:
         return with_reference(rows, workers.reference)
 
-    return validate_figures(lambda step: held_out_preference(workers.policy, scored(), loss).prefixed("validation"))
+    return validate_figures(
+        lambda step: measure_held_out_preference(workers.policy, score_references(), loss).with_prefix("validation")
+    )

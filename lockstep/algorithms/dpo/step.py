@@ -39,8 +39,8 @@ def dpo_step(
         batch = with_reference(batch, workers.reference)  # log π_ref(y | x)
     with workers.phase("policy"):
         metrics = train(workers.policy, batch, loss)
-    shown = workers.pairs.shown(position, min(workers.num_logged_samples, global_batch_size), seed)
-    return StepResult(metrics.prefixed("train"), position + global_batch_size, batch.tokens.numel(), shown)
+    shown = workers.pairs.render(position, min(workers.num_logged_samples, global_batch_size), seed)
+    return StepResult(metrics.with_prefix("train"), position + global_batch_size, batch.tokens.numel(), shown)
 
 
 def with_reference(batch: Batch, reference: Learner) -> Batch:
@@ -48,7 +48,7 @@ def with_reference(batch: Batch, reference: Learner) -> Batch:
     return batch.with_columns({"ref_logprob": reference.logprobs(batch)})
 
 
-def held_out_preference(policy: Learner, batch: Batch, loss: Preference) -> Metrics:
+def measure_held_out_preference(policy: Learner, batch: Batch, loss: Preference) -> Metrics:
     """The metrics of training on pairs that are not trained on, which have their reference, and the 95 % interval of
     `acc`; no gradients."""
     _, metrics = loss(Outputs(logprob=policy.logprobs(batch)), batch)

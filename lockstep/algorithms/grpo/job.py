@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from lockstep.algorithms.grpo.options import GRPORecipe
-from lockstep.algorithms.grpo.step import grpo_step, learn, rules
+from lockstep.algorithms.grpo.step import build_settings, grpo_step, learn
 from lockstep.algorithms.job import Job
-from lockstep.algorithms.policy_gradient.job import Program, open_policy_gradient
-from lockstep.algorithms.policy_gradient.step import Workers
+from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
+from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.setup import Setup
 
 
 def open_grpo(recipe: GRPORecipe, setup: Setup) -> Job:
     """Opens all that GRPO needs."""
-    options = rules(recipe, setup.source.stop_token_ids)
+    options = build_settings(recipe, setup.source.stop_token_ids)
 
-    def program(workers: Workers) -> Program:
-        return Program(
+    def program(workers: PolicyGradientWorkers) -> AlgorithmParts:
+        return AlgorithmParts(
             options,
             step=lambda step, position: grpo_step(step, position, workers, options),
             learn=lambda step, drawn: learn(step, drawn, workers, options),

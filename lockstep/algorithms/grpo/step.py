@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from lockstep.algorithms.grpo.options import GRPO, GRPORecipe
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import (
-    Drawn,
-    Rules,
-    Workers,
+    PolicyGradientSettings,
+    PolicyGradientWorkers,
+    SampledStep,
     adapt_kl,
-    credited,
-    drawn_at,
+    measure_advantages,
     minibatches,
     of_epoch,
     policy_loss,
-    prepared,
+    prepare_batch,
+    sample_step,
 )
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
@@ -31,30 +31,30 @@ from lockstep.rollouts.samples import sample_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPORules(Rules):
+class GRPOSettings(PolicyGradientSettings):
     """With the options of groups."""
 
     options: GRPO
 
 
-def grpo_step(step: int, position: int, workers: Workers, rules: GRPORules) -> StepResult:
+def grpo_step(step: int, position: int, workers: PolicyGradientWorkers, settings: GRPOSettings) -> StepResult:
     """One iteration: sample a group of responses per prompt from the policy as it is, and learn from that."""
-    return learn(step, drawn_at(position, step, workers, rules), workers, rules)  # y_1 … y_G ~ π_old(·|x)
+    return learn(step, sample_step(position, step, workers, settings), workers, settings)  # y_1 … y_G ~ π_old(·|x)
 
 
-def learn(step: int, drawn: Drawn, workers: Workers, rules: GRPORules) -> StepResult:
+def learn(step: int, drawn: SampledStep, workers: PolicyGradientWorkers, settings: GRPOSettings) -> StepResult:
     """The rest of an iteration: compare responses within their groups, improve the policy."""
-    batch, preparation = prepared(step, step, drawn.rollouts.batch, workers, rules)
-    batch, credit = with_advantages(batch, rules.options)
+    batch, preparation = prepare_batch(step, step, drawn.rollouts.batch, workers, settings)
+    batch, credit = with_advantages(batch, settings.options)
     metrics = drawn.metrics + preparation + credit
-    for epoch in range(rules.options.ppo_epochs):
+    for epoch in range(settings.options.ppo_epochs):
         improved = Metrics()
-        for minibatch in minibatches(batch, rules.options.global_batch_size, rules.seed, step, epoch):
+        for minibatch in minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch):
             with workers.phase("policy"):
-                improved += train(workers.policy, minibatch, policy_loss(rules)).prefixed("policy")
-        metrics += of_epoch(improved, epoch, rules)
-    adapt_kl(batch, rules)
-    samples = sample_rows(drawn.rollouts, batch, workers.experience, rules.num_logged_samples)
+                improved += train(workers.policy, minibatch, policy_loss(settings)).with_prefix("policy")
+        metrics += of_epoch(improved, epoch, settings)
+    adapt_kl(batch, settings)
+    samples = sample_rows(drawn.rollouts, batch, workers.collector, settings.num_logged_samples)
     return StepResult(metrics, drawn.position, batch.tokens.numel(), samples)
 
 
@@ -75,15 +75,15 @@ def with_advantages(batch: Batch, grpo: GRPO) -> tuple[Batch, Metrics]:
     if "kl_penalty" in batch.token:
         paid_N = sum_before(batch["kl_penalty"], batch.lengths)
         advantage_N = advantage_N + slope_B[batch.row] * paid_N * batch.mask
-    metrics = credited(batch, advantage_N)
+    metrics = measure_advantages(batch, advantage_N)
     if grpo.whiten_advantages:
         advantage_N = masked_whiten(advantage_N, batch.mask)
     return batch.with_columns({"advantage": advantage_N}), metrics
 
 
-def rules(recipe: GRPORecipe, stop_token_ids: tuple[int, ...]) -> GRPORules:
+def build_settings(recipe: GRPORecipe, stop_token_ids: tuple[int, ...]) -> GRPOSettings:
     """Turns a recipe's options into values, once."""
-    grpo, shared = recipe.grpo, policy_gradient.rules(recipe, stop_token_ids)
+    grpo, shared = recipe.grpo, policy_gradient.build_settings(recipe, stop_token_ids)
     loss = replace(
         shared.policy_loss,
         mean=grpo.loss_mean,
@@ -91,7 +91,7 @@ def rules(recipe: GRPORecipe, stop_token_ids: tuple[int, ...]) -> GRPORules:
         sequence_ratio=grpo.has_sequence_ratio,
         cispo=grpo.is_cispo,
     )
-    return GRPORules(
+    return GRPOSettings(
         options=grpo,
         sampling=shared.sampling,
         seed=shared.seed,

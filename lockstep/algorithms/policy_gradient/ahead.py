@@ -19,15 +19,15 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from lockstep.algorithms.policy_gradient.step import Drawn
-from lockstep.algorithms.step import Extent, StepResult
+from lockstep.algorithms.policy_gradient.step import SampledStep
+from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.background import run_in_background, wait_for_all
-from lockstep.learners.boxes import Written
+from lockstep.learners.boxes import FileContents
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.metrics import Metrics
-from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Phase
-from lockstep.weight_sync.refit import Snapshot
+from lockstep.weight_sync.sync import Snapshot
 
 _WEIGHTS, _PROBE = "weights.safetensors", "probe.safetensors"
 
@@ -43,23 +43,23 @@ class Ahead:
         compare: Step from 0, the weights that the learner has, and what was drawn to how both sides agree on it; asks
             the sampler, so that nothing may be under way.
         version: Of the weights when a step begins.
-        extent: Nothing is drawn for a step that never comes.
+        run_length: Nothing is drawn for a step that never comes.
         phase: Times all this.
         beside: Times what goes on meanwhile.
         abandon: Ends the sampler at once; for errors while it works.
     """
 
-    engine: Engine
-    draw: Callable[[int, Metrics], Drawn]
-    learn: Callable[[int, Drawn], StepResult]
-    compare: Callable[[int, Snapshot, Drawn], Metrics]
+    engine: SamplerSession
+    draw: Callable[[int, Metrics], SampledStep]
+    learn: Callable[[int, SampledStep], StepResult]
+    compare: Callable[[int, Snapshot, SampledStep], Metrics]
     version: Callable[[int], int]
-    extent: Extent
+    run_length: RunLength
     phase: Phase
     beside: Phase
     abandon: Callable[[], object]
     _snapshot: Snapshot | None = field(default=None, init=False)  # of the weights that draw for the next step
-    _begun: Future[Drawn] | None = field(default=None, init=False)
+    _begun: Future[SampledStep] | None = field(default=None, init=False)
     _writer: StateWriter = field(default_factory=StateWriter, init=False)
 
     def __call__(self, step: int, position: int) -> StepResult:
@@ -68,7 +68,7 @@ class Ahead:
         Raises:
             SamplerLost: And whatever else drawing raised; the learners are then as they were after the step before.
         """
-        drawn = self._drawn(step, position)
+        drawn = self._take_rollouts(step, position)
         try:
             compared = self._begin(step, drawn)
             result = self.learn(step, replace(drawn, metrics=drawn.metrics + compared))
@@ -86,13 +86,13 @@ class Ahead:
         files = {_WEIGHTS: self._snapshot.tensors, _PROBE: {"logprob": self._snapshot.probe_logprob}}
         self._writer.begin(
             folder,
-            {name: Written(tensors) for name, tensors in files.items()},
+            {name: FileContents(tensors) for name, tensors in files.items()},
             {"version": self._snapshot.version},
             still=True,
         )
 
-    def saved(self, wait: bool) -> bool:
-        return self._writer.done(wait)
+    def poll_save(self, wait: bool) -> bool:
+        return self._writer.poll(wait)
 
     def load(self, folder: Path) -> None:
         """As `Learner.load`. A run that was not one step ahead before has none; its next step draws for itself."""
@@ -101,34 +101,34 @@ class Ahead:
         version = int(json.loads((folder / COUNTERS).read_text())["version"])
         self._snapshot = Snapshot(version, load_file(folder / _WEIGHTS), load_file(folder / _PROBE)["logprob"])
 
-    def _drawn(self, step: int, position: int) -> Drawn:
+    def _take_rollouts(self, step: int, position: int) -> SampledStep:
         """What was drawn ahead; in the first step, and in the first that goes on from a checkpoint, drawn now."""
         begun, self._begun = self._begun, None
         if begun is not None:
             return begun.result()
-        snapshot = self._snapshot or self._copied(step)
+        snapshot = self._snapshot or self._copy_weights(step)
         with self.phase("generate"), self.engine.at(snapshot.version, snapshot) as refitted:
             drawn = self.draw(position, refitted)
         self._snapshot = snapshot
         return drawn
 
-    def _begin(self, step: int, drawn: Drawn) -> Metrics:
+    def _begin(self, step: int, drawn: SampledStep) -> Metrics:
         """Compares what was drawn, and lets the sampler draw for the next step, with the weights as they are now.
 
         Not before it has them may they take the place of the weights that drew for this step: if it is lost over the
         refit, or both sides disagree, the checkpoint must hold those.
         """
-        snapshot = self._copied(step)
+        snapshot = self._copy_weights(step)
         with self.phase("watch"):
             compared = self.compare(step, snapshot, drawn)
-        if not self.extent.over(step + 1, drawn.position):
+        if not self.run_length.over(step + 1, drawn.position):
             bracket = ExitStack()
             refitted = bracket.enter_context(self.engine.at(snapshot.version, snapshot))
             self._begun = run_in_background(lambda: self._draw(drawn.position, refitted, bracket))
         self._snapshot = snapshot
         return compared
 
-    def _draw(self, position: int, refitted: Metrics, bracket: ExitStack) -> Drawn:
+    def _draw(self, position: int, refitted: Metrics, bracket: ExitStack) -> SampledStep:
         with bracket, self.beside("generate"):
             return self.draw(position, refitted)
 
@@ -138,7 +138,7 @@ class Ahead:
             with self.phase("wait for rollouts"):
                 wait_for_all([self._begun])
 
-    def _copied(self, step: int) -> Snapshot:
+    def _copy_weights(self, step: int) -> Snapshot:
         """A copy of the weights; the one that is there, while the policy rests."""
         version = self.version(step)
         if self._snapshot is not None and self._snapshot.version == version:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from lockstep.algorithms.job import (
+    Checkpointable,
     Job,
-    Saved,
     Validate,
     build_agreement,
     build_engine,
     describe,
     measure_answers,
-    measure_extent,
+    measure_run_length,
     open_held_out,
     open_reward,
     open_training,
@@ -21,34 +21,42 @@ from lockstep.algorithms.job import (
 )
 from lockstep.algorithms.policy_gradient.ahead import Ahead
 from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe
-from lockstep.algorithms.policy_gradient.step import Drawn, Rules, Workers, compared, drawn_and_read
+from lockstep.algorithms.policy_gradient.step import (
+    PolicyGradientSettings,
+    PolicyGradientWorkers,
+    SampledStep,
+    compare_sampled,
+    sample_and_read_back,
+)
 from lockstep.algorithms.setup import SamplerBeside, Setup
 from lockstep.algorithms.step import Step, StepResult
 from lockstep.data.prompts import Prompts
 from lockstep.monitor.agreement import Agreement
-from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.rollout import RolloutCollector
 
 
 @dataclass(frozen=True)
-class Program:
+class AlgorithmParts:
     """What one of these algorithms adds.
 
     Attributes:
-        rules: The options, as values.
+        settings: The options, as values.
         step: All of an iteration.
         learn: What comes after sampling.
         version: Of the policy's weights, when so many steps are done.
         state: What it adds to a checkpoint.
     """
 
-    rules: Rules
+    settings: PolicyGradientSettings
     step: Step
-    learn: Callable[[int, Drawn], StepResult]
+    learn: Callable[[int, SampledStep], StepResult]
     version: Callable[[int], int] = int
-    state: Mapping[str, Saved] = field(default_factory=dict)
+    state: Mapping[str, Checkpointable] = field(default_factory=dict)
 
 
-def open_policy_gradient(recipe: PolicyGradientRecipe, setup: Setup, program: Callable[[Workers], Program]) -> Job:
+def open_policy_gradient(
+    recipe: PolicyGradientRecipe, setup: Setup, program: Callable[[PolicyGradientWorkers], AlgorithmParts]
+) -> Job:
     """Opens models, environment, prompts and rewards; `program` makes the algorithm's own step of them."""
     options, size = recipe.options, recipe.options.num_prompts_per_step
     policy = setup.learner(recipe.policy_role)
@@ -61,21 +69,21 @@ def open_policy_gradient(recipe: PolicyGradientRecipe, setup: Setup, program: Ca
     held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge, size), None)
     rows = open_training(recipe, setup, recipe.reward, size)
     reward = open_reward(setup, recipe.reward_role, recipe.reward, rows, "reward")
-    experience = Experience(engine, rows, reward, setup.source.decode, recipe.seed, episodes)
+    collector = RolloutCollector(engine, rows, reward, setup.source.decode, recipe.seed, episodes)
     agreement = build_agreement(recipe, setup, policy, engine, f"{recipe.section}.correction weighs it")
-    workers = Workers(
+    workers = PolicyGradientWorkers(
         policy=policy,
         reference=reference,
-        experience=experience,
+        collector=collector,
         phase=setup.phase,
         agreement=agreement if beside is None else None,
     )
     its = program(workers)
     job = Job(
         step=its.step,
-        extent=measure_extent(recipe, len(rows), size),
-        state={"policy": policy, **its.state, **_coefficient(its.rules)},
-        validate=None if held_out is None else _validate(recipe, setup, held_out, experience, its.version),
+        run_length=measure_run_length(recipe, len(rows), size),
+        state={"policy": policy, **its.state, **_coefficient(its.settings)},
+        validate=None if held_out is None else _validate(recipe, setup, held_out, collector, its.version),
         data=describe(rows, "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
         arithmetic=_arithmetic(recipe),
@@ -86,32 +94,41 @@ def open_policy_gradient(recipe: PolicyGradientRecipe, setup: Setup, program: Ca
 
 
 def _validate(
-    recipe: PolicyGradientRecipe, setup: Setup, rows: Prompts, experience: Experience, version: Callable[[int], int]
+    recipe: PolicyGradientRecipe,
+    setup: Setup,
+    rows: Prompts,
+    collector: RolloutCollector,
+    version: Callable[[int], int],
 ) -> Validate | None:
     if recipe.validation_reward is not None:
         reward = setup.reward(recipe.validation_reward, rows, "validation_reward")
-        experience = replace(experience, reward=reward)
+        collector = replace(collector, reward=reward)
     environment = None if recipe.reward_model is not None else recipe.environment
     asked, judge = recipe.validation_sampling, recipe.validation_reward or recipe.reward
-    measure = measure_answers(recipe, setup, rows, experience, asked, judge, environment)
+    measure = measure_answers(recipe, setup, rows, collector, asked, judge, environment)
     return validate_figures(lambda step: measure(version(step)))
 
 
-def _coefficient(rules: Rules) -> dict[str, Saved]:
+def _coefficient(settings: PolicyGradientSettings) -> dict[str, Checkpointable]:
     """What a checkpoint holds besides learners: the coefficient of the divergence, where it follows a target."""
-    return {} if rules.kl is None or rules.kl.adaptive is None else {"kl": rules.kl}
+    return {} if settings.kl is None or settings.kl.adaptive is None else {"kl": settings.kl}
 
 
 def _one_step_ahead(
-    job: Job, its: Program, workers: Workers, agreement: Agreement, sampler: SamplerBeside, setup: Setup
+    job: Job,
+    its: AlgorithmParts,
+    workers: PolicyGradientWorkers,
+    agreement: Agreement,
+    sampler: SamplerBeside,
+    setup: Setup,
 ) -> Job:
     ahead = Ahead(
-        workers.experience.engine,
-        draw=lambda position, refitted: drawn_and_read(position, refitted, workers, its.rules, agreement),
+        workers.collector.engine,
+        draw=lambda position, refitted: sample_and_read_back(position, refitted, workers, its.settings, agreement),
         learn=its.learn,
-        compare=lambda step, snapshot, drawn: compared(step, snapshot, drawn, agreement),
+        compare=lambda step, snapshot, drawn: compare_sampled(step, snapshot, drawn, agreement),
         version=its.version,
-        extent=job.extent,
+        run_length=job.run_length,
         phase=setup.phase,
         beside=setup.beside,
         abandon=sampler.abandon,

@@ -43,7 +43,7 @@ class KLCoefficient:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _FILE).write_text(json.dumps({"coef": self.value}))  # the shortest digits that read back as the same
 
-    def saved(self, wait: bool) -> bool:
+    def poll_save(self, wait: bool) -> bool:
         return True
 
     def load(self, folder: Path) -> None:

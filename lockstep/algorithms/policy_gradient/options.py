@@ -99,7 +99,7 @@ class DynamicSampling(Section):
     )
 
 
-class Correction(Section):
+class CorrectionSection(Section):
     """Importance weights from sampler to learner, for engines whose log-probabilities differ from the learner's."""
 
     kind: Literal["token_tis", "sequence_tis", "icepop"] = Field(
@@ -109,7 +109,7 @@ class Correction(Section):
     low: NonNegativeFloat | None = Field(default=None, description="IcePop: mask ratios below this")
 
     @model_validator(mode="after")
-    def _icepop_has_two_ends(self) -> Correction:
+    def _icepop_has_two_ends(self) -> CorrectionSection:
         if (self.kind == "icepop") != (self.low is not None):
             raise ValueError("low goes with kind: icepop, and only with it")
         if self.low is not None and self.low >= self.high:
@@ -139,7 +139,7 @@ class PolicyGradient(Section):
     )
     overlong_filtering: bool = Field(default=False, description="truncated responses leave the loss")
     dynamic_sampling: DynamicSampling | None = None
-    correction: Correction | None = None
+    correction: CorrectionSection | None = None
     one_step_ahead: bool = Field(
         default=False,
         description="while a step learns, the sampler draws what the next step learns from; needs a correction",
@@ -284,7 +284,7 @@ class PolicyGradientRecipe(Algorithm):
         return tuple(section for section in (self.reward, self.validation_reward) if section is not None)
 
     @model_validator(mode="after")
-    def _somebody_rewards(self) -> PolicyGradientRecipe:
+    def _require_reward(self) -> PolicyGradientRecipe:
         said = (self.reward is not None) + (self.reward_model is not None)
         if said > 1 or (said == 0 and self.environment is None):
             raise ValueError(

@@ -21,13 +21,13 @@ from lockstep.objectives.divergence import k1
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.mismatch import Correction, IcePop, SequenceTIS, TokenTIS, agreement, sequence_mismatch
 from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, Shaping, TruncationPenalty
-from lockstep.rollouts.rollout import Experience, Rollouts
+from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.types import Phase, SamplingParams
-from lockstep.weight_sync.refit import Snapshot
+from lockstep.weight_sync.sync import Snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers:
+class PolicyGradientWorkers:
     """Who does the work: π, π_ref (only where a KL is asked for), the source of rollouts, and what compares both sides.
 
     Attributes:
@@ -36,13 +36,13 @@ class Workers:
 
     policy: Learner
     reference: Learner | None
-    experience: Experience
+    collector: RolloutCollector
     phase: Phase
     agreement: Agreement | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class PolicyGradientSettings:
     """A recipe's options as values, ready for use in the step.
 
     Attributes:
@@ -61,7 +61,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledStep:
     """What a step learns from.
 
     Attributes:
@@ -77,15 +77,19 @@ class Drawn:
     read_N: Tensor | None = None
 
 
-def drawn_at(position: int, version: int, workers: Workers, rules: Rules) -> Drawn:
+def sample_step(
+    position: int, version: int, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
+) -> SampledStep:
     """Responses of the policy as it is."""
-    with workers.phase("generate"), workers.experience.engine.at(version) as refitted:
-        return draw(position, refitted, workers, rules)
+    with workers.phase("generate"), workers.collector.engine.at(version) as refitted:
+        return draw(position, refitted, workers, settings)
 
 
-def draw(position: int, refitted: Metrics, workers: Workers, rules: Rules) -> Drawn:
+def draw(
+    position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
+) -> SampledStep:
     """Responses to a step's prompts; with dynamic sampling only of prompts whose rewards differ."""
-    options, sample, sampling = rules.options, workers.experience, rules.sampling
+    options, sample, sampling = settings.options, workers.collector, settings.sampling
     count, generations = options.num_prompts_per_step, options.num_generations
     if options.dynamic_sampling is None:
         rollouts, end = sample.collect(position, count, sampling, generations), position + count
@@ -93,23 +97,31 @@ def draw(position: int, refitted: Metrics, workers: Workers, rules: Rules) -> Dr
         rollouts, end = sample.collect_mixed(
             position, count, sampling, generations, options.dynamic_sampling.max_batches
         )
-    metrics = (rollouts.metrics() + Metrics(prompts_drawn=Sum(end - position))).prefixed("train")
-    return Drawn(rollouts, end, metrics + refitted)
+    metrics = (rollouts.metrics() + Metrics(prompts_drawn=Sum(end - position))).with_prefix("train")
+    return SampledStep(rollouts, end, metrics + refitted)
 
 
-def drawn_and_read(position: int, refitted: Metrics, workers: Workers, rules: Rules, agreement: Agreement) -> Drawn:
+def sample_and_read_back(
+    position: int,
+    refitted: Metrics,
+    workers: PolicyGradientWorkers,
+    settings: PolicyGradientSettings,
+    agreement: Agreement,
+) -> SampledStep:
     """As `draw`; the sampler also reads some of the responses with the weights that drew them."""
-    drawn = draw(position, refitted, workers, rules)
+    drawn = draw(position, refitted, workers, settings)
     return replace(drawn, read_N=agreement.read(drawn.rollouts.batch))
 
 
-def compared(step: int, snapshot: Snapshot, drawn: Drawn, agreement: Agreement) -> Metrics:
+def compare_sampled(step: int, snapshot: Snapshot, drawn: SampledStep, agreement: Agreement) -> Metrics:
     """How both sides agree on what was drawn by older weights; `snapshot` is of the weights that the learner has."""
     assert drawn.read_N is not None, "what is drawn one step ahead is read as well"
-    return agreement.scored_later(step + 1, snapshot, drawn.rollouts.batch, drawn.read_N)
+    return agreement.compare_later(step + 1, snapshot, drawn.rollouts.batch, drawn.read_N)
 
 
-def prepared(step: int, version: int, batch: Batch, workers: Workers, rules: Rules) -> tuple[Batch, Metrics]:
+def prepare_batch(
+    step: int, version: int, batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
+) -> tuple[Batch, Metrics]:
     """What the policy thinks of its rollouts, which of them it may learn from, and how much each token weighs.
 
     Args:
@@ -117,7 +129,7 @@ def prepared(step: int, version: int, batch: Batch, workers: Workers, rules: Rul
         version: Of the policy's weights.
         batch: Scored responses.
         workers: Who is asked.
-        rules: Options.
+        settings: Options.
 
     Returns:
         The batch with `old_logprob`, `shaped_score` and `weight`, and with a reference `ref_logprob`, `kl`, and, where
@@ -130,13 +142,13 @@ def prepared(step: int, version: int, batch: Batch, workers: Workers, rules: Rul
     metrics = Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
     if bool(age_B.any()):
         stale = agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths)
-        metrics += stale.prefixed("staleness")
+        metrics += stale.with_prefix("staleness")
     if workers.agreement is not None:
         with workers.phase("watch"):
             metrics += workers.agreement(step + 1, version, batch)
-    batch, matching = _matched(_judged(batch, rules), rules)
-    batch, divergence = _with_reference(batch, workers, rules)
-    return batch, metrics + matching + divergence + _maximized(batch, rules)
+    batch, matching = _correct_mismatch(_shape_scores(batch, settings), settings)
+    batch, divergence = _with_reference(batch, workers, settings)
+    return batch, metrics + matching + divergence + _measure_objective(batch, settings)
 
 
 def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:
@@ -145,50 +157,52 @@ def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batc
     return (batch.select(rows) for rows in order.split(size))
 
 
-def of_epoch(metrics: Metrics, epoch: int, rules: Rules) -> Metrics:
+def of_epoch(metrics: Metrics, epoch: int, settings: PolicyGradientSettings) -> Metrics:
     """Metrics of one of several epochs also stand alone."""
-    return metrics if rules.options.ppo_epochs == 1 else metrics + metrics.prefixed(f"epoch_{epoch + 1}")
+    return metrics if settings.options.ppo_epochs == 1 else metrics + metrics.with_prefix(f"epoch_{epoch + 1}")
 
 
-def credited(batch: Batch, advantage_N: Tensor) -> Metrics:
+def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
     """What the advantages are like before they are whitened, and how much is learned from."""
     trained = batch.mask.sum()
     return Metrics(
         advantage=Mean(advantage_N.sum(), trained),
         advantage_squared=Mean(advantage_N.square().sum(), trained),
         trained_tokens=Sum(trained),
-    ).prefixed("train")
+    ).with_prefix("train")
 
 
-def _judged(batch: Batch, rules: Rules) -> Batch:
+def _shape_scores(batch: Batch, settings: PolicyGradientSettings) -> Batch:
     """Shapes scores; responses without a verdict, and truncated ones where the recipe says so, leave the training."""
     score_B, keep_B = batch["score"], batch["score"].isfinite()
-    if rules.options.overlong_filtering:
+    if settings.options.overlong_filtering:
         keep_B = keep_B & ~batch["truncated"]
     length_B = batch.per_sample(batch.mask.long())
-    for shape in rules.shaping:
+    for shape in settings.shaping:
         score_B = shape(score_B, length_B, batch["truncated"])
     batch = batch.with_columns(sample={"shaped_score": score_B.nan_to_num(0.0)})
     return _keeping(batch, keep_B)
 
 
-def _matched(batch: Batch, rules: Rules) -> tuple[Batch, Metrics]:
+def _correct_mismatch(batch: Batch, settings: PolicyGradientSettings) -> tuple[Batch, Metrics]:
     """Drops responses that sampler and learner disagree on, and weighs the rest where the recipe says so."""
     metrics = Metrics()
-    if rules.options.max_sequence_mismatch is not None:
+    if settings.options.max_sequence_mismatch is not None:
         error_B = sequence_mismatch(batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths)
-        keep_B = error_B <= rules.options.max_sequence_mismatch
+        keep_B = error_B <= settings.options.max_sequence_mismatch
         batch = _keeping(batch, keep_B)
         metrics += Metrics({"agreement/sequences_masked": Sum((~keep_B).sum())})
     weight_N = torch.ones_like(batch["old_logprob"])
-    if rules.correction is not None:
-        weight_N = rules.correction(batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths)
+    if settings.correction is not None:
+        weight_N = settings.correction(batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths)
         metrics += Metrics({"agreement/weight": Mean(weight_N[batch.mask].sum(), batch.mask.sum())})
     return batch.with_columns({"weight": weight_N}), metrics
 
 
-def _with_reference(batch: Batch, workers: Workers, rules: Rules) -> tuple[Batch, Metrics]:
-    section, coef = rules.options.kl, rules.kl
+def _with_reference(
+    batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
+) -> tuple[Batch, Metrics]:
+    section, coef = settings.options.kl, settings.kl
     if section is None or coef is None:
         return batch, Metrics()
     assert workers.reference is not None, "a KL is asked for, so somebody has to say what the reference thinks"
@@ -204,26 +218,26 @@ def _with_reference(batch: Batch, workers: Workers, rules: Rules) -> tuple[Batch
     return batch.with_columns(columns), metrics
 
 
-def _maximized(batch: Batch, rules: Rules) -> Metrics:
+def _measure_objective(batch: Batch, settings: PolicyGradientSettings) -> Metrics:
     """What the step maximizes, per response: the shaped score, less β·KL of all its tokens wherever that stands."""
     objective_B = batch["shaped_score"]
-    if rules.kl is not None:
-        objective_B = objective_B - rules.kl.value * batch.per_sample(batch["kl"])
+    if settings.kl is not None:
+        objective_B = objective_B - settings.kl.value * batch.per_sample(batch["kl"])
     trained_B = batch.per_sample(batch.mask.float()) > 0
     return Metrics({"train/shaped_reward": Mean((objective_B * trained_B).sum(), trained_B.sum())})
 
 
-def policy_loss(rules: Rules) -> ClippedSurrogate:
+def policy_loss(settings: PolicyGradientSettings) -> ClippedSurrogate:
     """The policy's loss in the step at hand."""
-    if rules.kl is None or rules.options.kl is None or not rules.options.kl.in_loss:
-        return rules.policy_loss
-    return replace(rules.policy_loss, kl_coef=rules.kl.value)
+    if settings.kl is None or settings.options.kl is None or not settings.options.kl.in_loss:
+        return settings.policy_loss
+    return replace(settings.policy_loss, kl_coef=settings.kl.value)
 
 
-def adapt_kl(batch: Batch, rules: Rules) -> None:
+def adapt_kl(batch: Batch, settings: PolicyGradientSettings) -> None:
     """Lets the coefficient of the divergence follow its target, at the end of a step."""
-    if rules.kl is not None and rules.kl.adaptive is not None and batch.mask.any():
-        rules.kl.follow(float(batch["kl"].sum() / batch.mask.sum()))
+    if settings.kl is not None and settings.kl.adaptive is not None and batch.mask.any():
+        settings.kl.follow(float(batch["kl"].sum() / batch.mask.sum()))
 
 
 def _keeping(batch: Batch, keep_B: Tensor) -> Batch:
@@ -231,10 +245,10 @@ def _keeping(batch: Batch, keep_B: Tensor) -> Batch:
     return batch.with_columns({"mask": batch.mask & keep_B[batch.row]})
 
 
-def rules(recipe: PolicyGradientRecipe, stop_token_ids: tuple[int, ...]) -> Rules:
+def build_settings(recipe: PolicyGradientRecipe, stop_token_ids: tuple[int, ...]) -> PolicyGradientSettings:
     """Turns a recipe's options into values, once; the loss is the clipped objective over tokens."""
     options = recipe.options
-    return Rules(
+    return PolicyGradientSettings(
         options=options,
         sampling=recipe.sampling.params(stop_token_ids),
         seed=recipe.seed,

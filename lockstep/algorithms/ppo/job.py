@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from lockstep.algorithms.job import Job
-from lockstep.algorithms.policy_gradient.job import Program, open_policy_gradient
-from lockstep.algorithms.policy_gradient.step import Workers
+from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
+from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOWorkers, learn, policy_version, ppo_step, rules
+from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version, ppo_step
 from lockstep.algorithms.setup import Setup
 
 
 def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
     """Opens all that PPO needs."""
-    critic, options = setup.learner(recipe.critic_role), rules(recipe, setup.source.stop_token_ids)
+    critic, options = setup.learner(recipe.critic_role), build_settings(recipe, setup.source.stop_token_ids)
 
-    def program(shared: Workers) -> Program:
+    def program(shared: PolicyGradientWorkers) -> AlgorithmParts:
         workers = PPOWorkers(
             policy=shared.policy,
             reference=shared.reference,
-            experience=shared.experience,
+            collector=shared.collector,
             phase=shared.phase,
             agreement=shared.agreement,
             critic=critic,
         )
-        return Program(
+        return AlgorithmParts(
             options,
             step=lambda step, position: ppo_step(step, position, workers, options),
             learn=lambda step, drawn: learn(step, drawn, workers, options),

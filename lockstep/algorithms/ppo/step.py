@@ -1,6 +1,6 @@
 """PPO with a critic: Schulman et al. 2017, Algorithm 1, for language models (Ouyang et al. 2022).
 
-A step of the decision process is a token that the policy chose. `ppo_step` is the algorithm; `PPORules` holds the
+A step of the decision process is a token that the policy chose. `ppo_step` is the algorithm; `PPOSettings` holds the
 options that successors of the paper added, as values.
 """
 
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import (
-    Drawn,
-    Rules,
-    Workers,
+    PolicyGradientSettings,
+    PolicyGradientWorkers,
+    SampledStep,
     adapt_kl,
-    credited,
-    drawn_at,
+    measure_advantages,
     minibatches,
     of_epoch,
     policy_loss,
-    prepared,
+    prepare_batch,
+    sample_step,
 )
 from lockstep.algorithms.ppo.options import PPO, PPORecipe
 from lockstep.algorithms.step import StepResult
@@ -37,40 +37,40 @@ from lockstep.rollouts.samples import sample_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOWorkers(Workers):
+class PPOWorkers(PolicyGradientWorkers):
     """With V beside π."""
 
     critic: Learner
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPORules(Rules):
+class PPOSettings(PolicyGradientSettings):
     """With the critic's loss."""
 
     options: PPO
     value_loss: ClippedValue
 
 
-def ppo_step(step: int, position: int, workers: PPOWorkers, rules: PPORules) -> StepResult:
+def ppo_step(step: int, position: int, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
     """One iteration: sample from the policy as it is, and learn from that."""
-    drawn = drawn_at(position, policy_version(step, rules.options), workers, rules)  # y ~ π_old(·|x), r(x, y)
-    return learn(step, drawn, workers, rules)
+    drawn = sample_step(position, policy_version(step, settings.options), workers, settings)  # y ~ π_old(·|x), r(x, y)
+    return learn(step, drawn, workers, settings)
 
 
-def learn(step: int, drawn: Drawn, workers: PPOWorkers, rules: PPORules) -> StepResult:
+def learn(step: int, drawn: SampledStep, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
     """The rest of an iteration: value, estimate advantages, improve critic and policy."""
     batch = drawn.rollouts.batch
     with workers.phase("values"):
         value_N, final_value_B = workers.critic.values(batch)  # V(x, y_<t)
     batch = batch.with_columns({"old_value": value_N}, {"final_value": final_value_B})
-    batch, preparation = prepared(step, policy_version(step, rules.options), batch, workers, rules)
-    batch, credit = with_advantages(batch, rules.options)
+    batch, preparation = prepare_batch(step, policy_version(step, settings.options), batch, workers, settings)
+    batch, credit = with_advantages(batch, settings.options)
     metrics = drawn.metrics + preparation + credit
-    for epoch in range(rules.options.ppo_epochs):
-        metrics += _improved(batch, step, epoch, workers, rules)
-    if step >= rules.options.critic_warmup_steps:
-        adapt_kl(batch, rules)
-    samples = sample_rows(drawn.rollouts, batch, workers.experience, rules.num_logged_samples)
+    for epoch in range(settings.options.ppo_epochs):
+        metrics += _train_epoch(batch, step, epoch, workers, settings)
+    if step >= settings.options.critic_warmup_steps:
+        adapt_kl(batch, settings)
+    samples = sample_rows(drawn.rollouts, batch, workers.collector, settings.num_logged_samples)
     return StepResult(metrics, drawn.position, batch.tokens.numel(), samples)
 
 
@@ -101,28 +101,28 @@ def with_advantages(batch: Batch, ppo: PPO) -> tuple[Batch, Metrics]:
         lam_policy = length_adaptive_lambda(batch.mask, batch.lengths, ppo.length_adaptive_alpha)
     return_N = (estimate(lam_value) + batch["old_value"]) * batch.mask
     advantage_N = estimate(lam_policy)
-    metrics = credited(batch, advantage_N)
+    metrics = measure_advantages(batch, advantage_N)
     if ppo.whiten_advantages:
         advantage_N = masked_whiten(advantage_N, batch.mask)
     return batch.with_columns({"reward": reward_N, "advantage": advantage_N, "return": return_N}), metrics
 
 
-def _improved(batch: Batch, step: int, epoch: int, workers: PPOWorkers, rules: PPORules) -> Metrics:
+def _train_epoch(batch: Batch, step: int, epoch: int, workers: PPOWorkers, settings: PPOSettings) -> Metrics:
     """One epoch over the rollouts, the critic before the policy."""
     metrics = Metrics()
-    for minibatch in minibatches(batch, rules.options.global_batch_size, rules.seed, step, epoch):
+    for minibatch in minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch):
         with workers.phase("critic"):
-            metrics += train(workers.critic, minibatch, rules.value_loss).prefixed("critic")
-        if step >= rules.options.critic_warmup_steps:
+            metrics += train(workers.critic, minibatch, settings.value_loss).with_prefix("critic")
+        if step >= settings.options.critic_warmup_steps:
             with workers.phase("policy"):
-                metrics += train(workers.policy, minibatch, policy_loss(rules)).prefixed("policy")
-    return of_epoch(metrics, epoch, rules)
+                metrics += train(workers.policy, minibatch, policy_loss(settings)).with_prefix("policy")
+    return of_epoch(metrics, epoch, settings)
 
 
-def rules(recipe: PPORecipe, stop_token_ids: tuple[int, ...]) -> PPORules:
+def build_settings(recipe: PPORecipe, stop_token_ids: tuple[int, ...]) -> PPOSettings:
     """Turns a recipe's options into values, once."""
-    shared = policy_gradient.rules(recipe, stop_token_ids)
-    return PPORules(
+    shared = policy_gradient.build_settings(recipe, stop_token_ids)
+    return PPOSettings(
         options=recipe.ppo,
         sampling=shared.sampling,
         seed=shared.seed,

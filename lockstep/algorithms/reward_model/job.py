@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms.job import Job, describe, measure_extent, validate_figures
+from lockstep.algorithms.job import Job, describe, measure_run_length, validate_figures
 from lockstep.algorithms.open_pairs import open_held_out_pairs, open_train_pairs
 from lockstep.algorithms.reward_model.options import RewardModelRecipe
-from lockstep.algorithms.reward_model.step import RewardModelWorkers, held_out_pairs, reward_model_step
+from lockstep.algorithms.reward_model.step import RewardModelWorkers, measure_held_out_pairs, reward_model_step
 from lockstep.algorithms.setup import Setup
 from lockstep.losses.reward import BradleyTerry
 
@@ -20,10 +20,10 @@ def open_reward_model(recipe: RewardModelRecipe, setup: Setup) -> Job:
     measure = None
     if held_out is not None:
         batch = held_out.first(recipe.data.max_validation_samples)
-        measure = validate_figures(lambda step: held_out_pairs(model, batch, loss).prefixed("validation"))
+        measure = validate_figures(lambda step: measure_held_out_pairs(model, batch, loss).with_prefix("validation"))
     return Job(
         step=lambda step, position: reward_model_step(step, position, workers, loss, size, recipe.seed),
-        extent=measure_extent(recipe, len(pairs), size),
+        run_length=measure_run_length(recipe, len(pairs), size),
         state={"reward_model": model},
         validate=measure,
         data=describe(pairs, "pairs"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockstep.algorithms.setup import Setup
 
 
-class RewardModel(LearnedPairs):
+class RewardModelSection(LearnedPairs):
     """A reward model of pairs (Bradley and Terry 1952; Ouyang et al. 2022); see docs/algorithms/reward_model.md."""
 
     margin: bool = Field(
@@ -31,10 +31,10 @@ class RewardModelRecipe(PairsRecipe):
     """`algorithm: reward_model`"""
 
     limit = "reward_model.max_tokens"
-    reward_model: RewardModel
+    reward_model: RewardModelSection
 
     @property
-    def pairs(self) -> RewardModel:
+    def pairs(self) -> RewardModelSection:
         return self.reward_model
 
     @property

@@ -36,11 +36,11 @@ def reward_model_step(
         batch = workers.pairs.at(position, global_batch_size, seed)  # x, y_w ≻ y_l
     with workers.phase("reward_model"):
         metrics = train(workers.reward_model, batch, loss)
-    shown = workers.pairs.shown(position, min(workers.num_logged_samples, global_batch_size), seed)
-    return StepResult(metrics.prefixed("train"), position + global_batch_size, batch.tokens.numel(), shown)
+    shown = workers.pairs.render(position, min(workers.num_logged_samples, global_batch_size), seed)
+    return StepResult(metrics.with_prefix("train"), position + global_batch_size, batch.tokens.numel(), shown)
 
 
-def held_out_pairs(reward_model: Learner, batch: Batch, loss: BradleyTerry) -> Metrics:
+def measure_held_out_pairs(reward_model: Learner, batch: Batch, loss: BradleyTerry) -> Metrics:
     """The metrics of training on pairs that are not trained on, and the 95 % interval of `acc`; no gradients."""
     _, reward_B = reward_model.values(batch)
     _, metrics = loss(Outputs(final_value=reward_B), batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.algorithms.self_rewarding.options import SelfRewarding
-from lockstep.algorithms.step import Turn
+from lockstep.algorithms.step import StepEvent
 
 
 class Collapse:
@@ -34,9 +34,9 @@ class Collapse:
         self._note = note
         self._above: set[str] = set()
 
-    def __call__(self, turn: Turn) -> None:
+    def __call__(self, event: StepEvent) -> None:
         for metric, (limit, told) in self._alarms.items():
-            share = turn.values.get(metric, 0.0)
+            share = event.values.get(metric, 0.0)
             if share > limit and metric not in self._above:
-                self._note(f"at step {turn.step} {share:.0%} {told}")
+                self._note(f"at step {event.step} {share:.0%} {told}")
             (self._above.add if share > limit else self._above.discard)(metric)

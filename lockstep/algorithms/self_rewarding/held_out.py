@@ -9,7 +9,7 @@ from typing import Any, assert_never
 from lockstep.algorithms.self_rewarding.meta import judge_pair_row
 from lockstep.algorithms.self_rewarding.step import (
     AskedPrompts,
-    Rules,
+    SelfRewardingSettings,
     SelfRewardingWorkers,
     answer_and_judge,
     with_reference,
@@ -17,9 +17,9 @@ from lockstep.algorithms.self_rewarding.step import (
 from lockstep.batch import Batch
 from lockstep.losses.base import Outputs
 from lockstep.losses.preference import interval_of_acc
-from lockstep.metrics import Metrics, merged
+from lockstep.metrics import Metrics, merge_metrics
 from lockstep.rollouts.rollout import PromptStream
-from lockstep.types import Prompt, untimed
+from lockstep.types import Prompt, skip_timing
 
 
 @dataclass(frozen=True)
@@ -70,60 +70,60 @@ class Twins:
     Args:
         held_out: The prompts.
         workers: As of training.
-        rules: Likewise.
+        settings: Likewise.
     """
 
-    def __init__(self, held_out: HeldOut, workers: SelfRewardingWorkers, rules: Rules) -> None:
-        self._held_out, self._rules = held_out, rules
+    def __init__(self, held_out: HeldOut, workers: SelfRewardingWorkers, settings: SelfRewardingSettings) -> None:
+        self._held_out, self._settings = held_out, settings
         self._workers = replace(
-            workers, phase=untimed, experience=replace(workers.experience, prompts=held_out)
+            workers, phase=skip_timing, collector=replace(workers.collector, prompts=held_out)
         )  # all of it is time of the validation
         self._pairs: _Pairs | None = None
 
     def __call__(self, step: int) -> tuple[Metrics, list[dict[str, Any]]]:
         """Metrics and table after so many steps."""
-        rules, newest = self._rules, max(step - 1, 0)
-        iteration = newest // rules.steps_per_iteration
+        settings, newest = self._settings, max(step - 1, 0)
+        iteration = newest // settings.steps_per_iteration
         if iteration == 0 and self._workers.imitate is not None:
             return Metrics(), []
-        version = _acting_version(step, rules)
+        version = _acting_version(step, settings)
         pairs = self._pairs
         if pairs is None or (pairs.iteration, pairs.version) != (iteration, version):
             pairs = self._pairs = self._make_pairs(iteration, version)
-        metrics, loss = pairs.metrics.prefixed("val"), rules.loss(iteration)
+        metrics, loss = pairs.metrics.with_prefix("val"), settings.loss(iteration)
         if pairs.batches:
-            learned = merged(
+            learned = merge_metrics(
                 loss(Outputs(logprob=self._workers.policy.logprobs(batch)), batch)[1] for batch in pairs.batches
             )
-            metrics += (learned + interval_of_acc(learned)).prefixed("val")
+            metrics += (learned + interval_of_acc(learned)).with_prefix("val")
         return metrics, pairs.table
 
     def _make_pairs(self, iteration: int, version: int) -> _Pairs:
         """Answers and judges all held-out prompts, as many at once as a step does."""
-        workers, rules, size = self._workers, self._rules, self._rules.options.global_batch_size
+        workers, settings, size = self._workers, self._settings, self._settings.options.global_batch_size
         metrics, batches = Metrics(), list[Batch]()
         answers, judgements = list[dict[str, Any]](), list[dict[str, Any]]()
         for position in range(0, len(self._held_out.prompts), size):
             count = min(size, len(self._held_out.prompts) - position)
             asked = AskedPrompts(position, count, iteration, version, key=0)
-            found = answer_and_judge(asked, workers.experience, workers, rules)
+            found = answer_and_judge(asked, workers.collector, workers, settings)
             metrics += found.metrics
             batch = found.batch()
             batches += [with_reference(batch, workers)] if len(batch) else []
             answers += found.answers.sample_rows(count)
-            judgements += [judge_pair_row(pair, workers.experience.decode) for pair in found.judgements]
-        shown = rules.num_logged_samples
+            judgements += [judge_pair_row(pair, workers.collector.decode) for pair in found.judgements]
+        shown = settings.num_logged_samples
         table = [{"held_out": True, **row} for row in (*answers[:shown], *judgements[:shown])]
         told = Metrics({name.removeprefix("train/"): metric for name, metric in metrics.items()})
         return _Pairs(iteration, version, told, batches, table)
 
 
-def _acting_version(step: int, rules: Rules) -> int:
+def _acting_version(step: int, settings: SelfRewardingSettings) -> int:
     """Of the weights that act now: until the next iteration begins, the reference is that of the newest step."""
-    match rules.options.acting_policy:
+    match settings.options.acting_policy:
         case "reference":
-            return rules.acting_version(max(step - 1, 0))
+            return settings.acting_version(max(step - 1, 0))
         case "current":
             return step
         case _:
-            assert_never(rules.options.acting_policy)
+            assert_never(settings.options.acting_policy)

@@ -23,16 +23,16 @@ from lockstep.algorithms.job import (
 from lockstep.algorithms.rows import open_demonstrations, open_prompts
 from lockstep.algorithms.self_rewarding.collapse import Collapse
 from lockstep.algorithms.self_rewarding.held_out import HeldOut, Twins
-from lockstep.algorithms.self_rewarding.known import asked_of, known_judgements, known_rows
+from lockstep.algorithms.self_rewarding.known import measure_judges, read_known, rebind_judge
 from lockstep.algorithms.self_rewarding.meta import MetaJudging
 from lockstep.algorithms.self_rewarding.new_prompts import new_prompts
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.algorithms.self_rewarding.scoring import ByJudge, Scoring, Verifiers, by_reward_model
-from lockstep.algorithms.self_rewarding.step import Rules, SelfRewardingWorkers, self_rewarding_step
+from lockstep.algorithms.self_rewarding.step import SelfRewardingSettings, SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.self_rewarding.verdicts import leak_test
 from lockstep.algorithms.setup import Policy, Setup
 from lockstep.algorithms.sft.step import SFTWorkers, sft_step
-from lockstep.algorithms.step import Extent, Step
+from lockstep.algorithms.step import RunLength, Step
 from lockstep.config import MetaJudgeSection
 from lockstep.data.demonstrations import Demonstrations, answer_of
 from lockstep.data.prompts import Prompts
@@ -45,8 +45,8 @@ from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
 from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
 from lockstep.rewards.rewards import rule_of
-from lockstep.rollouts.engine import Engine
-from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.sampler_session import SamplerSession
 
 
 def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
@@ -58,45 +58,45 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     own = Policy(actor, source)
     judge = setup.attempt(lambda: _open_judge(recipe, own, setup), None)
     meta = setup.attempt(lambda: _open_meta_judge(recipe, own, setup), None)
-    known = setup.attempt(lambda: known_rows(recipe, setup.files), ([], []))
+    known = setup.attempt(lambda: read_known(recipe, setup.files), ([], []))
     limit, wanted = head(recipe.data.limit_train_batches, options.global_batch_size), rule_of(recipe.verifier, True)
     prompts = open_prompts(setup.files.train, recipe.data, source.tokenizer, wanted, limit)
-    experience = Experience(
+    collector = RolloutCollector(
         actor,
         prompts,
         open_reward(setup, recipe.reward_role, recipe.verifier, prompts, "verifier"),
         source.decode,
         recipe.seed,
     )
-    rules = _build_rules(recipe, prompts, setup)
+    settings = _build_settings(recipe, prompts, setup)
     agreement = build_agreement(recipe, setup, policy if actor is engines[0] else reference, actor)
     workers = SelfRewardingWorkers(
         policy,
         reference,
-        experience,
+        collector,
         _scoring(recipe, judge),
         meta,
         setup.phase,
-        new_prompts(recipe, prompts, rules.rows, engines[1], source, setup.folder),
+        new_prompts(recipe, prompts, settings.rows, engines[1], source, setup.folder),
         _imitation(recipe, policy, setup, limit),
         agreement,
     )
     held_out = open_held_out(recipe, setup, recipe.verifier, options.global_batch_size, judge=True)
-    by_policy = replace(experience, engine=engines[0])  # as it is
+    by_policy = replace(collector, engine=engines[0])  # as it is
     return Job(
-        step=lambda step, position: self_rewarding_step(step, position, workers, rules),
-        extent=_extent(recipe, rules),
+        step=lambda step, position: self_rewarding_step(step, position, workers, settings),
+        run_length=_run_length(recipe, settings),
         state={"policy": policy, "reference": reference},
         validate=_together(
-            _twins(recipe, held_out, workers, rules),
+            _twins(recipe, held_out, workers, settings),
             validate_figures(_true_worth(recipe, by_policy, setup)),
             judge
             and validate_figures(
-                known_judgements(
+                measure_judges(
                     known,
                     recipe.known.min_meta_accuracy,
-                    asked_of(judge, actor, engines[0]),
-                    None if meta is None else replace(meta, judge=asked_of(meta.judge, actor, engines[0])),
+                    rebind_judge(judge, actor, engines[0]),
+                    None if meta is None else replace(meta, judge=rebind_judge(meta.judge, actor, engines[0])),
                     engines[0],
                     setup.note,
                 )
@@ -104,7 +104,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         ),
         data=describe(prompts, "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
-        arithmetic=_arithmetic(recipe, len(prompts), rules),
+        arithmetic=_arithmetic(recipe, len(prompts), settings),
         agreement=agreement,
         section="self_rewarding",
         hooks=(Collapse(options, setup.note),),
@@ -174,11 +174,11 @@ def _open_own_answers(recipe: SelfRewardingRecipe, setup: Setup, limit: Head) ->
         raise DataError(f"self_rewarding.first_iteration_sft learns the answers of the data, but {error}") from error
 
 
-def _build_rules(recipe: SelfRewardingRecipe, prompts: Prompts, setup: Setup) -> Rules:
+def _build_settings(recipe: SelfRewardingRecipe, prompts: Prompts, setup: Setup) -> SelfRewardingSettings:
     """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
     options = recipe.self_rewarding
     rows = _iteration_rows(recipe, len(prompts))
-    rules = Rules(
+    settings = SelfRewardingSettings(
         options,
         setup.source.sampling(recipe.sampling),
         rows,
@@ -186,12 +186,12 @@ def _build_rules(recipe: SelfRewardingRecipe, prompts: Prompts, setup: Setup) ->
         recipe.run.num_logged_samples,
         leak_test(options.leak_pattern, None if recipe.judge is None else score_parser(recipe.judge)),
     )
-    if not rules.steps_per_iteration:
+    if not settings.steps_per_iteration:
         raise InputError(
             f"an iteration has {rows * recipe.run.max_epochs} prompts, fewer than the {options.global_batch_size} of "
             "one step; lower self_rewarding.global_batch_size or raise run.max_epochs"
         )
-    return rules
+    return settings
 
 
 def _iteration_rows(recipe: SelfRewardingRecipe, prompts: int) -> int:
@@ -208,19 +208,21 @@ def _iteration_rows(recipe: SelfRewardingRecipe, prompts: int) -> int:
             assert_never(recipe.self_rewarding.prompt_source)
 
 
-def _extent(recipe: SelfRewardingRecipe, rules: Rules) -> Extent:
+def _run_length(recipe: SelfRewardingRecipe, settings: SelfRewardingSettings) -> RunLength:
     """All iterations, or `max_steps` where these are fewer."""
-    steps = recipe.self_rewarding.max_iterations * rules.steps_per_iteration
-    return Extent(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1)
+    steps = recipe.self_rewarding.max_iterations * settings.steps_per_iteration
+    return RunLength(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1)
 
 
-def _arithmetic(recipe: SelfRewardingRecipe, prompts: int, rules: Rules) -> str:
+def _arithmetic(recipe: SelfRewardingRecipe, prompts: int, settings: SelfRewardingSettings) -> str:
     """How prompts become optimizer steps, for people."""
     options = recipe.self_rewarding
     first = ", the first of them on the answers of the data" if options.first_iteration_sft else ""
-    written = "" if recipe.new_prompts is None else f"{rules.rows} new prompts after examples from {prompts} prompts; "
+    written = (
+        "" if recipe.new_prompts is None else f"{settings.rows} new prompts after examples from {prompts} prompts; "
+    )
     return (
-        f"{written}{options.max_iterations} iterations × {rules.steps_per_iteration} steps of "
+        f"{written}{options.max_iterations} iterations × {settings.steps_per_iteration} steps of "
         f"{options.global_batch_size} prompts × {options.num_responses_to_gen} answers × "
         f"{recipe.judge.num_evals_to_average if recipe.judge else 1} judgements"
         + (", which are judged, too" if recipe.meta_judge else "")
@@ -228,7 +230,7 @@ def _arithmetic(recipe: SelfRewardingRecipe, prompts: int, rules: Rules) -> str:
     )
 
 
-def _actor(recipe: SelfRewardingRecipe, policy: Engine, reference: Engine) -> Engine:
+def _actor(recipe: SelfRewardingRecipe, policy: SamplerSession, reference: SamplerSession) -> SamplerSession:
     """Who answers."""
     match recipe.self_rewarding.acting_policy:
         case "current":
@@ -246,20 +248,22 @@ def _together(*measures: Validate | None) -> Validate | None:
 
 
 def _twins(
-    recipe: SelfRewardingRecipe, prompts: Prompts | None, workers: SelfRewardingWorkers, rules: Rules
+    recipe: SelfRewardingRecipe, prompts: Prompts | None, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> Validate | None:
     """What training would tell of held-out prompts; None where there are none."""
     if prompts is None:
         return None
-    measure = Twins(HeldOut(prompts.first(recipe.data.max_validation_samples), prompts), workers, rules)
+    measure = Twins(HeldOut(prompts.first(recipe.data.max_validation_samples), prompts), workers, settings)
     return lambda step: Validation(*measure(step))
 
 
-def _true_worth(recipe: SelfRewardingRecipe, experience: Experience, setup: Setup) -> Callable[[int], Metrics] | None:
+def _true_worth(
+    recipe: SelfRewardingRecipe, collector: RolloutCollector, setup: Setup
+) -> Callable[[int], Metrics] | None:
     """What the policy's answers to held-out prompts are worth, by something else than its own judgement."""
     reward, asked = recipe.validation_reward, recipe.validation_sampling
     rows = None if reward is None else open_held_out(recipe, setup, reward, recipe.self_rewarding.global_batch_size)
     if reward is None or asked is None or rows is None:
         return None
-    judged = replace(experience, reward=setup.reward(reward, rows, "validation_reward"))
+    judged = replace(collector, reward=setup.reward(reward, rows, "validation_reward"))
     return measure_answers(recipe, setup, rows, judged, asked, reward)

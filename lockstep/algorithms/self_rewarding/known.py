@@ -8,24 +8,24 @@ from dataclasses import replace
 from lockstep.algorithms.rows import DataFiles, files_of
 from lockstep.algorithms.self_rewarding.meta import MetaJudging
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
-from lockstep.data.files import Files, open_rows
+from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.rows import Rows
 from lockstep.judge.asking import Generates, SamplerAnswers
 from lockstep.judge.judge import Judge
 from lockstep.judge.known import (
     KnownScore,
     KnownWinner,
-    judged_scores,
-    judged_winners,
+    measure_scores,
+    measure_winners,
     read_scores,
     read_winners,
 )
 from lockstep.judge.verdicts import V
 from lockstep.metrics import Metrics
-from lockstep.rollouts.engine import Engine
+from lockstep.rollouts.sampler_session import SamplerSession
 
 
-def asked_of(judge: Judge[V], actor: Generates, policy: Generates) -> Judge[V]:
+def rebind_judge(judge: Judge[V], actor: Generates, policy: Generates) -> Judge[V]:
     """The same judge; where the one who acts judges, the policy as it is now does."""
     answering = judge.answering
     if isinstance(answering, SamplerAnswers) and answering.sampler is actor:
@@ -33,12 +33,12 @@ def asked_of(judge: Judge[V], actor: Generates, policy: Generates) -> Judge[V]:
     return judge
 
 
-def known_judgements(
+def measure_judges(
     known: tuple[Sequence[KnownScore], Sequence[KnownWinner]],
     min_meta_accuracy: float,
     judge: Judge[float],
     meta: MetaJudging | None,
-    engine: Engine,
+    engine: SamplerSession,
     note: Callable[[str], None],
 ) -> Callable[[int], Metrics] | None:
     """How often the judges are right, by the weights of a version; None where nothing is known.
@@ -57,9 +57,9 @@ def known_judgements(
 
     def measure(version: int) -> Metrics:
         with engine.at(version):
-            found = judged_scores(scores, judge) if scores else Metrics()
+            found = measure_scores(scores, judge) if scores else Metrics()
             if meta is not None and winners:
-                found += judged_winners(winners, meta.judge, meta.reasons)
+                found += measure_winners(winners, meta.judge, meta.reasons)
         accuracy = found.floats().get("meta_judge_accuracy", 1.0)
         if accuracy < min_meta_accuracy:
             note(
@@ -67,12 +67,12 @@ def known_judgements(
                 f"known cases, and known.min_meta_accuracy is {min_meta_accuracy:.0%}; what a poor meta-judge "
                 "prefers teaches the judge nothing: train it to compare judgements first, or turn use_meta_judge off"
             )
-        return found.prefixed("validation")
+        return found.with_prefix("validation")
 
     return measure
 
 
-def known_rows(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[KnownScore], list[KnownWinner]]:
+def read_known(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[KnownScore], list[KnownWinner]]:
     """What is known: of the recipe's files, or of data that is made; winners only where judgements are compared.
 
     Raises:
@@ -84,11 +84,11 @@ def known_rows(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[Know
     scale = (recipe.judge.judge_score_low, recipe.judge.judge_score_high)
     judgements = files.judgements if section.judgements is None else files_of(section.judgements)
     comparisons = files.comparisons if section.comparisons is None else files_of(section.comparisons)
-    scores = [] if judgements is None else read_scores(_opened(judgements), scale)
+    scores = [] if judgements is None else read_scores(_open_rows(judgements), scale)
     if comparisons is None or recipe.meta_judge is None:
         return scores, []
-    return scores, read_winners(_opened(comparisons))
+    return scores, read_winners(_open_rows(comparisons))
 
 
-def _opened(files: Files) -> Rows:
+def _open_rows(files: FileGroup) -> Rows:
     return open_rows(files, "error")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.self_rewarding.ranked import Ranked
+from lockstep.algorithms.self_rewarding.ranked import RankedAnswers
 from lockstep.batch import Batch
 from lockstep.judge.asking import Answer
 from lockstep.judge.build import meta_case
@@ -24,7 +24,7 @@ from lockstep.judge.judge import Case, Judge, Judged, disagreement, judge_metric
 from lockstep.judge.verdicts import Winner as Named
 from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.objectives.battles import Battles, Winner, bradley_terry
-from lockstep.objectives.pairing import balanced
+from lockstep.objectives.pairing import balance
 from lockstep.types import Prompt
 
 _SPARE = 2
@@ -106,16 +106,16 @@ class JudgePair:
     elo_gap: float
 
 
-def judge_pairs(ranked: Ranked, room: int, meta: MetaJudging, step: int) -> tuple[list[JudgePair], Metrics]:
+def judge_pairs(ranked: RankedAnswers, room: int, meta: MetaJudging, step: int) -> tuple[list[JudgePair], Metrics]:
     """Pairs of judgements of a step's answers, at most `room`, and what the battles told."""
-    doubted, left_out = _fitting(_doubted(ranked, meta.reasons), _SPARE * room, meta, step)
+    doubted, left_out = _fitting(_pick_doubted(ranked, meta.reasons), _SPARE * room, meta, step)
     judged = meta.judge([case for one in doubted for case in _cases(one, step)])
     fought = iter(judged)
     battles: list[Battles] = [{order: _winner(next(fought)) for order in one.orders} for one in doubted]
     found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
     pairs = [pair for pair in found if pair is not None]
-    places = balanced([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
-    told = judge_metrics(judged) + _told(battles, found) + Metrics(too_long=Sum(left_out))
+    places = balance([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
+    told = judge_metrics(judged) + _measure_battles(battles, found) + Metrics(too_long=Sum(left_out))
     return [pairs[place] for place in places], told
 
 
@@ -150,7 +150,7 @@ def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return asked, said
 
 
-def _doubted(ranked: Ranked, reasons: Callable[[str], str]) -> list[Doubted]:
+def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[Doubted]:
     """Of each prompt the finished answer whose verdicts vary most, if they do; those first that vary most of all.
 
     An answer of which the judge saw only the beginning is none of them.
@@ -224,7 +224,7 @@ def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> Ju
     return JudgePair(doubted, chosen, rejected, _ELO * (ranked[0] - ranked[-1]))
 
 
-def _told(battles: Sequence[Battles], found: Sequence[JudgePair | None]) -> Metrics:
+def _measure_battles(battles: Sequence[Battles], found: Sequence[JudgePair | None]) -> Metrics:
     """How the meta-judge decides: whether the place decides, how often nobody wins, how far apart winners are."""
     winners = [winner for own in battles for winner in own.values() if winner is not None]
     both = [

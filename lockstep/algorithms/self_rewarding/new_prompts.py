@@ -10,16 +10,16 @@ import orjson
 from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.config import DataSection, NewPromptsSection
-from lockstep.data.files import Files
+from lockstep.data.files import FileGroup
 from lockstep.data.prompts import Prompts, is_chat
-from lockstep.data.written import TextField, text_field
+from lockstep.data.text_field import TextField, text_field
 from lockstep.errors import InputError
 from lockstep.judge.asking import Reader, SamplerAnswers
 from lockstep.judge.new_prompts import PromptWriter, request_template
 from lockstep.judge.templates import Template
 from lockstep.metrics import Metrics
-from lockstep.models.source import Source
-from lockstep.rollouts.engine import Engine
+from lockstep.models.source import ModelSource
+from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.whole_files import write_whole
 
 FOLDER = "prompts"
@@ -40,11 +40,11 @@ class NewPrompts:
     """
 
     writer: PromptWriter
-    engine: Engine
+    engine: SamplerSession
     count: int
     folder: Path
     data: DataSection
-    source: Source
+    source: ModelSource
     _open: dict[int, tuple[Prompts, Metrics]] = field(default_factory=dict, init=False)
 
     def __call__(self, iteration: int, version: int) -> tuple[Prompts, Metrics]:
@@ -58,21 +58,21 @@ class NewPrompts:
             TooFewPromptsError: The policy does not write enough of them.
         """
         if iteration not in self._open:
-            self._open = {iteration: self._written(iteration, version)}
+            self._open = {iteration: self._write_prompts(iteration, version)}
         return self._open[iteration]
 
-    def _written(self, iteration: int, version: int) -> tuple[Prompts, Metrics]:
+    def _write_prompts(self, iteration: int, version: int) -> tuple[Prompts, Metrics]:
         with self.engine.at(version):
             written = self.writer(iteration, self.count)
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"iteration_{iteration:03d}.jsonl"
         write_whole(path, (orjson.dumps(row) + b"\n" for row in written.rows))
-        prompts = open_prompts(Files((path,)), _without_answers(self.data), self.source.tokenizer)
-        return prompts, written.metrics().prefixed("prompts")
+        prompts = open_prompts(FileGroup((path,)), _without_answers(self.data), self.source.tokenizer)
+        return prompts, written.metrics().with_prefix("prompts")
 
 
 def new_prompts(
-    recipe: SelfRewardingRecipe, prompts: Prompts, count: int, engine: Engine, source: Source, folder: Path
+    recipe: SelfRewardingRecipe, prompts: Prompts, count: int, engine: SamplerSession, source: ModelSource, folder: Path
 ) -> NewPrompts | None:
     """Has prompts written where the recipe says so.
 
@@ -98,7 +98,7 @@ def new_prompts(
 
 
 def request_of(
-    recipe: SelfRewardingRecipe, section: NewPromptsSection, prompts: Prompts, source: Source
+    recipe: SelfRewardingRecipe, section: NewPromptsSection, prompts: Prompts, source: ModelSource
 ) -> tuple[Template, TextField]:
     """What the policy is asked, and the field of a row that the reply fills.
 

@@ -189,7 +189,7 @@ class SelfRewardingRecipe(Algorithm):
     known: KnownSection = KnownSection()
 
     @model_validator(mode="after")
-    def _somebody_judges(self) -> SelfRewardingRecipe:
+    def _require_judge(self) -> SelfRewardingRecipe:
         if (self.judge is None) == (self.reward_model is None):
             raise ValueError("say one of judge and reward_model: who tells what an answer is worth")
         if self.judge is None and self.verifier is not None:

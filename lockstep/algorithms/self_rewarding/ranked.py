@@ -11,12 +11,12 @@ import torch
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
 from lockstep.judge.judge import Judged, disagreement
-from lockstep.objectives.pairing import Answer, Pair, choose
+from lockstep.objectives.pairing import AnswerPair, Candidate, choose
 from lockstep.rollouts.rollout import Rollouts
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedAnswers:
     """Scored answers, and the pair that was chosen of each prompt's.
 
     Attributes:
@@ -27,7 +27,7 @@ class Ranked:
 
     rollouts: Rollouts
     scored: Scored
-    pairs: Sequence[Pair]
+    pairs: Sequence[AnswerPair]
 
     @property
     def judged(self) -> Sequence[Judged[float]]:
@@ -63,22 +63,22 @@ class Ranked:
         return [_sample_row(self, prompt, pair) for prompt, pair in enumerate(self.pairs[:count])]
 
 
-def ranked(rollouts: Rollouts, found: Scored, length_control: float, group: int) -> Ranked:
+def choose_pairs(rollouts: Rollouts, found: Scored, length_control: float, group: int) -> RankedAnswers:
     """Chooses pairs from answers, `group` to each prompt, with ρ as `objectives.pairing` says."""
     sequences = zip(rollouts.batch.sequences(), rollouts.batch.sequences("mask"), strict=True)
     tokens = [tuple(sequence[mask].tolist()) for sequence, mask in sequences]
     cut = rollouts.batch["truncated"].tolist()
     answers = [
-        Answer(own, not unfinished, score, disagreement(one))
+        Candidate(own, not unfinished, score, disagreement(one))
         for own, unfinished, score, one in zip(tokens, cut, found.scores, found.judged, strict=True)
     ]
     pairs = [choose(answers[start : start + group], length_control) for start in range(0, len(answers), group)]
     score_B = torch.tensor([float("nan") if answer.score is None else answer.score for answer in answers])
     batch = rollouts.batch.with_columns(sample={"score": score_B})
-    return Ranked(Rollouts(batch, rollouts.prompts, rollouts.responses), found, pairs)
+    return RankedAnswers(Rollouts(batch, rollouts.prompts, rollouts.responses), found, pairs)
 
 
-def _sample_row(own: Ranked, prompt: int, pair: Pair) -> dict[str, Any]:
+def _sample_row(own: RankedAnswers, prompt: int, pair: AnswerPair) -> dict[str, Any]:
     first = prompt * own.group
     scores = own.scored.scores[first : first + own.group]
     asked = own.rollouts.prompts[first]

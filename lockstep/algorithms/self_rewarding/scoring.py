@@ -11,7 +11,7 @@ from lockstep.config import RewardSection
 from lockstep.judge.build import response_case
 from lockstep.judge.judge import Judge, Judged, judge_metrics, mean_score
 from lockstep.metrics import Mean, Metrics, Sum
-from lockstep.rewards.rewards import RewardError, unverified
+from lockstep.rewards.rewards import RewardError, find_unverified
 from lockstep.rollouts.rollout import Rollouts
 from lockstep.types import Prompt
 
@@ -71,8 +71,8 @@ class Scored:
 
     def metrics(self) -> Metrics:
         """What the judge was asked; and, where programs score too, what each of them says."""
-        asked = judge_metrics([one for one in self.judged if one.judgements]).prefixed("judge")
-        return asked if self.verified is None else asked + self._by_scorer(self.verified).prefixed("train")
+        asked = judge_metrics([one for one in self.judged if one.judgements]).with_prefix("judge")
+        return asked if self.verified is None else asked + self._by_scorer(self.verified).with_prefix("train")
 
     def _by_scorer(self, verified: Sequence[bool]) -> Metrics:
         both = list(zip(self.scores, verified, strict=True))
@@ -110,7 +110,7 @@ class ByJudge:
             JudgeError: As from the judge.
         """
         section = self.verifiers.section
-        waiting = unverified(section, rollouts.prompts)
+        waiting = find_unverified(section, rollouts.prompts)
         shown = enumerate(zip(rollouts.prompts, rollouts.responses, waiting, strict=True))
         cases = [
             response_case(prompt.conversation, response, (step, prompt.id, number))

@@ -16,7 +16,7 @@ import torch
 
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
 from lockstep.algorithms.self_rewarding.options import SelfRewarding
-from lockstep.algorithms.self_rewarding.ranked import Ranked, ranked
+from lockstep.algorithms.self_rewarding.ranked import RankedAnswers, choose_pairs
 from lockstep.algorithms.self_rewarding.scoring import Scoring
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
 from lockstep.algorithms.step import StepResult
@@ -27,7 +27,7 @@ from lockstep.losses.preference import Preference
 from lockstep.losses.preference import build as preference_loss
 from lockstep.metrics import Last, Mean, Metrics, Sum
 from lockstep.monitor.agreement import Agreement
-from lockstep.rollouts.rollout import Experience
+from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.types import Phase, SamplingParams
 
 
@@ -43,7 +43,7 @@ class SelfRewardingWorkers:
 
     policy: Learner
     reference: Learner
-    experience: Experience
+    collector: RolloutCollector
     score: Scoring
     meta: MetaJudging | None
     phase: Phase
@@ -53,7 +53,7 @@ class SelfRewardingWorkers:
 
 
 @dataclass(frozen=True)
-class Rules:
+class SelfRewardingSettings:
     """A recipe's options, ready for use in the step.
 
     Attributes:
@@ -103,19 +103,21 @@ class Rules:
                 assert_never(self.options.acting_policy)
 
 
-def self_rewarding_step(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
+def self_rewarding_step(
+    step: int, position: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
+) -> StepResult:
     """One optimizer step; when an iteration after the first begins the policy becomes the reference."""
-    iteration = step // rules.steps_per_iteration
-    if iteration and step == rules.beginning(step):
+    iteration = step // settings.steps_per_iteration
+    if iteration and step == settings.beginning(step):
         with workers.phase("reference"):
             hand_over(workers.policy, workers.reference)  # π_ref ← π
             workers.policy.reset_optimizer()
     if iteration == 0 and workers.imitate is not None:
         result = workers.imitate(step, position)
     else:
-        result = _learn_from_own_judgement(step, position, workers, rules)
-    done = Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(rules.epoch(step)))})
-    return replace(result, metrics=result.metrics + done, position=rules.position(step + 1))
+        result = _learn_from_own_judgement(step, position, workers, settings)
+    done = Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(settings.epoch(step)))})
+    return replace(result, metrics=result.metrics + done, position=settings.position(step + 1))
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class JudgedAnswers:
         metrics: Of answers, judges and pairs.
     """
 
-    answers: Ranked
+    answers: RankedAnswers
     judgements: list[JudgePair]
     refitted: Metrics
     metrics: Metrics
@@ -161,58 +163,66 @@ class JudgedAnswers:
 
 
 def answer_and_judge(
-    asked: AskedPrompts, experience: Experience, workers: SelfRewardingWorkers, rules: Rules
+    asked: AskedPrompts, collector: RolloutCollector, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> JudgedAnswers:
     """All of a step before anything is learned: answer, judge, choose."""
-    options = rules.options
-    with experience.engine.at(asked.version) as refitted:
+    options = settings.options
+    with collector.engine.at(asked.version) as refitted:
         with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
-            rollouts = experience.collect(asked.position, asked.count, rules.sampling, options.num_responses_to_gen)
+            rollouts = collector.collect(asked.position, asked.count, settings.sampling, options.num_responses_to_gen)
         with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
             found = workers.score(rollouts, asked.key)
-        answers = ranked(rollouts, found, options.length_control_of(asked.iteration), options.num_responses_to_gen)
+        answers = choose_pairs(
+            rollouts, found, options.length_control_of(asked.iteration), options.num_responses_to_gen
+        )
         room = options.room_for_judge_pairs(asked.iteration, answers.usable)
-        judgements, metrics = _judged_judgements(answers, workers, room, asked.key)
+        judgements, metrics = _judge_judgements(answers, workers, room, asked.key)
     metrics += found.metrics()
-    metrics += answer_metrics(answers.rollouts, found, rules.leaks).prefixed("train")
-    metrics += pair_metrics(answers.pairs).prefixed("train")
+    metrics += answer_metrics(answers.rollouts, found, settings.leaks).with_prefix("train")
+    metrics += pair_metrics(answers.pairs).with_prefix("train")
     return JudgedAnswers(answers, judgements, refitted, metrics)
 
 
-def _learn_from_own_judgement(step: int, position: int, workers: SelfRewardingWorkers, rules: Rules) -> StepResult:
+def _learn_from_own_judgement(
+    step: int, position: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
+) -> StepResult:
     """Answer, judge, choose, learn."""
-    size, iteration = rules.options.global_batch_size, step // rules.steps_per_iteration
-    experience, told = _asking(step, workers, rules)
-    asked = AskedPrompts(position, size, iteration, rules.acting_version(step), step)
-    found = answer_and_judge(asked, experience, workers, rules)
+    size, iteration = settings.options.global_batch_size, step // settings.steps_per_iteration
+    collector, told = _asking(step, workers, settings)
+    asked = AskedPrompts(position, size, iteration, settings.acting_version(step), step)
+    found = answer_and_judge(asked, collector, workers, settings)
     batch = found.answers.rollouts.batch
-    metrics = found.metrics + told + found.refitted + _compared(step, batch, workers, rules)
-    metrics += _learned(found.batch(), workers, rules, iteration)
-    samples = found.answers.sample_rows(rules.num_logged_samples)
-    samples += [judge_pair_row(pair, experience.decode) for pair in found.judgements[: rules.num_logged_samples]]
+    metrics = found.metrics + told + found.refitted + _compare_sampler(step, batch, workers, settings)
+    metrics += _train_on_pairs(found.batch(), workers, settings, iteration)
+    samples = found.answers.sample_rows(settings.num_logged_samples)
+    samples += [judge_pair_row(pair, collector.decode) for pair in found.judgements[: settings.num_logged_samples]]
     return StepResult(metrics, position + size, batch.tokens.numel(), samples)
 
 
-def _compared(step: int, batch: Batch, workers: SelfRewardingWorkers, rules: Rules) -> Metrics:
+def _compare_sampler(
+    step: int, batch: Batch, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
+) -> Metrics:
     """How whoever acts scores some of its answers, as a learner and as a sampler."""
     if workers.agreement is None:
         return Metrics()
     with workers.phase("watch"):
-        return workers.agreement.scored(step + 1, rules.acting_version(step), batch)
+        return workers.agreement.compare_unscored(step + 1, settings.acting_version(step), batch)
 
 
-def _asking(step: int, workers: SelfRewardingWorkers, rules: Rules) -> tuple[Experience, Metrics]:
+def _asking(
+    step: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
+) -> tuple[RolloutCollector, Metrics]:
     """What answers the prompts of a step's iteration; new ones are told of at its beginning."""
     if workers.new_prompts is None:
-        return workers.experience, Metrics()
-    began = rules.beginning(step)
+        return workers.collector, Metrics()
+    began = settings.beginning(step)
     with workers.phase("prompts"):
-        prompts, told = workers.new_prompts(step // rules.steps_per_iteration, began)
-    return replace(workers.experience, prompts=prompts), told if step == began else Metrics()
+        prompts, told = workers.new_prompts(step // settings.steps_per_iteration, began)
+    return replace(workers.collector, prompts=prompts), told if step == began else Metrics()
 
 
-def _judged_judgements(
-    answers: Ranked, workers: SelfRewardingWorkers, room: int, step: int
+def _judge_judgements(
+    answers: RankedAnswers, workers: SelfRewardingWorkers, room: int, step: int
 ) -> tuple[list[JudgePair], Metrics]:
     """Pairs of judgements, at most so many."""
     if workers.meta is None or not room:
@@ -220,17 +230,19 @@ def _judged_judgements(
     with workers.phase("meta_judge"):  # which of two judgements of y_n is better, says π_ref
         found, told = judge_pairs(answers, room, workers.meta, step)
     total = answers.usable + len(found)
-    return found, told.prefixed("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(found), total)})
+    return found, told.with_prefix("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(found), total)})
 
 
-def _learned(batch: Batch, workers: SelfRewardingWorkers, rules: Rules, iteration: int) -> Metrics:
+def _train_on_pairs(
+    batch: Batch, workers: SelfRewardingWorkers, settings: SelfRewardingSettings, iteration: int
+) -> Metrics:
     """One optimizer step on the pairs; none where there are no pairs."""
     if not len(batch):
         return Metrics({"train/updates_skipped": Sum(1.0)})
     with workers.phase("logprobs"):
         batch = with_reference(batch, workers)
     with workers.phase("policy"):
-        return train(workers.policy, batch, rules.loss(iteration)).prefixed("train")
+        return train(workers.policy, batch, settings.loss(iteration)).with_prefix("train")
 
 
 def with_reference(batch: Batch, workers: SelfRewardingWorkers) -> Batch:

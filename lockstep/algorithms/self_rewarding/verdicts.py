@@ -10,7 +10,7 @@ from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.judge.judge import disagreement
 from lockstep.judge.verdicts import Parser
 from lockstep.metrics import Mean, Metrics, StandardDeviation
-from lockstep.objectives.pairing import Pair, Status
+from lockstep.objectives.pairing import AnswerPair, Status
 from lockstep.rollouts.rollout import Rollouts
 
 _STATUSES: tuple[Status, ...] = ("ok", "unscored", "tie", "identical", "unfinished")
@@ -26,7 +26,7 @@ def leak_test(pattern: str | None, parser: Parser[float] | None) -> Callable[[st
     """
     if pattern is not None:
         return lambda text: re.search(pattern, text) is not None
-    return lambda text: parser is not None and parser.announced(text) and parser(text).value is not None
+    return lambda text: parser is not None and parser.announces_verdict(text) and parser(text).value is not None
 
 
 def answer_metrics(rollouts: Rollouts, scored: Scored, leaks: Callable[[str], bool]) -> Metrics:
@@ -51,7 +51,7 @@ def answer_metrics(rollouts: Rollouts, scored: Scored, leaks: Callable[[str], bo
     )
 
 
-def pair_metrics(pairs: Sequence[Pair]) -> Metrics:
+def pair_metrics(pairs: Sequence[AnswerPair]) -> Metrics:
     """What became of the rows: `bad_samples_per_GBS` are those without a pair to learn from, by cause besides."""
     found = Counter(pair.status for pair in pairs)
     bad = Metrics(bad_samples_per_GBS=Mean(len(pairs) - found["ok"], len(pairs)))

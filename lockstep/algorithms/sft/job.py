@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms.job import Job, describe, measure_extent, validate_figures
+from lockstep.algorithms.job import Job, describe, measure_run_length, validate_figures
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.sft.options import SFTRecipe
-from lockstep.algorithms.sft.step import SFTWorkers, held_out_loss, sft_step
+from lockstep.algorithms.sft.step import SFTWorkers, measure_held_out_loss, sft_step
 from lockstep.data.demonstrations import Demonstrations
-from lockstep.data.files import Files
+from lockstep.data.files import FileGroup
 from lockstep.data.selection import Head, head
 
 
@@ -22,10 +22,10 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     measure = None
     if held_out is not None:
         batch = held_out.first(data.max_validation_samples)
-        measure = validate_figures(lambda step: held_out_loss(policy, batch).prefixed("validation"))
+        measure = validate_figures(lambda step: measure_held_out_loss(policy, batch).with_prefix("validation"))
     return Job(
         step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
-        extent=measure_extent(recipe, len(rows), size),
+        run_length=measure_run_length(recipe, len(rows), size),
         state={"policy": policy},
         validate=measure,
         data=describe(rows, "rows"),
@@ -34,5 +34,5 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     )
 
 
-def _open(files: Files, recipe: SFTRecipe, setup: Setup, limit: Head) -> Demonstrations:
+def _open(files: FileGroup, recipe: SFTRecipe, setup: Setup, limit: Head) -> Demonstrations:
     return open_demonstrations(files, recipe.data, setup.source, recipe.sft.max_tokens, "sft.max_tokens", limit)

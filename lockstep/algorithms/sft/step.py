@@ -8,7 +8,7 @@ from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.learners.base import Learner, train
-from lockstep.losses.cross_entropy import CrossEntropy
+from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.metrics import Mean, Metrics
 from lockstep.types import Phase
 
@@ -27,11 +27,11 @@ def sft_step(step: int, position: int, workers: SFTWorkers, global_batch_size: i
     with workers.phase("data"):
         batch = workers.demonstrations.at(position, global_batch_size, seed)
     with workers.phase("policy"):
-        metrics = train(workers.policy, batch, CrossEntropy())
-    return StepResult(metrics.prefixed("policy"), position + global_batch_size, batch.tokens.numel())
+        metrics = train(workers.policy, batch, CrossEntropyLoss())
+    return StepResult(metrics.with_prefix("policy"), position + global_batch_size, batch.tokens.numel())
 
 
-def held_out_loss(policy: Learner, batch: Batch) -> Metrics:
+def measure_held_out_loss(policy: Learner, batch: Batch) -> Metrics:
     """Cross-entropy per trainable token of rows that are not trained on, nats, and its exponential; no gradients."""
     total = -policy.logprobs(batch).double()[batch.mask].sum()
     loss = Mean(total, batch.mask.sum())

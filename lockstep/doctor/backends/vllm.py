@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.batch import Batch, concat
-from lockstep.cluster.sampler_pool import Replicas
+from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.worker_proxy import Remote
 from lockstep.cluster.workers import HERE, Workers
@@ -95,7 +95,7 @@ class VLLMBackend:
         self._held: dict[str, Tensor] = {}
         self._loads = 0
         self.engine = self._started(USUAL)
-        self._other: tuple[Conditions, Replicas] | None = None
+        self._other: tuple[Conditions, SamplerPool] | None = None
         self.context = context_of(read_config(folder))
 
     def config(self) -> Mapping[str, Any]:
@@ -112,7 +112,7 @@ class VLLMBackend:
         engine = self._engine(conditions)
         parts = batch.split(conditions.batch_size or len(batch))
         column = torch.cat([engine.logprobs(part) for part in parts])
-        seen, settings = _worker(engine).call("observed"), _worker(engine).call("settings")
+        seen, settings = _worker(engine).call("take_observations"), _worker(engine).call("settings")
         seen |= {"prefix_hits": sum(seen.pop("cached")), "layout": "packed", "kernel": settings["kernel"]}
         seen["unchunked"] = not settings["enable_chunked_prefill"]
         return Scores(column, tuple(tuple(tokens.tolist()) for tokens in batch.sequences()), seen)
@@ -127,7 +127,7 @@ class VLLMBackend:
         engine = self._engine(conditions)
         size = conditions.batch_size or len(requests)
         parts = [engine.generate(requests[start : start + size], sampling) for start in range(0, len(requests), size)]
-        seen = _worker(engine).call("observed")
+        seen = _worker(engine).call("take_observations")
         return concat(parts).with_columns(
             sample={"prefix_hits": torch.tensor(seen["cached"]), "rows": torch.full((len(requests),), seen["rows"])}
         )
@@ -164,10 +164,10 @@ class VLLMBackend:
         for engine in self._engines():
             engine.close()
 
-    def _engines(self) -> list[Replicas]:
+    def _engines(self) -> list[SamplerPool]:
         return [self.engine, *(() if self._other is None else (self._other[1],))]
 
-    def _engine(self, conditions: Conditions) -> Replicas:
+    def _engine(self, conditions: Conditions) -> SamplerPool:
         """The engine for some conditions, its caches dropped if they say so."""
         engine, usual = self.engine, self.settings()
         built = Conditions(
@@ -182,7 +182,7 @@ class VLLMBackend:
             engine = self._other[1]
         if conditions.fresh:
             _worker(engine).call("drop_caches")
-        _worker(engine).call("observed")  # what was before
+        _worker(engine).call("take_observations")  # what was before
         return engine
 
     def _close_other(self) -> None:
@@ -190,7 +190,7 @@ class VLLMBackend:
             self._other[1].close()
             self._other = None
 
-    def _started(self, conditions: Conditions) -> Replicas:
+    def _started(self, conditions: Conditions) -> SamplerPool:
         options = dict(self._options)
         if conditions.dtype is not None:
             options["dtype"] = str(TORCH_TYPES[conditions.dtype]).removeprefix("torch.")
@@ -202,7 +202,7 @@ class VLLMBackend:
             self._folder, self._section, self._computation, raw_logprobs=False, options=options, sampler=self._sampler
         )
         self._note(f"vLLM starts with {self._folder} ({conditions})")
-        engine = Replicas(spec, self._note, self._workers)
+        engine = SamplerPool(spec, self._note, self._workers)
         try:
             engine.ready()
             if self._held:
@@ -220,12 +220,12 @@ class VLLMBackend:
             overrides[outer] = {**overrides.get(outer, fields[outer]), inner: value} if inner else value
         return overrides
 
-    def _refit(self, engine: Replicas) -> None:
+    def _refit(self, engine: SamplerPool) -> None:
         stream = {name: t.to(engine.dtype) if t.is_floating_point() else t for name, t in self._held.items()}
         engine.load_weights(stream.items(), self._loads)
 
 
-def _worker(engine: Replicas) -> Remote:
+def _worker(engine: SamplerPool) -> Remote:
     return engine.remotes[0]
 
 

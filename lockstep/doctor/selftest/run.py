@@ -17,7 +17,7 @@ from lockstep.doctor.selftest.fault import Case, Fault, Injected, build
 from lockstep.doctor.selftest.faults import KEPT
 from lockstep.doctor.selftest.ground import Ground
 from lockstep.doctor.selftest.score import Row, markdown, row
-from lockstep.report.progress import Progress, progress
+from lockstep.report.progress import Progress, show_progress
 
 _QUARTERINGS = 5
 
@@ -123,7 +123,7 @@ def selftest(
         grounds = partial(suite.ground, Path(root), model)
         trials = [] if sweep else list(_trials(grounds, suite, seed))
         total = len(trials) or None
-        with progress(f"doctor selftest: {suite.name}", total) as shown:
+        with show_progress(f"doctor selftest: {suite.name}", total) as shown:
             bench = Bench(out / "cases.jsonl" if out is not None else None, shown)
             if sweep:
                 text, rows = _swept(bench, grounds(seed), suite.faults)

@@ -24,13 +24,13 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 def unshare(flags: int) -> None:
     """Gives this process namespaces of its own; of processes, only its children to come."""
-    _done("unshare", _LIBC.unshare(flags))
+    _require_success("unshare", _LIBC.unshare(flags))
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
     """Mounts, binds, moves or changes a mount, as the flags say."""
     text = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
-    _done(f"mount {target}", _LIBC.mount(text[0], text[1], text[2], ctypes.c_ulong(flags), text[3]))
+    _require_success(f"mount {target}", _LIBC.mount(text[0], text[1], text[2], ctypes.c_ulong(flags), text[3]))
 
 
 def make_read_only(target: str) -> None:
@@ -44,7 +44,7 @@ def make_read_only(target: str) -> None:
         attributes,
         ctypes.c_ulong(ctypes.sizeof(attributes)),
     )
-    _done(f"mount_setattr {target}", result)
+    _require_success(f"mount_setattr {target}", result)
 
 
 def die_with_parent() -> None:
@@ -64,10 +64,10 @@ def forbid_privileges() -> None:
 
 def _prctl(option: int, value: int) -> None:
     zero = ctypes.c_ulong(0)
-    _done("prctl", _LIBC.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
+    _require_success("prctl", _LIBC.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
 
 
-def _done(what: str, result: int) -> None:
+def _require_success(what: str, result: int) -> None:
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")

@@ -59,24 +59,24 @@ class Sandbox:
         Raises:
             SandboxError: It could not be run.
         """
-        return self._ended(program, given, tested=False).get("output")
+        return self._run_to_end(program, given, tested=False).get("output")
 
     def passes(self, program: str, test: str) -> bool:
         """Whether test code runs to its end in a module that holds what the program defines; errors as `output`."""
         # A program that ends the process before the test has run exits with 0, too, and does not say the word.
         word = secrets.token_hex()
         end = f"import os as o; o.write(1, b'{word}'); o._exit(0)"
-        output = self._ended(program, f"{test}\n{end}\n", tested=True).get("output")
+        output = self._run_to_end(program, f"{test}\n{end}\n", tested=True).get("output")
         return output is not None and output.endswith(word)
 
     def close(self) -> None:
         """Ends the process that starts programs."""
         self._warden.close()
 
-    def _ended(self, program: str, given: str, tested: bool) -> dict[str, Any]:
+    def _run_to_end(self, program: str, given: str, tested: bool) -> dict[str, Any]:
         self.start()
         try:
-            with self._warden.asked({"program": program, "input": given, "tested": tested}) as reply:
+            with self._warden.ask_streaming({"program": program, "input": given, "tested": tested}) as reply:
                 ended = reply(self.limits.wall_s + _GRACE_S)
         except (ChildDied, ChildHangs) as error:
             how = f"ended ({error})" if isinstance(error, ChildDied) else "does not answer"

@@ -87,10 +87,10 @@ class _Warden:
             stderr = ends.enter_context(open(os.devnull, "wb"))
             streams = (stdin.fileno(), stdout.fileno(), stderr.fileno())
             jail = Jail(self._limits, self._interpreter, folder)
-            found = self._ended(jail, Program(arguments, files, streams))
+            found = self._run_to_end(jail, Program(arguments, files, streams))
             return found | ({"output": _text(stdout.fileno())} if found.get("code") == 0 else {})
 
-    def _ended(self, jail: Jail, program: Program) -> dict[str, Any]:
+    def _run_to_end(self, jail: Jail, program: Program) -> dict[str, Any]:
         """Runs a program to its end, and ends what it leaves."""
         said, report = os.pipe()
         with open(said, "rb") as wrong:
@@ -100,12 +100,12 @@ class _Warden:
             os.close(report)
             try:
                 why = wrong.read().decode()
-                code = None if why else self._waited(first)
+                code = None if why else self._wait(first)
             finally:
                 _end_children()
         return {"wrong": why} if why else {"code": code}
 
-    def _waited(self, first: int) -> int | None:
+    def _wait(self, first: int) -> int | None:
         """The exit code of a process, or None where it takes too long."""
         with open(os.pidfd_open(first), "rb", buffering=0) as ended:
             if not select.select([ended], [], [], self._limits.wall_s)[0]:

@@ -60,7 +60,7 @@ class MegatronLearner(RankLearner):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Stage by stage; each tensor goes to the other stages as soon as its own ranks have put it together."""
         group, here = self._ranks.group("pp"), self._ranks.index("pp")
-        own = (found for piece in self._own for found in piece.gathered())
+        own = (found for piece in self._own for found in piece.gather())
         for stage, names in enumerate(self._announced):
             for name, shape in names:
                 tensor = next(own)[1].contiguous() if stage == here else torch.empty(shape, device=self.device)
@@ -70,20 +70,20 @@ class MegatronLearner(RankLearner):
         for name, buffer in self._stage.named_buffers():
             yield canonical(f"{self._base}{name}"), buffer
 
-    def _learned(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
-        def judged(rows: list[int], batch: Any, outputs: Outputs) -> tuple[Tensor, Tensor, Metrics]:
+    def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
+        def compute_loss(rows: list[int], batch: Any, outputs: Outputs) -> tuple[Tensor, Tensor, Metrics]:
             total, metrics = loss(outputs, batch) if rows else (nothing(outputs), Metrics())
             return total, torch.zeros((), dtype=torch.int), metrics
 
-        return self._passed(micros, judged, forward_only=False)
+        return self._run_passes(micros, compute_loss, forward_only=False)
 
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
-        def kept(rows: list[int], batch: Any, outputs: Outputs, non_loss_data: bool = True) -> Outputs:
+        def keep(rows: list[int], batch: Any, outputs: Outputs, non_loss_data: bool = True) -> Outputs:
             return outputs
 
-        return iter(self._passed(micros, kept, forward_only=True))
+        return iter(self._run_passes(micros, keep, forward_only=True))
 
-    def _passed(self, micros: MicroBatches, judge: Callable[..., Any], forward_only: bool) -> list[Any]:
+    def _run_passes(self, micros: MicroBatches, judge: Callable[..., Any], forward_only: bool) -> list[Any]:
         """What `judge` says of each pass, on the last stage; nothing on others."""
 
         def step(waiting: Iterator[Any], stage: Stage) -> tuple[Any, Callable[..., Any]]:

@@ -15,7 +15,7 @@ from lockstep.distributed.ranks import Ranks
 from lockstep.learners.megatron.model import Stage
 from lockstep.learners.pieces import Box, Piece
 from lockstep.models.heads import canonical
-from lockstep.models.megatron import Place, places
+from lockstep.models.megatron import ParameterSlice, places
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class MegatronPiece(Piece):
     def cut_over(self) -> frozenset[str]:
         return frozenset(("pp",) if self.dim is None else ("pp", "tp"))
 
-    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
         for box in self.boxes:
             yield canonical(box.name), self._whole(box, box.read(self.local))
 
@@ -69,12 +69,12 @@ def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -
     for name, parameter in stage.named_parameters():
         own = name.removeprefix("gpt.")
         if own == name:  # of a value head
-            found: tuple[Place, ...] = (Place(name, None, _itself),)
+            found: tuple[ParameterSlice, ...] = (ParameterSlice(name, None, _itself),)
         elif own == "output_layer.weight" and stage.tied:
             found = ()
         else:
             known, above = places(own, config, stage.first_layer), "lm." if own == "output_layer.weight" else base
-            found = tuple(Place(f"{above}{place.name}", place.dim, place.view) for place in known)
+            found = tuple(ParameterSlice(f"{above}{place.name}", place.dim, place.view) for place in known)
         if found:
             of_vocabulary = own in ("output_layer.weight", "embedding.word_embeddings.weight")
             local = parameter.detach()[: stage.own_rows] if of_vocabulary else parameter.detach()
@@ -87,7 +87,7 @@ def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -
             yield MegatronPiece(name, parameter, local, boxes, ranks.mesh, found[0].dim, partial, ranks)
 
 
-def _box(place: Place, local: Tensor, ranks: Ranks) -> Box:
+def _box(place: ParameterSlice, local: Tensor, ranks: Ranks) -> Box:
     rest = tuple(local.shape[1:])
     shape = (place.view(local).numel() // prod(rest), *rest)
     whole, offset = list(shape), [0] * len(shape)

@@ -23,7 +23,7 @@ from lockstep.models.weight_files import check_weights, require_finite_tensor, w
 from lockstep.types import Head
 
 
-def started(
+def start_learner(
     folder: str, head: Head, seed: int, section: LearnerSection, optimizer: Optimizer | None, ranks: Ranks
 ) -> MegatronLearner:
     """A learner of a folder's model; no rank ever holds more of that than it computes with.

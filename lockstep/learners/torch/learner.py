@@ -47,7 +47,7 @@ class TorchLearner(RankLearner):
         """As in the protocol; with adapters merged, which changes nothing that is held here."""
         for piece in self._held:
             if not is_adapter(piece.name):
-                yield from piece.gathered()
+                yield from piece.gather()
         for name, buffer in self.model.named_buffers():
             yield canonical(name), buffer
 
@@ -57,7 +57,7 @@ class TorchLearner(RankLearner):
         kept = self.model.state_dict().keys()
         return {canonical(name): buffer for name, buffer in self.model.named_buffers() if name in kept}
 
-    def _learned(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
+    def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
         parts: list[Metrics] = []
         for rows, micro in micros:
             with self._computation():

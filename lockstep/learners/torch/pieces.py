@@ -40,7 +40,7 @@ class TorchPiece(Piece):
         placements = held.placements if isinstance(held, DTensor) else ()
         return frozenset(name for name, placed in zip(names, placements, strict=True) if not placed.is_replicate())
 
-    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
         held = self.parameter.detach()
         weight = held if self.merged is None else self.merged(held)
         yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight

@@ -24,7 +24,7 @@ from lockstep.models.weight_files import check_weights, require_finite_tensor, w
 from lockstep.types import Head
 
 
-def started(
+def build_model(
     folder: str, head: Head, seed: int, section: LearnerSection, ranks: Ranks, device: torch.device
 ) -> nn.Module:
     """A head of `models.heads` on the backbone of a folder, on its device, cut over the ranks.
@@ -44,12 +44,12 @@ def started(
         network = load_causal_lm(folder) if scores_tokens(head) else load_backbone(folder)
         model = LogitsHead(network, ranks) if scores_tokens(head) else ValueHead(network, seed, ranks, head)
         if isinstance(model, ValueHead):
-            _taught(model, network, folder)
+            _load_value_unit(model, network, folder)
         if section.lora is not None:
             lora.adapt(network, section.lora)
             model.load_state_dict(lora.first_weights(model, seed), strict=False)
         model.to(device)
-        _divided(model, network, section, ranks)
+        _shard(model, network, section, ranks)
         return model
     whole = skeleton(config, folder)
     check_weights(folder, whole, headless=not scores_tokens(head))
@@ -61,13 +61,13 @@ def started(
         )
         if section.lora is not None:
             lora.adapt(network, section.lora)
-    _divided(model, network, section, ranks)
+    _shard(model, network, section, ranks)
     model.to_empty(device="cpu" if section.cpu_offload else device)
     _fill(model, network, folder, lora.first_weights(model, seed))
     return model
 
 
-def _divided(model: nn.Module, network: PreTrainedModel, section: LearnerSection, ranks: Ranks) -> None:
+def _shard(model: nn.Module, network: PreTrainedModel, section: LearnerSection, ranks: Ranks) -> None:
     if section.compile:
         compile_layers(network)
     if section.activation_checkpointing:
@@ -76,7 +76,7 @@ def _divided(model: nn.Module, network: PreTrainedModel, section: LearnerSection
 
 
 @torch.no_grad()
-def _taught(model: ValueHead, network: PreTrainedModel, folder: str) -> None:
+def _load_value_unit(model: ValueHead, network: PreTrainedModel, folder: str) -> None:
     """Gives a value head the unit of a folder that holds a reward model."""
     with Boxes(weight_files(Path(folder))) as saved:
         for name in model.first_weights():

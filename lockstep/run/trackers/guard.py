@@ -36,7 +36,7 @@ class Guarded:
         try:
             self._view.rewind(step)
         except Exception as error:
-            sentence = f"trackers.{self._name} cannot be opened: {_told(error)}"
+            sentence = f"trackers.{self._name} cannot be opened: {_describe_error(error)}"
             if step < 0:
                 raise InputError(f"{sentence}; mend that, or take it out of the recipe") from error
             self._again_at = math.inf
@@ -74,10 +74,12 @@ class Guarded:
             self._again_at = now + max(_PAUSE_S, _PAUSE_PER_FAILURE * (now - began))
             self._missed += 1
             if self._missed == 1:
-                self._note(f"{self._name} failed: {_told(error)}; the run goes on, and its own files have everything")
+                self._note(
+                    f"{self._name} failed: {_describe_error(error)}; the run goes on, and its own files have everything"
+                )
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """The error in one line, without a user and a password that stood in an address."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.sub(r"//[^/@\s]+@", "//", text)[:300]

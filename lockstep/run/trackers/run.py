@@ -48,7 +48,7 @@ class RunTracker:
 
 
 @contextmanager
-def tracked(logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) -> Iterator[RunTracker]:
+def track_run(logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) -> Iterator[RunTracker]:
     """Tracks a run while the `with` block lasts; how the block ends is how the run ended.
 
     Args:

@@ -39,7 +39,7 @@ class WandBView:
     def __init__(self, section: WandB, facts: Facts) -> None:
         self._section, self._facts = section, facts
         self._folder = facts.folder / "wandb"
-        if section.is_online and not _known():
+        if section.is_online and not _has_login():
             raise InputError("trackers.wandb.mode is online, but W&B does not know who you are; run `wandb login`")
 
     @property
@@ -75,8 +75,8 @@ class WandBView:
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if step >= self._first:
             columns, cells = table(rows)
-            shown = wandb.Table(columns=[*columns], data=[*cells], allow_mixed_types=True)
-            self._run.log({sample_kind(rows): shown}, step=step)
+            progress = wandb.Table(columns=[*columns], data=[*cells], allow_mixed_types=True)
+            self._run.log({sample_kind(rows): progress}, step=step)
 
     def close(self, outcome: Outcome) -> None:
         self._run.finish(exit_code=_EXIT_CODES[outcome])
@@ -97,7 +97,7 @@ class WandBView:
         return path.read_text()
 
 
-def _known() -> bool:
+def _has_login() -> bool:
     try:
         return wandb.login(prompt=False, verify=False)
     except UsageError:

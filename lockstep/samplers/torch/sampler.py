@@ -19,11 +19,11 @@ from lockstep.errors import RunError
 from lockstep.models.attention import Cached
 from lockstep.models.folder import context_of
 from lockstep.models.heads import PLAIN, LogitsHead
-from lockstep.samplers.base import Piece, gathered, require_room
+from lockstep.samplers.base import Piece, gather_pieces, require_room
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.fingerprints import fingerprint
-from lockstep.weight_sync.transfer import Bucket, joined, opened
+from lockstep.weight_sync.transfer import Bucket, join_group, unpack
 
 _COMPACT_BELOW = 0.8
 """Finished rows are dropped once fewer than this share still runs: a copy of the cache costs about a step."""
@@ -58,7 +58,7 @@ class TorchSampler:
         self._group: dist.ProcessGroup | None = None
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        return gathered(self.pieces(requests, sampling))
+        return gather_pieces(self.pieces(requests, sampling))
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         """Prompts of like length go together, the short ones first; so what is left over is cut as it was before."""
@@ -85,10 +85,10 @@ class TorchSampler:
         return [self.attest(version)]
 
     def join(self, meeting: Meeting) -> None:
-        self._group = joined(meeting.store(), meeting)
+        self._group = join_group(meeting.store(), meeting)
 
     def receive(self, bucket: Bucket) -> None:
-        self._take(opened(bucket, self._group))
+        self._take(unpack(bucket, self._group))
 
     def attest(self, version: int) -> Attestation:
         self.version = version
@@ -123,7 +123,7 @@ class TorchSampler:
         # Autocast keeps its bf16 copies of the weights until it is left; in `inference_mode` it would keep none.
         with torch.autocast(self._lm.device.type, torch.bfloat16, enabled=self._bf16):
             tokens_BK, logprob_BK, length_B, stopped_B = self._decode(prompts, requests, sampling, room_B)
-        return self._assembled(prompts.to("cpu"), tokens_BK, logprob_BK, length_B, stopped_B, sampling)
+        return self._assemble(prompts.to("cpu"), tokens_BK, logprob_BK, length_B, stopped_B, sampling)
 
     def _decode(
         self, prompts: Batch, requests: Sequence[Request], sampling: SamplingParams, room_B: Tensor
@@ -180,7 +180,7 @@ class TorchSampler:
             input_ids=tokens, position_ids=position, use_cache=False, layout=cache, logits_to_keep=keep
         ).logits
 
-    def _assembled(
+    def _assemble(
         self,
         prompts: Batch,
         tokens_BK: Tensor,

@@ -73,13 +73,13 @@ def _places(kernel: CPUUnquantizedExperts, parameter: str, shape: tuple[int, ...
     found = torch.ones((), dtype=torch.int64)
     while scale < rows * columns:
         digit = (place // scale % _DIGITS + 1).to(dtype).view(1, rows, columns)
-        packed = _packed(kernel, parameter, digit).reshape(-1).long()
+        packed = _pack(kernel, parameter, digit).reshape(-1).long()
         found = torch.where(packed > 0, found + (packed - 1) * scale, 0)
         scale *= _DIGITS
     return found
 
 
-def _packed(kernel: CPUUnquantizedExperts, parameter: str, digit_1NK: Tensor) -> Tensor:
+def _pack(kernel: CPUUnquantizedExperts, parameter: str, digit_1NK: Tensor) -> Tensor:
     """One expert's matrix by the kernel's own hand; the other matrix of the layer is there for its shape."""
     _, rows, columns = digit_1NK.shape
     other = (1, columns, rows // 2) if parameter == "w13_weight" else (1, 2 * columns, rows)

@@ -71,7 +71,7 @@ class Landings:
     changed: frozenset[tuple[nn.Module, str]]
 
 
-def sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
+def find_sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
     """What a learner sends of a model: parameters, each once, and those buffers that belong to a checkpoint."""
     kept = network.state_dict().keys()
     return dict(network.named_parameters()) | {name: b for name, b in network.named_buffers() if name in kept}
@@ -95,7 +95,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
     """
     given = {
         name: torch.empty(tensor.shape, dtype=model_config.dtype, device="meta")
-        for name, tensor in sent_tensors(network).items()
+        for name, tensor in find_sent_tensors(network).items()
     }
     layerwise.initialize_layerwise_reload(model)
     try:
@@ -107,7 +107,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
         raise InputError(f"{what}; use sampler=torch") from error
     finally:
         layerwise.finalize_layerwise_reload(model, model_config)
-    return _sorted_out(seen.copies, {_memory(tensor): name for name, tensor in given.items()}, places)
+    return _sort_out(seen.copies, {_memory(tensor): name for name, tensor in given.items()}, places)
 
 
 class _Copies(TorchDispatchMode):
@@ -134,7 +134,7 @@ def _plainly_loaded(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]
     return places
 
 
-def _sorted_out(
+def _sort_out(
     copies: Iterable[tuple[Tensor, Tensor]],
     names: Mapping[int, str],
     places: Mapping[int, tuple[nn.Module, str, Tensor]],

@@ -30,12 +30,12 @@ def widen_narrow_heads() -> None:
         if self.true_head_size == self.head_size:
             return plain_forward(self, query, key, value, *args, **keywords)
         heads = ((query, self.num_heads), (key, self.num_kv_heads), (value, self.num_kv_heads))
-        query, key, value = (_widened(x.view(-1, count, self.true_head_size), self.head_size) for x, count in heads)
+        query, key, value = (_widen_heads(x.view(-1, count, self.true_head_size), self.head_size) for x, count in heads)
         output = plain_forward(self, query, key, value, *args, **keywords)
         return output.view(-1, self.num_heads, self.head_size)[..., : self.true_head_size].flatten(1)
 
     Attention.__init__, Attention.forward = init, forward
 
 
-def _widened(tensor_NHD: Tensor, width: int) -> Tensor:
+def _widen_heads(tensor_NHD: Tensor, width: int) -> Tensor:
     return F.pad(tensor_NHD, (0, width - tensor_NHD.shape[-1])).flatten(1)

@@ -19,8 +19,8 @@ from vllm.platforms import current_platform
 
 from lockstep.errors import InputError
 from lockstep.samplers.vllm.experts import in_loaded_order, kernel_of
-from lockstep.samplers.vllm.landings import Landing, Landings, sent_tensors
-from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, sampled_columns
+from lockstep.samplers.vllm.landings import Landing, Landings, find_sent_tensors
+from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, pick_columns
 
 _COLUMNS_AT_ONCE = 512
 _INSTEAD = "so weights that were sent to it could not be proven to have arrived; use sampler=torch"
@@ -45,7 +45,7 @@ class Readable:
     @property
     def packed(self) -> bool:
         """Whether a kernel has some of it in a form of its own."""
-        return any(packed(landing) for landing in self.landings)
+        return any(is_packed(landing) for landing in self.landings)
 
     def fingerprint(self) -> int:
         """Of the tensor; only where it is not packed."""
@@ -55,7 +55,7 @@ class Readable:
         """Of the columns that kernels compute with; see `weight_sync.fingerprints.column_fingerprint`."""
         if not all(self._straight(landing) for landing in self.landings):
             return column_fingerprint(self.tensor())
-        columns = sampled_columns(self.shape[1])
+        columns = pick_columns(self.shape[1])
         whole = torch.empty(self.shape[0], len(columns), dtype=self.dtype)
         for landing in self.landings:
             rows, start = landing.source.size[0], landing.source.offset // self.shape[1]
@@ -73,7 +73,7 @@ class Readable:
     def _straight(self, landing: Landing) -> bool:
         """Whether rows of the tensor are rows of a packed parameter."""
         rows = landing.source.stride == (self.shape[-1], 1) and landing.target.stride == (landing.shape[-1], 1)
-        return rows and packed(landing) and landing.shape[-1] == self.shape[-1] == landing.source.size[-1]
+        return rows and is_packed(landing) and landing.shape[-1] == self.shape[-1] == landing.source.size[-1]
 
 
 def readable(model: nn.Module, landings: Landings, network: PreTrainedModel, dtype: torch.dtype) -> list[Readable]:
@@ -83,13 +83,13 @@ def readable(model: nn.Module, landings: Landings, network: PreTrainedModel, dty
         InputError: If one of them cannot be read back.
     """
     found = [
-        Readable(name, tuple(tensor.shape), dtype, _proven(name, tensor, landings, network))
-        for name, tensor in sent_tensors(network).items()
+        Readable(name, tuple(tensor.shape), dtype, _prove(name, tensor, landings, network))
+        for name, tensor in find_sent_tensors(network).items()
     ]
-    return [*found, *_tied_head(model, network, {one.name: one for one in found})]
+    return [*found, *_read_tied_head(model, network, {one.name: one for one in found})]
 
 
-def tied_names(network: PreTrainedModel) -> dict[str, str]:
+def find_tied_names(network: PreTrainedModel) -> dict[str, str]:
     """A head that is not sent, since it is the embedding, and whose second name that is."""
     names = {id(module): name for name, module in network.named_modules()}
     head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
@@ -98,13 +98,13 @@ def tied_names(network: PreTrainedModel) -> dict[str, str]:
     return {f"{names[id(head)]}.weight": f"{names[id(embedding)]}.weight"}
 
 
-def packed(landing: Landing) -> bool:
+def is_packed(landing: Landing) -> bool:
     """Whether a kernel for CPUs has the matrix in a form of its own."""
     matrix = isinstance(landing.layer, LinearBase | ParallelLMHead) and landing.parameter == "weight"
     return matrix and len(landing.shape) == 2 and current_platform.is_cpu()
 
 
-def _proven(name: str, tensor: Tensor, landings: Landings, network: PreTrainedModel) -> tuple[Landing, ...]:
+def _prove(name: str, tensor: Tensor, landings: Landings, network: PreTrainedModel) -> tuple[Landing, ...]:
     places = landings.of[name]
     if sum(torch.Size(place.source.size).numel() for place in places) != tensor.numel():
         kind = type(network.get_submodule(name.rpartition(".")[0])).__name__
@@ -114,14 +114,14 @@ def _proven(name: str, tensor: Tensor, landings: Landings, network: PreTrainedMo
         if (place.layer, place.parameter) in landings.changed:
             raise InputError(f"vLLM's {kind} computes with something else than {name} itself, {_INSTEAD}")
         ordered = kernel_of(place.layer, place.parameter) is not None
-        if not packed(place) and not ordered and tuple(_parameter(place).shape) != place.shape:
+        if not is_packed(place) and not ordered and tuple(_parameter(place).shape) != place.shape:
             raise InputError(f"vLLM's {kind} keeps {name} in a form that cannot be read, {_INSTEAD}")
     return places
 
 
-def _tied_head(model: nn.Module, network: PreTrainedModel, sent: dict[str, Readable]) -> Iterator[Readable]:
+def _read_tied_head(model: nn.Module, network: PreTrainedModel, sent: dict[str, Readable]) -> Iterator[Readable]:
     heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
-    for name, other in tied_names(network).items():
+    for name, other in find_tied_names(network).items():
         for head in heads:
             places = tuple(replace(place, layer=head) for place in sent[other].landings)
             yield replace(sent[other], name=name, landings=places)
@@ -136,7 +136,7 @@ def _plain(landing: Landing) -> Tensor:
     """The whole parameter as it was before it was packed."""
     if (kernel := kernel_of(landing.layer, landing.parameter)) is not None:
         return in_loaded_order(kernel, landing.parameter, _parameter(landing), landing.shape)
-    if not packed(landing):
+    if not is_packed(landing):
         return _parameter(landing).contiguous()
     width = landing.shape[1]
     starts = range(0, width, _COLUMNS_AT_ONCE)

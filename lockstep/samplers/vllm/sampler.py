@@ -92,16 +92,16 @@ class VLLMSampler:
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         asked = [(request.tokens, self._drawing(request, sampling)) for request in requests]
-        for answers in self._answered(asked):
+        for answers in self._stream_outputs(asked):
             places, outputs = zip(*answers, strict=True)
             yield places, self._batch([requests[place] for place in places], outputs, sampling)
 
     def logprobs(self, batch: Batch) -> Tensor:
         sequences = [tokens.tolist() for tokens in batch.sequences()]
         scoring = {"prompt_logprobs": 0, "max_tokens": 1}
-        answers = chain.from_iterable(self._answered([(tokens, scoring) for tokens in sequences]))
+        answers = chain.from_iterable(self._stream_outputs([(tokens, scoring) for tokens in sequences]))
         columns = (
-            (0.0, *_chosen(sequences[place][1:], output.prompt_logprobs[1:]))
+            (0.0, *_pick_logprobs(sequences[place][1:], output.prompt_logprobs[1:]))
             for place, output in sorted(answers, key=itemgetter(0))
         )
         return _flat(columns) * batch.mask
@@ -122,7 +122,7 @@ class VLLMSampler:
         self.forget_old_weights()
         self._version = version
         found["received"] = frozenset(found["received"])
-        return Attestation(version, **found, kept_caches=self._kept_caches())
+        return Attestation(version, **found, kept_caches=self._find_kept_caches())
 
     def forget_old_weights(self) -> None:
         """What a refit has to drop."""
@@ -141,7 +141,7 @@ class VLLMSampler:
         """A tensor as it is computed with now; where a kernel keeps it, 0 and −0 are the same."""
         return safetensors.torch.load(self._on_worker("show_tensor", name))[name]
 
-    def observed(self) -> dict[str, Any]:
+    def take_observations(self) -> dict[str, Any]:
         """What was seen since this was last asked.
 
         Returns:
@@ -186,7 +186,7 @@ class VLLMSampler:
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
-    def _answered(self, asked: Sequence[Asked]) -> Iterator[list[tuple[int, Any]]]:
+    def _stream_outputs(self, asked: Sequence[Asked]) -> Iterator[list[tuple[int, Any]]]:
         """vLLM's final outputs with the places of their prompts, as many at a time as are ready."""
         waiting = {self._ask(tokens, options): place for place, (tokens, options) in enumerate(asked)}
         try:
@@ -243,11 +243,12 @@ class VLLMSampler:
             {
                 "mask": _flat([False] * len(prompt) + [True] * len(response.token_ids) for prompt, response in pairs),
                 "sampler_logprob": _flat(
-                    [0.0] * len(prompt) + _chosen(response.token_ids, response.logprobs) for prompt, response in pairs
+                    [0.0] * len(prompt) + _pick_logprobs(response.token_ids, response.logprobs)
+                    for prompt, response in pairs
                 ),
             },
             {
-                "truncated": torch.tensor([_truncated(response) for response in responses]),
+                "truncated": torch.tensor([_is_truncated(response) for response in responses]),
                 "version": torch.full((len(pairs),), self._version),
             },
             sampling,
@@ -257,10 +258,10 @@ class VLLMSampler:
         """One token behind a prompt that is the same every time and fills two blocks of the prefix cache."""
         blocks = 2 * self._engine.vllm_config.cache_config.block_size
         tokens = [1] * min(self._context - 1, blocks + 1)
-        ((_, output),) = chain.from_iterable(self._answered([(tokens, {"max_tokens": 1})]))
+        ((_, output),) = chain.from_iterable(self._stream_outputs([(tokens, {"max_tokens": 1})]))
         return output
 
-    def _kept_caches(self) -> tuple[str, ...]:
+    def _find_kept_caches(self) -> tuple[str, ...]:
         return ("prefix cache",) if self._probe().num_cached_tokens else ()
 
     def _on_worker(self, verb: str, *arguments: str) -> Any:
@@ -318,12 +319,12 @@ def _options(section: SamplerSection, computation: Computation, context: int) ->
     }
 
 
-def _chosen(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
+def _pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
     """The log-probability of each token, out of all that vLLM tells of its position."""
     return [entry[token].logprob for token, entry in zip(tokens, entries, strict=True)]
 
 
-def _truncated(response: Any) -> bool:
+def _is_truncated(response: Any) -> bool:
     """Whether a response was cut off."""
     if response.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a response with {response.finish_reason!r} ({response.stop_reason})")

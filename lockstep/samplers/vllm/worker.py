@@ -22,9 +22,9 @@ from lockstep.models.folder import read_config, skeleton
 from lockstep.samplers.vllm.experts import SetAside
 from lockstep.samplers.vllm.landings import as_in_files, survey
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
-from lockstep.samplers.vllm.readback import Readable, readable, tied_names
+from lockstep.samplers.vllm.readback import Readable, find_tied_names, readable
 from lockstep.weight_sync.fingerprints import fingerprint
-from lockstep.weight_sync.transfer import Bucket, joined, opened
+from lockstep.weight_sync.transfer import Bucket, join_group, unpack
 
 if current_platform.is_cpu():
     torch.cpu._init_amx()  # the kernels for bf16 use tiles that a process must ask for first, and do not ask
@@ -43,14 +43,14 @@ class WeightReceiver:
     def join_carrier(self, meeting: str) -> None:
         """Joins the process group by which buckets come."""
         own = Meeting(**json.loads(meeting))
-        self._group = joined(own.store(), own)
+        self._group = join_group(own.store(), own)
 
     def receive_weights(self, announced: str) -> None:
         """Takes a bucket."""
         bucket = Bucket.of(announced)
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             if bucket.number == 0:
-                self._begin_refit()
+                self._begin_sync()
             self._model.load_weights(as_in_files(self._network, dict(self._loadable(bucket))).items())
 
     def attest_weights(self) -> str:
@@ -66,7 +66,7 @@ class WeightReceiver:
         found = self._readable
         columns = {tensor.name: tensor.column_fingerprint() for tensor in found if tensor.packed}
         held = self._received | {tensor.name: tensor.fingerprint() for tensor in found if not tensor.packed}
-        tied = tied_names(self._network)
+        tied = find_tied_names(self._network)
         for name, other in tied.items():
             held.setdefault(name, self._received.get(other, 0))
         return json.dumps(
@@ -92,7 +92,7 @@ class WeightReceiver:
     def observe_passes(self) -> str:
         """Begins to watch. Returns as JSON what was seen since it last began: `rows` of the largest pass, `dtype`."""
         if self._rows is None:
-            self.model_runner.execute_model = self._watched(self.model_runner.execute_model)
+            self.model_runner.execute_model = self._watch(self.model_runner.execute_model)
         rows, self._rows = self._rows, 0
         return json.dumps({"rows": rows, "dtype": _type_of(next(self._model.parameters()))})
 
@@ -102,18 +102,18 @@ class WeightReceiver:
         cached = {_type_of(cache) for cache in self.model_runner.kv_caches}
         return json.dumps({"kernel": ", ".join(sorted(kernels)), "cache": ", ".join(sorted(cached))})
 
-    def _watched(self, execute: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(scheduled: Any, *args: Any, **keywords: Any) -> Any:
+    def _watch(self, execute: Callable[..., Any]) -> Callable[..., Any]:
+        def count_and_execute(scheduled: Any, *args: Any, **keywords: Any) -> Any:
             self._rows = max(self._rows or 0, len(scheduled.num_scheduled_tokens))
             return execute(scheduled, *args, **keywords)
 
-        return noted
+        return count_and_execute
 
     @property
     def _model(self) -> Any:
         return self.model_runner.get_model()
 
-    def _begin_refit(self) -> None:
+    def _begin_sync(self) -> None:
         """Gets ready for a whole set of weights; what is left of a refit that broke off is put aside."""
         finalize_layerwise_reload(self._model, self.vllm_config.model_config)
         self._received: dict[str, int] = {}
@@ -123,7 +123,7 @@ class WeightReceiver:
 
     def _loadable(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
         """The tensors of a bucket that are parameters here. Layers keep them until they are complete: so, copies."""
-        for name, tensor in opened(bucket, self._group):
+        for name, tensor in unpack(bucket, self._group):
             self._received[name] = fingerprint(tensor)
             if name in self._names:
                 yield name, tensor.to(self.device, copy=True)

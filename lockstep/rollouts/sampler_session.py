@@ -11,25 +11,25 @@ from lockstep.batch import Batch
 from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
 from lockstep.samplers.base import Sampler
-from lockstep.types import Phase, Request, SamplingParams, untimed
-from lockstep.weight_sync.refit import Snapshot, Source, refit
+from lockstep.types import Phase, Request, SamplingParams, skip_timing
+from lockstep.weight_sync.sync import Snapshot, WeightSource, sync_weights
 
 
-class Engine:
+class SamplerSession:
     """A sampler that is awake, and holds the weights of a known version, between two points of the code only.
 
     Args:
         sampler: Generates.
         learner: Whose weights it gets; None: it keeps those that it began with.
-        probe: See `refit`.
+        probe: See `sync_weights`.
         phase: Times the refit.
     """
 
     def __init__(
-        self, sampler: Sampler, learner: Learner | None = None, probe: Batch | None = None, phase: Phase = untimed
+        self, sampler: Sampler, learner: Learner | None = None, probe: Batch | None = None, phase: Phase = skip_timing
     ) -> None:
         self._sampler, self._learner, self._probe, self._phase = sampler, learner, probe, phase
-        self._attested: tuple[Source, int] | None = None
+        self._attested: tuple[WeightSource, int] | None = None
         self._record = Metrics()
         self._open = False
 
@@ -55,7 +55,7 @@ class Engine:
             self._sampler.wake()
             source = snapshot or self._learner
             if source is not None and not (self._sampler.version == version and self._attested == (source, version)):
-                self._refit(source, version)
+                self._sync_weights(source, version)
             yield self._record
             self._sampler.sleep()  # not after an error, which is the one to tell
         finally:
@@ -99,12 +99,12 @@ class Engine:
         self._require_open()
         if self._attested is None:
             raise RuntimeError("there are no weights to send again; the sampler keeps those that it began with")
-        self._refit(*self._attested)
+        self._sync_weights(*self._attested)
 
-    def _refit(self, source: Source, version: int) -> None:
+    def _sync_weights(self, source: WeightSource, version: int) -> None:
         self._attested = None
         with self._phase("refit"):
-            self._record = refit(source, self._sampler, version, self._probe)
+            self._record = sync_weights(source, self._sampler, version, self._probe)
         self._attested = source, version
 
     def _require_open(self) -> None:

@@ -10,14 +10,14 @@ from threading import Event
 from lockstep.config.loading import Loaded, describe
 from lockstep.errors import InputError, LockstepError, RunError
 from lockstep.run.crash import CRASH, write_crash
-from lockstep.run.folder import locked, make, write_once
+from lockstep.run.folder import lock_folder, make, write_once
 from lockstep.run.footprint import Footprint
 from lockstep.run.machine import as_noted
 from lockstep.run.stop import Stopped
 
 
 @contextmanager
-def opened(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
+def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
     """Makes a folder, keeps others out of it, and notes the recipe and the machine in it.
 
     If the block fails before it calls the function that it is given, what was made is taken back. What crashes leaves
@@ -30,7 +30,7 @@ def opened(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
     """
     before = Footprint.before(folder)
     make(folder)
-    with locked(folder), before.restored_on_failure() as started, _crashes_noted(loaded, folder, started):
+    with lock_folder(folder), before.restore_on_failure() as started, _crashes_noted(loaded, folder, started):
         write_once(folder / "recipe.yaml", describe(loaded))
         with as_noted(loaded, folder):
             yield started.set

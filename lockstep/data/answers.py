@@ -14,7 +14,7 @@ from lockstep.data.prompts import is_chat, token_ids
 from lockstep.errors import InputError
 
 
-class Answers:
+class AnswerEncoder:
     """How answers become tokens: with the stop token that a sampler would wait for.
 
     Args:
@@ -41,7 +41,7 @@ class Answers:
         return [(*ids, self._stop) for ids in token_ids(self._tokenizer, texts, add_special_tokens=False)]
 
 
-def learned_batch(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
+def build_batch(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
     """A batch of prompts and answers, `mask` on answers."""
     tokens = [token for given, learned in rows for token in (*given, *learned)]
     parts = torch.tensor([[len(given), len(learned)] for given, learned in rows])

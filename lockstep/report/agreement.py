@@ -13,7 +13,7 @@ from lockstep.report.log import read_metrics, read_recipe
 
 
 @dataclass(frozen=True)
-class Compared:
+class AgreementSummary:
     """What all steps of a run came to.
 
     Attributes:
@@ -61,15 +61,15 @@ class Compared:
         )
 
 
-def compared_in(folder: Path) -> Compared | None:
+def read_agreement(folder: Path) -> AgreementSummary | None:
     """Reads a run's metrics; None where nothing is sampled, so that nothing could disagree."""
-    return compared(read_metrics(folder)) if "agreement" in read_recipe(folder) else None
+    return summarize_agreement(read_metrics(folder)) if "agreement" in read_recipe(folder) else None
 
 
-def compared(rows: Sequence[dict[str, float]]) -> Compared:
+def summarize_agreement(rows: Sequence[dict[str, float]]) -> AgreementSummary:
     """Of lines of metrics."""
     measured = [row for row in rows if row.get("agreement/tokens")]
-    return Compared(
+    return AgreementSummary(
         tokens=int(sum(row["agreement/tokens"] for row in measured)),
         largest=_most([row["agreement/max_abs_logprob_diff"] for row in measured]),
         highest=_most([row["agreement/token_mult_prob_error"] for row in measured]),

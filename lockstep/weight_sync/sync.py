@@ -21,7 +21,7 @@ LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Bounds on mean |Δ log π| of the probe, where not all that an engine computes with could be read back."""
 
 
-class RefitError(BrokenPromiseError):
+class WeightSyncError(BrokenPromiseError):
     """The sampler does not hold what the learner sent."""
 
 
@@ -33,13 +33,13 @@ class Sent:
     columns: int | None
 
 
-class Weighty(Protocol):
+class HasWeights(Protocol):
     """A learner, or whatever else has weights to hand over."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
-class Source(Weighty, Protocol):
+class WeightSource(HasWeights, Protocol):
     """What a sampler's weights come from: a learner as it is, or a `Snapshot` of it."""
 
     def logprobs(self, batch: Batch) -> Tensor: ...
@@ -63,7 +63,7 @@ class Snapshot:
     Attributes:
         version: Of the weights.
         tensors: Copies in host memory, by name, in the sampler's type.
-        probe_logprob: What the learner made of the probe, see `refit`; empty where there is no probe.
+        probe_logprob: What the learner made of the probe, see `sync_weights`; empty where there is no probe.
     """
 
     version: int
@@ -71,9 +71,9 @@ class Snapshot:
     probe_logprob: Tensor
 
     @classmethod
-    def of(cls, learner: Source, version: int, dtype: torch.dtype, probe: Batch | None) -> Snapshot:
+    def of(cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Batch | None) -> Snapshot:
         """Of the learner as it is now."""
-        copies = {name: _copied(tensor, dtype) for name, tensor in learner.weights()}
+        copies = {name: _copy(tensor, dtype) for name, tensor in learner.weights()}
         return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -89,7 +89,7 @@ def _type_of(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if tensor.is_floating_point() else tensor.dtype
 
 
-def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     kind = _type_of(tensor, dtype)
     return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
 
@@ -101,7 +101,7 @@ class Outgoing:
         sent: By name, what went out.
     """
 
-    def __init__(self, learner: Weighty, dtype: torch.dtype) -> None:
+    def __init__(self, learner: HasWeights, dtype: torch.dtype) -> None:
         self.sent: dict[str, Sent] = {}
         self._learner, self._dtype = learner, dtype
 
@@ -112,7 +112,7 @@ class Outgoing:
             yield name, cast
 
 
-def refit(learner: Source, sampler: Receiver, version: int, probe: Batch | None = None) -> Metrics:
+def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: Batch | None = None) -> Metrics:
     """Streams the weights, and compares fingerprints of what was sent with what each engine now holds.
 
     Args:
@@ -129,7 +129,7 @@ def refit(learner: Source, sampler: Receiver, version: int, probe: Batch | None 
     for engine, held in enumerate(attestations, start=1):
         wrong = differing(outgoing.sent, held)
         if wrong:
-            raise RefitError(
+            raise WeightSyncError(
                 f"after refit {version} what sampler {engine} holds differs from what the learner sent: "
                 + ", ".join(f"{name} ({why})" for name, why in wrong.items())
             )
@@ -145,7 +145,7 @@ def refit(learner: Source, sampler: Receiver, version: int, probe: Batch | None 
     )
     if probe is None or not (first.columns or first.received):
         return metrics
-    return metrics + _rescored(learner, sampler, version, probe)
+    return metrics + _compare_probe(learner, sampler, version, probe)
 
 
 def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
@@ -175,11 +175,11 @@ def random_probe(vocabulary: int, context: int) -> Batch:
     return Batch((draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask})
 
 
-def _rescored(learner: Source, sampler: Receiver, version: int, probe: Batch) -> Metrics:
+def _compare_probe(learner: WeightSource, sampler: Receiver, version: int, probe: Batch) -> Metrics:
     gap = (learner.logprobs(probe) - sampler.logprobs(probe))[probe.mask].abs()
     bound = LARGEST_GAP[sampler.dtype]
     if not gap.mean() <= bound:
-        raise RefitError(
+        raise WeightSyncError(
             f"after refit {version} the weights are equal, but learner and sampler give the same tokens other "
             f"log-probabilities (mean |Δ| {gap.mean():.2g} nats, more than {bound:g}): positions, masks or the "
             "sampler's own tables differ"
