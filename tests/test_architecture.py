@@ -102,7 +102,6 @@ MAX_NESTING = 3
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("lockstep/config/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
     ("lockstep/losses/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
-    ("lockstep/algorithms/self_rewarding/job.py", "algorithms_know_no_other"): "its first iteration may be SFT's step",
 }
 """(path, name of the rule) → why this file may break it."""
 

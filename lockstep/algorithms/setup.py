@@ -6,7 +6,7 @@ A run implements it by what really computes (`lockstep.run.live_setup`), a dry r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +79,10 @@ class Setup(Protocol):
             InputError: It reads other tokens than the first model, rewards nothing where it should, or is not there.
             ModelError: It is not computed right.
         """
+        ...
+
+    def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> Setup:
+        """The same for a part of the algorithm that another one runs, with its files and models that are open."""
         ...
 
     def sampler(self, learner: Learner) -> Sampler:

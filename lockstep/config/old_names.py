@@ -20,10 +20,12 @@ class NewName:
     Attributes:
         key: Its new name, dotted; what stands in a section goes along.
         also: What has to be said besides, by dotted keys, where the old key has a value; null then means nothing.
+        values: New values by old ones, where these changed, too.
     """
 
     key: str
     also: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[Any, Any] = field(default_factory=dict)
 
     def describe(self, rest: Keys) -> str:
         """How to say now what the old key said, or the option `rest` within it."""
@@ -34,6 +36,9 @@ class NewName:
 RENAMED = {
     "data.arithmetic": NewName("data.task", {"data.task.name": "arithmetic"}),
     "data.letters": NewName("data.task", {"data.task.name": "letters"}),
+    "self_rewarding.first_iteration_sft": NewName(
+        "self_rewarding.first_iteration", values={True: {"algorithm": "sft"}, False: None}
+    ),
 }
 """By the dotted old key."""
 
@@ -58,7 +63,7 @@ def translate(tree: Mapping[str, Any]) -> dict[str, Any]:
         new, rest = found
         if value is None and not rest and new.also:
             continue
-        _put(renamed, (*new.key.split("."), *rest), value)
+        _put(renamed, (*new.key.split("."), *rest), new.values.get(value, value) if new.values else value)
         for key, said in new.also.items():
             _put(renamed, tuple(key.split(".")), said)
     return renamed

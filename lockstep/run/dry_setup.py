@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar, assert_never
 
@@ -75,6 +75,9 @@ class DrySetup:
             if role.path is not None:
                 self.found.say(role.name.replace("_", " "), f"{folder} reads the policy's tokens")
         return Absent()
+
+    def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> DrySetup:
+        return replace(self, files=files)
 
     def sampler(self, learner: Learner) -> Sampler:
         return Absent()

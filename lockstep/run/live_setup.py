@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, assert_never
 
@@ -48,6 +48,7 @@ class LiveSetup:
         source: Its first model.
         progress: What the user sees.
         workers: Ends processes with the run.
+        learners: Models that are open already.
     """
 
     algorithm: Algorithm
@@ -56,6 +57,7 @@ class LiveSetup:
     source: ModelSource
     progress: Progress
     workers: Workers
+    learners: Mapping[ModelRole, Learner] = field(default_factory=dict)
     _apart: Sampler | None = field(default=None, init=False)  # one engine for the weights of all learners
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -69,6 +71,8 @@ class LiveSetup:
 
     def learner(self, role: ModelRole) -> Learner:
         """In this process where there is one rank and no cluster, else in processes of its own."""
+        if role in self.learners:
+            return self.learners[role]
         folder, code = role_folder(role, self.source), find_own_file(type(self.algorithm))
         spec = LearnerSpec(folder, role.head, role.learner, role.optimizer, self.algorithm.seed, code)
         spec = spec if role.is_saved else spec.frozen
@@ -80,6 +84,9 @@ class LiveSetup:
             learner = launch(spec, self.algorithm.cluster.timeout_s, self.workers)
         self.workers.callback(learner.close)
         return learner
+
+    def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> LiveSetup:
+        return replace(self, files=files, learners=learners)
 
     def sampler(self, learner: Learner) -> Sampler:
         """Shares the weights of a learner in this process, if both can be here and no adapters are computed besides."""

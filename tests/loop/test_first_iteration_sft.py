@@ -18,7 +18,7 @@ from lockstep.run.findings import DryRunError
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 
-FIRST = "self_rewarding.first_iteration_sft=true"
+FIRST = "self_rewarding.first_iteration={algorithm: sft}"
 NO_VALIDATION = {"validation_reward": None, "validation_sampling": None}
 
 
@@ -72,12 +72,10 @@ def test_data_without_answers_is_refused(learn: Run) -> None:
     learn("run.max_steps=1", "run.folder=first")
     only, model = {"question": "start k end c"}, ("model.scratch=null", "model.path=first/final")
     asked = write_rows(*[only] * 16)
-    with pytest.raises(
-        DataError, match=r"first_iteration_sft learns the answers of the data, but .* no field 'answer'"
-    ):
+    with pytest.raises(DataError, match=r"self_rewarding.first_iteration: .* no field 'answer'"):
         learn(FIRST, *asked, *model, "data.answer='-'")
     asked = write_rows(*[only | {"answer": " "}] * 16)
-    with pytest.raises(DataError, match=r"learns the answers of the data, but rows.jsonl, line 1: has an empty answer"):
+    with pytest.raises(DataError, match=r"first_iteration: rows.jsonl, line 1: has an empty answer"):
         learn(FIRST, *asked)
     with pytest.raises(DryRunError, match=r"rows.jsonl, line 1: has an empty answer"):
         dry_run(load("tiny.yaml", [FIRST, *asked]))
@@ -85,15 +83,23 @@ def test_data_without_answers_is_refused(learn: Run) -> None:
 
 def test_answers_longer_than_the_policys_are_refused(learn: Run) -> None:
     asked = write_rows(*[{"question": "start", "answer": "k " * 60}] * 16)
-    with pytest.raises(DataError, match=r"more than data.max_prompt_tokens \+ sampling.max_tokens=56"):
+    with pytest.raises(DataError, match=r"more than sft.max_tokens=56"):
         learn(FIRST, *asked)
 
 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("self_rewarding={max_iterations: 1, length_control: 0.0}", "first_iteration_sft takes the only iteration"),
-        ("data.overlong_prompts=truncate", "first_iteration_sft learns whole rows"),
+        ("self_rewarding={max_iterations: 1, length_control: 0.0}", "first_iteration takes the only iteration"),
+        ("data.overlong_prompts=truncate", "first_iteration: .*a demonstration is learned whole"),
+        ("self_rewarding.first_iteration.algorithm=sftt", "first_iteration.algorithm is sftt, and no algorithm"),
+        (
+            "self_rewarding.first_iteration.algorithm=generate",
+            "first_iteration.algorithm is generate, and no algorithm",
+        ),
+        ("self_rewarding.first_iteration={algorithm: grpo}", "first_iteration: sampling: Field required"),
+        ("self_rewarding.first_iteration.optimizer={lr: 1.0}", "trains the same policy; leave model, learner and"),
+        ("self_rewarding.first_iteration.sft={max_token: 9}", "first_iteration: sft.max_token: "),
     ],
 )
 def test_what_cannot_work_is_refused(learn: Run, override: str, said: str) -> None:

@@ -115,7 +115,7 @@ def test_held_out_prompts_need_no_other_reward(learn: Run) -> None:
 
 
 def test_while_the_datas_answers_are_imitated_there_is_nothing_to_tell(learn: Run) -> None:
-    rows = learn("self_rewarding.first_iteration_sft=true")
+    rows = learn("self_rewarding.first_iteration={algorithm: sft}")
     assert [row["step"] for row in validated(rows)] == [3, 4]
     assert [row["step"] for row in rows if "validation/reward" in row] == [0, 1, 2, 3, 4]
 

@@ -81,7 +81,7 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, 
 
 
 def test_as_many_are_written_as_are_wanted(learn: Run) -> None:
-    also = "self_rewarding.first_iteration_sft=true", "data.overlong_prompts=skip"
+    also = "self_rewarding.first_iteration={algorithm: sft}", "data.overlong_prompts=skip"
     rows = steps(learn("new_prompts.count=8", *also))
     assert [row["train/iteration"] for row in rows] == [0, 1]
     assert len(written(1)) == 8

@@ -65,7 +65,7 @@ class Twins:
 
     Options, who acts and what π is compared with are those of the newest step, whose iteration may have ended with it.
     Draws are the same each time, so as long as the same weights act the answers are, too, and are kept: then only π's
-    log-probabilities are new. While the data's answers are imitated there is nothing to tell.
+    log-probabilities are new. While the first iteration is another algorithm's there is nothing to measure.
 
     Args:
         held_out: The prompts.
@@ -84,7 +84,7 @@ class Twins:
         """Metrics and table after so many steps."""
         settings, newest = self._settings, max(step - 1, 0)
         iteration = newest // settings.steps_per_iteration
-        if iteration == 0 and self._workers.imitate is not None:
+        if iteration == 0 and self._workers.first_iteration is not None:
             return Metrics(), []
         version = _acting_version(step, settings)
         pairs = self._pairs

@@ -20,8 +20,9 @@ from lockstep.algorithms.job import (
     open_reward,
     validate_figures,
 )
-from lockstep.algorithms.rows import open_demonstrations, open_prompts
+from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.self_rewarding.collapse import Collapse
+from lockstep.algorithms.self_rewarding.first_iteration import open_first_iteration
 from lockstep.algorithms.self_rewarding.held_out import HeldOut, Twins
 from lockstep.algorithms.self_rewarding.known import measure_judges, read_known, rebind_judge
 from lockstep.algorithms.self_rewarding.meta import MetaJudging
@@ -31,17 +32,13 @@ from lockstep.algorithms.self_rewarding.scoring import ByJudge, Scoring, Verifie
 from lockstep.algorithms.self_rewarding.step import SelfRewardingSettings, SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.self_rewarding.verdicts import leak_test
 from lockstep.algorithms.setup import Policy, Setup
-from lockstep.algorithms.sft.step import SFTWorkers, sft_step
-from lockstep.algorithms.step import RunLength, Step
+from lockstep.algorithms.step import RunLength
 from lockstep.config import MetaJudgeSection
-from lockstep.data.demonstrations import Demonstrations, answer_of
 from lockstep.data.prompts import Prompts
-from lockstep.data.rows import DataError
-from lockstep.data.selection import Head, Rule, head
+from lockstep.data.selection import head
 from lockstep.errors import InputError
 from lockstep.judge.build import meta_judge, score_judge, score_parser
 from lockstep.judge.judge import Judge
-from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
 from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
 from lockstep.rewards.rewards import rule_of
@@ -69,6 +66,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         recipe.seed,
     )
     settings = _build_settings(recipe, prompts, setup)
+    first = setup.attempt(lambda: open_first_iteration(recipe, policy, setup), None)
     agreement = build_agreement(recipe, setup, policy if actor is engines[0] else reference, actor)
     workers = SelfRewardingWorkers(
         policy,
@@ -78,7 +76,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         meta,
         setup.phase,
         new_prompts(recipe, prompts, settings.rows, engines[1], source, setup.folder),
-        _imitation(recipe, policy, setup, limit),
+        None if first is None else first.step,
         agreement,
     )
     held_out = open_held_out(recipe, setup, recipe.verifier, options.global_batch_size, judge=True)
@@ -86,7 +84,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     return Job(
         step=lambda step, position: self_rewarding_step(step, position, workers, settings),
         run_length=_run_length(recipe, settings),
-        state={"policy": policy, "reference": reference},
+        state={**({} if first is None else first.state), "policy": policy, "reference": reference},
         validate=_together(
             _twins(recipe, held_out, workers, settings),
             validate_figures(_true_worth(recipe, by_policy, setup)),
@@ -147,33 +145,6 @@ def _wins(section: MetaJudgeSection) -> Callable[[Battles, int], Tensor]:
             assert_never(section.battles)
 
 
-def _imitation(recipe: SelfRewardingRecipe, policy: Learner, setup: Setup, limit: Head) -> Step | None:
-    """A step of SFT on the answers of the data, where the first iteration is that."""
-    options = recipe.self_rewarding
-    if not options.first_iteration_sft:
-        return None
-    workers = SFTWorkers(policy, _open_own_answers(recipe, setup, limit), setup.phase)
-    return lambda step, position: sft_step(step, position, workers, options.global_batch_size, recipe.seed)
-
-
-def _open_own_answers(recipe: SelfRewardingRecipe, setup: Setup, limit: Head) -> Demonstrations:
-    """Opens the data's own answers as demonstrations.
-
-    Raises:
-        DataError: A row has no answer, or a longer one than the policy may give, and is not to be skipped.
-    """
-    data, files = recipe.data, setup.files.demonstrations
-    answered = Rule(lambda row: None if answer_of(row, "row", data).strip() else "has an empty answer", "answered")
-    longest, option = (
-        data.max_prompt_tokens + recipe.sampling.max_tokens,
-        "data.max_prompt_tokens + sampling.max_tokens",
-    )
-    try:
-        return open_demonstrations(files, data, setup.source, longest, option, limit, answered)
-    except DataError as error:
-        raise DataError(f"self_rewarding.first_iteration_sft learns the answers of the data, but {error}") from error
-
-
 def _build_settings(recipe: SelfRewardingRecipe, prompts: Prompts, setup: Setup) -> SelfRewardingSettings:
     """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
     options = recipe.self_rewarding
@@ -217,7 +188,7 @@ def _run_length(recipe: SelfRewardingRecipe, settings: SelfRewardingSettings) ->
 def _arithmetic(recipe: SelfRewardingRecipe, prompts: int, settings: SelfRewardingSettings) -> str:
     """How prompts become optimizer steps, for people."""
     options = recipe.self_rewarding
-    first = ", the first of them on the answers of the data" if options.first_iteration_sft else ""
+    first = "" if options.first_iteration is None else f", the first of them by {options.first_iteration['algorithm']}"
     written = (
         "" if recipe.new_prompts is None else f"{settings.rows} new prompts after examples from {prompts} prompts; "
     )

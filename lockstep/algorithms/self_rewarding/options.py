@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, final
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
+from lockstep.algorithms.self_rewarding.first_iteration import build_first_recipe
 from lockstep.config import (
     AgreementSection,
     EngineSection,
@@ -57,9 +58,10 @@ class SelfRewarding(PreferenceSection):
         description="prompts of an iteration: all, a share of its own that no other has, or new ones that the policy "
         "of its beginning writes (`new_prompts`)",
     )
-    first_iteration_sft: bool = Field(
-        default=False,
-        description="the first iteration learns the data's own answers as SFT does, and generates and judges nothing",
+    first_iteration: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="another algorithm for the first iteration, one that samples nothing: {algorithm: sft} learns the "
+        "data's own answers; its options may follow, such as sft: {max_tokens: 512}; null: none",
     )
     use_meta_judge: bool = Field(
         default=False,
@@ -107,10 +109,8 @@ class SelfRewarding(PreferenceSection):
 
     @model_validator(mode="after")
     def _an_iteration_is_left(self) -> SelfRewarding:
-        if self.first_iteration_sft and self.max_iterations == 1:
-            raise ValueError(
-                "first_iteration_sft takes the only iteration; raise max_iterations, or run algorithm: sft"
-            )
+        if self.first_iteration is not None and self.max_iterations == 1:
+            raise ValueError("first_iteration takes the only iteration; raise max_iterations, or run that algorithm")
         return self
 
     @model_validator(mode="after")
@@ -133,7 +133,7 @@ class SelfRewarding(PreferenceSection):
 
     @model_validator(mode="after")
     def _judge_pairs_have_room(self) -> SelfRewarding:
-        rewarded = range(1 if self.first_iteration_sft else 0, self.max_iterations)
+        rewarded = range(0 if self.first_iteration is None else 1, self.max_iterations)
         room = any(self.room_for_judge_pairs(iteration, self.global_batch_size) for iteration in rewarded)
         if self.use_meta_judge and not room:
             raise ValueError(
@@ -234,12 +234,9 @@ class SelfRewardingRecipe(Algorithm):
         return self
 
     @model_validator(mode="after")
-    def _demonstrations_are_whole(self) -> SelfRewardingRecipe:
-        if self.self_rewarding.first_iteration_sft and self.data.truncates:
-            raise ValueError(
-                "data.overlong_prompts=truncate is for prompts that a sampler answers; first_iteration_sft learns "
-                "whole rows, so say error or skip"
-            )
+    def _first_iteration_can_be_run(self) -> SelfRewardingRecipe:
+        if self.self_rewarding.first_iteration is not None:
+            build_first_recipe(self, self.self_rewarding.first_iteration)
         return self
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ from lockstep.algorithms.self_rewarding.options import SelfRewarding
 from lockstep.algorithms.self_rewarding.ranked import RankedAnswers, choose_pairs
 from lockstep.algorithms.self_rewarding.scoring import Scoring
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.step import Step, StepResult
 from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
 from lockstep.learners.base import Learner, hand_over, train
@@ -38,7 +38,7 @@ class SelfRewardingWorkers:
     Attributes:
         new_prompts: Of an iteration, by its number and the version of the weights at its beginning, and what is told of
             how they were made; None: the prompts are those of the data.
-        imitate: A step of the first iteration, where that is SFT on the answers of the data; takes step and position.
+        first_iteration: A step of the first iteration, where that is another algorithm's; takes step and position.
     """
 
     policy: Learner
@@ -48,7 +48,7 @@ class SelfRewardingWorkers:
     meta: MetaJudging | None
     phase: Phase
     new_prompts: Callable[[int, int], tuple[Prompts, Metrics]] | None = None
-    imitate: Callable[[int, int], StepResult] | None = None
+    first_iteration: Step | None = None
     agreement: Agreement | None = None
 
 
@@ -112,8 +112,8 @@ def self_rewarding_step(
         with workers.phase("reference"):
             hand_over(workers.policy, workers.reference)  # π_ref ← π
             workers.policy.reset_optimizer()
-    if iteration == 0 and workers.imitate is not None:
-        result = workers.imitate(step, position)
+    if iteration == 0 and workers.first_iteration is not None:
+        result = workers.first_iteration(step, position)
     else:
         result = _learn_from_own_judgement(step, position, workers, settings)
     done = Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(settings.epoch(step)))})

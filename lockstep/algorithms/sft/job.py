@@ -7,9 +7,9 @@ from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.algorithms.sft.step import SFTWorkers, measure_held_out_loss, sft_step
-from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.demonstrations import Demonstrations, answer_of
 from lockstep.data.files import FileGroup
-from lockstep.data.selection import Head, head
+from lockstep.data.selection import Head, Rule, head
 
 
 def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
@@ -35,4 +35,6 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
 
 
 def _open(files: FileGroup, recipe: SFTRecipe, setup: Setup, limit: Head) -> Demonstrations:
-    return open_demonstrations(files, recipe.data, setup.source, recipe.sft.max_tokens, "sft.max_tokens", limit)
+    data, longest = recipe.data, recipe.sft.max_tokens
+    answered = Rule(lambda row: None if answer_of(row, "row", data).strip() else "has an empty answer", "answered")
+    return open_demonstrations(files, data, setup.source, longest, "sft.max_tokens", limit, answered)
