@@ -1,4 +1,4 @@
-"""What a run leaves behind where its numbers break: the batch that made them, for whoever looks for the cause."""
+"""The batch whose loss or gradient is not finite, kept in the run's folder so that the user can look for the cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.learners.base import NotFiniteError
 
 
 def keep_faults(step: Step, folder: Path) -> Step:
-    """The same step; where a loss or gradient is not finite, its batch is written into `folder`.
+    """Wraps a step; where a loss or gradient is not finite, its batch is written into `folder`.
 
     Raises:
         RunError: From the step; names the folder.
@@ -34,7 +34,7 @@ def keep_faults(step: Step, folder: Path) -> Step:
 
 
 def _write(folder: Path, batch: Batch, said: dict[str, object]) -> None:
-    """`batch.safetensors` holds tokens, lengths and every column; `fault.json` the rest."""
+    """Writes tokens, lengths and every column to `batch.safetensors`, the rest to `fault.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = {f"token.{name}": column for name, column in batch.token.items()}
     columns |= {f"sample.{name}": column for name, column in batch.sample.items()}

@@ -1,4 +1,4 @@
-"""One process's part of a run: from the newest checkpoint to the end, or to where it is stopped."""
+"""A session, one process's part of a run: from the newest checkpoint to the end, or until it is stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lockstep.run.trackers.run import RunTracker
 
 
 def save_if_lost(step: Step, hooks: Hooks) -> Step:
-    """The same step; where its sampler is lost, the run is saved as it was before the step."""
+    """Wraps a step; where its sampler is lost, the run is saved as it was before the step."""
 
     def run_guarded(number: int, position: int) -> StepResult:
         with hooks.save_if_lost(number, position):
@@ -32,16 +32,16 @@ def save_if_lost(step: Step, hooks: Hooks) -> Step:
 
 @dataclass(frozen=True)
 class Session:
-    """A job in its folder.
+    """A job, its folder and its logs, ready to run.
 
     Attributes:
-        run: How long, how often.
-        job: What is run.
-        folder: The run's.
-        identity: What the results depend on now, see `lockstep.run.identity`.
-        allow_changes: Go on even where that is not what it was.
-        tracker: Where logs go.
-        progress: What the user sees.
+        run: The section `run`.
+        job: The job to run.
+        folder: Folder of the run.
+        identity: All that the results depend on now, see `lockstep.run.identity`.
+        allow_changes: Resume even if the identity has changed.
+        tracker: Writes the logs.
+        progress: Reports to the user.
     """
 
     run: Run
@@ -53,11 +53,11 @@ class Session:
     progress: Progress
 
     def go(self, stop: Stop) -> None:
-        """Runs to the end.
+        """Runs the job to its end.
 
         Raises:
-            Stopped: If `stop` ended it before. It was saved.
-            ChangedError: If something is not what it was, and that is not allowed.
+            Stopped: If `stop` ended it early; it was saved.
+            ChangedError: If the identity has changed, and that is not allowed.
         """
         job, progress = self.job, self.progress
         checkpoints = Checkpoints(
@@ -76,7 +76,7 @@ class Session:
                 loop(step, start, job.run_length, progress, [hooks.all, EqualRewards(progress.note), *job.hooks], stop)
 
     def _restore(self, checkpoints: Checkpoints) -> Start:
-        """Brings the learners to the newest checkpoint."""
+        """Restores the learners from the newest checkpoint."""
         checkpoints.clear()
         newest = checkpoints.latest(self.progress.note)
         if newest is None:
@@ -86,10 +86,10 @@ class Session:
             told = "\n  ".join(changed)
             raise ChangedError(
                 f"{newest.folder} was made with something else:\n  {told}\nput it back as it was, start another run by "
-                "run.folder, or go on with what is now by --allow-changes"
+                "run.folder, or continue with what is there now by --allow-changes"
             )
         for line in changed:
-            self.progress.note(f"goes on although {line}")
+            self.progress.note(f"resumes although {line}")
         for name, learner in self.job.state.items():
             learner.load(newest.folder / name)
         compared = newest.state["agreement"]  # None where nothing samples

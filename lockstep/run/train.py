@@ -1,4 +1,4 @@
-"""`lockstep train`: from a resolved recipe to a finished run folder."""
+"""`lockstep train`: runs a resolved recipe to a finished run folder."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
 
     Args:
         loaded: The recipe.
-        allow_changes: Go on even where recipe, data, first model or code are not those of the checkpoint.
-        deadline_s: On `time.monotonic`, for a recipe that another one trains first; None: `run.max_time_s` from now.
+        allow_changes: Resume even if recipe, data, initial model or code are not those of the checkpoint.
+        deadline_s: On `time.monotonic`, where another recipe trains this one first; None: `run.max_time_s` from now.
 
     Returns:
         The run's folder; `final/` in it is the trained model as a Hugging Face folder.
 
     Raises:
-        Stopped: If the run was asked to end before its end. It was saved.
-        ChangedError: If something is not what it was, and that is not allowed.
+        Stopped: If the run was asked to end early; it was saved.
+        ChangedError: If the run's identity has changed, and that is not allowed.
         NothingTrainedError: If the recipe that is trained first has come to its end and learned from nothing.
     """
     recipe = loaded.expect(Algorithm)
@@ -107,7 +107,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
 
 
 def _summary(folder: Path) -> str:
-    """What the run came to, and which checkpoint of it was the best."""
+    """Summarizes the run, and names its best checkpoint."""
     return summary(folder, {step for step, _ in Checkpoints(folder / "checkpoints", keep=1).find()})
 
 
@@ -121,12 +121,12 @@ def require_trained(folder: Path) -> None:
 
 
 def _run_with_restarts(ready: Callable[[Workers], Callable[[], None]], recipe: Algorithm, progress: Progress) -> None:
-    """Where a learner is lost, goes on with new workers from the newest checkpoint, as the same command would.
+    """Restarts a run whose learner is lost, with new workers, from the newest checkpoint, as the same command would.
 
     Args:
-        ready: Makes all ready with workers, and returns what runs.
-        recipe: Says where workers start, and how often.
-        progress: Tells the user what happens.
+        ready: Prepares the run with workers, and returns the function that runs it.
+        recipe: Names the cluster and the number of restarts.
+        progress: Reports to the user.
 
     Raises:
         WorkerDied: If a learner is lost too often, or before the run has begun.
@@ -139,12 +139,12 @@ def _run_with_restarts(ready: Callable[[Workers], Callable[[], None]], recipe: A
         if lost is None:
             return
         if restart > most:
-            raise WorkerDied(f"{lost}; the run does not go on, since cluster.max_restarts={most}") from lost
-        progress.note(f"{lost}; going on from the newest checkpoint ({restart} of {most} times)")
+            raise WorkerDied(f"{lost}; the run is not resumed, since cluster.max_restarts={most}") from lost
+        progress.note(f"{lost}; resuming from the newest checkpoint ({restart} of {most} times)")
 
 
 def _catch_lost(run: Callable[[], None]) -> Exception | None:
-    """Runs; where a learner is lost over it, how."""
+    """Runs the function. Returns the error by which a learner was lost; None if none was."""
     try:
         run()
     except (WorkerDied, RemoteTimeout) as error:
@@ -155,7 +155,7 @@ def _catch_lost(run: Callable[[], None]) -> Exception | None:
 def _source(
     loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None
 ) -> ModelSource:
-    """The model to begin with; trained first, or built first, where the recipe says so."""
+    """The initial model; trained or built first, where the recipe says so."""
     recipe, first = loaded.training, loaded.warm_start
     if first is not None:
         return open_source(_warm_started(loaded.name, first, allow_changes, deadline_s))
@@ -182,7 +182,7 @@ def _warm_started(name: str, first: Loaded, allow_changes: bool, deadline_s: flo
 
 
 def _track_finished(loaded: Loaded, folder: Path) -> None:
-    """Shows a finished run in trackers that were asked for since; its logs have everything."""
+    """Replays a finished run into trackers that the recipe has gained since."""
     with lock_folder(folder):
         views = views_of(loaded.training.trackers, Facts.of(loaded, folder))
         if views:
