@@ -25,11 +25,11 @@ from lockstep.cluster.transport import CLOSED, GRACE_S, Build, Channel, Factory,
 
 
 class ChildProcess:
-    """Implements `transport.Transport`. The child ends with its parent, however that ends.
+    """A worker as a child process; implements `transport.Transport`. The child ends with its parent, however that ends.
 
     Args:
         factory: Builds the object that answers calls; the first message from the child says how that went.
-        name: Of the process, for people.
+        name: Name of the process, for people.
         threads: Torch threads of the child.
     """
 
@@ -82,14 +82,14 @@ class ChildProcess:
 
 
 def forking() -> ForkServerContext:
-    """Starts processes by the server that has imported what workers need."""
+    """The context that starts processes from a server that has imported what workers need."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lockstep.cluster.specs"])
     return context
 
 
 def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> None:
-    """The child. Ctrl-C, SIGTERM and SIGHUP are the parent's to handle: it closes its children.
+    """The child's main function. Ctrl-C, SIGTERM and SIGHUP are the parent's to handle: it closes its children.
 
     The environment is the parent's of now, where the server's is that of when the first child was started. It leaves
     without the interpreter's tidying-up, which takes seconds once `transformers` is loaded.
@@ -109,7 +109,7 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
 
 
 def _end_with_parent() -> None:
-    """A worker deep in a verb does not see its connection close, so a thread waits for the parent's end."""
+    """Exits when the parent ends, from a thread: a worker deep in a verb does not see its connection close."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "a child process has a parent"
     parent.join()

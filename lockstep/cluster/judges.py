@@ -1,4 +1,4 @@
-"""Who judges: the policy's sampler, another model in a folder, or a server."""
+"""Judges of responses: the policy's own sampler, another model in a folder, or a server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answering(
     workers: Workers,
     name: str = "judge",
 ) -> Answering:
-    """Whom a recipe of training lets judge: the policy, unless it says another model or a server.
+    """The judge of a training recipe: the policy, unless the section names another model or a server.
 
     Arguments and errors are those of `judge_answers`.
     """
@@ -37,7 +37,7 @@ def answering(
 
 
 def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answering:
-    """The policy judges, with a sampler that is there already.
+    """The policy as judge, with the sampler that it already has.
 
     Raises:
         ValueError: As `judge_answers`.
@@ -49,13 +49,13 @@ def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answerin
 def judge_answers(
     section: AskedSection, computation: Computation, progress: Progress, workers: Workers, name: str = "judge"
 ) -> Answering:
-    """Another model judges, or a server; it is started, or greeted.
+    """Another model as judge, which is started, or a server, which is asked whether it is there.
 
     Args:
-        section: Says who.
-        computation: How a model in a folder computes.
-        progress: Tells the user what happens.
-        workers: Ends what was started.
+        section: Names the judge.
+        computation: Device and type of a model in a folder.
+        progress: Reports to the user.
+        workers: Own the processes that are started, and end them.
         name: Of the section, for messages.
 
     Raises:
@@ -65,7 +65,7 @@ def judge_answers(
     sampler = SamplerSection() if section.sampler is None else section.sampler
     if sampler.openai is not None:
         return _server(section, sampler, progress)
-    assert section.path is not None, "who judges is the policy, a folder, or a server"
+    assert section.path is not None, "a judge is the policy, a folder, or a server"
     source = open_source(section.path)
     _require_room(section, source, name)
     started = _awake(nearest(SamplerSpec(source.folder, sampler, computation), progress, workers))
@@ -101,7 +101,7 @@ def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) 
 
 
 class Chat(Protocol):
-    """As `OpenAIClient.chat`."""
+    """The signature of `OpenAIClient.chat`."""
 
     def __call__(
         self,
@@ -115,14 +115,14 @@ class Chat(Protocol):
 
 @dataclass(frozen=True)
 class ServerAnswers:
-    """A server answers; implements `Answering`.
+    """A server that answers questions; implements `Answering`.
 
     Attributes:
         chat: Asks it.
-        sampling: The distribution that replies are drawn from.
+        sampling: The distribution that replies are sampled from.
         patience: So many failures before the first answer mean that there will be none.
-        reader: Of the server's model; None: nobody knows how it reads.
-        note: Tells the user something.
+        reader: Tokenizer and template of the server's model; None if they are not known.
+        note: Shows the user a line.
     """
 
     chat: Chat
@@ -132,18 +132,18 @@ class ServerAnswers:
     note: Callable[[str], object]
 
     def escape(self, text: str) -> str:
-        """Without a tokenizer, of the control tokens that are common."""
+        """Escapes the judge's control tokens; without a tokenizer, the common ones."""
         return _escaped_in_general(text) if self.reader is None else self.reader.escaped(text)
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
-        """Without a tokenizer, 0."""
+        """Tokens by which each conversation is too long; 0 without a tokenizer."""
         return [0] * len(conversations) if self.reader is None else self.reader.excesses(conversations)
 
     def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
         """See `Answering`.
 
         Raises:
-            ServerError: Nobody is answered.
+            ServerError: No conversation got an answer.
         """
         failures: list[RuntimeError] = []
         found: dict[int, Answer] = {}

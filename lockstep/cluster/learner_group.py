@@ -1,8 +1,8 @@
 """One learner made of several ranks, each a process with its part of the model and its share of the rows.
 
-Ranks sum gradients and counts among themselves, so that the result is that of one process whatever their number. Here
-is the driver's side: what each rank reads in which pass is decided here, once for all; all are asked at once, and those
-that compute the same answer through one of them.
+Ranks sum gradients and counts among themselves, so that any number of them gives the result of one process.
+This is the driver's side: it decides which rows each rank reads in which pass, calls all ranks at once, and takes the
+result of one among those that compute the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lockstep.models.megatron import require_known, stages
 from lockstep.models.parallelize import require_divisible
 
 _RANKS_WAIT_LONGER_S = 30.0
-"""For each other, than this process does for them: it then says which verb took too long, not a rank its socket."""
+"""Ranks wait so much longer for each other than the driver does for them: its error names the verb, theirs a socket."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> Mesh
     Args:
         spec: What each rank builds.
         timeout_s: The longest that one verb may take.
-        workers: Says where.
+        workers: Where the ranks start.
 
     Raises:
         ValueError: If the model cannot be cut like that, or there are fewer GPUs than ranks.
@@ -170,18 +170,18 @@ class MeshLearner:
         return merge_metrics(self._on_shares("forward_backward", batch, loss)[1])
 
     def optim_step(self) -> Metrics:
-        """On every rank; all say the same, since gradients are summed before their norm is taken."""
+        """Steps every rank; all return the same metrics, since gradients are summed before their norm is taken."""
         return self._on_all("optim_step")[0]
 
     def reset_optimizer(self) -> None:
         self._on_all("reset_optimizer")
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Through the first rank; the others take part."""
+        """Streams the weights from the first rank; the others take part in gathering them."""
         others = [rank.submit("take_part_in_weights") for rank in self.ranks[1:]]
         try:
             yield from self.ranks[0].stream("weights")
-        except (WorkerDied, RemoteTimeout):  # which is the story; that the others were left alone is not
+        except (WorkerDied, RemoteTimeout):  # the cause; errors of the other ranks would only hide it
             while others:
                 others.pop().abandon()
             self.close()
@@ -207,7 +207,7 @@ class MeshLearner:
         return self._outcomes(rank.submit(verb, *args) for rank in self.ranks)
 
     def _on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:
-        """Runs a verb on each data-parallel share of the rows, by all ranks that hold the model for it together.
+        """Runs a verb on each data-parallel share of the rows, on all ranks of the model replica that takes it.
 
         Returns:
             The rows in the order of the shares, int64 [B], and each share's result.
@@ -225,7 +225,7 @@ class MeshLearner:
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 
     def _outcomes(self, calls: Iterable[Pending]) -> list[Any]:
-        """Waits for all; where a rank is gone its group is broken, and the others are ended too."""
+        """Waits for all ranks; where one is lost, the process group is broken, and the others are ended too."""
         try:
             return outcomes(list(calls))
         except (WorkerDied, RemoteTimeout):
@@ -234,6 +234,6 @@ class MeshLearner:
 
 
 def _renumber(passes: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The same passes over groups that lie in their order."""
+    """The same passes, with groups numbered in the order in which the passes read them."""
     ends = list(accumulate((len(one) for one in passes), initial=0))
     return [list(range(start, end)) for start, end in pairwise(ends)]

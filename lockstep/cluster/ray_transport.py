@@ -15,7 +15,7 @@ from typing import Any, assert_never
 
 import numpy as np
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # says nothing to anybody about who runs what
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine takes longer than its 30 s
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # so named; a Ray of one machine is then on loopback
 
@@ -44,20 +44,20 @@ Frame = list[Any]
 """The parts of a message, each an array of bytes; Ray moves those without copying them on a machine."""
 
 _TOLD_S = 30.0
-"""How long Ray may take to find out how an actor that does not answer any more has ended."""
+"""Timeout for Ray to report how an actor that no longer answers has ended."""
 
 _SHARE = 1 / 16
-"""What an actor asks for of its place: policy, critic, reference, judges and samplers take turns there."""
+"""Share of its bundle that an actor reserves: policy, critic, reference, judges and samplers take turns there."""
 
 
 class RayCluster:
-    """Places for workers in a cluster, which is joined, or started on this machine.
+    """A Ray placement group for the workers of a run; the cluster is joined, or started on this machine.
 
     Args:
-        section: Which cluster, and who shares a place.
-        learners: How many ranks a learner has.
-        samplers: How many samplers there are.
-        gpus: Whether workers compute on GPUs where the cluster has some.
+        section: Which cluster, and which workers share a placement.
+        learners: Number of ranks of a learner.
+        samplers: Number of samplers.
+        gpus: True if workers compute on GPUs where the cluster has some.
 
     Raises:
         ValueError: If there is no such cluster, or no room in it.
@@ -74,17 +74,17 @@ class RayCluster:
 
     @property
     def threads(self) -> int:
-        """Of torch, in a worker."""
+        """Torch threads of a worker."""
         return max(1, int(self._cpus))
 
     @property
     def one_machine(self) -> bool:
-        """Whether all workers are where this process is."""
+        """True if all workers are on this process's machine."""
         nodes = set(placement_group_table(self._places)["bundles_to_node_id"].values())
         return nodes == {ray.get_runtime_context().get_node_id()}
 
     def actor(self, factory: Factory, role: Role, number: int, threads: int) -> RayWorker:
-        """Starts a worker in its place: that of the n-th learner, or of the n-th sampler."""
+        """Starts a worker in the placement of the n-th learner rank, or of the n-th sampler."""
         match role:
             case "learner":
                 first = 0
@@ -98,7 +98,7 @@ class RayCluster:
         return RayWorker(factory, threads, asked)
 
     def close(self) -> None:
-        """Gives the places back, and ends a Ray that was started here."""
+        """Releases the placement group, and stops a Ray that was started here."""
         with self._end, contextlib.suppress(RayError):
             remove_placement_group(self._places)
 
@@ -118,7 +118,7 @@ class RayCluster:
 
 
 class RayWorker:
-    """Implements `transport.Transport`. An actor ends with the process that has started it."""
+    """A worker as a Ray actor; implements `transport.Transport`. It ends with the process that started it."""
 
     def __init__(self, factory: Factory, threads: int, asked: dict[str, Any]) -> None:
         self._actor = _ACTOR.options(**asked).remote()
@@ -128,7 +128,7 @@ class RayWorker:
         self.send(Build(factory), 0.0)
 
     def send(self, message: Message, timeout_s: float) -> None:
-        """Ray takes a message at once, whatever the worker does."""
+        """Hands Ray the message, which returns at once even if the worker is busy."""
         if not self.alive():
             raise ConnectionError("the worker is gone")
         self._actor.take.remote([np.frombuffer(part, np.uint8) for part in encode(message)])
@@ -182,7 +182,7 @@ class _Worker:
         self._given: queue.Queue[Frame | None] = queue.Queue(maxsize=2)
 
     def live(self, threads: int, folder: str, paths: list[str]) -> None:
-        """Serves until it is told to end; in the folder and with the modules of who asks, where they are found."""
+        """Serves until it is told to end, in the driver's folder and with its module paths, where they exist here."""
         sys.path += [path for path in paths if path not in sys.path]
         with contextlib.suppress(FileNotFoundError):
             os.chdir(folder)
@@ -193,12 +193,12 @@ class _Worker:
 
     @ray.method(concurrency_group="taking")
     def take(self, frame: Frame | None) -> None:
-        """A message to the worker; None: no more will come."""
+        """Queues a message to the worker; None: no more will come."""
         self._taken.put(frame)
 
     @ray.method(concurrency_group="giving")
     def give(self) -> Frame | None:
-        """The worker's next message; None: it has ended."""
+        """Waits for the worker's next message; None: it has ended."""
         return self._given.get()
 
     def frame(self) -> Sequence[bytearray]:
@@ -216,11 +216,11 @@ _ACTOR: Any = ray.remote(concurrency_groups={"taking": 1, "giving": 1})(_Worker)
 
 @contextlib.contextmanager
 def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
-    """In a cluster, if this process is in none yet.
+    """Joins a cluster, or starts one, unless this process is in one already.
 
     Args:
-        address: The cluster's; None: one on this machine, which ends with the block.
-        cpus: Of a cluster on this machine, where that has fewer.
+        address: Of the cluster; None starts one on this machine, which ends with the block.
+        cpus: CPUs that a cluster on this machine claims to have at least.
 
     Raises:
         ValueError: If there is no such cluster.

@@ -35,7 +35,7 @@ class SamplerLost(RunError):
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The newest weights, as they came, and what the workers said they hold."""
+    """The newest weights: their stream, their version, and the workers' attestation of what they hold."""
 
     stream: Iterable[tuple[str, Tensor]]
     version: int
@@ -44,7 +44,7 @@ class _Loaded:
 
 @dataclass
 class _Work:
-    """A block that a replica has been given, and what has come back of it."""
+    """A block that a replica is working on, and the responses so far."""
 
     number: int
     requests: Sequence[Request]
@@ -53,18 +53,18 @@ class _Work:
     pending: Pending | None = None
 
     def ask(self, remote: Remote, sampling: SamplingParams) -> None:
-        """Asks for all that is missing."""
+        """Requests every response that is still missing."""
         there = {place for places, _ in self.pieces for place in places}
         self.asked = [place for place in range(len(self.requests)) if place not in there]
         self.pending = remote.submit("pieces", [self.requests[place] for place in self.asked], sampling)
 
     def advance(self) -> bool:
-        """Takes what has come. Returns whether the block is whole.
+        """Takes the responses that have arrived. Returns True if the block is complete.
 
         Raises:
             WorkerDied, RemoteTimeout, RemoteError: As `Remote.call`.
         """
-        assert self.pending is not None, "work that was given out is under way"
+        assert self.pending is not None, "a block that was handed out has a call"
         while self.pending.is_done(POLL_S):
             message = self.pending.next_message()
             if not isinstance(message, Item):
@@ -79,26 +79,26 @@ class _Work:
             self.pending.drain()
 
     def leave(self) -> None:
-        """Ends the worker, if it is still at it."""
+        """Ends the worker, if its call is still open."""
         if self.pending is not None and self.pending.open:
             self.pending.abandon()
 
 
 class SamplerPool:
-    """Workers that hold a sampler each; implements `samplers.base.Sampler`.
+    """A pool of rollout workers with a sampler each; implements `samplers.base.Sampler`.
 
     Args:
         spec: Builds a worker's sampler.
-        note: Tells the user what happens.
-        workers: Says where they start.
+        note: Shows the user a line.
+        workers: Where they start.
 
     Raises:
-        ValueError: If weights cannot reach them as the recipe says.
+        ValueError: If weights cannot reach them by `sampler.transfer`.
 
     Attributes:
-        dtype: As of `Sampler`.
+        dtype: See `Sampler`.
         remotes: The workers.
-        restarts: How often one of them was started again.
+        restarts: Restarts of workers so far.
     """
 
     def __init__(self, spec: SamplerSpec, note: Callable[[str], object], workers: Workers = HERE) -> None:
@@ -130,9 +130,9 @@ class SamplerPool:
             self._insist(remote.ready, [remote])
 
     def blocks(self, blocks: Iterable[Block], sampling: SamplingParams) -> Generator[tuple[int, Batch], None, None]:
-        """Answers blocks, each whole by one worker, so that bits do not depend on how many workers there are.
+        """Generates responses to blocks, each by one worker, so that bits do not depend on the number of workers.
 
-        What a worker had finished before it died is kept; the one that takes its place answers the rest.
+        Responses that a worker finished before it died are kept; the restarted worker generates the rest.
 
         Yields:
             A block's number and its responses, in the order of its requests, as soon as it is whole.
@@ -162,7 +162,7 @@ class SamplerPool:
                 work.leave()
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """Each worker gets every n-th request."""
+        """Generates responses; each worker gets every n-th request."""
         require_room(requests, self._context)
         count = len(self.remotes)
         shares = [range(first, len(requests), count) for first in range(min(count, len(requests)))]
@@ -174,11 +174,11 @@ class SamplerPool:
         return gather_pieces(self.pieces(requests, sampling))
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """By the first worker."""
+        """Log-probabilities, computed by the first worker."""
         return self._insist(lambda: self.remotes[0].call("logprobs", batch), self.remotes[:1])
 
     def show(self, name: str) -> Tensor:
-        """A tensor as the first worker computes with it."""
+        """Fetches a tensor as the first worker holds it."""
         return self._insist(lambda: self.remotes[0].call("show", name), self.remotes[:1])
 
     @property
@@ -186,7 +186,7 @@ class SamplerPool:
         return None if self._loaded is None else self._loaded.version
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
-        """All workers read the same buckets; where one dies over it, all get the weights once more."""
+        """Sends all workers the same buckets; where one dies meanwhile, all get the weights again."""
         attestations = self._insist(lambda: self._load(self.remotes, stream, version), self.remotes, restored=False)
         self._loaded = _Loaded(stream, version, attestations[0])
         return attestations
@@ -198,7 +198,7 @@ class SamplerPool:
         self._on_all("sleep")
 
     def close(self) -> None:
-        """Ends all workers, those at rest in good order."""
+        """Ends all workers, the idle ones in good order."""
         resting = [remote for remote in self.remotes if remote.alive() and not remote.pending.open]
         with contextlib.suppress(WorkerDied, RemoteTimeout, RemoteError):
             outcomes([remote.submit("close") for remote in resting])
@@ -206,19 +206,19 @@ class SamplerPool:
             remote.close()
 
     def abandon(self) -> None:
-        """Ends all workers at once, also those that another thread waits for; what it does then fails."""
+        """Ends all workers at once; calls that another thread waits for then fail."""
         self._abandoned = True
         for remote in self.remotes:
             remote.close(at_once=True)
 
     def _on_all(self, verb: str) -> None:
-        """A worker that is started again between rollouts needs a refit: the learner has learned since."""
+        """Runs a verb on all workers; one that is restarted here has no weights until the next weight sync."""
         self._insist(lambda: outcomes([remote.submit(verb) for remote in self.remotes]), self.remotes, restored=False)
 
     def _load(
         self, remotes: Sequence[Remote], stream: Iterable[tuple[str, Tensor]], version: int
     ) -> Sequence[Attestation]:
-        """Streams weights to some workers; the next bucket is filled while they take one."""
+        """Streams weights to some workers; the next bucket is filled while they read one."""
         carrier, calls = self._carrier_to(remotes), list[Pending]()
         with contextlib.closing(carrier.buckets(stream)) as buckets:
             for bucket in buckets:
@@ -229,7 +229,7 @@ class SamplerPool:
         return outcomes([remote.submit("attest", version) for remote in remotes])
 
     def _carrier_to(self, remotes: Sequence[Remote]) -> Carrier:
-        """The way to some workers. Shared memory is open to any; a process group has members."""
+        """The weight transport to some workers. Any worker can read shared memory; a process group has members."""
         match self._section.transfer:
             case "shared_memory":
                 return self._shared_memory
@@ -239,7 +239,7 @@ class SamplerPool:
                 assert_never(self._section.transfer)
 
     def _group_with(self, remotes: Sequence[Remote]) -> GroupBroadcast:
-        """A process group with some workers; that with all of them is kept."""
+        """A process group with some workers; the one with all of them is reused."""
         if self._group is not None and len(remotes) == len(self.remotes):
             return self._group
         host = Host(self._address, len(remotes) + 1, self._section.timeout_s)
@@ -251,20 +251,19 @@ class SamplerPool:
         return carrier
 
     def _insist(self, action: Callable[[], T], remotes: Sequence[Remote], restored: bool = True) -> T:
-        """Does something with workers, again and again where one dies over it.
+        """Retries an action with workers, restarting those that die over it.
 
         Args:
-            action: What is done.
-            remotes: With whom.
-            restored: Whether a worker that was started again gets the weights that the others hold; else nobody is
-                known to hold any.
+            action: The action.
+            remotes: The workers that it uses.
+            restored: True if a restarted worker gets the others' weights; else all count as holding none.
         """
         while True:
             try:
                 return action()
             except (WorkerDied, RemoteTimeout) as error:
                 dead = [remote for remote in remotes if not remote.alive()]
-                if not dead:  # but a learner, whose weights were on their way
+                if not dead:  # it was a learner, whose weights were being sent
                     raise
                 self._loaded = self._loaded if restored else None
                 self._count(error)
@@ -272,7 +271,7 @@ class SamplerPool:
                     self._start_again(remote)
 
     def _advance(self, remote: Remote, work: _Work, sampling: SamplingParams) -> bool:
-        """Whether a block is whole now; one whose worker died is asked for again."""
+        """Takes what a worker has sent, or restarts it. Returns True if its block is complete."""
         try:
             return work.advance()
         except (WorkerDied, RemoteTimeout) as error:
@@ -282,13 +281,13 @@ class SamplerPool:
             return False
 
     def _count(self, error: Exception) -> None:
-        """Tells that workers are started again.
+        """Counts a restart, and tells the user.
 
         Raises:
-            SamplerLost: If that was done too often.
+            SamplerLost: If there were too many.
         """
         if self._abandoned:
-            raise SamplerLost(f"{error}; it is not started again, since nobody waits for it any more") from error
+            raise SamplerLost(f"{error}; it is not started again, since no one waits for it any more") from error
         most = self._section.max_restarts
         if self.restarts == most:
             raise SamplerLost(f"{error}; it is not started again, since sampler.max_restarts={most}") from error
@@ -296,7 +295,7 @@ class SamplerPool:
         self._note(f"{error}; starting it again ({self.restarts} of {most} times)")
 
     def _start_again(self, remote: Remote) -> None:
-        """Starts a worker again, and gives it the weights that the others hold, where that is known."""
+        """Restarts a worker, and sends it the weights that the others hold, where these are known."""
         self._group = None
         remote.restart()
         if self._abandoned:  # meanwhile
@@ -313,7 +312,7 @@ class SamplerPool:
 
 
 def _require_way(spec: SamplerSpec, workers: Workers) -> None:
-    """Raises InputError where weights cannot reach workers as the recipe says."""
+    """Raises InputError where weights cannot reach workers by `sampler.transfer`."""
     match spec.section.transfer:
         case "shared_memory":
             if not workers.one_machine:
@@ -329,7 +328,7 @@ def _require_way(spec: SamplerSpec, workers: Workers) -> None:
 
 
 def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
-    """Does a sender's part of a collective; where that fails, the fate of the receivers is the better story."""
+    """Does the sender's part of a collective; where that fails, raises the receivers' error, which says more."""
     try:
         return action()
     except RuntimeError:
@@ -346,7 +345,7 @@ def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
 
 
 def processes(spec: SamplerSpec, progress: Progress, workers: Workers) -> SamplerPool:
-    """Starts the samplers of a run, all at once, and waits until they are ready; they end with it."""
+    """Starts the rollout workers of a run, all at once, and waits until they are ready; they end with the run."""
     require_sampler(spec.section, spec.learner)
     spec.require_proof()
     started = SamplerPool(spec, progress.note, workers)

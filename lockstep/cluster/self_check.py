@@ -1,6 +1,6 @@
-"""The proof, before a model is opened, that Lockstep computes it as plain `transformers` does, or a refusal.
+"""The self-check of a model before it is opened: Lockstep computes it as plain `transformers` does, or refuses it.
 
-On a model in small that has every kind of its layers (`models.miniature`) four things have to agree: ragged sequences
+On a miniature with every kind of its layers (`models.miniature`) four things have to agree: ragged sequences
 packed into one pass, each sequence alone, the sampler's own log-probabilities while it decodes token by token, and
 `transformers` with its own attention, one sequence at a time. Then the model is exported and opened again.
 
@@ -71,13 +71,13 @@ _PROVEN = (
 
 @dataclass(frozen=True)
 class Proof:
-    """How far apart four computations of one model are: the largest |Δ log π| to plain `transformers`, nats, fp32.
+    """Largest |Δ log π| to plain `transformers` of three ways to compute one model, nats, fp32.
 
     Attributes:
-        packed: Of ragged sequences, as a learner scores them.
-        alone: Of each sequence by itself.
-        decoded: Of what the torch sampler drew, by its own account; 0 where it draws nothing.
-        bf16_ratio: Mean e^|Δ| of packed sequences in bf16 against fp32; 1 where that is not asked for.
+        packed: For ragged sequences packed into one pass, as a learner scores them.
+        alone: For each sequence alone.
+        decoded: For what the torch sampler sampled, by its own log-probabilities; 0 where it samples nothing.
+        bf16_ratio: Mean e^|Δ| of packed sequences in bf16 against fp32; 1 where that is not wanted.
     """
 
     packed: float
@@ -96,7 +96,7 @@ def require_proof(folder: str | Path, computation: Computation, sampling: Sampli
     Args:
         folder: Of the model; its weights are not read.
         computation: Where and in which type it will be computed.
-        sampling: The distribution that the torch sampler will draw from; None: it will draw nothing.
+        sampling: The distribution that the torch sampler will sample from; None: it will sample nothing.
 
     Raises:
         ModelError: If Lockstep would compute something else than `transformers`; names the class of the layer.
@@ -143,7 +143,7 @@ def prove(config: PreTrainedConfig, device: torch.device, bf16: bool, sampling: 
 
 
 def _sample_batch(model: PreTrainedModel, sampling: SamplingParams | None) -> Batch:
-    """Responses of the torch sampler; where none is asked, ragged sequences."""
+    """Responses of the torch sampler; without `sampling`, ragged sequences."""
     requests = _requests(model)
     if sampling is not None:
         return torch_sampler(model, 3).generate(requests, sampling)
@@ -170,7 +170,7 @@ def _logprob(head: LogitsHead, batch: Batch) -> Tensor:
 
 
 def _ratio(found_N: Tensor, wanted_N: Tensor, batch: Batch) -> float:
-    """Mean e^|Δ| over the masked tokens; infinite where a number is none."""
+    """Mean e^|Δ| over the masked tokens; infinite if one is not finite."""
     return float((found_N - wanted_N)[batch.mask].abs().exp().nan_to_num(float("inf")).mean())
 
 
@@ -184,7 +184,7 @@ def _scores(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tens
 
 
 def _gap(found_N: Tensor, wanted_N: Tensor) -> float:
-    """The largest |Δ|; infinite where a number is none."""
+    """The largest |Δ|; infinite if one is NaN."""
     return float((found_N - wanted_N).abs().nan_to_num(float("inf")).max())
 
 
@@ -237,7 +237,7 @@ Outputs = dict[str, Tensor]
 
 
 def _alone(model: PreTrainedModel, batch: Batch, implementation: str) -> Outputs:
-    """Hidden states of each sequence by itself."""
+    """Hidden states of each sequence, one pass each."""
     model.set_attn_implementation(implementation)
     try:
         parts = [_together(model, part) for part in batch.split(1)]
@@ -248,7 +248,7 @@ def _alone(model: PreTrainedModel, batch: Batch, implementation: str) -> Outputs
 
 
 def _together(model: PreTrainedModel, batch: Batch) -> Outputs:
-    """Hidden states as a learner computes them."""
+    """Hidden states of packed sequences, as a learner computes them."""
     cut, seen = Cut.of(batch, ALONE, carries_state(model.config)), Outputs()
     place_N = torch.arange(batch.tokens.numel()) if cut.place is None else cut.place
 
@@ -286,7 +286,7 @@ def _first_difference(model: PreTrainedModel, right: Outputs, wrong: Outputs) ->
 
 @contextmanager
 def _refuse_unsupported(config: PreTrainedConfig) -> Iterator[None]:
-    """A model of `transformers` that Lockstep's attention, packing or cache does not fit fails in its own ways."""
+    """Turns the errors of a model that does not fit Lockstep's attention, packing or cache into ModelError."""
     try:
         yield
     except InputError:

@@ -31,10 +31,10 @@ from lockstep.types import Head
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """A learner: whose weights, which head, how it computes and learns (no optimizer: it only scores).
+    """A learner: its weights, head, computation and optimizer (without one it only scores).
 
     Attributes:
-        code: File of the user's whose losses it may be sent.
+        code: A file of the user's that defines losses.
     """
 
     model: str
@@ -46,7 +46,7 @@ class LearnerSpec:
 
     @property
     def frozen(self) -> LearnerSpec:
-        """The same model to be scored with, as it is for good: without adapters, too."""
+        """The same model as a frozen scorer, without optimizer and adapters."""
         return replace(self, optimizer=None, section=self.section.model_copy(update={"lora": None}))
 
     def build(self, ranks: Ranks = ALONE) -> RankLearner:
@@ -71,7 +71,7 @@ class LearnerSpec:
     def megatron(self, ranks: Ranks) -> RankLearner:
         """A Megatron learner."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Megatron tells of everything that it could use and does not find
+            warnings.simplefilter("ignore")  # Megatron warns of every optional package that is missing
             from lockstep.learners.megatron.start import start_learner as stage_started
 
             return stage_started(self.model, self.head, self.seed, self.section, self.optimizer, ranks)
@@ -81,12 +81,12 @@ _TRAINING_BACKENDS: Mapping[str, Callable[[LearnerSpec, Ranks], RankLearner]] = 
     "torch": LearnerSpec.torch,
     "megatron": LearnerSpec.megatron,
 }
-"""What builds a learner, by `learner.backend`."""
+"""Builders of a learner, by `learner.backend`."""
 
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """A sampler with weights of its own, that computes as the learner does and where it does."""
+    """A sampler with weights of its own, on the learner's device and in its type."""
 
     model: str
     section: SamplerSection
@@ -102,11 +102,11 @@ class SamplerSpec:
         return self._backend.build(self)
 
     def vllm(self) -> VLLMSampler:
-        """A vLLM sampler, which wants a process of its own."""
+        """A vLLM sampler, which needs a process of its own."""
         return VLLMSampler(self.model, self.section, self.learner, self.raw_logprobs)
 
     def torch(self) -> TorchSampler:
-        """A torch sampler, which can be used in this process, too."""
+        """A torch sampler, which can also live in this process."""
         lm = load_causal_lm(self.model)
         nn.Module.to(lm, resolve_device(self.learner.device))  # in place; its own `to` is typed for wrappers
         return torch_sampler(lm, self.section.max_batch_size, self.learner.is_bf16, self.raw_logprobs)
@@ -128,7 +128,7 @@ class SamplerSpec:
 
     @property
     def threads(self) -> int | None:
-        """Of a worker on a CPU; None: its share of the run's."""
+        """Torch threads of a worker on a CPU; None: its share of the run's."""
         return self._backend.threads
 
     @property
@@ -141,13 +141,13 @@ class SamplerSpec:
 
 @dataclass(frozen=True)
 class _InferenceBackend:
-    """An engine that is sent weights.
+    """An inference engine that takes weight syncs.
 
     Attributes:
         build: Builds its sampler.
         dtype: The type in which it holds weights, by how the learner computes.
-        ours: Whether it decodes by Lockstep's own cache, so that a model is proven before it is opened.
-        threads: Of a worker on a CPU; None: its share of the run's.
+        ours: True if it decodes by Lockstep's own cache, so that a model is checked before it is opened.
+        threads: Torch threads of a worker on a CPU; None: its share of the run's.
     """
 
     build: Callable[[SamplerSpec], Served]
@@ -181,7 +181,7 @@ FAR_GPUS = (
 
 
 def require_sampler(section: SamplerSection, computation: Computation) -> None:
-    """Raises InputError if a section asks for what is not there on this machine."""
+    """Raises InputError if the section asks for what this machine does not have."""
     cuda = resolve_device(computation.device).type == "cuda"
     match section.backend:
         case "vllm":

@@ -1,4 +1,4 @@
-"""How a proxy and its worker talk: messages, their bytes, framed sockets with deadlines, and the worker's serving loop.
+"""The wire between a proxy and its worker: messages, their bytes, framed sockets with deadlines, and the serving loop.
 
 A tensor travels as its bytes, beside the pickle and never through shared memory: what arrives is a copy on the CPU
 that no later update of the sender can change, and a worker that is killed leaves nothing behind.
@@ -24,7 +24,7 @@ from torch import Tensor
 from lockstep.errors import BrokenPromiseError, InputError, LockstepError
 
 Role = Literal["learner", "sampler"]
-"""What a worker is."""
+"""The kind of a worker."""
 
 
 class Factory(Protocol):
@@ -71,7 +71,7 @@ class Failure:
         kind: Name of the exception's type.
         message: Its text.
         trace: The worker's traceback.
-        family: What kind of error the caller gets.
+        family: The kind of error that the caller gets.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Failure:
 
 
 Family = Literal["crash", "input", "run", "broken promise", "not finite"]
-"""Of an error: a crash, or one of those that the user is told in a sentence."""
+"""Kinds of errors: a crash, or one that the user is told in a sentence."""
 
 
 def _family(error: Exception) -> Family:
@@ -108,14 +108,14 @@ M = TypeVar("M")
 
 
 GRACE_S = 2.0
-"""How long a worker that is told to end may take to leave by itself."""
+"""Seconds that a worker has to exit by itself when it is told to end."""
 
 CLOSED = "it was ended by this process"
-"""How a worker came to its end that `Transport.close` has ended."""
+"""The ending of a worker that `Transport.close` has ended."""
 
 
 class Transport(Protocol):
-    """The way to one worker, which it starts and ends. Messages arrive in the order they were sent."""
+    """The connection to one worker, which it starts and ends. Messages arrive in the order they were sent."""
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Hands a message over.
@@ -136,19 +136,19 @@ class Transport(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> bool:
-        """Whether `recv` has something to say: a message, or that the worker is gone."""
+        """True if `recv` would return or raise now: there is a message, or the worker is gone."""
         ...
 
     def alive(self) -> bool:
-        """Whether the worker runs."""
+        """True while the worker runs."""
         ...
 
     def ending(self) -> str:
-        """How the worker came to its end, for an error message."""
+        """The way in which the worker ended, for an error message."""
         ...
 
     def close(self, at_once: bool = False) -> None:
-        """Ends the worker, which may first finish what it does unless `at_once`; harmless when it has ended."""
+        """Ends the worker, after its current call unless `at_once`; harmless when it has ended."""
         ...
 
 
@@ -163,7 +163,7 @@ def encode(message: Message) -> list[memoryview]:
 
 
 def decode(frame: Sequence[bytearray]) -> Message:
-    """What `encode` was given; tensors live in the frame's memory."""
+    """The message that `encode` was given; its tensors live in the frame's memory."""
     return pickle.loads(frame[0], buffers=frame[1:])
 
 
@@ -258,7 +258,7 @@ def take_threads(count: int) -> None:
 
 
 def serve(line: Line) -> None:
-    """The worker's life: builds what it is told, then answers calls one by one until the other side closes.
+    """A worker's main loop: builds its object, then answers calls one by one until the other side closes.
 
     Raises:
         EOFError, ConnectionError: When the other side has closed.
@@ -272,7 +272,7 @@ def serve(line: Line) -> None:
         return
     while True:
         frame = line.frame()
-        # Whatever a verb raises belongs to its caller, and the worker goes on; a broken line ends it just below.
+        # An error in a verb belongs to its caller, and the worker carries on; a broken line ends it just below.
         try:
             line.send(Result(_run(target, _require_kind(Call, decode(frame)), line)))
         except Exception as error:

@@ -1,4 +1,4 @@
-"""One generic proxy: verbs of an object that lives in another process, with deadlines, death and restart.
+"""A generic proxy of an object in another process: remote calls with deadlines, detection of death, and restart.
 
 A worker does one thing at a time, so a proxy has at most one call under way; `submit` returns at once, so that several
 workers work side by side.
@@ -19,13 +19,13 @@ from lockstep.cluster.transport import Call, Factory, Failure, Item, Message, Re
 from lockstep.errors import BrokenPromiseError, InputError, RunError
 
 POLL_S = 0.002
-"""How long a poll of one of several workers may wait."""
+"""Seconds that a poll of one of several workers may wait."""
 
 _TOGETHER_S = 0.05
-"""The same where all have to answer, so that only a failure is seen so much later for each of the others."""
+"""The same where all workers have to answer; it delays nothing but the report of a failure."""
 
 BUILD = "build"
-"""The call under way when a worker has just been started."""
+"""Name of the first call of a worker, which builds its object."""
 
 
 class RemoteError(RuntimeError):
@@ -71,7 +71,7 @@ class Pending:
         self._deadline = time.monotonic() + self._timeout_s
 
     def send(self, call: Call) -> None:
-        """Hands the worker the call; where it is gone, whoever asks for the outcome is told, as of any death."""
+        """Sends the worker the call; if the worker is gone, `result` raises it, as for any death."""
         try:
             self._transport.send(call, self._timeout_s)
         except TimeoutError:
@@ -80,7 +80,7 @@ class Pending:
             self._unsent = self._note_death("before")
 
     def is_done(self, wait_s: float = 0.0) -> bool:
-        """Whether `result` would return, or raise, without waiting; waits up to `wait_s` for that."""
+        """True if `result` would return, or raise, without waiting; waits up to `wait_s` for that."""
         return self._unsent is not None or self._transport.poll(wait_s) or time.monotonic() > self._deadline
 
     def result(self) -> Any:
@@ -93,7 +93,7 @@ class Pending:
         return message.value
 
     def next_message(self) -> Message:
-        """An item of a stream, each with a deadline of its own, or the result that ends the call."""
+        """Waits for an item of a stream, each with a deadline of its own, or for the result that ends the call."""
         if self._unsent is not None:
             raise self._unsent
         try:
@@ -109,7 +109,7 @@ class Pending:
         return message
 
     def drain(self) -> None:
-        """Reads what is left of a call whose outcome nobody wants, so that the worker is free for the next."""
+        """Discards the rest of a call whose outcome is no longer wanted, so that the worker is free for the next."""
         with contextlib.suppress(RemoteError):
             while self.open:
                 self.next_message()
@@ -131,11 +131,11 @@ class Pending:
 
 
 class Remote:
-    """A worker and the call under way.
+    """A proxy of a worker, and the call under way.
 
     Args:
-        connect: Starts the worker; also what `restart` does.
-        name: Of the worker, for error messages.
+        connect: Starts the worker; `restart` calls it again.
+        name: Name of the worker, for error messages.
         timeout_s: The longest that one call, or one item of a stream, may take.
 
     Attributes:
@@ -147,7 +147,7 @@ class Remote:
         self._start()
 
     def ready(self) -> None:
-        """Waits until the worker has built its object. Any call does so too; here an error in building shows first."""
+        """Waits until the worker has built its object, and raises its error. Any call does so too."""
         if self.pending.verb == BUILD and self.pending.open:
             self.pending.result()
 
@@ -192,11 +192,11 @@ class Remote:
         self._start()
 
     def close(self, at_once: bool = False) -> None:
-        """Ends the worker, which may first finish what it does unless `at_once`."""
+        """Ends the worker, after its current call unless `at_once`."""
         self._transport.close(at_once)
 
     def alive(self) -> bool:
-        """Whether the worker runs."""
+        """True while the worker runs."""
         return self._transport.alive()
 
     def _start(self) -> None:
@@ -212,7 +212,7 @@ def spawn_worker(factory: Factory, name: str, timeout_s: float, threads: int | N
         name: Of the worker.
         timeout_s: The longest that one call may take.
         threads: Torch threads of the worker; None: this process's share among `workers`.
-        workers: How many work side by side.
+        workers: Number of workers that run side by side.
     """
     share = max(1, torch.get_num_threads() // workers)
     return Remote(partial(ChildProcess, factory, name, threads or share), name, timeout_s)

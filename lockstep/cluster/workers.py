@@ -1,4 +1,4 @@
-"""Where workers start: as child processes of this one, or in the places of a Ray cluster; and what ends with a run."""
+"""The workers of a run: child processes of this one, or actors in a Ray cluster; all end with the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Workers(ExitStack):
-    """What a run starts, all of which ends when it is left.
+    """The processes that a run starts; all end when the context is left.
 
     Args:
         cluster: Where workers start; None: as child processes.
@@ -34,17 +34,17 @@ class Workers(ExitStack):
 
     @property
     def here(self) -> bool:
-        """Whether workers are of this machine's processes, so that one alone may as well be this process."""
+        """True if workers are processes of this machine, so that a single one may live in this process."""
         return self._cluster is None
 
     @property
     def one_machine(self) -> bool:
-        """Whether workers share memory with this process."""
+        """True if workers share memory with this process."""
         return self._cluster is None or self._cluster.one_machine
 
     @property
     def address(self) -> str:
-        """Of this process, where workers reach it."""
+        """Address of this process, as workers reach it."""
         return LOOPBACK if self._cluster is None else self._cluster.address
 
     def start(
@@ -63,9 +63,9 @@ class Workers(ExitStack):
             factory: Builds the worker's object.
             name: Of the worker.
             timeout_s: The longest that one call may take.
-            role: What it is.
-            number: Which of them, from 0.
-            of: How many work side by side.
+            role: Learner rank or sampler.
+            number: Its number in that role, from 0.
+            of: Number of workers that run side by side.
             threads: Torch threads of the worker; None: its share of the machine.
         """
         if self._cluster is None:
@@ -75,20 +75,20 @@ class Workers(ExitStack):
 
 
 HERE = Workers()
-"""Child processes; whoever starts them ends them."""
+"""Child processes of no run; the caller ends those that it starts."""
 
 
 def workers_of(
     section: ClusterSection, computation: Computation, progress: Progress, learners: int = 0, samplers: int = 0
 ) -> Workers:
-    """Workers where a recipe says.
+    """Opens the workers of a run as `cluster` says.
 
     Args:
-        section: Says it.
-        computation: How they compute.
-        progress: What the user sees.
-        learners: Ranks of a learner that need a place.
-        samplers: Samplers that do.
+        section: The section `cluster`.
+        computation: Device and type of the workers.
+        progress: Reports to the user.
+        learners: Number of learner ranks.
+        samplers: Number of samplers.
 
     Raises:
         ValueError: If there is no such cluster, or no room in it.

@@ -1,11 +1,11 @@
-"""Checkpoints that are whole or are not there: written aside, summed, renamed into place.
+"""Atomic checkpoints: written aside, checksummed, renamed into place.
 
     step_000010/
       manifest.json    what the loop needs besides weights; size and SHA-256 of every other file, and of itself
-      …                safetensors and JSON, by whoever holds weights
+      …                safetensors and JSON of each learner
 
 A folder gets its step's name only when all its bytes are on the disk, and loses it before it is deleted; so a kill at
-any instant leaves every folder of such a name complete. What comes back is data: nothing is unpickled.
+any instant leaves every folder of such a name complete. Nothing is unpickled when a checkpoint is read.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class CheckpointError(RunError, OSError):
 
 
 class NoCheckpointError(InputError, CheckpointError):
-    """There is no whole checkpoint where one is asked for."""
+    """There is no complete checkpoint where one is asked for."""
 
 
 class _DamagedError(Exception):
-    """A checkpoint is not what was written; the message says in what."""
+    """A checkpoint differs from what was written; the message says where."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Checkpoint:
     """A checkpoint whose every byte has been checked.
 
     Attributes:
-        folder: Where its files are.
+        folder: Folder of its files.
         step: Steps done when it was saved.
-        state: What `Checkpoints.seal` was given.
+        state: The state that `Checkpoints.seal` was given.
     """
 
     folder: Path
@@ -58,9 +58,9 @@ class Checkpoints:
     """The checkpoints of one run; one process at a time may save.
 
     Attributes:
-        folder: Where they live; it need not exist yet.
-        keep: The newest so many are kept.
-        best: So many with the highest `score` are kept as well.
+        folder: Their folder, which need not exist yet.
+        keep: Number of newest checkpoints to keep.
+        best: Number of checkpoints with the highest `score` to keep as well.
     """
 
     folder: Path
@@ -68,12 +68,12 @@ class Checkpoints:
     best: int = 0
 
     def clear(self) -> None:
-        """Removes what a process that was killed has left aside: half-written checkpoints, and half-removed ones."""
+        """Removes what a killed process has left aside: half-written and half-removed checkpoints."""
         for path in self.folder.glob(f"{_ASIDE}*"):
             shutil.rmtree(path)
 
     def begin(self, step: int) -> Path:
-        """An empty folder, aside, to write a checkpoint's safetensors and JSON files into; subfolders are allowed.
+        """Makes an empty folder, aside, for a checkpoint's safetensors and JSON files; subfolders are allowed.
 
         Raises:
             CheckpointError: As `seal`.
@@ -87,12 +87,12 @@ class Checkpoints:
         return aside
 
     def seal(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
-        """Makes what stands aside a checkpoint, then removes those that are not kept.
+        """Turns the folder aside into a checkpoint, then removes those that are not kept.
 
         Args:
             step: Steps done.
-            state: Of JSON's types.
-            score: How good the policy is; None where that is not known at this step.
+            state: JSON types only.
+            score: Score of the policy, higher is better; None if it is not known at this step.
 
         Raises:
             CheckpointError: If the disk is full or fails. Nothing of this checkpoint is left, and all others are whole.
@@ -113,17 +113,17 @@ class Checkpoints:
             raise
 
     def failure(self, step: int, error: Exception) -> CheckpointError:
-        """What to raise when a checkpoint could not be written; what is left of it goes."""
+        """The error of a checkpoint that could not be written; removes what is left of it."""
         shutil.rmtree(self.folder / f"{_ASIDE}{_name(step)}", ignore_errors=True)
         found = self.find()
         whole = f"the newest before it is {found[-1][1].name}" if found else "there is none before it"
         return CheckpointError(
             f"cannot save the checkpoint of step {step} in {self.folder}: {error}; {whole}; "
-            "where the disk is full, make room; the same command then goes on"
+            "where the disk is full, make room; the same command then resumes the run"
         )
 
     def latest(self, note: Callable[[str], object]) -> Checkpoint | None:
-        """The newest checkpoint that is what was written; None where none was ever saved.
+        """The newest undamaged checkpoint; None where none was ever saved.
 
         Args:
             note: Told of each damaged one, which is passed over.
@@ -159,7 +159,7 @@ class Checkpoints:
             ) from None
 
     def find(self) -> list[tuple[int, Path]]:
-        """Steps and folders, oldest first; not looked into."""
+        """Lists steps and folders, oldest first, without reading them."""
         if not self.folder.is_dir():
             return []
         matches = [(re.fullmatch(r"step_(\d{6,})", path.name), path) for path in self.folder.iterdir()]
@@ -176,7 +176,7 @@ class Checkpoints:
         return [path for path in found[: -self.keep] if path not in best]
 
     def _remove(self, paths: list[Path]) -> None:
-        """Takes their names away first, so that no half-deleted folder looks like a checkpoint."""
+        """Removes folders, renaming each first, so that no half-deleted one looks like a checkpoint."""
         for path in paths:
             shutil.rmtree(path.rename(self.folder / f"{_ASIDE}old_{path.name}"))
 
@@ -186,7 +186,7 @@ def _name(step: int) -> str:
 
 
 def _seal(folder: Path, noted: dict[str, Any]) -> None:
-    """Adds the manifest, and returns when everything is on the disk."""
+    """Writes the manifest, and returns when everything is on the disk."""
     files = _files(folder)
     for name in files:
         if name == _MANIFEST or not name.endswith((".safetensors", ".json")):
@@ -199,7 +199,7 @@ def _seal(folder: Path, noted: dict[str, Any]) -> None:
 
 
 def _read_verified(folder: Path, step: int) -> dict[str, Any]:
-    """Compares every file with the manifest and returns the state.
+    """Verifies every file against the manifest and returns the state.
 
     Raises:
         _DamagedError: With the name of the file that differs.
@@ -219,7 +219,7 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself; nothing where that cannot be read."""
+    """The manifest of a checkpoint; empty where it cannot be read."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_bytes())
     except (OSError, ValueError):

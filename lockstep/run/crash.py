@@ -1,4 +1,4 @@
-"""`crash.txt`: what a run leaves in its folder where an error ends it that nobody has foreseen."""
+"""The crash report `crash.txt`, which an unexpected error leaves in the run's folder."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CRASH = "crash.txt"
 
 
 def write_crash(error: BaseException, loaded: Loaded, folder: Path) -> None:
-    """Writes the trace, a worker's too, and what the run was computed on; replaces an older one.
+    """Writes the traceback, a worker's too, and the environment of the run; replaces an older report.
 
-    The phase and the step stand behind the trace: `Progress.phase` adds them to the error. Nothing of the environment
-    variables is written. Where the disk or the memory is full, nothing is.
+    The phase and the step stand behind the trace: `Progress.phase` adds them to the error. No environment
+    variable is written. Where the disk or the memory is full, nothing is.
     """
     with contextlib.suppress(OSError, MemoryError):
         found = Checkpoints(folder / "checkpoints", 1).find()
@@ -38,7 +38,7 @@ def write_crash(error: BaseException, loaded: Loaded, folder: Path) -> None:
 
 
 def _memory() -> str:
-    """Of this process and of the machine."""
+    """Memory of this process, of the machine and of its GPUs, as text."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     said = [f"this process {most:.2f} GiB at most"]
     for line in Path("/proc/meminfo").read_text().splitlines():

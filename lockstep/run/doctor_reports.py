@@ -1,4 +1,4 @@
-"""What the doctor has said of a model: its reports in `doctor/` of the working directory, found by the weights."""
+"""The doctor's reports on a model, found by its weights in `doctor/` of the working directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.monitor.doctor_command import backends_to_compare
 from lockstep.run.identity import digest
 
 REPORTS = Path("doctor")
-"""Each examination has a folder of its own in here, with a `report.json`."""
+"""Folder of the reports; each examination has a subfolder with a `report.json`."""
 
 
 class _ReportedModel(BaseModel):
@@ -27,7 +27,7 @@ class _Recipe(BaseModel):
 
 
 class Report(BaseModel):
-    """What is read of a `report.json`; `lockstep.doctor.report` says what else is in it."""
+    """The fields that are read of a `report.json`; `lockstep.doctor.report` defines them all."""
 
     version: Literal["lockstep.doctor.table/1"] = Field(alias="schema")
     verdict: Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -36,16 +36,16 @@ class Report(BaseModel):
     backends: dict[str, Any]
 
     def covers(self, sampler: str, dtype: str) -> bool:
-        """Whether it speaks of what a run with this sampler does: the learner is torch, both compute in `dtype`."""
+        """True if it compares this sampler with a torch learner, both in `dtype`."""
         return {"torch", sampler} <= self.backends.keys() and self.recipe.learner.dtype == dtype
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What is known of a model and a sampler.
+    """The doctor's verdict on a model and a sampler.
 
     Attributes:
-        passed: Whether the newest report that speaks of both says so.
+        passed: True if the newest report on both says PASS.
         sentence: For people.
     """
 
@@ -54,12 +54,12 @@ class Examination:
 
 
 def weights_digest(folder: Path) -> str:
-    """Names a model by its weights: sixteen hexadecimal digits of the SHA-256 of its safetensors files."""
+    """A digest of a model's weights: sixteen hexadecimal digits of the SHA-256 of its safetensors files."""
     return digest(sorted(folder.glob("*.safetensors")))
 
 
 def examination(recipe: Algorithm) -> Examination | None:
-    """The newest report on the model that a run begins with; None where the run makes it, or samples nothing.
+    """The newest report on the model that a run begins with; None where the run makes that model, or samples nothing.
 
     Raises:
         ValueError: If `run.require_doctor` asks for a report that passed, and there is none.

@@ -1,7 +1,7 @@
-"""`lockstep train RECIPE --dry-run`: all that can be known before the first step, found without a weight in memory.
+"""`lockstep train RECIPE --dry-run`: checks all that can be known before the first step, with no weights in memory.
 
-Data is gone over as a run does it, the reward function is started, the model is built without memory for its weights
-and compared with the headers of its files. What a recipe makes is made, in a folder that goes away.
+Data is read as a run reads it, the reward function is imported, the model is built without memory for its weights and
+compared with the headers of its files. Files that a recipe makes are made in a temporary folder.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Model:
 
 
 def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
-    """Checks a recipe and leaves nothing behind.
+    """Checks a recipe; leaves no files behind.
 
     Args:
         loaded: The recipe.
@@ -104,7 +104,7 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
 
 
 def _check_inference(recipe: Algorithm, found: Findings) -> None:
-    """Whether what samples can, and what the doctor has said of it."""
+    """Checks that the sampler can run here, and adds the doctor's verdict on it."""
     if recipe.inference is None:
         return
     with found.problem():
@@ -118,7 +118,7 @@ def _check_inference(recipe: Algorithm, found: Findings) -> None:
 
 
 def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
-    """Opens the algorithm as a run does, with nothing behind its models, and says what it would run."""
+    """Opens the algorithm as a run does, with stand-ins for its models, and reports what it would run."""
     with found.problem():
         require_lengths(recipe, setup.source)
     with found.problem():
@@ -130,7 +130,7 @@ def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
 
 
 def _micro_batches(recipe: Algorithm) -> str:
-    """The most that an optimizer step can need, when every sequence is as long as it may be."""
+    """Describes the most micro-batches that an optimizer step can need, with every sequence at its longest."""
     learner, load = recipe.learner, recipe.largest_step
     what = "longest sequences" if load.group == 1 else "longest pairs"
     return (
@@ -178,12 +178,12 @@ def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:
     folder = loaded.run_folder
     require_writable(folder)
     find_changed_options(loaded, allow_changes)
-    state = "exists; the run goes on there, or is finished" if (folder / "recipe.yaml").is_file() else "new"
+    state = "exists; the run resumes there, or is finished" if (folder / "recipe.yaml").is_file() else "new"
     found.say("run folder", f"{folder} ({state})")
 
 
 def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
-    """The files of rows, where each can be read."""
+    """The data files; None if one cannot be read."""
     before = len(found.problems)
     files = data_files(recipe.data, made)
     for rows in dict.fromkeys(part for part in (files.train, files.demonstrations, files.validation) if part):
@@ -193,7 +193,7 @@ def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
 
 
 def _model(loaded: Loaded, allow_changes: bool, files: DataFiles | None, made: Path, found: Findings) -> _Model | None:
-    """The first model; None where it is not known because of a problem."""
+    """The initial model; None where a problem leaves it unknown."""
     first = loaded.warm_start
     if first is None:
         with found.problem():
@@ -236,7 +236,7 @@ def _open_model(recipe: Common, files: DataFiles | None, frame: Path, found: Fin
 
 
 def _of_folder(folder: Path, weights: bool = True) -> _Model:
-    """A model by its configuration; its weights are compared with that where there are any."""
+    """A model by its configuration; compares its weights with that."""
     source, model = open_source(folder), skeleton(read_config(folder), str(folder))
     if weights:
         check_weights(folder, model)
@@ -290,7 +290,7 @@ def _fits(estimate: MemoryEstimate, needed: float, there: int, where: str, found
 
 
 def _disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
-    """Checkpoints that are kept, the one being written, and the final model."""
+    """Checks the disk space for the kept checkpoints, the one being written, and the final model."""
     one, best = checkpoint_bytes(recipe.models, sizes), 0 if recipe.run.best is None else recipe.run.best.count
     if recipe.inference is not None and recipe.inference.one_step_ahead:
         one += FP32 * sizes.policy

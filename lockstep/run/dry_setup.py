@@ -1,4 +1,4 @@
-"""Sets an algorithm up with nothing behind its models: what can be checked is checked, and nothing computes."""
+"""The setup of a dry run: checks what can be checked, with stand-ins for models that compute nothing."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ T = TypeVar("T")
 
 @dataclass
 class DrySetup:
-    """Implements `lockstep.algorithms.setup.Setup`.
+    """Implements `lockstep.algorithms.setup.Setup` without computing anything.
 
     Attributes:
-        algorithm: What is set up.
-        folder: Of what is made; it goes away.
+        algorithm: The algorithm to set up.
+        folder: A temporary folder for what is made.
         files: The data.
-        source: The first model.
-        found: Is told what is right and what is wrong.
+        source: The initial model.
+        found: Collects the report and the problems.
     """
 
     algorithm: Algorithm
@@ -86,7 +86,7 @@ class DrySetup:
         return Absent()
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
-        """Says what is known of it before there is a response; an unusable one has been told of before."""
+        """Reports what is known of a reward before there is a response; an unusable one was reported before."""
         if section is not None:
             with self.found.problem():
                 self._say_reward(section, rows, option.replace("_", " "))
@@ -163,7 +163,7 @@ def machine_bytes() -> int:
 
 
 class Silent:
-    """Stands where a judge will be whose model is not known; implements `Answering`."""
+    """A stand-in for a judge whose model is not known; implements `Answering`."""
 
     def escape(self, text: str) -> str:
         return _refuse()
@@ -176,7 +176,7 @@ class Silent:
 
 
 class Absent:
-    """Stands where a model will be: implements `Learner` and `SamplerBeside`, and computes nothing."""
+    """A stand-in for a model: implements `Learner` and `SamplerBeside`, and computes nothing."""
 
     @property
     def dtype(self) -> torch.dtype:

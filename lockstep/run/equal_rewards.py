@@ -1,4 +1,4 @@
-"""A hook that only looks: a run whose rewards are all equal learns nothing, and should say so."""
+"""A hook that warns of equal rewards, from which a run learns nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STEPS = 5
 
 
 class EqualRewards:
-    """Says, once per stretch, that for some steps every response was worth the same.
+    """Notes, once per stretch of steps, that every response had the same reward.
 
     Args:
         note: Shows a line that stays.

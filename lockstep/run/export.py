@@ -34,8 +34,8 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
         run: Folder of the run.
         out: Where to; must not exist.
         which: `latest`, `best` (by `run.best`), or the number of a step.
-        dtype: Of the weights that are written.
-        adapter: Write adapters alone; otherwise they go along with the model that they are merged into.
+        dtype: Type of the written weights.
+        adapter: Write adapters alone; otherwise they are written beside the model that they are merged into.
 
     Returns:
         The step of the checkpoint.
@@ -84,7 +84,7 @@ def _first_model(loaded: Loaded, run: Path) -> Path:
 def _merge_weights(
     loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: Head, backbone: str
 ) -> dict[str, Tensor]:
-    """The weights that a sampler would be sent, by their names in the model's files."""
+    """The weights with adapters merged, as a weight sync sends them, by their names in the model's files."""
     recipe, began = loaded.training, found.state["identity"]
     then = {name: began[name] for name in began if name.startswith("model.")}
     changed = differences(then, model_files(require_folder(base)))

@@ -1,40 +1,38 @@
-"""What a run leaves behind where its numbers break: the batch that made them, for whoever looks for the cause."""
+"""The batch whose loss or gradient is not finite, kept in the run's folder so that the user can look for the cause."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import save_file
 
-from lockstep.algorithms.step import Step, StepResult
 from lockstep.batch import Batch
 from lockstep.errors import RunError
 from lockstep.learners.base import NotFiniteError
 
 
-def keep_faults(step: Step, folder: Path) -> Step:
-    """The same step; where a loss or gradient is not finite, its batch is written into `folder`.
+@contextmanager
+def keep_fault(folder: Path, step: int, position: int) -> Iterator[None]:
+    """Writes the batch into `folder` if a loss or gradient of the step in the block is not finite.
 
     Raises:
-        RunError: From the step; names the folder.
+        RunError: In place of NotFiniteError; names the folder.
     """
-
-    def run_guarded(number: int, position: int) -> StepResult:
-        try:
-            return step(number, position)
-        except NotFiniteError as error:
-            where = folder / f"step_{number + 1:06d}"
-            sentence = f"step {number + 1}, {error.loss}: {error}"
-            _write(where, error.batch, {"step": number + 1, "position": position, "error": sentence})
-            raise RunError(f"{sentence}; the batch that made it is in {where}") from error
-
-    return run_guarded
+    try:
+        yield
+    except NotFiniteError as error:
+        where = folder / f"step_{step + 1:06d}"
+        sentence = f"step {step + 1}, {error.loss}: {error}"
+        _write(where, error.batch, {"step": step + 1, "position": position, "error": sentence})
+        raise RunError(f"{sentence}; the batch that made it is in {where}") from error
 
 
 def _write(folder: Path, batch: Batch, said: dict[str, object]) -> None:
-    """`batch.safetensors` holds tokens, lengths and every column; `fault.json` the rest."""
+    """Writes tokens, lengths and every column to `batch.safetensors`, the rest to `fault.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = {f"token.{name}": column for name, column in batch.token.items()}
     columns |= {f"sample.{name}": column for name, column in batch.sample.items()}

@@ -1,4 +1,4 @@
-"""What a check of a recipe finds: everything that is wrong, and a short report of everything else."""
+"""The findings of a recipe's check: every problem, and a short report of everything else."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from lockstep.report.terminal import summary_table
 
 
 class DryRunError(InputError):
-    """What would stop a run before its first step; one sentence per line."""
+    """The problems that would stop a run before its first step; one sentence per line."""
 
 
 @dataclass
 class Findings:
-    """Gathered while checks run.
+    """Findings collected while checks run.
 
     Attributes:
-        problems: What would stop the run, one sentence each.
-        lines: What was found, as (about what, text).
-        notes: What could not be known, or may be a surprise.
+        problems: Problems that would stop the run, one sentence each.
+        lines: Lines of the report, as (subject, text).
+        notes: Things that could not be known, or may surprise.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Findings:
 
     @contextmanager
     def problem(self) -> Iterator[None]:
-        """What goes wrong inside is a problem, and what comes after it is still checked."""
+        """Turns an error inside the block into a problem, so that the checks after it still run."""
         try:
             yield
         except (LockstepError, OSError) as error:

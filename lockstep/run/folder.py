@@ -15,17 +15,17 @@ from lockstep.run.identity import ChangedError, differences, recipe_identity
 from lockstep.whole_files import write_whole
 
 FRAME = "initial"
-"""Folder, in a run's, of all that an export of its model needs besides weights; of new models the weights too."""
+"""Folder, inside a run's, of all that an export of its model needs besides weights; of new models the weights too."""
 
 
 def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
-    """Makes a folder whose options were others one of this recipe; a run that has changed is no longer finished.
+    """Rewrites a folder of other options as one of this recipe; a run that has changed is no longer finished.
 
-    Only for whoever holds its lock. At any instant the folder is that of the old recipe or, unfinished, of the new one.
+    The caller holds its lock. At any instant the folder is that of the old recipe or, unfinished, of the new one.
 
     Args:
         loaded: The recipe.
-        changed: What `find_changed_options` said.
+        changed: The lines of `find_changed_options`.
     """
     folder = loaded.run_folder
     old, recipe = folder / ".final-before", folder / "recipe.yaml"
@@ -38,16 +38,16 @@ def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
 
 
 def is_current(loaded: Loaded) -> bool:
-    """Whether the folder holds a run of this recipe, to the letter."""
+    """True if the folder holds a run of exactly this recipe."""
     recipe = loaded.run_folder / "recipe.yaml"
     return recipe.exists() and recipe.read_text() == describe(loaded)
 
 
 def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
-    """What is another recipe than that of the run which the folder holds, one line for each option.
+    """Lists the options that differ from those of the run which the folder holds, one line each.
 
     Raises:
-        ChangedError: If something is, and that is not allowed; another first model never is.
+        ChangedError: If some differ and that is not allowed; another initial model never is.
     """
     folder, recipe = loaded.run_folder, loaded.run_folder / "recipe.yaml"
     if not recipe.exists() or is_current(loaded):
@@ -61,7 +61,7 @@ def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
     if changed and not allow_changes:
         raise ChangedError(
             f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, "
-            "remove it, or go on with this recipe by --allow-changes"
+            "remove it, or continue with this recipe by --allow-changes"
         )
     return changed
 
@@ -89,7 +89,7 @@ def _unmakable(folder: Path, why: str) -> InputError:
 
 
 _LOGS = (".log", ".txt", ".out", ".err")
-"""What may lie in a run's folder before the run: whatever starts it may write there what it prints."""
+"""Suffixes of files that may lie in a run's folder before the run: a launcher may write its output there."""
 
 
 def _require_own(folder: Path) -> None:
@@ -102,7 +102,7 @@ def _require_own(folder: Path) -> None:
 
 
 def standing(folder: Path) -> Path:
-    """The innermost of a folder and those above it that exists."""
+    """The innermost existing folder among a folder and its parents."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
 
 
@@ -117,12 +117,12 @@ LOCK = ".lock"
 
 
 class FolderInUseError(InputError):
-    """Another process works in a run's folder."""
+    """Another process is using a run's folder."""
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a run's folder; the system lets go of it when this one ends, however it ends.
+    """Keeps other processes out of a run's folder; the system releases the lock however this process ends.
 
     Raises:
         FolderInUseError: If another process has it.
@@ -130,7 +130,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            here = os.stat(folder / LOCK)  # another process may just have taken the folder back
+            here = os.stat(folder / LOCK)  # another process may just have removed the folder
             if here.st_ino != os.fstat(file.fileno()).st_ino:
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):

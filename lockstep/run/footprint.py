@@ -1,4 +1,4 @@
-"""What a start that fails must take back: all that it made itself, and nothing else."""
+"""The footprint of a start: what it adds to the run's folder, so that a failed start can remove exactly that."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from threading import Event
 from lockstep.run.folder import LOCK
 
 _MADE = ("recipe.yaml", "environment.json", "inputs.json", "data", "initial")
-"""What a run makes in its folder before its first step; what else is there, somebody else put there."""
+"""Files that a run makes in its folder before its first step; all others are not the run's."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """A run's folder before it was made ready.
+    """A snapshot of a run's folder before the run prepared it.
 
     Attributes:
-        folder: Of the run.
-        names: What stood in it.
+        folder: Folder of the run.
+        names: Names in it.
         missing: The folder and those above it that did not exist, the innermost first.
     """
 
@@ -37,9 +37,9 @@ class Footprint:
 
     @contextmanager
     def restore_on_failure(self) -> Iterator[Event]:
-        """Takes back what was added if the block fails before it sets the event that it is given.
+        """Removes what was added if the block fails before it sets the event that it is given.
 
-        Only for whoever holds the run's lock.
+        The caller holds the run's lock.
         """
         started = Event()
         try:
@@ -53,7 +53,7 @@ class Footprint:
         for path in self.folder.iterdir():
             if path.name not in self.names and path.name.removeprefix(".").split("-")[0] in _MADE:
                 _remove(path)
-        if LOCK not in self.names:  # the last of all, for then the folder is anybody's
+        if LOCK not in self.names:  # last of all, since then any process may take the folder
             (self.folder / LOCK).unlink(missing_ok=True)
         for folder in self.missing:
             with contextlib.suppress(OSError):  # of other runs

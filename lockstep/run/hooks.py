@@ -1,4 +1,4 @@
-"""What happens between two steps of every run: log, warn, validate, save."""
+"""Hooks between two steps of every run: log, warn, validate, save."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _TAKEN_OUT = {
     "train/no_verdict": "{:.0f} had no verdict",
     "agreement/sequences_masked": "{:.0f} were off the sampler ({}.max_sequence_mismatch)",
 }
-"""Metrics that tell why responses left the training; the second gap is for the algorithm's section of the recipe."""
+"""Metrics that tell why responses were left out of training; the second gap is the algorithm's section."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """The hooks of one run, in order the members of `all`.
+    """The hooks of one run; `all` calls them in order.
 
     Attributes:
-        run: How often.
-        job: What is run.
-        tracker: Where logs go.
-        saver: Where checkpoints go.
-        progress: What the user sees.
-        identity: Goes into each checkpoint, see `lockstep.run.identity`.
+        run: The section `run`, which says how often.
+        job: The job that runs.
+        tracker: Writes the logs.
+        saver: Writes the checkpoints.
+        progress: Reports to the user.
+        identity: Stored in each checkpoint, see `lockstep.run.identity`.
     """
 
     run: Run
@@ -49,7 +49,7 @@ class Hooks:
     identity: dict[str, Any]
 
     def all(self, event: StepEvent) -> None:
-        """The hooks, after each step."""
+        """Runs all hooks after a step."""
         self._log(event)
         self._warn(event)
         every = self.run.validate_every
@@ -60,7 +60,7 @@ class Hooks:
         self.tracker.timings(event.step, self.progress.take_timings())
 
     def validate(self, step: int) -> dict[str, float]:
-        """Scores the policy on held-out rows and logs that."""
+        """Validates the policy on held-out rows and logs the metrics."""
         assert self.job.validate is not None, "asked only where there are held-out rows"
         with self.progress.phase("validate"):
             found = self.job.validate(step)
@@ -76,13 +76,13 @@ class Hooks:
 
     @contextmanager
     def save_if_lost(self, step: int, position: int) -> Iterator[None]:
-        """Saves the run as it is after `step`, where inside of the block a sampler is lost, or disagrees.
+        """Saves the run as it is after `step` if a sampler is lost, or disagrees, inside the block.
 
-        Whatever generates does so before it trains, so the learners are still as they were then.
+        Every step generates before it trains, so the learners have not changed since.
 
         Raises:
-            SamplerLost: As from the block; says that the run was saved.
-            Disagreement: Likewise; what was compared is logged.
+            SamplerLost: From the block; the message adds that the run was saved.
+            Disagreement: Likewise; its metrics are logged.
         """
         saved = f"the run was saved after step {step}, and the same command resumes it"
         try:
@@ -96,7 +96,7 @@ class Hooks:
             raise Disagreement(f"{error}; {saved}", error.metrics) from error
 
     def state(self, position: int) -> dict[str, Any]:
-        """What a checkpoint holds besides the learners' states."""
+        """The state of a checkpoint besides the learners'."""
         agreement = self.job.agreement
         known = None if agreement is None else agreement.dump()
         return {"position": position, "identity": self.identity, "agreement": known}
@@ -117,7 +117,7 @@ class Hooks:
             self.progress.note(f"step {event.step} trained on nothing, every response was taken out: {why}")
 
     def _save(self, event: StepEvent) -> None:
-        """Begins a checkpoint where one is due; else takes one that is being written a little further."""
+        """Begins a checkpoint where one is due; else advances one that is being written."""
         with self.progress.phase("save"):
             if event.step % self.run.save_every == 0 or event.leaving:
                 self.tracker.sync()
@@ -125,7 +125,7 @@ class Hooks:
             self.saver.advance(wait=event.leaving)
 
     def _score(self, event: StepEvent) -> float | None:
-        """How good the policy is by `run.best`, higher is better; None where that is not asked for or not known."""
+        """The score of the policy by `run.best`, higher is better; None where it is not wanted or not known."""
         best = self.run.best
         if best is None:
             return None
@@ -143,7 +143,7 @@ class Hooks:
                 assert_never(best.mode)
 
     def _unknown(self, metric: str, event: StepEvent) -> None:
-        """An error while it can be mended; at the end of a run only a note, for the last checkpoint is worth more."""
+        """Raises on an unknown metric; at the end of a run only notes it, since the last checkpoint is worth more."""
         if event.leaving and not event.finished:  # stopped between two validations
             return
         close = get_close_matches(metric, event.values, 1)

@@ -1,4 +1,4 @@
-"""What a run depends on, as flat names and values, so that a run that goes on can say what is no longer the same."""
+"""The identity of a run, as flat names and values: a resumed run can say what is no longer the same."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _PARTS, _PART_BYTES = 64, 1 << 16
 
 
 class ChangedError(InputError):
-    """A run would go on with something else than it began with; one line for each thing."""
+    """A run would resume with something else than it began with; one line for each difference."""
 
 
 def identity(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
-    """What the results of a run depend on.
+    """Collects all that the results of a run depend on.
 
     Args:
         loaded: The recipe.
         data: A digest of each source of rows, by name.
-        model: Folder of the first model.
+        model: Folder of the initial model.
     """
     found = inputs(loaded, data, model)
     found["code.lockstep"] = f"{lockstep.__version__} {_own_code()}"
@@ -42,7 +42,7 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
 
 
 def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
-    """The same without Lockstep and the libraries: what the user gave; no model where a server has it."""
+    """The part of the identity that the user gave: no versions of code, and no model where a server has it."""
     found = recipe_identity(loaded)
     found |= {f"data.{name}": digest for name, digest in data.items()}
     found |= {} if model is None else model_files(model)
@@ -60,17 +60,17 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
 
 
 def model_files(folder: Path, name: str = "model") -> Identity:
-    """A digest of each file of a model, by default the first."""
+    """A digest of each file of a model, by default the initial one."""
     return {f"{name}.{path.name}": _file(path) for path in sorted(folder.iterdir()) if _matters(path)}
 
 
 def recipe_identity(loaded: Loaded) -> Identity:
-    """All options, but for those that say where and how long a run may run."""
+    """All options but those that say where and how long a run may run."""
     return {f"recipe.{key}": value for key, value in _flat(loaded.identity())}
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for each name whose value is another, in order."""
+    """Lists names whose values differ, one line each, in order."""
     names = [*then, *(name for name in now if name not in then)]
     return [
         f"{name} was {_format_value(then.get(name))}, is {_format_value(now.get(name))}"
@@ -96,7 +96,7 @@ def _own_code() -> str:
 
 
 def _file(path: Path) -> str:
-    """A digest; of a large file, whose reading would make every start slow, of its size and of parts all over it."""
+    """A digest of a file; of a large one, of its size and of parts all over it, since reading it all is slow."""
     size = path.stat().st_size
     if size <= _SMALL_BYTES:
         return digest([path])

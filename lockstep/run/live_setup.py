@@ -1,4 +1,4 @@
-"""Sets an algorithm up with what really computes: learners, samplers, judges, rewards."""
+"""The setup of a real run: learners, samplers, judges and rewards that compute."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 @dataclass
 class LiveSetup:
-    """Implements `lockstep.algorithms.setup.Setup`.
+    """Implements `lockstep.algorithms.setup.Setup` for a run.
 
     Attributes:
-        algorithm: What is set up.
-        folder: The run's.
+        algorithm: The algorithm to set up.
+        folder: Folder of the run.
         files: Its data.
-        source: Its first model.
-        progress: What the user sees.
-        workers: Ends processes with the run.
+        source: Its initial model.
+        progress: Reports to the user.
+        workers: Own the run's processes.
         learners: Models that are open already.
     """
 
@@ -70,7 +70,7 @@ class LiveSetup:
         self.progress.note(text)
 
     def learner(self, role: ModelRole) -> Learner:
-        """In this process where there is one rank and no cluster, else in processes of its own."""
+        """Builds a learner, in this process where there is one rank and no cluster, else in processes of its own."""
         if role in self.learners:
             return self.learners[role]
         folder, code = role_folder(role, self.source), find_own_file(type(self.algorithm))
@@ -89,7 +89,7 @@ class LiveSetup:
         return replace(self, files=files, learners=learners)
 
     def sampler(self, learner: Learner) -> Sampler:
-        """Shares the weights of a learner in this process, if both can be here and no adapters are computed besides."""
+        """A sampler; shares the weights of a learner without adapters if both can be in this process."""
         section, computation = self._spec.section, self.algorithm.learner
         shares = self.workers.here and section.in_process and computation.lora is None
         if shares and isinstance(learner, TorchLearner) and isinstance(learner.model, LogitsHead):
@@ -114,7 +114,7 @@ class LiveSetup:
         return build()
 
     def hold(self, what: str, size: int, cure: str) -> None:
-        """Nothing to do: the dry run has refused what does not fit, and what is held is freed within a step."""
+        """Does nothing: the dry run has refused what does not fit, and the memory is freed within a step."""
 
     @property
     def _spec(self) -> SamplerSpec:
@@ -124,10 +124,10 @@ class LiveSetup:
 
 
 def role_folder(role: ModelRole, source: ModelSource) -> str:
-    """The folder that a model begins with.
+    """The folder of a model's initial weights.
 
     Raises:
-        InputError: It reads other tokens than the run's first model, is a run that has not finished, or does not score
+        InputError: It reads other tokens than the run's initial model, is an unfinished run, or does not score
             sequences where it should.
     """
     if role.path is not None:

@@ -1,8 +1,9 @@
-"""The loop of every run: a step, then the hooks. Nothing else happens between two steps."""
+"""The training loop of every run: a step, then the hooks, and nothing else between two steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from lockstep.algorithms.step import Hook, RunLength, Step, StepEvent
@@ -12,16 +13,22 @@ from lockstep.run.stop import Stop, Stopped
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins or goes on: steps done, and rows of data used."""
+    """The point where a run begins or resumes: steps done, and rows of data used."""
 
     step: int = 0
     position: int = 0
 
 
 def loop(
-    step: Step, start: Start, run_length: RunLength, progress: Progress, hooks: Sequence[Hook], stop: Stop
+    step: Step,
+    start: Start,
+    run_length: RunLength,
+    progress: Progress,
+    hooks: Sequence[Hook],
+    stop: Stop,
+    guard: Callable[[int, int], AbstractContextManager[None]],
 ) -> None:
-    """Runs steps from `start` until the extent is over.
+    """Runs steps from `start` until `run_length` is reached, each within `guard(step, position)`.
 
     Raises:
         Stopped: If `stop` ended the run before that.
@@ -29,11 +36,12 @@ def loop(
     number, position = start.step, start.position
     stop.begin()
     while not run_length.over(number, position):
-        result = step(number, position)
+        with guard(number, position):
+            result = step(number, position)
         number, position = number + 1, result.position
         finished, why = run_length.over(number, position), stop.check_after_step()
         with progress.phase("metrics"):
-            values = result.metrics.floats()  # the device has to catch up first, which is no work of the log
+            values = result.metrics.floats()  # waits for the device, which the log should not be charged with
         event = StepEvent(number, result, finished, finished or why is not None, values)
         with progress.phase("log"):
             for hook in hooks:
@@ -41,4 +49,4 @@ def loop(
             progress.step(number, event.values, result.tokens)
         if why is not None and not finished:
             reason, code = why
-            raise Stopped(f"stopped after step {number}, because {reason}; the same command goes on from there", code)
+            raise Stopped(f"stopped after step {number}, because {reason}; the same command resumes from there", code)

@@ -1,4 +1,4 @@
-"""What a run is computed on: versions, machine and threads, noted in `environment.json` of its folder."""
+"""Versions, machine and threads that a run is computed on, noted in `environment.json` of its folder."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def environment(loaded: Loaded) -> dict[str, Any]:
 
 @contextmanager
 def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
-    """Notes the machine in a folder where it is not noted yet; inside of the block torch has the noted threads.
+    """Notes the machine in a folder where it is not noted yet; inside the block torch uses the noted threads.
 
-    Only for the process that holds the folder's lock.
+    The caller holds the folder's lock.
     """
     file, now = folder / ENVIRONMENT, environment(loaded)
     write_once(file, json.dumps(now, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""A run's folder, opened by the one process that may write to it."""
+"""Opening of a run's folder by the one process that may write to it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lockstep.run.stop import Stopped
 
 @contextmanager
 def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
-    """Makes a folder, keeps others out of it, and notes the recipe and the machine in it.
+    """Makes a run's folder, locks it, and notes the recipe and the machine in it.
 
-    If the block fails before it calls the function that it is given, what was made is taken back. What crashes leaves
+    If the block fails before it calls the function that it is given, what was made is removed. A crash leaves
     `crash.txt`, also then.
 
     Raises:
@@ -38,7 +38,7 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[None]:
-    """Writes `crash.txt` for what the block raises and no user is told in a sentence."""
+    """Writes `crash.txt` for an error in the block that is not one sentence for the user."""
     try:
         yield
     except (LockstepError, Stopped):

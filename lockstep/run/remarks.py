@@ -1,4 +1,4 @@
-"""What a user should know of a recipe that can be run and is probably not what was meant."""
+"""Remarks on a recipe that can run but is probably not what the user meant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ than 0.01."""
 
 
 def remarks(recipe: Common, files: DataFiles) -> list[str]:
-    """Sentences for the log of a run, and for a dry run."""
+    """Remarks for the log of a run, and for a dry run, one sentence each."""
     found = [
         f"{name}.lr={optimizer.lr:g} moves every weight by about {optimizer.lr:g} at each step, and weights of trained "
         "models are about 0.02; 1e-6 to 1e-3 is usual"
@@ -57,5 +57,5 @@ def _optimizers(section: Section) -> Iterator[tuple[str, Optimizer]]:
 
 
 def _digests(files: FileGroup) -> set[str]:
-    """Of each file by itself."""
+    """A digest of each file."""
     return {open_rows(FileGroup((path,)), "skip").digest for path in files.paths}

@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on: learners copy and write their states, then a thread sums and renames."""
+"""Asynchronous checkpoints: learners copy and write their states, then a thread computes checksums and renames."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Begun:
 
 
 class Saver:
-    """Saves one checkpoint at a time. At the end of a `with` block what was begun is finished, but not if the block was
+    """Saves one checkpoint at a time. Leaving the `with` block finishes the current one, unless the block was
     interrupted.
 
     Args:
-        checkpoints: Where to.
-        learners: What a checkpoint holds, by name.
+        checkpoints: The checkpoints of the run.
+        learners: Learners to save, by name.
 
     Attributes:
         begun: The checkpoint that is being written, if one is.
@@ -43,7 +43,7 @@ class Saver:
         self._error: Exception | None = None
 
     def begin(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
-        """Begins a checkpoint, and returns as soon as training may go on; the one before is finished first.
+        """Begins a checkpoint, and returns as soon as training may continue; the one before is finished first.
 
         Raises:
             CheckpointError: As `Checkpoints.seal`, for this one or the one before.
@@ -55,13 +55,13 @@ class Saver:
         self.begun = Begun(step, state, score)  # not before all have begun: only then may it ever be sealed
 
     def advance(self, wait: bool) -> None:
-        """Takes a begun checkpoint as far as it can go now; with `wait` to its end. Raises as `begin`."""
+        """Advances a begun checkpoint as far as it can go now; with `wait`, to its end; raises as `begin`."""
         if self.begun is None:
             return
         if self._sealing is None:
             if not self._finish(self.begun, wait):
                 return
-            # Daemonic, so that whoever ends this process for good need not wait for a disk.
+            # Daemonic, so that a second Ctrl-C need not wait for a disk.
             self._sealing = threading.Thread(target=self._seal, args=(self.begun,), daemon=True)
             self._sealing.start()
         self._sealing.join(None if wait else 0.0)
@@ -94,5 +94,5 @@ class Saver:
     def _seal(self, begun: Begun) -> None:
         try:
             self._checkpoints.seal(begun.step, begun.state, begun.score)
-        except Exception as error:  # told to whoever asks next
+        except Exception as error:  # raised by the next `advance`
             self._error = error

@@ -1,17 +1,19 @@
-"""One process's part of a run: from the newest checkpoint to the end, or to where it is stopped."""
+"""A session, one process's part of a run: from the newest checkpoint to the end, or until it is stopped."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lockstep.algorithms.job import Job
-from lockstep.algorithms.step import Step, StepResult
 from lockstep.config import Run
 from lockstep.report.progress import Progress
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.equal_rewards import EqualRewards
-from lockstep.run.faults import keep_faults
+from lockstep.run.faults import keep_fault
 from lockstep.run.hooks import Hooks
 from lockstep.run.identity import ChangedError, Identity, differences
 from lockstep.run.loop import Start, loop
@@ -20,31 +22,21 @@ from lockstep.run.stop import Stop, heed_signals
 from lockstep.run.trackers.run import RunTracker
 
 
-def save_if_lost(step: Step, hooks: Hooks) -> Step:
-    """The same step; where its sampler is lost, the run is saved as it was before the step."""
-
-    def run_guarded(number: int, position: int) -> StepResult:
-        with hooks.save_if_lost(number, position):
-            return step(number, position)
-
-    return run_guarded
-
-
 @dataclass(frozen=True)
 class Session:
-    """A job in its folder.
+    """A job, its folder and its logs, ready to run.
 
     Attributes:
-        run: How long, how often.
-        job: What is run.
-        folder: The run's.
-        identity: What the results depend on now, see `lockstep.run.identity`.
-        allow_changes: Go on even where that is not what it was.
-        tracker: Where logs go.
-        progress: What the user sees.
+        options: The section `run`.
+        job: The job to run.
+        folder: Folder of the run.
+        identity: All that the results depend on now, see `lockstep.run.identity`.
+        allow_changes: Resume even if the identity has changed.
+        tracker: Writes the logs.
+        progress: Reports to the user.
     """
 
-    run: Run
+    options: Run
     job: Job
     folder: Path
     identity: Identity
@@ -52,31 +44,37 @@ class Session:
     tracker: RunTracker
     progress: Progress
 
-    def go(self, stop: Stop) -> None:
-        """Runs to the end.
+    def run(self, stop: Stop) -> None:
+        """Runs the job to its end.
 
         Raises:
-            Stopped: If `stop` ended it before. It was saved.
-            ChangedError: If something is not what it was, and that is not allowed.
+            Stopped: If `stop` ended it early; it was saved.
+            ChangedError: If the identity has changed, and that is not allowed.
         """
         job, progress = self.job, self.progress
         checkpoints = Checkpoints(
-            self.folder / "checkpoints", self.run.keep, 0 if self.run.best is None else self.run.best.count
+            self.folder / "checkpoints", self.options.keep, 0 if self.options.best is None else self.options.best.count
         )
         start = self._restore(checkpoints)
         self.tracker.rewind(start.step if start.step else -1)
         with Saver(checkpoints, job.state) as saver:
-            hooks = Hooks(self.run, job, self.tracker, saver, progress, self.identity)
+            hooks = Hooks(self.options, job, self.tracker, saver, progress, self.identity)
             if job.validate is not None and start.step == 0:
                 hooks.validate(0)
             if job.run_length.over(0, 0):
                 saver.begin(0, hooks.state(0))
             with heed_signals(stop, progress.note):
-                step = keep_faults(save_if_lost(job.step, hooks), self.folder / "faults")
-                loop(step, start, job.run_length, progress, [hooks.all, EqualRewards(progress.note), *job.hooks], stop)
+                every = [hooks.all, EqualRewards(progress.note), *job.hooks]
+                loop(job.step, start, job.run_length, progress, every, stop, partial(self._guard, hooks))
+
+    @contextmanager
+    def _guard(self, hooks: Hooks, step: int, position: int) -> Iterator[None]:
+        """Keeps a faulty batch of a step, and saves the run as it was before the step if its sampler is lost."""
+        with keep_fault(self.folder / "faults", step, position), hooks.save_if_lost(step, position):
+            yield
 
     def _restore(self, checkpoints: Checkpoints) -> Start:
-        """Brings the learners to the newest checkpoint."""
+        """Restores the learners from the newest checkpoint."""
         checkpoints.clear()
         newest = checkpoints.latest(self.progress.note)
         if newest is None:
@@ -86,10 +84,10 @@ class Session:
             told = "\n  ".join(changed)
             raise ChangedError(
                 f"{newest.folder} was made with something else:\n  {told}\nput it back as it was, start another run by "
-                "run.folder, or go on with what is now by --allow-changes"
+                "run.folder, or continue with what is there now by --allow-changes"
             )
         for line in changed:
-            self.progress.note(f"goes on although {line}")
+            self.progress.note(f"resumes although {line}")
         for name, learner in self.job.state.items():
             learner.load(newest.folder / name)
         compared = newest.state["agreement"]  # None where nothing samples

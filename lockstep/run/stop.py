@@ -1,4 +1,4 @@
-"""When a run should end before its end: somebody asks (Ctrl-C, SIGTERM, SIGHUP), or its time is nearly over."""
+"""Requests to stop a run early: Ctrl-C, SIGTERM, SIGHUP, or a deadline that is nearly over."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ASKING = {
     signal.SIGTERM: ("SIGTERM", exit_codes.TERMINATED),
     signal.SIGHUP: ("SIGHUP", exit_codes.HUNG_UP),
 }
-"""Signals that ask for a stop: what the user calls them, and what the process then exits with."""
+"""Signals that ask for a stop: their name for the user, and the exit code of the process."""
 
 
 class Stopped(Exception):
-    """A run has ended early and was saved; the same command goes on.
+    """A run has ended early and was saved; the same command resumes it.
 
     Attributes:
-        code: For the process to exit with.
+        code: Exit code of the process.
     """
 
     def __init__(self, message: str, code: int) -> None:
@@ -32,11 +32,11 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Asked between two steps whether to go on.
+    """Decides between two steps whether the run continues.
 
     Args:
         deadline_s: On `clock`; None: no deadline.
-        clock: Seconds that only grow.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, deadline_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,11 +49,11 @@ class Stop:
         self._asked = why, code
 
     def begin(self) -> None:
-        """The first step begins now; what came before is not counted as one."""
+        """Starts timing the first step; what came before does not count as one."""
         self._since = self._clock()
 
     def check_after_step(self) -> tuple[str, int] | None:
-        """Called once after each step. Returns why to end now, and the exit code; None: go on.
+        """Called once after each step. Returns the reason to end now, and the exit code; None: continue.
 
         A run with a deadline ends where another step as long as the longest so far would not fit; what is done between
         steps, saving among it, counts as part of them.
@@ -66,7 +66,7 @@ class Stop:
 
 
 def hear_interrupts() -> None:
-    """Lets SIGINT interrupt this process also where its parent ignored it, as a script does for `command &`."""
+    """Restores SIGINT where the parent process ignored it, as a script does for `command &`."""
     if _in_main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -78,8 +78,8 @@ def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
     What the process was started to ignore it ignores: under `nohup` that is SIGHUP.
 
     Args:
-        stop: Is asked.
-        note: Tells the user what happens.
+        stop: Takes the request.
+        note: Shows the user a line.
     """
     if not _in_main_thread():
         yield
@@ -93,7 +93,7 @@ def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
         for other, handler in usual.items():
             signal.signal(other, handler)
         text = f"{name}: finishing this step, then saving; once more ends at once, back to the newest checkpoint"
-        # By a thread: what the signal interrupted may itself be printing.
+        # In a thread: the interrupted code may itself be printing.
         threading.Thread(target=note, args=(text,)).start()
 
     try:

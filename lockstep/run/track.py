@@ -1,7 +1,6 @@
-"""Who is told what a run measures; and the run's logs (`lockstep.report.log`), which are the truth about it.
+"""Trackers, which are told what a run measures; and the run's logs (`lockstep.report.log`), their source of truth.
 
-Every other tracker, those in `lockstep.run.trackers`, is a view of the logs: what it lacks or has too much of, it
-can have made again from them.
+Every other tracker, those in `lockstep.run.trackers`, is a view of the logs and can be rebuilt from them.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
 from lockstep.run.checkpoint import sync
 
 Outcome = Literal["finished", "failed", "interrupted"]
-"""How a run's process ended; one that was killed says nothing."""
+"""The way a run's process ended; one that was killed reports none."""
 
 
 class Tracker(Protocol):
-    """Is told what a run measures, step after step."""
+    """Receives what a run measures, step after step."""
 
     def rewind(self, step: int) -> None:
         """Forgets later steps, so that none is there twice. Called once, before anything else is told.
@@ -45,12 +44,12 @@ class Tracker(Protocol):
         ...
 
     def close(self, outcome: Outcome) -> None:
-        """The run's process ends. Called also where nothing else was."""
+        """Ends tracking with the run's process. Called even if no other method was."""
         ...
 
 
 class Logs:
-    """Appends to a run's logs, each line whole, each step once.
+    """The logs of a run, append-only, each line whole, each step once.
 
     One process at a time may write; any number may read meanwhile.
     """
@@ -93,10 +92,10 @@ class Logs:
 
 
 def append(path: Path, lines: bytes) -> None:
-    """One write, which the operating system has when it returns: a kill of the process afterwards loses nothing.
+    """Appends lines in one write; once it returns, a kill of the process loses nothing.
 
     Raises:
-        RunError: If the disk is full; nothing of the lines is then there.
+        RunError: If the disk is full; none of the lines is then written.
     """
     with path.open("ab", buffering=0) as file:
         written = file.write(lines)

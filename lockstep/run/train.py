@@ -1,4 +1,4 @@
-"""`lockstep train`: from a resolved recipe to a finished run folder."""
+"""`lockstep train`: runs a resolved recipe to a finished run folder."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
 
     Args:
         loaded: The recipe.
-        allow_changes: Go on even where recipe, data, first model or code are not those of the checkpoint.
-        deadline_s: On `time.monotonic`, for a recipe that another one trains first; None: `run.max_time_s` from now.
+        allow_changes: Resume even if recipe, data, initial model or code are not those of the checkpoint.
+        deadline_s: On `time.monotonic`, where another recipe trains this one first; None: `run.max_time_s` from now.
 
     Returns:
         The run's folder; `final/` in it is the trained model as a Hugging Face folder.
 
     Raises:
-        Stopped: If the run was asked to end before its end. It was saved.
-        ChangedError: If something is not what it was, and that is not allowed.
+        Stopped: If the run was asked to end early; it was saved.
+        ChangedError: If the run's identity has changed, and that is not allowed.
         NothingTrainedError: If the recipe that is trained first has come to its end and learned from nothing.
     """
     recipe = loaded.expect(Algorithm)
@@ -87,18 +87,17 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
             progress.note(remark)
         tracker = open_.enter_context(track_run(Logs(folder), views, progress.note))
 
-        def ready(workers: Workers) -> Callable[[], None]:
+        def open_session(workers: Workers) -> Session:
             require_lengths(recipe, source)
             job = recipe.open(LiveSetup(recipe, folder, files, source, progress, workers))
             started()
             adopt(loaded, changed)
             progress.total(job.run_length.steps, f"{job.data}; {job.arithmetic}")
             now = identity(loaded, files.digests(), Path(source.folder))
-            session = Session(recipe.run, job, folder, now, allow_changes, tracker, progress)
-            return lambda: session.go(Stop(deadline_s))
+            return Session(recipe.run, job, folder, now, allow_changes, tracker, progress)
 
         try:
-            _run_with_restarts(ready, recipe, progress)
+            _run_with_restarts(open_session, recipe, progress, deadline_s)
         except Stopped as stopped:
             raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
         export(folder, folder / "final")
@@ -107,7 +106,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
 
 
 def _summary(folder: Path) -> str:
-    """What the run came to, and which checkpoint of it was the best."""
+    """Summarizes the run, and names its best checkpoint."""
     return summary(folder, {step for step, _ in Checkpoints(folder / "checkpoints", keep=1).find()})
 
 
@@ -120,13 +119,16 @@ def require_trained(folder: Path) -> None:
         )
 
 
-def _run_with_restarts(ready: Callable[[Workers], Callable[[], None]], recipe: Algorithm, progress: Progress) -> None:
-    """Where a learner is lost, goes on with new workers from the newest checkpoint, as the same command would.
+def _run_with_restarts(
+    open_session: Callable[[Workers], Session], recipe: Algorithm, progress: Progress, deadline_s: float | None
+) -> None:
+    """Runs to the end; restarts a run whose learner is lost, with new workers, from the newest checkpoint.
 
     Args:
-        ready: Makes all ready with workers, and returns what runs.
-        recipe: Says where workers start, and how often.
-        progress: Tells the user what happens.
+        open_session: Prepares the run with workers.
+        recipe: Names the cluster and the number of restarts.
+        progress: Reports to the user.
+        deadline_s: On `time.monotonic`; None: no deadline.
 
     Raises:
         WorkerDied: If a learner is lost too often, or before the run has begun.
@@ -135,27 +137,21 @@ def _run_with_restarts(ready: Callable[[Workers], Callable[[], None]], recipe: A
     most = recipe.cluster.max_restarts
     for restart in range(1, most + 2):
         with workers_of(recipe.cluster, recipe.learner, progress, recipe.learner.parallel.ranks, samplers) as workers:
-            lost = _catch_lost(ready(workers))
-        if lost is None:
-            return
+            session = open_session(workers)
+            try:
+                session.run(Stop(deadline_s))
+                return
+            except (WorkerDied, RemoteTimeout) as error:
+                lost = error
         if restart > most:
-            raise WorkerDied(f"{lost}; the run does not go on, since cluster.max_restarts={most}") from lost
-        progress.note(f"{lost}; going on from the newest checkpoint ({restart} of {most} times)")
-
-
-def _catch_lost(run: Callable[[], None]) -> Exception | None:
-    """Runs; where a learner is lost over it, how."""
-    try:
-        run()
-    except (WorkerDied, RemoteTimeout) as error:
-        return error
-    return None
+            raise WorkerDied(f"{lost}; the run is not resumed, since cluster.max_restarts={most}") from lost
+        progress.note(f"{lost}; resuming from the newest checkpoint ({restart} of {most} times)")
 
 
 def _source(
     loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None
 ) -> ModelSource:
-    """The model to begin with; trained first, or built first, where the recipe says so."""
+    """The initial model; trained or built first, where the recipe says so."""
     recipe, first = loaded.training, loaded.warm_start
     if first is not None:
         return open_source(_warm_started(loaded.name, first, allow_changes, deadline_s))
@@ -182,7 +178,7 @@ def _warm_started(name: str, first: Loaded, allow_changes: bool, deadline_s: flo
 
 
 def _track_finished(loaded: Loaded, folder: Path) -> None:
-    """Shows a finished run in trackers that were asked for since; its logs have everything."""
+    """Replays a finished run into trackers that the recipe has gained since."""
     with lock_folder(folder):
         views = views_of(loaded.training.trackers, Facts.of(loaded, folder))
         if views:

@@ -1,4 +1,4 @@
-"""Waiting for a run that another process trains."""
+"""Waiting for a run that another process is training."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TRY_EVERY_S, _TELL_EVERY_S = 0.5, 60.0
 
 
 def patience(name: str, folder: Path, deadline_s: float | None) -> Iterator[None]:
-    """Yields whenever it is time to try again; tells the user, on standard error, what is waited for and how far it is.
+    """Yields whenever it is time to try again; tells the user, on standard error, how far the awaited run is.
 
     Args:
-        name: Of the recipe that waits.
-        folder: Of the run that another process trains.
+        name: Name of the recipe that waits.
+        folder: Folder of the run that another process is training.
         deadline_s: On `time.monotonic`; None: waits as long as it takes.
 
     Raises:
@@ -33,7 +33,7 @@ def patience(name: str, folder: Path, deadline_s: float | None) -> Iterator[None
         if deadline_s is not None and time.monotonic() > deadline_s:
             raise Stopped(
                 f"stopped before step 1, because run.max_time_s is over and {folder} is not trained yet; the same "
-                "command goes on from there",
+                "command resumes from there",
                 exit_codes.OUT_OF_TIME,
             )
         if time.monotonic() - told > _TELL_EVERY_S:

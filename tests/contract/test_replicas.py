@@ -231,6 +231,6 @@ def test_workers_that_are_abandoned_are_not_started_again(start: Start, tmp_path
     replicas.abandon()
     waiting.join(30.0)
     assert not waiting.is_alive()
-    assert [str(end).split("; ")[1] for end in ends] == ["it is not started again, since nobody waits for it any more"]
+    assert [str(end).split("; ")[1] for end in ends] == ["it is not started again, since no one waits for it any more"]
     assert not any(remote.alive() for remote in replicas.remotes)
     assert notes == []

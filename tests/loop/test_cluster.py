@@ -69,7 +69,7 @@ def test_a_rank_that_is_killed_costs_nothing_but_time(
     with killing("lost", [4], rank) as killed:
         rows = run("run.folder=lost", f"cluster={cluster}", *LONG)
     assert killed
-    assert "going on from the newest checkpoint (1 of 3 times)" in capfd.readouterr().err
+    assert "resuming from the newest checkpoint (1 of 3 times)" in capfd.readouterr().err
     assert rows == whole
 
 
@@ -77,7 +77,7 @@ def test_a_rank_that_is_killed_costs_nothing_but_time(
 def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes_on(run: Run) -> None:
     with (
         killing("lost", [4], rank),
-        pytest.raises(WorkerDied, match=r"killed by SIGKILL; the run does not go on, since cluster\.max_restarts=0$"),
+        pytest.raises(WorkerDied, match=r"killed by SIGKILL; the run is not resumed, since cluster\.max_restarts=0$"),
     ):
         run("run.folder=lost", "cluster.max_restarts=0", *LONG)
     assert run("run.folder=lost", "cluster.max_restarts=0", *LONG) == run("run.folder=whole", *LONG)

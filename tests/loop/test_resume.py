@@ -260,7 +260,7 @@ def test_other_data_is_said_and_refused_unless_allowed(unfinished: Run, capsys: 
     assert "--allow-changes" in str(refused.value)
     same_recipe = load("tiny.yaml", ["data.task=null", "data.train=train.jsonl", "run.max_steps=4"])
     train(same_recipe, allow_changes=True)
-    assert "goes on although data.train was" in capsys.readouterr().err
+    assert "resumes although data.train was" in capsys.readouterr().err
 
 
 def test_another_recipe_is_said_field_by_field_and_refused_unless_allowed(unfinished: Run) -> None:

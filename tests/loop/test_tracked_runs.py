@@ -149,7 +149,7 @@ def test_a_tracker_that_fails_in_the_middle_stops_nothing_and_is_noted(
     assert [row["step"] for row in rows if "train/reward" in row] == [1, 2, 3, 4]
     told = capsys.readouterr().err
     assert told.count("mlflow failed: ") == 1
-    assert "the run goes on, and its own files have everything" in told
+    assert "the run continues, and its own files have everything" in told
     assert re.search(r"mlflow missed \d+ entries", told)
     (shown,) = mlflow_runs("lockstep")
     assert shown.info.status == "FINISHED"

@@ -279,7 +279,7 @@ def test_a_failing_view_is_noted_once_counted_and_tried_again_later() -> None:
     guarded.metrics(4, {})
     guarded.close("finished")
     assert notes[1:] == [
-        "mlflow failed: no route to https://server/api; the run goes on, and its own files have everything",
+        "mlflow failed: no route to https://server/api; the run continues, and its own files have everything",
         "mlflow missed 4 entries; the run's own files have them",
     ]
     assert [(step, kind) for step, kind, _ in view.rows] == [(-1, "rewind"), (4, "metrics"), (-1, "close")]
@@ -318,7 +318,7 @@ def test_a_view_that_cannot_be_opened_stops_a_run_that_begins_and_not_one_that_g
     guarded.close("finished")
     assert view.rows == []
     assert notes == [
-        "trackers.mlflow cannot be opened: refused; the run goes on without it, and its own files have everything",
+        "trackers.mlflow cannot be opened: refused; the run continues without it, and its own files have everything",
         "mlflow missed 1 entries; the run's own files have them",
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lockstep.algorithms.distill.options import DistillRecipe
@@ -61,7 +62,7 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
     loss = Distillation(options.kl_type, options.mixed_kl_weight, options.zero_outside_topk)
     settings = DistillSettings(options, setup.source.vocabulary, recipe.seed, loss)
     return Job(
-        step=lambda step, position: distill_step(step, position, workers, settings),
+        step=partial(distill_step, workers=workers, settings=settings),
         run_length=measure_run_length(recipe, len(rows), options.num_prompts_per_step),
         state={"policy": policy},
         validate=validate_figures(_measure(recipe, engine, held_out, setup)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 from lockstep.algorithms.dpo.options import DPORecipe
 from lockstep.algorithms.dpo.step import DPOWorkers, dpo_step, measure_held_out_preference, with_reference
@@ -22,7 +22,7 @@ def open_dpo(recipe: DPORecipe, setup: Setup) -> Job:
     workers = DPOWorkers(policy, reference, pairs, setup.phase, recipe.run.num_logged_samples)
     loss, size = preference.build(recipe.dpo, recipe.dpo.ref_policy_kl_penalty), recipe.dpo.global_batch_size
     return Job(
-        step=lambda step, position: dpo_step(step, position, workers, loss, size, recipe.seed),
+        step=partial(dpo_step, workers=workers, loss=loss, global_batch_size=size, seed=recipe.seed),
         run_length=measure_run_length(recipe, len(pairs), size),
         state={"policy": policy},
         validate=None if held_out is None else _validate(recipe, held_out, workers, loss),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.grpo.step import build_settings, grpo_step, learn
 from lockstep.algorithms.job import Job
@@ -17,8 +19,8 @@ def open_grpo(recipe: GRPORecipe, setup: Setup) -> Job:
     def program(workers: PolicyGradientWorkers) -> AlgorithmParts:
         return AlgorithmParts(
             options,
-            step=lambda step, position: grpo_step(step, position, workers, options),
-            learn=lambda step, drawn: learn(step, drawn, workers, options),
+            step=partial(grpo_step, workers=workers, settings=options),
+            learn=partial(learn, workers=workers, settings=options),
         )
 
     return open_policy_gradient(recipe, setup, program)

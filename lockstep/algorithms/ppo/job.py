@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
@@ -25,9 +27,9 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
         )
         return AlgorithmParts(
             options,
-            step=lambda step, position: ppo_step(step, position, workers, options),
-            learn=lambda step, drawn: learn(step, drawn, workers, options),
-            version=lambda step: policy_version(step, recipe.ppo),
+            step=partial(ppo_step, workers=workers, settings=options),
+            learn=partial(learn, workers=workers, settings=options),
+            version=partial(policy_version, ppo=recipe.ppo),
             state={"critic": critic},
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from lockstep.algorithms.job import Job, describe, measure_run_length, validate_figures
 from lockstep.algorithms.open_pairs import open_held_out_pairs, open_train_pairs
 from lockstep.algorithms.reward_model.options import RewardModelRecipe
@@ -22,7 +24,7 @@ def open_reward_model(recipe: RewardModelRecipe, setup: Setup) -> Job:
         batch = held_out.first(recipe.data.max_validation_samples)
         measure = validate_figures(lambda step: measure_held_out_pairs(model, batch, loss).with_prefix("validation"))
     return Job(
-        step=lambda step, position: reward_model_step(step, position, workers, loss, size, recipe.seed),
+        step=partial(reward_model_step, workers=workers, loss=loss, global_batch_size=size, seed=recipe.seed),
         run_length=measure_run_length(recipe, len(pairs), size),
         state={"reward_model": model},
         validate=measure,

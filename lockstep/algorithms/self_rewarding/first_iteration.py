@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lockstep.algorithms.setup import Setup
     from lockstep.learners.base import Learner
 
-_SHARED = ("seed", "model", "data", "learner", "cluster", "optimizer")
+_SHARED: tuple[str, ...] = ("seed", "model", "data", "learner", "cluster", "optimizer")
 """Sections in which the first iteration follows the recipe."""
 
 

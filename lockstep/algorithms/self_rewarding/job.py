@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 from torch import Tensor
@@ -82,7 +83,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     held_out = open_held_out(recipe, setup, recipe.verifier, options.global_batch_size, judge=True)
     by_policy = replace(collector, engine=engines[0])  # as it is
     return Job(
-        step=lambda step, position: self_rewarding_step(step, position, workers, settings),
+        step=partial(self_rewarding_step, workers=workers, settings=settings),
         run_length=_run_length(recipe, settings),
         state={**({} if first is None else first.state), "policy": policy, "reference": reference},
         validate=_together(

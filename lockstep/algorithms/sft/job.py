@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from lockstep.algorithms.job import Job, describe, measure_run_length, validate_figures
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
@@ -24,7 +26,7 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
         batch = held_out.first(data.max_validation_samples)
         measure = validate_figures(lambda step: measure_held_out_loss(policy, batch).with_prefix("validation"))
     return Job(
-        step=lambda step, position: sft_step(step, position, workers, size, recipe.seed),
+        step=partial(sft_step, workers=workers, global_batch_size=size, seed=recipe.seed),
         run_length=measure_run_length(recipe, len(rows), size),
         state={"policy": policy},
         validate=measure,

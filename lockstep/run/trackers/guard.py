@@ -1,4 +1,4 @@
-"""A view that fails does not stop the run, does not slow it down for long, and does not fail in silence."""
+"""A guard around views: one that fails does not stop the run or slow it down for long, and the user is told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAUSE_PER_FAILURE = 9.0  # times as long as the failure took: a dead server cos
 
 
 class Guarded:
-    """A tracker that passes on what it is told, counts what could not be passed on, and says so once."""
+    """A tracker that forwards to a view, counts the entries that the view missed, and says so once."""
 
     def __init__(
         self, name: str, view: View, note: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -28,7 +28,7 @@ class Guarded:
         self._missed = 0
 
     def rewind(self, step: int) -> None:
-        """Opens the view, and says where it is.
+        """Opens the view, and notes where it is.
 
         Raises:
             ValueError: If it cannot be opened and nothing has been done yet, for then it is better not to begin.
@@ -40,7 +40,7 @@ class Guarded:
             if step < 0:
                 raise InputError(f"{sentence}; mend that, or take it out of the recipe") from error
             self._again_at = math.inf
-            self._note(f"{sentence}; the run goes on without it, and its own files have everything")
+            self._note(f"{sentence}; the run continues without it, and its own files have everything")
             return
         self._open = True
         self._note(f"{self._name}: {self._view.where}")
@@ -75,7 +75,8 @@ class Guarded:
             self._missed += 1
             if self._missed == 1:
                 self._note(
-                    f"{self._name} failed: {_describe_error(error)}; the run goes on, and its own files have everything"
+                    f"{self._name} failed: {_describe_error(error)}; the run continues, and its own files "
+                    "have everything"
                 )
 
 

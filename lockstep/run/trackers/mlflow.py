@@ -1,7 +1,7 @@
-"""MLflow: a run on a tracking server or in a local database, made anew from the logs where it was ahead of them.
+"""MLflow: a run on a tracking server or in a local database, rewritten from the logs where it was ahead of them.
 
 MLflow keeps every point it was sent. So a run that was killed after its newest checkpoint is deleted there (into
-MLflow's own bin) and written again from the logs; one that ended in order goes on.
+MLflow's own bin) and written again from the logs; one that ended in order is resumed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MLflowView:
         self._client = MlflowClient()
         experiment_id = self._experiment_id()
         before = self._run_before()
-        if before is not None and self._goes_on(before, experiment_id, step):
+        if before is not None and self._can_resume(before, experiment_id, step):
             self._run_id = before.info.run_id
             self._client.update_run(self._run_id, "RUNNING")
             return
@@ -76,7 +76,7 @@ class MLflowView:
         return self._client.create_experiment(self._section.experiment) if found is None else found.experiment_id
 
     def _run_before(self) -> Run | None:
-        """The run that an earlier process wrote; None where there is none, or somebody has removed it."""
+        """The run that an earlier process wrote; None where there is none, or it has been deleted."""
         if not self._run_id_file.exists():
             return None
         try:
@@ -87,8 +87,8 @@ class MLflowView:
             return None
         return None if run.info.lifecycle_stage == LifecycleStage.DELETED else run
 
-    def _goes_on(self, before: Run, experiment_id: str, step: int) -> bool:
-        """Whether it is where the recipe says, and knows nothing that the logs do not."""
+    def _can_resume(self, before: Run, experiment_id: str, step: int) -> bool:
+        """True if the earlier run is where the recipe says, and holds no step that the logs lack."""
         return before.info.experiment_id == experiment_id and int(before.data.tags.get(_NEWEST_STEP, -1)) <= step
 
     def _begin(self, experiment_id: str) -> None:

@@ -1,4 +1,4 @@
-"""All that a run is tracked by: its logs, and the views of them that its recipe asks for."""
+"""The trackers of a run: its logs, and the views of them that its recipe asks for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.run.trackers.view import Facts, View
 
 
 class RunTracker:
-    """Tells the logs first, then the views."""
+    """The tracker of a run: forwards to the logs first, then to the views."""
 
     def __init__(self, logs: Logs, views: Sequence[Tracker]) -> None:
         self._logs = logs
@@ -43,16 +43,16 @@ class RunTracker:
             tracker.close(outcome)
 
     def sync(self) -> None:
-        """See `Logs.sync`; views need none, for they can be made again."""
+        """Syncs the logs, see `Logs.sync`; views can be rebuilt."""
         self._logs.sync()
 
 
 @contextmanager
 def track_run(logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) -> Iterator[RunTracker]:
-    """Tracks a run while the `with` block lasts; how the block ends is how the run ended.
+    """Tracks a run while the `with` block lasts; the way the block ends is the outcome of the run.
 
     Args:
-        logs: The run's.
+        logs: Logs of the run.
         views: By name, see `views_of`.
         note: Shows people a line.
     """
@@ -108,7 +108,7 @@ def _wandb(recipe: Trackers, facts: Facts) -> View | None:
 def _mlflow(recipe: Trackers, facts: Facts) -> View | None:
     if recipe.mlflow is None:
         return None
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # likewise
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # sends no telemetry
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")  # a step waits for MLflow, but not for minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     from lockstep.run.trackers.mlflow import MLflowView

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's folder, made anew from the logs whenever the run goes on."""
+"""TensorBoard: event files in the run's folder, rewritten from the logs whenever the run resumes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TensorBoardView:
         self.metrics(step, {f"timings/{phase}": value for phase, value in seconds.items()})
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """One text for each of a step's responses: TensorBoard shows its steps below each other."""
+        """Writes one text for each of a step's responses: TensorBoard shows its steps below each other."""
         columns, cells = table(rows)
         for number, row in enumerate(cells):
             text = "\n".join(f"{column}: {cell}" for column, cell in zip(columns, row, strict=True))
@@ -58,5 +58,5 @@ class TensorBoardView:
 
 
 def _verbatim(text: str) -> str:
-    """Markdown that shows the text as it is, line by line: nothing in it is taken for a heading, a link or HTML."""
+    """Quotes text as Markdown that shows it line by line: nothing in it is taken for a heading, a link or HTML."""
     return "\n".join(f"    {line}" for line in text.splitlines() or [""])

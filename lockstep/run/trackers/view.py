@@ -1,4 +1,4 @@
-"""What every view of a run's logs has: the run's facts, and a way to be made again from the logs."""
+"""The base of every view of a run's logs: the run's facts, and a replay of the logs into a tracker."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from lockstep.run.track import Tracker
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a run before its first step.
+    """Facts of a run that are known before its first step.
 
     Attributes:
-        folder: The run's.
+        folder: Folder of the run.
         recipe: Every option with its value, as JSON types.
         environment: Versions and machine.
     """
@@ -33,7 +33,7 @@ class Facts:
 
     @classmethod
     def of(cls, loaded: Loaded, folder: Path) -> Facts:
-        """Those of a run whose folder has been made."""
+        """The facts of a run whose folder exists."""
         return cls(folder, loaded.dump(), json.loads((folder / "environment.json").read_text()))
 
     @property
@@ -50,12 +50,12 @@ class View(Tracker, Protocol):
 
     @property
     def where(self) -> str:
-        """Where a person finds the run, or by which command; for an open view."""
+        """The URL or path of the run, or the command that shows it; for an open view."""
         ...
 
 
 def replay(folder: Path, tracker: Tracker) -> None:
-    """Tells a tracker all that stands in a run's logs, step by step, as the run once told it."""
+    """Replays a run's logs into a tracker, step by step, as the run first logged them."""
     logs = [_lines(folder, kind) for kind in (METRICS, SAMPLES, TIMINGS)]
     for (step, kind, _), told in groupby(heapq.merge(*logs, key=itemgetter(0)), key=_together):
         rows = [row for _, _, row in told]
@@ -67,18 +67,18 @@ def replay(folder: Path, tracker: Tracker) -> None:
 
 
 def sample_kind(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What rows of the sample log are shown as: those of held-out prompts stand apart from those of training."""
+    """The kind of rows of the sample log: those of held-out prompts are shown apart from those of training."""
     return "validation_samples" if rows and rows[0].get("held_out") else "samples"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Columns and cells; what is no text and no number is written as JSON, and what a row lacks is None."""
+    """Columns and cells of rows; values other than text and numbers become JSON, and missing ones None."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return columns, [[_cell(row.get(column)) for column in columns] for row in rows]
 
 
 def _together(line: tuple[int, str, dict[str, Any]]) -> tuple[int, str, bool]:
-    """What is alike in lines that a run told at once: step, log, and whether they are of held-out rows."""
+    """Groups log lines that a run logged at once: step, log, and True for held-out rows."""
     step, kind, row = line
     return step, kind, bool(row.get("held_out"))
 

@@ -1,4 +1,4 @@
-"""Weights & Biases. Offline, a run's files are made anew from the logs; online, what W&B has been sent stays.
+"""Weights & Biases. Offline, a run's files are rewritten from the logs; online, what W&B has been sent stays.
 
 W&B takes no step back: it wants steps in their order, and merges no offline folders. So offline there is one folder
 at any time, with every step of the logs. Online the run is resumed under its id after the newest step that W&B has;
@@ -82,14 +82,14 @@ class WandBView:
         self._run.finish(exit_code=_EXIT_CODES[outcome])
 
     def _clear(self) -> None:
-        """Removes what this run wrote offline, and keeps what will be, the files of tables too, in the run's folder."""
+        """Removes what this run wrote offline; W&B's files, of tables too, will be in the run's folder."""
         staged = self._folder / f"data-{self._id()}"
         for old in [*self._folder.glob(f"offline-run-*-{self._id()}"), *self._folder.glob(staged.name)]:
             shutil.rmtree(old)
         os.environ["WANDB_DATA_DIR"] = str(staged.resolve())  # else the home folder, whence nothing takes them away
 
     def _id(self) -> str:
-        """Drawn once and kept in the run's folder: a folder that was removed and made again is another run."""
+        """The run's random id, kept in its folder: a folder that was removed and made again is another run."""
         path = self._folder / "run_id"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
