@@ -15,50 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import pytest
+from floors import FLOORS
 from model_types import decisions_by_model_type
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("lockstep", "lockstep_logprobs", "tests", "benchmarks", "examples")
-
-FLOORS = (
-    # 0: words; the modules that lie in lockstep/ itself
-    (
-        "__init__",
-        "types",
-        "errors",
-        "background",
-        "exit_codes",
-        "paths",
-        "process_defaults",
-        "batch",
-        "align",
-        "metrics",
-        "keyed",
-        "lfs",
-        "yaml12",
-        "whole_files",
-    ),
-    ("config",),  # 1: recipes
-    ("objectives", "losses"),  # 2: mathematics
-    ("distributed",),  # 3: the same over shards
-    ("tasks",),  # 4: toy tasks
-    ("data",),  # 5
-    ("models",),  # 6
-    ("weight_sync",),  # 7
-    ("learners", "samplers"),  # 8
-    ("helpers",),  # 9: processes that run what may hang, crash or be hostile
-    ("rewards", "environments", "judge"),  # 10
-    ("rollouts",),  # 11
-    ("monitor",),  # 12
-    ("algorithms", "report"),  # 13
-    ("cluster",),  # 14: worker processes
-    ("plan",),  # 15: capacity on paper
-    ("run",),  # 16
-    ("inference",),  # 17: commands that ask a model and train nothing
-    ("doctor",),  # 18
-    ("commands",),  # 19: one file per command
-    ("cli", "__main__"),  # 20
-)
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 NEIGHBOURS = {("losses", "objectives")}  # importer and imported on one floor, beside modules of one folder
 LOWEST_WITH_TRANSFORMERS = FLOOR["data"]
@@ -452,8 +413,8 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (logprobs_need_torch_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
     (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),
     (no_module_is_called_utils, "tests/utils.py", "", 1),
-    (no_mocks, "tests/unit/test_x.py", "from unittest import mock\n", 1),
-    (no_mocks, "tests/unit/test_x.py", "def test_x(mocker): ...\n", 1),
+    (no_mocks, "tests/data/test_x.py", "from unittest import mock\n", 1),
+    (no_mocks, "tests/data/test_x.py", "def test_x(mocker): ...\n", 1),
     (files_are_short, "lockstep/batch.py", "x = 1\n" * 501, 501),
     (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 80, 1),
     (nesting_is_shallow, "lockstep/batch.py", DEEP, 4),
@@ -464,7 +425,7 @@ KEPT: tuple[tuple[Rule, str, str], ...] = (
     (imports_point_down, "lockstep/losses/ppo.py", "from lockstep.objectives import policy\nfrom . import base\n"),
     (imports_point_down, "lockstep/config/run.py", "from lockstep import __version__, types\n"),
     (imports_point_down, "lockstep/cli.py", "from lockstep.run.train import train\nimport torch\n"),
-    (imports_point_down, "tests/unit/test_x.py", "import lockstep.cli\n"),
+    (imports_point_down, "tests/data/test_x.py", "import lockstep.cli\n"),
     (engines_stay_in_their_place, "lockstep/cluster/ray_transport.py", "import ray\nimport rayon\n"),
     (engines_stay_in_their_place, "lockstep_logprobs/linear_ce.py", "def f():\n    from megatron.core import x\n"),
     (transformers_only_from_models_up, "lockstep/models/load.py", "import transformers\n"),
