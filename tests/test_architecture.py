@@ -274,6 +274,19 @@ def no_mocks(file: SourceFile) -> Iterator[Finding]:
             yield node.lineno, "mocker: write a fake that implements the protocol"
 
 
+def no_test_imports_a_test(file: SourceFile) -> Iterator[Finding]:
+    """What several tests share lies in tests/fixtures/, so that a file of tests can be changed, or moved, alone."""
+    if not file.path.startswith("tests/"):
+        return
+    for imported in imports(file):
+        first = imported.module.split(".")[0]
+        if first.startswith("test_") or first in ("conftest", "tests"):
+            yield (
+                imported.line,
+                f"{imported.module}: put what tests share into tests/fixtures/, and import its bare name",
+            )
+
+
 def files_are_short(file: SourceFile) -> Iterator[Finding]:
     count = len(file.text.splitlines())
     if count > MAX_FILE_LINES:
@@ -322,6 +335,7 @@ RULES: tuple[Rule, ...] = (
     logprobs_need_torch_alone,
     no_module_is_called_utils,
     no_mocks,
+    no_test_imports_a_test,
     files_are_short,
     functions_are_short,
     nesting_is_shallow,
@@ -415,6 +429,9 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (no_module_is_called_utils, "tests/utils.py", "", 1),
     (no_mocks, "tests/data/test_x.py", "from unittest import mock\n", 1),
     (no_mocks, "tests/data/test_x.py", "def test_x(mocker): ...\n", 1),
+    (no_test_imports_a_test, "tests/data/test_x.py", "import yaml\nfrom test_y import z\n", 2),
+    (no_test_imports_a_test, "tests/fixtures/x.py", "def f():\n  import tests.data.test_y\n", 2),
+    (no_test_imports_a_test, "tests/data/x.py", "from conftest import z\n", 1),
     (files_are_short, "lockstep/batch.py", "x = 1\n" * 501, 501),
     (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 80, 1),
     (nesting_is_shallow, "lockstep/batch.py", DEEP, 4),
@@ -442,6 +459,7 @@ KEPT: tuple[tuple[Rule, str, str], ...] = (
     (families_alone_know_model_types, "lockstep/models/cut.py", "family_of(config).tensor_parallel\n"),
     (families_alone_know_model_types, "lockstep/models/cut.py", "from transformers import PreTrainedModel\n"),
     (no_module_is_called_utils, "lockstep_logprobs/model_utils.py", ""),
+    (no_test_imports_a_test, "tests/data/test_x.py", "from tiny_models import test_size\n"),
     (files_are_short, "lockstep/batch.py", "x = 1\n" * 500),
     (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 79),
     (nesting_is_shallow, "lockstep/batch.py", ELIFS),
