@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("setuptools", reason="needs setuptools to build a wheel without the network: pip install it")
 
 ROOT = Path(__file__).parents[1]

@@ -91,6 +91,7 @@ def test_its_recipe_is_printed_and_explained(example: Path, capsys: pytest.Captu
     assert "did you mean num_prompts_per_step?" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_killed_at_any_instant_it_ends_as_if_it_had_not_been(example: Path) -> None:
     """Within a step, within a step of another length, and while a checkpoint is written."""
     chance, whole = random.Random(0), (*SHORT, "run.max_steps=7")
@@ -112,6 +113,7 @@ def test_killed_at_any_instant_it_ends_as_if_it_had_not_been(example: Path) -> N
     assert read_metrics(Path("whole")) == read_metrics(Path("killed"))
 
 
+@pytest.mark.full
 @pytest.mark.needs("gloo")
 def test_two_ranks_learn_what_one_does(example: Path) -> None:
     """The loss is of a class that is in the user's file alone, and every rank is sent it."""
@@ -147,6 +149,7 @@ def forget(name: str) -> None:
     Path("reinforce.py").write_text(text.replace(found[0], ""))
 
 
+@pytest.mark.full
 def test_what_it_forgets_to_declare_is_a_type_error(example: Path) -> None:
     """Each of the four in a file of its own, for one run of the type checker, which takes ten seconds."""
     for name in DECLARED:
@@ -202,6 +205,7 @@ def test_a_file_is_what_it_is_in_this_folder_now(example: Path, monkeypatch: pyt
     assert registry.find("reinforce.py:Reinforce") is not other
 
 
+@pytest.mark.full
 def test_an_installed_package_brings_one_by_its_name(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An entry point of its metadata, as `pip install` leaves it."""
     site = Path("site")

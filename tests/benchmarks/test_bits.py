@@ -21,6 +21,8 @@ from benchmarks.bits_names import RECIPE_KEYS, rename_columns, rename_metrics, r
 from benchmarks.bits_outputs import Outputs, find_difference, keep
 from benchmarks.bits_sides import ROOT
 
+pytestmark = pytest.mark.full
+
 METRICS = [{"step": 1, "train/reward": 0.5, "refit/version": 1.0}, {"step": 2, "train/reward": 0.0}]
 SAMPLES = [{"step": 1, "id": "a:1", "token": {"mask": [1, 1]}}, {"step": 1, "id": "a:2", "token": {"mask": [1]}}]
 

@@ -23,6 +23,8 @@ from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.selftest.fault import Fault, Setup, build, healthy
 from lockstep.doctor.selftest.ground import Ground
 
+pytestmark = pytest.mark.full
+
 Floor = Callable[[Setup], float]
 
 

@@ -86,6 +86,7 @@ def command(places: Sequence[Path], *options: str) -> list[str]:
     return [*map(str, places), "--out", "out", "--seeds", "7", *options]
 
 
+@pytest.mark.full
 @pytest.mark.needs("megatron")
 @pytest.mark.usefixtures("megatron")
 @pytest.mark.timeout(900)
@@ -117,6 +118,7 @@ def critic(folder: Path) -> list[float]:
     return [row["critic/loss"] for row in read_metrics(folder) if "critic/loss" in row]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_what_is_unfinished_is_resumed_and_what_fails_is_told(places: tuple[Path, Path]) -> None:
     arms = [Arm("dtensor", True, 7), Arm("dtensor", False, 7)]
@@ -147,6 +149,7 @@ def test_a_run_whose_fault_was_not_there_is_void(places: tuple[Path, Path]) -> N
     assert collect(kit, arm).state == "finished and passed"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_signal_saves_the_run_and_ends_the_kit(places: tuple[Path, Path]) -> None:
     words = command(places, *SMALL, "run.max_steps=100000", "run.save_every=1000")
@@ -230,6 +233,7 @@ def test_make_names_a_missing_folder_before_it_installs(words: list[str], senten
     assert [path.name for path in Path("env").rglob("*")] == ["bin", "python"]
 
 
+@pytest.mark.full
 def test_the_fault_is_refused_where_it_would_not_arrive() -> None:
     command = [sys.executable, "-m", "benchmarks.unshifted", "train", "ppo_arithmetic", "cluster=ray"]
     done = subprocess.run(command, env=in_repository(), capture_output=True, text=True, check=False)

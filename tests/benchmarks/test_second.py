@@ -13,6 +13,8 @@ from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, built, healthy
 from lockstep.doctor.selftest.ground import Ground
 
+pytestmark = pytest.mark.full
+
 COUNTERS = {
     114: Conditions(parts=frozenset({"cache"})),
     115: Conditions(fresh=True),

@@ -27,6 +27,7 @@ def sizes(replicas: int = 1, **parallel: int) -> tuple[str, ...]:
 STAGES = ("learner=megatron", "learner.parallel.pp=2", "model.scratch.config.num_hidden_layers=2")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "many"),
     [
@@ -59,7 +60,7 @@ LONG = ("run.max_steps=24", "run.save_every=2", "learner.parallel.dp=2")
 
 
 @pytest.mark.needs("gloo")
-@pytest.mark.parametrize("cluster", ["local", pytest.param("ray", marks=pytest.mark.needs("ray"))])
+@pytest.mark.parametrize("cluster", ["local", pytest.param("ray", marks=[pytest.mark.needs("ray"), pytest.mark.full])])
 def test_a_rank_that_is_killed_costs_nothing_but_time(
     run: Run, cluster: str, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_rank_that_is_killed_costs_nothing_but_time(
     assert rows == whole
 
 
+@pytest.mark.full
 @pytest.mark.needs("gloo")
 def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes_on(run: Run) -> None:
     with (
@@ -83,6 +85,7 @@ def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes
     assert run("run.folder=lost", "cluster.max_restarts=0", *LONG) == run("run.folder=whole", *LONG)
 
 
+@pytest.mark.full
 def test_self_rewarding_by_actors_picks_the_same_pairs(ray: None, in_tmp: Path) -> None:
     furnish(in_tmp)
     for folder, *options in (("here",), ("there", RAY, *sizes(2, dp=2))):

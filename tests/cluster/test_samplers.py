@@ -45,6 +45,7 @@ def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[
     assert "starting it again (2 of 3 times)" in told
 
 
+@pytest.mark.full
 def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
     run(*LONG, "run.folder=calm")
     lost = (*LONG, "run.folder=stormy", "sampler.max_restarts=0")
@@ -59,6 +60,7 @@ def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
     assert_same(final("stormy"), final("calm"))
 
 
+@pytest.mark.full
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.proof)])
@@ -84,6 +86,7 @@ def test_vllm_starts_by_itself_and_again_when_it_dies(run: Run, capsys: pytest.C
     assert f"starting it again ({kills} of {kills} times)" in told
 
 
+@pytest.mark.full
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
 def test_a_cache_that_is_too_small_is_told(run: Run) -> None:

@@ -44,6 +44,7 @@ def test_after_a_death_only_what_is_missing_is_made(start: Start, tmp_path: Path
     assert answered(tmp_path) == Counter(request.key for request in wanted)
 
 
+@pytest.mark.full
 def test_one_that_hangs_is_found_by_its_deadline(start: Start, tmp_path: Path) -> None:
     notes: list[str] = []
     replicas, wanted = start(signal.SIGSTOP, notes, timeout_s=25.0), requests()

@@ -69,6 +69,7 @@ def test_shared_memory_does_not_outlive_its_carrier(start: Start, models: Callab
     assert shared_files() - before == once
 
 
+@pytest.mark.full
 def test_whoever_is_lost_is_told_by_its_own_story(start: Start, tmp_path: Path) -> None:
     replicas, wanted = start(signal.SIGSTOP, max_restarts=0, timeout_s=25.0), requests()
     (tmp_path / f"doom-{wanted[3].key}").touch()

@@ -47,17 +47,21 @@ LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
 }
 TWO = ("dp2", "tp2", "cp2", "2 copies")
 """Of two ranks, which start soonest."""
+DAILY = ("dp2", "tp2", "cp2", "megatron pp2")
 
 
 def layouts(*in_ci: str) -> pytest.MarkDecorator:
-    """All of them, of which some are enough for every day."""
+    """All of them: some for `make test`, the others of those that are named for `make test-all`, the rest as proofs."""
     params = [
-        pytest.param(
-            name, id=name.replace(" ", ""), marks=[*([] if name in in_ci else [pytest.mark.proof]), *_needs(name)]
-        )
-        for name in LAYOUTS
+        pytest.param(name, id=name.replace(" ", ""), marks=[*_tier(name, in_ci), *_needs(name)]) for name in LAYOUTS
     ]
     return pytest.mark.parametrize("layout", params, indirect=True)
+
+
+def _tier(layout: str, in_ci: tuple[str, ...]) -> list[pytest.MarkDecorator]:
+    if layout not in in_ci:
+        return [pytest.mark.proof]
+    return [] if layout in DAILY else [pytest.mark.full]
 
 
 def _needs(layout: str) -> list[pytest.MarkDecorator]:
@@ -178,6 +182,7 @@ def test_a_critic(layout: tuple[LearnerSection, Path], tmp_path: Path, steps: in
             torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=0.0)
 
 
+@pytest.mark.full
 @layouts("dp2 tp2", "2 copies dp2")
 def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: Path) -> None:
     steps = demonstrations(6)
@@ -207,6 +212,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("first", "then"), [*WAYS[:2], *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS[2:])]
 )

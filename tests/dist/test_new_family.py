@@ -13,6 +13,8 @@ import pytest
 
 import lockstep
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(lockstep.__file__).parent.parent
 GUIDE = (ROOT / "docs/guides/add_a_model.md").read_text(encoding="utf-8")
 PROGRAM = """

@@ -54,6 +54,10 @@ JUDGED = [
 ]  # fmt: skip
 SIZES = re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/plan.md").read_text(), re.DOTALL)
 """Names and content of the configurations of models that are not here."""
+RATHER_LONG = (
+    "cluster=", "learner=", "sampler=vllm", "vllm]", "megatron", "learner.parallel", "learner.lora.rank=8 policy",
+    "one_step_ahead", "=my_run", "=my_reward_run ppo", "run=", "run.folder=", "train recipe.yaml", "grpo_gsm8k",
+)  # fmt: skip
 [MIXED] = re.findall(r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL)
 
 
@@ -194,12 +198,14 @@ def chat_model(assets: Path, workplace: Path) -> str:
     return "chat_model"
 
 
+def marks(command: str) -> list[pytest.MarkDecorator]:
+    """What several processes, another backend or another run takes part in waits for `make test-all`."""
+    full = [pytest.mark.full] if any(part in command for part in RATHER_LONG) else []
+    return [*full, pytest.mark.needs("ray")] if "cluster=ray" in command else full
+
+
 @pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(command, marks=pytest.mark.needs("ray")) if "cluster=ray" in command else command
-        for command in texts("lockstep", "run")
-    ],
+    "command", [pytest.param(command, marks=marks(command)) for command in texts("lockstep", "run")]
 )
 def test_command_runs(
     command: str,

@@ -89,6 +89,7 @@ def test_there_is_something_to_try() -> None:
     assert ASKING
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text", TRAINING)
 def test_a_run_can_start_on_gpus(
     text: str, real: dict[str, str], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

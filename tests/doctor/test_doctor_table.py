@@ -177,6 +177,7 @@ def scaled(model: PreTrainedModel) -> None:
         model.get_parameter("lm_head.weight").mul_(1.1)
 
 
+@pytest.mark.full
 def test_where_quick_fails_it_goes_on_to_the_causes(
     models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -402,6 +403,7 @@ def test_a_run_says_how_it_computed(models: Callable[..., Path], in_tmp: Path) -
     assert (recipe.seed, recipe.run.folder, recipe.grid.budget_s, recipe.grid.lengths) == (5, "out", 7.0, (100,))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("vllm")
 def test_three_backends_make_three_pairs(assets: Path, in_tmp: Path) -> None:
     """vLLM rescores at temperature 1 only, so what others drew under top-p is compared there."""
@@ -419,6 +421,7 @@ def test_three_backends_make_three_pairs(assets: Path, in_tmp: Path) -> None:
     assert [repeat["bitwise"] for repeat in tree["repeats"]] == [2, 2, 2]
 
 
+@pytest.mark.full
 @pytest.mark.needs("gloo")
 def test_layouts_agree_with_one_process(models: Callable[..., Path], in_tmp: Path) -> None:
     """A learner over ranks only scores; what it scores, the others draw."""

@@ -26,7 +26,7 @@ from lockstep.doctor.refit_check import STAGES, checked_refits, probe_of
 from lockstep.report.progress import show_progress
 from lockstep.types import Request, SamplingParams
 
-pytestmark = pytest.mark.needs("vllm")
+pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
 
 SECTION = SamplerSection(max_batch_size=8, vllm=VLLM(), backend="vllm")
 LONG = 70

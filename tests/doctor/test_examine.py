@@ -154,6 +154,7 @@ def test_numbers_one_place_late_are_off_by_one(ground: Ground) -> None:
     assert diagnosis.left < AT_FLOOR * diagnosis.floor_left
 
 
+@pytest.mark.full
 def test_a_kernel_is_named_where_layers_cannot_be_seen(ground: Ground) -> None:
     class Closed(HFBackend):
         capabilities = HFBackend.capabilities - {"modules"}
@@ -169,6 +170,7 @@ def test_a_kernel_is_named_where_layers_cannot_be_seen(ground: Ground) -> None:
     assert "no modules" in said(diagnosis, "layer by layer")["skipped"]
 
 
+@pytest.mark.full
 def test_probes_say_what_a_backend_cannot_show(ground: Ground) -> None:
     class Bare(TorchBackend):
         capabilities = frozenset[Capability](("generate",))
@@ -185,6 +187,7 @@ def test_probes_say_what_a_backend_cannot_show(ground: Ground) -> None:
         assert said(diagnosis, probe).keys() == {"skipped"}
 
 
+@pytest.mark.full
 def test_a_side_without_shaped_scores_is_asked_for_none(ground: Ground) -> None:
     class LikeAnEngine(TorchBackend):
         capabilities = LIKE_ENGINES
@@ -198,6 +201,7 @@ def test_a_side_without_shaped_scores_is_asked_for_none(ground: Ground) -> None:
     assert named(diagnosis) == {"temperature": "infer"}
 
 
+@pytest.mark.full
 def test_what_no_probe_knows_gets_no_name(ground: Ground) -> None:
     class Wavering(HFBackend):
         def logprob(
@@ -214,6 +218,7 @@ def test_what_no_probe_knows_gets_no_name(ground: Ground) -> None:
     assert "router could not be put into fp32" in said(diagnosis, "precision")["clean"]
 
 
+@pytest.mark.full
 def test_a_counter_setting_has_to_take_effect(ground: Ground) -> None:
     class Stubborn(TorchBackend):
         def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
@@ -253,6 +258,7 @@ def test_dropout_is_found_on_the_side_that_draws(ground: Ground) -> None:
     assert case.infer.settings()["training"]
 
 
+@pytest.mark.full
 def test_noise_does_not_stand_for_what_decoding_does(ground: Ground) -> None:
     """Taking prefill scores instead would take away both."""
 
@@ -275,6 +281,7 @@ def test_a_fault_of_single_tokens_is_no_first_token_fault(ground: Ground) -> Non
     assert not named(examined(build(ground, FAULTS[23].large), tokens=1)).keys() & {"first_token", "temperature"}
 
 
+@pytest.mark.full
 def test_impossible_tokens_are_a_gap_and_no_noise(ground: Ground) -> None:
     class Impossible(TorchBackend):
         def generate(

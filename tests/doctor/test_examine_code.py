@@ -22,6 +22,8 @@ from lockstep.doctor.selftest.fault import Change, Setup, built
 from lockstep.doctor.selftest.ground import Ground
 from lockstep.types import Request, SamplingParams
 
+pytestmark = pytest.mark.full
+
 Product = Callable[[nn.Linear, Tensor], Tensor]
 
 

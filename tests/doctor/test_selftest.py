@@ -155,6 +155,7 @@ def test_the_score_stands_next_to_what_single_numbers_see() -> None:
     assert "mean |p − p'| > 0.01, the largest of a healthy case, sees 1 of those with faults" in text
 
 
+@pytest.mark.full
 def test_a_case_that_is_done_is_not_done_again(
     ground: Ground, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_dry_run_makes_one(run: Run, capsys: pytest.CaptureFixture[str]) -> No
     assert "no class Odd in worlds.py; it has Even, Moody, Asleep" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_interrupt_does_not_wait_for_what_hangs(run: Run, in_tmp: Path, processes: int) -> None:
     (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(GRPO))

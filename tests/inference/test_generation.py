@@ -464,6 +464,7 @@ def killed_at_any_instant(data: str, kills: int, chance: random.Random) -> list[
     return written
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kills", "count"), [(2, BLOCKS), pytest.param(20, MANY_BLOCKS, marks=pytest.mark.proof)])
 def test_killed_at_any_instant_it_makes_only_what_is_missing(whole: bytes, kills: int, count: int) -> None:
     if count != BLOCKS:

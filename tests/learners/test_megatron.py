@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from killing import assert_same, child_process, final, killing
+from tiers import full
 from tiny_recipe import RECIPE
 from workspace import furnish
 
@@ -28,7 +29,7 @@ def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if "train/reward" in row]
 
 
-@pytest.mark.parametrize("layout", [pytest.param("alone", marks=pytest.mark.proof), "stages", "copies"])
+@pytest.mark.parametrize("layout", [pytest.param("alone", marks=pytest.mark.proof), "stages", full("copies")])
 def test_ppo_learns_what_torch_learns_and_samplers_get_its_weights(run: Run, layout: str) -> None:
     options = (TWO_LAYERS, "run.max_steps=3", "ppo.kl.coef=0.1")
     theirs = run("run.folder=torch", *options)
@@ -40,6 +41,7 @@ def test_ppo_learns_what_torch_learns_and_samplers_get_its_weights(run: Run, lay
         assert one["refit/read_whole"] == one["refit/attested"] > 0
 
 
+@pytest.mark.full
 def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
     options = (TWO_LAYERS, "learner=megatron", "learner.parallel.pp=2", "run.max_steps=3")
     whole = run("run.folder=whole", *options)
@@ -50,6 +52,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
     assert_same(final("stopped"), final("whole"))
 
 
+@pytest.mark.full
 def test_a_run_begun_by_torch_goes_on_by_megatron(run: Run, in_tmp: Path) -> None:
     whole = run(TWO_LAYERS, "run.folder=whole", "run.max_steps=4")
     run(TWO_LAYERS, "run.folder=moved", "run.max_steps=2")
@@ -69,7 +72,7 @@ def test_a_stage_that_is_killed_costs_nothing_but_time(run: Run) -> None:
     assert rows == whole
 
 
-@pytest.mark.parametrize("recipe", ["sft.yaml", "dpo.yaml", "judged.yaml"])
+@pytest.mark.parametrize("recipe", ["sft.yaml", full("dpo.yaml"), full("judged.yaml")])
 def test_other_algorithms_learn_what_they_learn_by_torch(in_tmp: Path, recipe: str) -> None:
     furnish(in_tmp)
     rows = {}

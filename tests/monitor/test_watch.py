@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from killing import assert_same, final
+from tiers import full
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -124,7 +125,7 @@ def sampled_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchSampler]]
 
 
 @pytest.mark.parametrize(
-    ("fault", "outcome"), [(StaleDecoding, "decode"), (LateRefit, "refit"), (LostTensors, "weights")]
+    ("fault", "outcome"), [(StaleDecoding, "decode"), full(LateRefit, "refit"), full(LostTensors, "weights")]
 )
 def test_a_fault_that_attestation_cannot_see_is_named(
     run: Run,
@@ -190,6 +191,7 @@ def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
     assert read_metrics(Path("run")) == read_metrics(Path("sound"))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("run")
 def test_a_run_that_warns_goes_on_and_still_fails(
     sampled_by: Callable[[type[TorchSampler]], None], capsys: pytest.CaptureFixture[str]
@@ -226,6 +228,7 @@ def test_a_run_that_stopped_over_a_breach_goes_on_where_only_warned(
     assert (folder / "final").exists()
 
 
+@pytest.mark.full
 def test_factor_and_rate_are_those_of_the_recipe(run: Run, sampled_by: Callable[[type[TorchSampler]], None]) -> None:
     sampled_by(StaleDecoding)
     rows = run(*WATCHED, "agreement.drift.factor=3", "agreement.drift.false_alarm_rate=1e-6")
@@ -234,7 +237,7 @@ def test_factor_and_rate_are_those_of_the_recipe(run: Run, sampled_by: Callable[
     assert first["watch/e_value"] >= 1e6
 
 
-@pytest.mark.parametrize("sampler", [TorchSampler, Separate])
+@pytest.mark.parametrize("sampler", [TorchSampler, full(Separate)])
 def test_a_healthy_run_has_no_alarm(
     run: Run,
     sampled_by: Callable[[type[TorchSampler]], None],
@@ -249,6 +252,7 @@ def test_a_healthy_run_has_no_alarm(
     assert "drift apart" not in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_an_engine_that_rounds_its_weights_is_usual_here(
     run: Run, sampled_by: Callable[[type[TorchSampler]], None]
 ) -> None:

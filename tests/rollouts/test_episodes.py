@@ -179,6 +179,7 @@ def test_a_fault_costs_its_own_episode_and_is_named(
         assert batch["environment_reward"][i] == healthy["environment_reward"][i]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("processes", [1, 2])
 def test_no_time_is_given_to_more_than_may_hang(folder: Path, sampler: TorchSampler, processes: int) -> None:
     rows = [{"turns": 3, "bad": True}] * 20

@@ -74,6 +74,7 @@ def test_a_crash_leaves_its_trace_and_the_newest_checkpoint(
     assert f"continues after step {int(newest.name.removeprefix('step_'))}" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_crash_of_a_worker_has_the_workers_trace(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken.py").write_text("def f(prompt, response, answer, row):\n    return 1.0\n")
     Path("rank.py").write_text(WORKER)

@@ -18,6 +18,7 @@ import torch
 import yaml
 from killing import command, contents, killed_and_continued, started, steps_logged, wait_for
 from safetensors.torch import load_file
+from tiers import full
 from tiny_recipe import RECIPE
 
 from lockstep import exit_codes
@@ -43,7 +44,7 @@ SFT_TINY: dict[str, Any] = {
 LASTING = ("run.save_every=1", "ppo.ppo_epochs=2", "ppo.kl.coef=0.1")
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("kills", [1, full(3), pytest.param(20, marks=pytest.mark.proof)])
 def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run, in_tmp: Path, kills: int) -> None:
     overrides = (*LASTING, f"run.max_steps={kills + 4}")
     run("run.folder=whole", *overrides)
@@ -69,7 +70,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
     assert run("run.folder=stopped", "run.max_steps=4", "run.save_every=2") == whole
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), full(signal.SIGINT, 130), full(signal.SIGHUP, 129)]
+)
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     run: Run, in_tmp: Path, number: signal.Signals, code: int
 ) -> None:
@@ -106,7 +109,7 @@ IN_THE_BACKGROUND = ("bash", "-c", "trap '' INT; exec \"$@\"", "bash")
 """As shells start what ends with &: it does not hear Ctrl-C, unless it says otherwise."""
 
 
-@pytest.mark.parametrize("shell", [(), IN_THE_BACKGROUND], ids=["in front", "in the background"])
+@pytest.mark.parametrize("shell", [(), full(IN_THE_BACKGROUND)], ids=["in front", "in the background"])
 def test_two_interrupts_end_at_once(shell: tuple[str, ...], run: Run, in_tmp: Path) -> None:
     Path("slow.py").write_text(SLOW)
     with started("run", "reward.function=slow.py:slow", "run.max_steps=100", shell=shell) as process:
@@ -121,6 +124,7 @@ def test_two_interrupts_end_at_once(shell: tuple[str, ...], run: Run, in_tmp: Pa
         assert "the same command goes on" in "".join(shown)
 
 
+@pytest.mark.full
 def test_an_interrupt_while_a_run_starts_in_the_background_ends_it(run: Run, in_tmp: Path) -> None:
     with started("run", "run.max_steps=1000", shell=IN_THE_BACKGROUND) as process:
         wait_for(Path("run/.lock").exists, process)
@@ -128,6 +132,7 @@ def test_an_interrupt_while_a_run_starts_in_the_background_ends_it(run: Run, in_
         assert process.wait(300) == exit_codes.INTERRUPTED
 
 
+@pytest.mark.full
 def test_a_run_under_nohup_survives_its_terminal(run: Run, in_tmp: Path) -> None:
     with started("run", "run.max_steps=20", shell=("nohup",)) as process:
         wait_for(lambda: steps_logged("run") >= 2, process)
@@ -152,6 +157,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("two_threads")
 def test_a_run_keeps_its_threads_when_it_is_resumed(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
@@ -164,6 +170,7 @@ def test_a_run_keeps_its_threads_when_it_is_resumed(run: Run, in_tmp: Path, caps
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.full
 @pytest.mark.needs("gloo")
 def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
     two = ("learner.parallel.dp=2", "run.max_steps=3")
@@ -174,6 +181,7 @@ def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path)
     assert contents("whole")["final/model.safetensors"] == contents("stopped")["final/model.safetensors"]
 
 
+@pytest.mark.full
 @pytest.mark.needs("gloo")
 def test_another_layout_of_ranks_goes_on_and_each_can_be_exported(run: Run, in_tmp: Path) -> None:
     run("run.folder=whole", "run.max_steps=3", "run.keep=3")
@@ -325,6 +333,7 @@ def test_at_the_end_of_a_run_that_is_only_a_note(run: Run, capsys: pytest.Captur
     assert Path("run/final/model.safetensors").exists()
 
 
+@pytest.mark.full
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tmp: Path) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
     with pytest.raises(Stopped):
@@ -377,6 +386,7 @@ def test_a_stopped_start_leaves_what_others_made(run: Run, in_tmp: Path) -> None
     assert list(Path("runs").glob("first-*/checkpoints/step_000001"))
 
 
+@pytest.mark.full
 def test_signals_to_the_whole_group_end_the_run_in_order(run: Run, in_tmp: Path) -> None:
     """As a terminal sends Ctrl-C, and a job system SIGTERM: to the run's children as well."""
     for folder, number in (("int", signal.SIGINT), ("term", signal.SIGTERM)):

@@ -89,6 +89,7 @@ def test_real_model_and_real_gsm8k(assets: Path, in_tmp: Path) -> None:
     assert all(sample["tokens"] <= 64 for sample in samples)
 
 
+@pytest.mark.full
 def test_bf16_runs_on_the_real_model(assets: Path, in_tmp: Path) -> None:
     data = (f"data.train={assets}/data/gsm8k/train.jsonl", f"data.validation={assets}/data/gsm8k/test.jsonl")
     model = f"model.path={assets}/models/stories260K/hf"

@@ -72,6 +72,7 @@ def close(one: Series, other: Series) -> bool:
     )
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_as_one_run_in_every_tracker(run: Run, killed: tuple[str, ...]) -> None:
     (before,) = mlflow_runs("lockstep")
     assert before.info.status == "RUNNING"
@@ -91,6 +92,7 @@ def test_a_killed_run_goes_on_as_one_run_in_every_tracker(run: Run, killed: tupl
     assert shown.info.status == "FINISHED"
 
 
+@pytest.mark.full
 def test_a_run_without_trackers_imports_none_of_them(run: Run, in_tmp: Path) -> None:
     code = (
         "import sys; from lockstep.config.loading import load; from lockstep.run.train import train\n"

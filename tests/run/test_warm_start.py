@@ -16,6 +16,8 @@ from lockstep.run.folder import lock_folder
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 
+pytestmark = pytest.mark.full
+
 LATER = "base: own.yaml\nmodel: {path: null, from_recipe: ./sft.yaml}\n"
 WAITS = "another process is training run; later waits for it, and begins with its model\n"
 

@@ -27,7 +27,7 @@ from lockstep.samplers.openai import OpenAIClient, ServerError
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Reply, Request, SamplingParams
 
-pytestmark = pytest.mark.needs("vllm")
+pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
 
 KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-9f1c"
 MODEL = "tiny"

@@ -17,7 +17,7 @@ from lockstep.learners.rank import RankLearner
 from lockstep.types import SamplingParams
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
-pytestmark = pytest.mark.needs("vllm")
+pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
 
 BF16 = LearnerSection(device="cpu", dtype="bf16")
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.family_vllm import measured
 
-pytestmark = pytest.mark.needs("vllm")
+pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
 
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from killing import assert_same, final
 from safetensors.torch import load_file
+from tiers import full
 from tiny_recipe import RECIPE as PPO
 
 from lockstep.config.loading import RecipeError, load
@@ -76,7 +77,9 @@ def of(rows: list[dict[str, Any]], name: str = "policy/loss") -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["forward", "reverse", "mixed", "jsd"])
-@pytest.mark.parametrize("tokens", [(), ("distill.top_k=4",), ("distill.top_k=4", "distill.zero_outside_topk=true")])
+@pytest.mark.parametrize(
+    "tokens", [(), full(("distill.top_k=4",)), full(("distill.top_k=4", "distill.zero_outside_topk=true"))]
+)
 def test_a_student_becomes_its_teacher(learn: Run, kind: str, tokens: tuple[str, ...]) -> None:
     weight = ["distill.mixed_kl_weight=0.3"] if kind in ("mixed", "jsd") else []
     rows = learn("run.max_steps=15", f"distill.kl_type={kind}", "run.num_logged_samples=2", *weight, *tokens)

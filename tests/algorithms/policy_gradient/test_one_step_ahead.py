@@ -68,6 +68,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_validation_changes_nothing(r
     assert_same(final("seldom"), final("whole"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.proof)])
 def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run, kills: int) -> None:
     lasting = (*AHEAD, "sampler.replicas=2", f"run.max_steps={kills + 4}", "run.save_every=2")
@@ -122,6 +123,7 @@ def slow(prompt, response, answer, row):
 """
 
 
+@pytest.mark.full
 def test_two_interrupts_end_at_once_while_the_sampler_is_ahead(run: Run) -> None:
     Path("slow.py").write_text(SLOW_LATER)
     with started("run", *AHEAD, "reward.function=slow.py:slow", "run.max_steps=100") as process:
@@ -148,6 +150,7 @@ def test_dynamic_sampling_goes_on_where_it_was_ahead(run: Run) -> None:
     assert all(row["train/prompts_drawn"] >= 8 for row in whole if "train/reward" in row)
 
 
+@pytest.mark.full
 @pytest.mark.needs("gloo")
 def test_ranks_of_a_learner_may_be_ahead_too(run: Run) -> None:
     rows = run(*AHEAD, "learner.parallel.dp=2", "run.max_steps=3", "run.folder=two")

@@ -72,6 +72,7 @@ def test_answers_are_the_references_until_the_next_iteration_and_pairs_are_ranke
     assert told[3] != [{**row, "step": 3} for row in told[2]]
 
 
+@pytest.mark.full
 def test_where_the_current_policy_acts_it_answers_held_out_prompts(learn: Run) -> None:
     rows = validated(learn("self_rewarding.acting_policy=current", "optimizer.lr=0.1", "run.max_steps=2"))
     assert len({row["val/generated_rewards"] for row in rows}) == 3
@@ -92,6 +93,7 @@ def test_each_validation_has_a_table_of_prompts_chosen_and_rejected_answers(lear
     assert not tables("quiet")
 
 
+@pytest.mark.full
 def test_costs_are_bounded_and_more_prompts_than_a_step_has_are_taken_in_parts(learn: Run) -> None:
     def parts(name: str, *overrides: str) -> float:
         rows = validated(learn("run.max_steps=0", f"run.folder={name}", *overrides))
@@ -121,6 +123,7 @@ def test_while_the_datas_answers_are_imitated_there_is_nothing_to_tell(learn: Ru
     assert [row["step"] for row in rows if "validation/reward" in row] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.full
 def test_each_validation_is_told_and_the_best_by_a_twin_can_be_kept(
     learn: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

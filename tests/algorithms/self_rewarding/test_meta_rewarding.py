@@ -57,6 +57,7 @@ def judge_pairs(folder: str = "run") -> list[dict[str, Any]]:
     return [one for one in samples if one["status"] == "judge_pair" and "held_out" not in one]
 
 
+@pytest.mark.full
 def test_judgements_are_learned_from_beside_answers(learn: Run) -> None:
     rows = steps(learn("self_rewarding.meta_judge_pcnt=0.5"))
     found = judge_pairs()
@@ -77,6 +78,7 @@ def test_judgements_are_learned_from_beside_answers(learn: Run) -> None:
     assert rows[0]["train/preference_loss"] == pytest.approx(0.6931, abs=1e-3)
 
 
+@pytest.mark.full
 def test_judgements_of_held_out_answers_are_compared_as_well(learn: Run) -> None:
     own = ["self_rewarding.meta_judge_pcnt=[0.5,0]", "data.task.validation_prompts=16", "run.validate_every=2"]
     rows = learn(*own, "data.task.known=0")
@@ -105,6 +107,7 @@ def test_the_plain_loop_asks_no_meta_judge(learn: Run) -> None:
     assert not judge_pairs()
 
 
+@pytest.mark.full
 def test_options_of_the_meta_judge(learn: Run) -> None:
     always = ["self_rewarding.meta_judge_pcnt=0.5", "data.task.known=0"]
     one = steps(learn(*always, "run.folder=any"))[0]
@@ -137,6 +140,7 @@ def test_two_ranks_choose_the_same_judge_pairs(learn: Run) -> None:
     assert Path("one/samples.jsonl").read_bytes() == Path("two/samples.jsonl").read_bytes()
 
 
+@pytest.mark.full
 def test_a_poor_meta_judge_is_told_before_the_first_step(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
     rows = learn("run.max_steps=1")
     before = next(row for row in rows if row["step"] == 0)
@@ -185,6 +189,7 @@ def test_rows_need_no_right_answer_and_held_out_ones_nobody_else_who_scores(lear
     assert [row["step"] for row in rows if "val/generated_rewards" in row] == [0, 1]
 
 
+@pytest.mark.full
 def test_known_rows_of_ones_own(learn: Run) -> None:
     scores = [{"prompt": "start a end b has c has d no e", "response": " a c d b", "score": 5}]
     Path("scores.jsonl").write_text("".join(json.dumps(one) + "\n" for one in scores))

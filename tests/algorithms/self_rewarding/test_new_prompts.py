@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from self_rewarding_runs import Run, equal, held, steps, trained
+from tiers import full
 from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import RecipeError, load
@@ -67,7 +68,7 @@ def test_what_became_of_attempts_is_told_once_for_each_iteration(learn: Run) -> 
         assert row["prompts/unfinished"] > 0 < row["prompts/too_long"]
 
 
-@pytest.mark.parametrize("acting", ["reference", "current"])
+@pytest.mark.parametrize("acting", ["reference", full("current")])
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, acting: str) -> None:
     """Also in the middle of an iteration: its prompts are then written again."""
     who = f"self_rewarding.acting_policy={acting}"
@@ -89,6 +90,7 @@ def test_as_many_are_written_as_are_wanted(learn: Run) -> None:
     assert not Path("run/prompts/iteration_000.jsonl").exists()
 
 
+@pytest.mark.full
 def test_the_request_and_its_sampling_are_the_users(learn: Run) -> None:
     options = (
         "seed=0",

@@ -20,6 +20,8 @@ from lockstep.report.log import read_metrics
 from lockstep.report.overview import overview
 from lockstep.run.train import train
 
+pytestmark = pytest.mark.full
+
 STEPS, BATCH = 300, 64
 SMALL = [f"model.scratch.config.{size}" for size in ("hidden_size=48", "intermediate_size=128", "num_hidden_layers=2")]
 SOUND = ["optimizer.lr=2e-4"]

@@ -96,6 +96,7 @@ def test_pairs_are_those_of_the_scores(learn: Run) -> None:
     assert told <= rows[0].keys()
 
 
+@pytest.mark.full
 def test_prompts_of_iterations_are_the_same_or_split(learn: Run) -> None:
     def asked(folder: str) -> list[set[str]]:
         ids = [row["id"] for row in trained(folder)]
@@ -115,6 +116,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.needs("gloo")
 @pytest.mark.parametrize("layout", ["copies", "shards", pytest.param("stages", marks=pytest.mark.needs("megatron"))])
 def test_two_ranks_choose_the_same_pairs(learn: Run, layout: str, request: pytest.FixtureRequest) -> None:
@@ -126,6 +128,7 @@ def test_two_ranks_choose_the_same_pairs(learn: Run, layout: str, request: pytes
     assert trained("one")[: 3 * 8] == trained("two")
 
 
+@pytest.mark.full
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
 def test_vllm_acts_and_judges_with_the_weights_of_the_iterations_beginning(learn: Run) -> None:
@@ -155,6 +158,7 @@ def test_without_a_pair_nothing_is_learned(learn: Run) -> None:
     assert equal(held(1, "policy"), held(1, "reference"))
 
 
+@pytest.mark.full
 def test_a_finished_run_can_be_lengthened(learn: Run) -> None:
     whole = learn("run.folder=whole", "run.max_steps=3")
     learn("run.max_steps=1")
