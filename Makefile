@@ -15,13 +15,25 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart test logprobs-alone check proofs bits bench published-curve curve-words clean
+.PHONY: quickstart test test-rest test-all durations logprobs-alone check proofs bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_arithmetic
 
+# One representative of everything; then what is marked `full`; and both. All of it runs without a GPU.
+PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.vllm
-	$(BIN)/python -m pytest tests -m "not proof" -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not proof and not full" --junitxml=build/tests.xml
+
+test-rest: $(VENV)/.vllm
+	$(PYTEST) -m "full and not proof" --junitxml=build/tests_rest.xml
+
+test-all: test test-rest
+
+# What the tests take: tests/durations.txt.
+durations: test-all
+	$(BIN)/python .ci/durations.py build/tests.xml build/tests_rest.xml
 
 # The package as a stranger's training stack imports it: torch, numpy and pytest alone, without names newer than torch 2.9.
 logprobs-alone: $(VENV)-alone/.made

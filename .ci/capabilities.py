@@ -1,4 +1,9 @@
-"""Fails unless every file of tests was run, and every required capability proved by tests of which none was skipped."""
+"""Fails unless every file of tests was run, and every required capability proved by tests of which none was skipped.
+
+    python .ci/capabilities.py build/tests.xml build/tests_rest.xml
+
+A file may be run by either tier, so that one whose every test is `full` is not missed.
+"""
 
 import sys
 from collections import Counter
@@ -9,7 +14,7 @@ REQUIRED = ("assets", "browser", "gloo", "megatron", "namespaces", "ray", "vllm"
 TESTS = Path(__file__).parent.parent / "tests"
 
 passed, missed, seen = Counter(), Counter(), set()
-for case in ElementTree.parse(sys.argv[1]).iter("testcase"):
+for case in (case for file in sys.argv[1:] for case in ElementTree.parse(file).iter("testcase")):
     seen.add(case.get("classname"))
     ran = not any(case.find(outcome) is not None for outcome in ("skipped", "failure", "error"))
     for need in (p.get("value") for p in case.iter("property") if p.get("name") == "needs"):

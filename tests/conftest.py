@@ -11,16 +11,22 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import settings
 from ranks import Ranks
 from tiny_models import model_folder
+from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.cluster.child_process import forking
+from lockstep.config.loading import load
 from lockstep.helpers.sandbox.jail import Limits
 from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
+from lockstep.report.log import read_metrics
+from lockstep.run.train import train
 
 NEEDS = ("assets", "browser", "gloo", "megatron", "namespaces", "ray", "vllm")
 FIXTURES = {"ranks": "gloo", "sandboxes": "namespaces"} | {name: name for name in ("assets", "megatron", "ray", "vllm")}
@@ -72,6 +78,24 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs the test in an empty folder, so that `runs/` is its own."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def run(in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
+
+    def go(*overrides: str) -> list[dict[str, Any]]:
+        return read_metrics(train(load("tiny.yaml", list(overrides))))
+
+    return go
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all that begins with the shipped warm start, so that each seed's is trained once."""
+    return tmp_path_factory.mktemp("workplace")
 
 
 @pytest.fixture(scope="session")

@@ -15,50 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import pytest
+from floors import FLOORS
 from model_types import decisions_by_model_type
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("lockstep", "lockstep_logprobs", "tests", "benchmarks", "examples")
-
-FLOORS = (
-    # 0: words; the modules that lie in lockstep/ itself
-    (
-        "__init__",
-        "types",
-        "errors",
-        "background",
-        "exit_codes",
-        "paths",
-        "process_defaults",
-        "batch",
-        "align",
-        "metrics",
-        "keyed",
-        "lfs",
-        "yaml12",
-        "whole_files",
-    ),
-    ("config",),  # 1: recipes
-    ("objectives", "losses"),  # 2: mathematics
-    ("distributed",),  # 3: the same over shards
-    ("tasks",),  # 4: toy tasks
-    ("data",),  # 5
-    ("models",),  # 6
-    ("weight_sync",),  # 7
-    ("learners", "samplers"),  # 8
-    ("helpers",),  # 9: processes that run what may hang, crash or be hostile
-    ("rewards", "environments", "judge"),  # 10
-    ("rollouts",),  # 11
-    ("monitor",),  # 12
-    ("algorithms", "report"),  # 13
-    ("cluster",),  # 14: worker processes
-    ("plan",),  # 15: capacity on paper
-    ("run",),  # 16
-    ("inference",),  # 17: commands that ask a model and train nothing
-    ("doctor",),  # 18
-    ("commands",),  # 19: one file per command
-    ("cli", "__main__"),  # 20
-)
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 NEIGHBOURS = {("losses", "objectives")}  # importer and imported on one floor, beside modules of one folder
 LOWEST_WITH_TRANSFORMERS = FLOOR["data"]
@@ -312,6 +273,19 @@ def no_mocks(file: SourceFile) -> Iterator[Finding]:
             yield node.lineno, "mocker: write a fake that implements the protocol"
 
 
+def no_test_imports_a_test(file: SourceFile) -> Iterator[Finding]:
+    """What several tests share lies in tests/fixtures/, so that a file of tests can be changed, or moved, alone."""
+    if not file.path.startswith("tests/"):
+        return
+    for imported in imports(file):
+        first = imported.module.split(".")[0]
+        if first.startswith("test_") or first in ("conftest", "tests"):
+            yield (
+                imported.line,
+                f"{imported.module}: put what tests share into tests/fixtures/, and import its bare name",
+            )
+
+
 def files_are_short(file: SourceFile) -> Iterator[Finding]:
     count = len(file.text.splitlines())
     if count > MAX_FILE_LINES:
@@ -360,6 +334,7 @@ RULES: tuple[Rule, ...] = (
     logprobs_need_torch_alone,
     no_module_is_called_utils,
     no_mocks,
+    no_test_imports_a_test,
     files_are_short,
     functions_are_short,
     nesting_is_shallow,
@@ -451,8 +426,11 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (logprobs_need_torch_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
     (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),
     (no_module_is_called_utils, "tests/utils.py", "", 1),
-    (no_mocks, "tests/unit/test_x.py", "from unittest import mock\n", 1),
-    (no_mocks, "tests/unit/test_x.py", "def test_x(mocker): ...\n", 1),
+    (no_mocks, "tests/data/test_x.py", "from unittest import mock\n", 1),
+    (no_mocks, "tests/data/test_x.py", "def test_x(mocker): ...\n", 1),
+    (no_test_imports_a_test, "tests/data/test_x.py", "import yaml\nfrom test_y import z\n", 2),
+    (no_test_imports_a_test, "tests/fixtures/x.py", "def f():\n  import tests.data.test_y\n", 2),
+    (no_test_imports_a_test, "tests/data/x.py", "from conftest import z\n", 1),
     (files_are_short, "lockstep/batch.py", "x = 1\n" * 501, 501),
     (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 80, 1),
     (nesting_is_shallow, "lockstep/batch.py", DEEP, 4),
@@ -463,7 +441,7 @@ KEPT: tuple[tuple[Rule, str, str], ...] = (
     (imports_point_down, "lockstep/losses/ppo.py", "from lockstep.objectives import policy\nfrom . import base\n"),
     (imports_point_down, "lockstep/config/run.py", "from lockstep import __version__, types\n"),
     (imports_point_down, "lockstep/cli.py", "from lockstep.run.train import train\nimport torch\n"),
-    (imports_point_down, "tests/unit/test_x.py", "import lockstep.cli\n"),
+    (imports_point_down, "tests/data/test_x.py", "import lockstep.cli\n"),
     (engines_stay_in_their_place, "lockstep/cluster/ray_transport.py", "import ray\nimport rayon\n"),
     (engines_stay_in_their_place, "lockstep_logprobs/linear_ce.py", "def f():\n    from megatron.core import x\n"),
     (transformers_only_from_models_up, "lockstep/models/load.py", "import transformers\n"),
@@ -480,6 +458,7 @@ KEPT: tuple[tuple[Rule, str, str], ...] = (
     (families_alone_know_model_types, "lockstep/models/cut.py", "family_of(config).tensor_parallel\n"),
     (families_alone_know_model_types, "lockstep/models/cut.py", "from transformers import PreTrainedModel\n"),
     (no_module_is_called_utils, "lockstep_logprobs/model_utils.py", ""),
+    (no_test_imports_a_test, "tests/data/test_x.py", "from tiny_models import test_size\n"),
     (files_are_short, "lockstep/batch.py", "x = 1\n" * 500),
     (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 79),
     (nesting_is_shallow, "lockstep/batch.py", ELIFS),

@@ -171,6 +171,7 @@ def test_the_table_has_all_cells_with_verdicts_in_words_and_says_what_was_not_me
     assert "1 fail, 1 pass" in page.locator(".verdict").inner_text()
 
 
+@pytest.mark.full
 def test_a_failed_cell_is_open_and_a_click_shows_another_ones_plots(result: Result, opened: Opened) -> None:
     page = opened(page_of(result), "cell")
     assert "FAIL" in page.locator("#cell h2").inner_text()
@@ -185,6 +186,7 @@ def test_a_failed_cell_is_open_and_a_click_shows_another_ones_plots(result: Resu
     assert page.locator(".grid button[aria-pressed=true]").get_attribute("data-number") == "0"
 
 
+@pytest.mark.full
 def test_tokens_of_either_side_are_shown(result: Result, opened: Opened) -> None:
     page = opened(page_of(result), "cell")
     page.select_option("#cell select >> nth=0", "1")
@@ -192,6 +194,7 @@ def test_tokens_of_either_side_are_shown(result: Result, opened: Opened) -> None
     assert all(y == pytest.approx(1.0, rel=1e-3) for _, y in curve(page, "position", "median"))
 
 
+@pytest.mark.full
 def test_positions_begin_in_the_response_or_in_the_sequence(result: Result, opened: Opened) -> None:
     page = opened(page_of(result), "cell")
     in_response = [x for x, _ in curve(page, "position", "median")]
@@ -202,6 +205,7 @@ def test_positions_begin_in_the_response_or_in_the_sequence(result: Result, open
     assert max(in_response) <= DRAWN < max(in_sequence) <= PROMPT + DRAWN
 
 
+@pytest.mark.full
 def test_survival_is_the_share_of_tokens_that_far_apart(result: Result, opened: Opened) -> None:
     sizes = np.arange(1, 2 * DRAWN + 1) / 100
     result.tensors["1.infer.train"] = result.tensors["1.infer.infer"] + sizes
@@ -213,6 +217,7 @@ def test_survival_is_the_share_of_tokens_that_far_apart(result: Result, opened: 
     assert curve(page, "survival", "limit of outliers") == [(1.0, 0.001)]
 
 
+@pytest.mark.full
 def test_what_is_not_finite_is_shown_as_such(result: Result, opened: Opened) -> None:
     result.tensors["1.infer.train"][7] = -np.inf
     result.tensors["1.infer.infer"][9] = np.nan
@@ -226,6 +231,7 @@ def test_what_is_not_finite_is_shown_as_such(result: Result, opened: Opened) -> 
     assert len(curve(page, "position", "median")) > 20
 
 
+@pytest.mark.full
 def test_the_map_has_a_line_per_sequence_and_a_colour_per_size(result: Result, opened: Opened) -> None:
     result.tensors["1.infer.train"][DRAWN + 20] += 2.0
     page = opened(page_of(result), "cell")
@@ -264,6 +270,7 @@ def test_what_a_model_wrote_stays_text(result: Result, opened: Opened) -> None:
     }
 
 
+@pytest.mark.full
 def test_the_worst_tokens_stand_in_their_text_and_without_a_tokenizer_among_ids(result: Result, opened: Opened) -> None:
     result.tensors["1.infer.train"][DRAWN + 4] -= 4.0
     page = opened(page_of(result), "cell")
@@ -306,6 +313,7 @@ def test_a_result_without_a_measurement_says_so(tmp_path: Path, opened: Opened) 
     assert page.locator("#verdict .badge").inner_text() == "INCONCLUSIVE"
 
 
+@pytest.mark.full
 def test_many_long_cells_make_a_small_page(result: Result, tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     for _ in range(70):

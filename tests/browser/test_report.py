@@ -90,6 +90,7 @@ def test_curves_show_what_was_logged_and_gaps_where_that_is_no_number(written: W
     assert "1 value" in page.locator("[data-metric='train/reward'] figcaption").first.inner_text()
 
 
+@pytest.mark.full
 def test_smoothing_is_a_mean_that_fades(written: Written, opened: Opened) -> None:
     page = opened(page_of(written(metrics=METRICS)))
     page.locator("#smoothing").fill("0.5")
@@ -105,6 +106,7 @@ def test_smoothing_is_a_mean_that_fades(written: Written, opened: Opened) -> Non
     assert smooth["y"] == pytest.approx(expected)
 
 
+@pytest.mark.full
 def test_runs_lie_over_each_other_and_can_be_switched_off(written: Written, opened: Opened) -> None:
     other = [{"train/reward": 0.7}]
     page = opened(page_of(written("one", METRICS, [[sample()]]), written("two", other, [[sample(), sample()]])))
@@ -117,6 +119,7 @@ def test_runs_lie_over_each_other_and_can_be_switched_off(written: Written, open
     assert rows(page, 0) == ["two", "two"]
 
 
+@pytest.mark.full
 def test_zooming_one_curve_zooms_all(written: Written, opened: Opened) -> None:
     page = opened(page_of(written(metrics=METRICS)))
     for metric in ("train/reward", "policy/loss"):
@@ -134,6 +137,7 @@ def test_zooming_one_curve_zooms_all(written: Written, opened: Opened) -> None:
     assert (low, high) == (pytest.approx(2.0, abs=0.1), pytest.approx(4.0, abs=0.1))
 
 
+@pytest.mark.full
 def test_the_logarithmic_axis(written: Written, opened: Opened) -> None:
     page = opened(page_of(written(metrics=METRICS)))
     traces(page, "train/reward")
@@ -156,6 +160,7 @@ def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened)
     assert page.locator("#recipe table").first.locator("td").all_inner_texts() == ["seed", "0", "1"]
 
 
+@pytest.mark.full
 def test_samples_sort_by_a_column_and_what_has_no_score_comes_last(written: Written, opened: Opened) -> None:
     scores = [0.5, -2.0, math.nan, 3.0, -0.25]
     page = opened(page_of(written(samples=[[sample(score=score) for score in scores]])), "samples")
@@ -165,6 +170,7 @@ def test_samples_sort_by_a_column_and_what_has_no_score_comes_last(written: Writ
     assert rows(page, 1) == ["3", "0.5", "−0.25", "−2", "–"]
 
 
+@pytest.mark.full
 def test_samples_sort_by_text(written: Written, opened: Opened) -> None:
     page = opened(page_of(written(samples=[[sample(text) for text in ("b", "c", "a")]])), "samples")
     page.click(".head:has-text('response')")
@@ -233,6 +239,7 @@ def test_a_pair_shows_both_answers_and_what_the_judge_said(written: Written, ope
     assert page.locator(".rollout .text").all_inner_texts() == ["Q", "better", "worse"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_tell_values_apart_and_text_stays_readable(written: Written, opened: Opened, scheme: str) -> None:
     ramp = token_columns(
@@ -263,6 +270,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.full
 def test_keys_walk_through_rows_and_tokens(written: Written, opened: Opened) -> None:
     page = opened(page_of(written(samples=[[sample(score=score) for score in range(40)]])), "samples")
     choose(page)
@@ -321,6 +329,7 @@ def test_no_other_script_would_run_and_nothing_would_be_loaded(written: Written,
     page.close()
 
 
+@pytest.mark.full
 def test_a_million_rows_stay_usable(written: Written, opened: Opened) -> None:
     folder = written()
     count = 1_000_000
@@ -343,6 +352,7 @@ def test_a_million_rows_stay_usable(written: Written, opened: Opened) -> None:
     assert page.locator("#samples *").count() < 500
 
 
+@pytest.mark.full
 def test_a_page_of_a_run_under_way(written: Written, opened: Opened) -> None:
     folder = written(metrics=METRICS, samples=[[sample()]], timings=[{"generate": 1.0}])
     for name in ("metrics", "samples", "timings"):
@@ -353,6 +363,7 @@ def test_a_page_of_a_run_under_way(written: Written, opened: Opened) -> None:
     assert traces(page, "train/reward")[0]["x"] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.full
 def test_a_page_of_a_run_that_has_barely_begun(written: Written, opened: Opened) -> None:
     page = opened(page_of(written()))
     for view in ("Agreement", "Time", "Samples", "Curves"):
@@ -381,6 +392,7 @@ def test_each_validation_has_a_table_of_held_out_prompts_the_newest_first(writte
     assert rows(page, 1) == ["held out", "held out", "", "", "held out"]
 
 
+@pytest.mark.full
 def test_held_out_figures_have_their_interval_and_their_best_step(written: Written, opened: Opened) -> None:
     validated = [
         {"validation/accuracy": value, "validation/accuracy_low": value - 0.1, "validation/accuracy_high": value + 0.05}

@@ -64,6 +64,7 @@ def test_a_right_function_passes(elsewhere: Path) -> None:
     assert "102 passed, 6 deselected" in summary, summary
 
 
+@pytest.mark.full
 def test_a_wrong_function_fails_where_it_is_wrong_and_what_it_lacks_is_named(elsewhere: Path) -> None:
     summary = run_suite(elsewhere, "every_token_a_step")
     failed = set(re.findall(r"^FAILED test_advantages.py::test_advantages\[(.*)-1\.0-0\.95\]", summary, re.MULTILINE))

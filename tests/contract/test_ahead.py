@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tabular import TabularLearner, TabularSampler
-from test_algorithms_need_protocols_only import recipe, workers
+from tabular_ppo import recipe, workers
 from torch import Tensor
 
 from lockstep.algorithms.policy_gradient.ahead import Ahead

@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from tabular import OnePrompt, TabularLearner, TabularSampler
+from tabular import TabularSampler
+from tabular_ppo import recipe, workers
 
-from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOSettings, PPOWorkers, build_settings, ppo_step
-from lockstep.monitor.agreement import Agreement, Promise
-from lockstep.rollouts.rollout import RolloutCollector
-from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.types import Prompt, skip_timing
+from lockstep.algorithms.ppo.step import PPOSettings, build_settings, ppo_step
 from lockstep.weight_sync.sync import WeightSyncError
 
 Step = Callable[[int], dict[str, float]]
-
-
-def share_of_ones(prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> list[float | None]:
-    """A response is worth its share of ones."""
-    return [response.count("1") / len(response) for response in responses]
-
-
-def recipe(sampling: dict[str, Any] | None = None, /, **ppo: Any) -> PPORecipe:
-    return PPORecipe.model_validate(
-        {
-            "algorithm": "ppo",
-            "model": {"path": "none"},
-            "data": {"train": "none", "max_prompt_tokens": 1},
-            "reward": {"type": "math"},
-            "sampling": sampling or {"max_tokens": 4},
-            "validation_sampling": {"max_tokens": 4},
-            "ppo": {"num_prompts_per_step": 64, "global_batch_size": 32, **ppo},
-            "policy": {"lr": 1.0},
-            "critic": {"lr": 1.0},
-            "run": {},
-        }
-    )
-
-
-def workers(sampler: TabularSampler) -> PPOWorkers:
-    policy = TabularLearner(3.0)
-    engine, prompts = SamplerSession(sampler, policy), OnePrompt()
-    collector = RolloutCollector(engine, prompts, share_of_ones, lambda ids: "".join(map(str, ids)), seed=0)
-    return PPOWorkers(
-        policy=policy,
-        critic=TabularLearner(0.3),
-        reference=TabularLearner(0.0),
-        collector=collector,
-        phase=skip_timing,
-        agreement=Agreement(policy, engine, Promise(1.001, True, "lockstep doctor quick"), None, print),
-    )
 
 
 def run(rule: PPOSettings, steps: int) -> list[dict[str, float]]:

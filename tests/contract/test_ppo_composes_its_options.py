@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
-from test_algorithms_need_protocols_only import recipe, share_of_ones
+from tabular_ppo import recipe, share_of_ones
 
 from lockstep.algorithms.policy_gradient.kl_coefficient import KLCoefficient
 from lockstep.algorithms.policy_gradient.options import AdaptiveKL

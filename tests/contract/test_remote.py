@@ -267,6 +267,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_a_busy_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -280,6 +281,7 @@ def test_a_busy_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
     assert gone(pid, 5.0)
 
 
+@pytest.mark.full
 def test_a_script_without_a_main_guard_fails_in_one_sentence(tmp_path: Path) -> None:
     script = SCRIPT.replace('if __name__ == "__main__":', "if True:").replace('"orphan"', '"unguarded"')
     (tmp_path / "script.py").write_text(script)

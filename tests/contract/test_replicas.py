@@ -7,81 +7,21 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from diary import SAMPLING, Start
 from tiny_models import SECTION, requests, responses
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.cluster.sampler_pool import SamplerLost, SamplerPool
-from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.cluster.sampler_pool import SamplerLost
+from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import WorkerDied, spawn_worker
-from lockstep.config import SamplerSection
-from lockstep.models.load import load_causal_lm
-from lockstep.samplers.base import Piece
-from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
+from lockstep.types import Request
 from lockstep.weight_sync.sync import sync_weights
-
-SAMPLING = SamplingParams(max_tokens=12)
-
-
-class Diary(TorchSampler):
-    """Writes down what it has answered; ends, or falls asleep, before it answers the one that it was told."""
-
-    folder: Path
-    fate: signal.Signals
-
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        for places, batch in super().pieces(requests, sampling):
-            for place in places:
-                self._meet(requests[place].key)
-            yield places, batch
-            with (self.folder / "answered").open("a") as file:
-                file.writelines(f"{requests[place].key}\n" for place in places)
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def _meet(self, key: int) -> None:
-        doom = self.folder / f"doom-{key}"
-        if doom.exists():
-            doom.unlink()
-            os.kill(os.getpid(), self.fate)
-
-
-@dataclass(frozen=True)
-class DiarySpec(SamplerSpec):
-    folder: str = ""
-    fate: signal.Signals = signal.SIGKILL
-
-    def build(self) -> Diary:
-        sampler = Diary(load_causal_lm(self.model), self.section.max_batch_size)
-        sampler.folder, sampler.fate = Path(self.folder), self.fate
-        return sampler
-
-
-Start = Callable[..., SamplerPool]
-
-
-@pytest.fixture
-def start(models: Callable[..., Path], tmp_path: Path) -> Iterator[Start]:
-    """Starts replicas that are ended with the test; `notes` is what they tell the user."""
-    started: list[SamplerPool] = []
-
-    def start(fate: signal.Signals = signal.SIGKILL, notes: list[str] | None = None, **section: object) -> SamplerPool:
-        chosen = SamplerSection.model_validate({"max_batch_size": 2, **section})
-        spec = DiarySpec(str(models("llama")), chosen, SECTION, folder=str(tmp_path), fate=fate)
-        started.append(SamplerPool(spec, (notes if notes is not None else []).append))
-        return started[-1]
-
-    yield start
-    for replicas in started:
-        replicas.close()
 
 
 def answered(folder: Path) -> Counter[int]:
@@ -104,6 +44,7 @@ def test_after_a_death_only_what_is_missing_is_made(start: Start, tmp_path: Path
     assert answered(tmp_path) == Counter(request.key for request in wanted)
 
 
+@pytest.mark.full
 def test_one_that_hangs_is_found_by_its_deadline(start: Start, tmp_path: Path) -> None:
     notes: list[str] = []
     replicas, wanted = start(signal.SIGSTOP, notes, timeout_s=25.0), requests()

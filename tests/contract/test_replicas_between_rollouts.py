@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_replicas import SAMPLING, Start, start  # noqa: F401
-from test_sampler_contract import requests
-from tiny_models import SECTION
+from diary import SAMPLING, Start
+from tiny_models import SECTION, requests
 
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.cluster.specs import LearnerSpec
@@ -27,7 +26,7 @@ def shared_files() -> int:
     )
 
 
-def test_a_death_while_the_learner_trains_is_survived(start: Start, models: Callable[..., Path]) -> None:  # noqa: F811
+def test_a_death_while_the_learner_trains_is_survived(start: Start, models: Callable[..., Path]) -> None:
     replicas = start()
     learner = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build()
     engine = SamplerSession(replicas, learner)
@@ -45,7 +44,7 @@ def test_a_death_while_the_learner_trains_is_survived(start: Start, models: Call
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_one_of_several_that_is_gone_leaves_the_others_ready(start: Start, lost: int) -> None:  # noqa: F811
+def test_one_of_several_that_is_gone_leaves_the_others_ready(start: Start, lost: int) -> None:
     replicas, wanted = start(replicas=2), requests()
     expected = replicas.generate(wanted, SAMPLING)
     victim = replicas.remotes[lost]
@@ -58,7 +57,7 @@ def test_one_of_several_that_is_gone_leaves_the_others_ready(start: Start, lost:
     assert torch.equal(replicas.generate(wanted, SAMPLING).tokens, expected.tokens)
 
 
-def test_shared_memory_does_not_outlive_its_carrier(start: Start, models: Callable[..., Path], tmp_path: Path) -> None:  # noqa: F811
+def test_shared_memory_does_not_outlive_its_carrier(start: Start, models: Callable[..., Path], tmp_path: Path) -> None:
     before, wanted = shared_files(), requests()
     replicas = start(replicas=2)
     learner = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build()
@@ -70,7 +69,8 @@ def test_shared_memory_does_not_outlive_its_carrier(start: Start, models: Callab
     assert shared_files() - before == once
 
 
-def test_whoever_is_lost_is_told_by_its_own_story(start: Start, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.full
+def test_whoever_is_lost_is_told_by_its_own_story(start: Start, tmp_path: Path) -> None:
     replicas, wanted = start(signal.SIGSTOP, max_restarts=0, timeout_s=25.0), requests()
     (tmp_path / f"doom-{wanted[3].key}").touch()
     engine = SamplerSession(replicas)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_mesh import Twins, demonstrations, recorded, section, twins
+from twins import Twins, demonstrations, recorded, section, twins
 
 from lockstep.batch import Batch
 from lockstep.config import LoRA

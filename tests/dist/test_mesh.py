@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_models import OPTIMIZER, SECTION, VOCABULARY, over, ragged, requests
+from twins import STEPS, Models, Twins, demonstrations, lengths, recorded, section, twins
 
 from lockstep.batch import Batch
 from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection, Parallel
-from lockstep.learners.base import Learner, train
+from lockstep.learners.base import train
 from lockstep.losses.base import Loss
-from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.losses.distill import Distillation
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import Preference
@@ -25,7 +25,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Head, SamplingParams
 
 pytestmark = pytest.mark.needs("gloo")
-STEPS, MANY = 3, 20
+MANY = 20
 SURROGATE = ClippedSurrogate(0.2, 0.2, kl_coef=0.05, entropy_coef=0.01)
 LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
     "dp2": ({"dp": 2}, "qwen3"),
@@ -47,46 +47,21 @@ LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
 }
 TWO = ("dp2", "tp2", "cp2", "2 copies")
 """Of two ranks, which start soonest."""
-Models = Callable[[str], Path]
-
-
-@dataclass(frozen=True)
-class Twins:
-    """Learners of the same weights: over ranks, and in this process."""
-
-    many: MeshLearner
-    one: Learner
-    first: Path
-
-    def alike(self, steps: Sequence[tuple[Batch, Loss]], many: MeshLearner | None = None) -> None:
-        """Both begin anew, and each step's metrics agree."""
-        learners = (self.one, many or self.many)
-        for learner in learners:
-            learner.load(self.first)
-        for number, (batch, loss) in enumerate(steps):
-            alone, together = (train(learner, batch, loss).floats() for learner in learners)
-            # A policy's loss is a mean of terms of about 1 that nearly cancel, and weights drift apart by rounding.
-            least = 1e-7 * max(1, number / STEPS)
-            for name in ("loss", "grad_norm"):
-                assert together[name] == pytest.approx(alone[name], rel=1e-5, abs=least), name
-
-    def hold_the_same(self) -> None:
-        expected = dict(self.one.weights())
-        weights = dict(self.many.weights())
-        assert weights.keys() == expected.keys()
-        for name, tensor in weights.items():
-            torch.testing.assert_close(tensor, expected[name], atol=2e-6, rtol=0.0)
+DAILY = ("dp2", "tp2", "cp2", "megatron pp2")
 
 
 def layouts(*in_ci: str) -> pytest.MarkDecorator:
-    """All of them, of which some are enough for every day."""
+    """All of them: some for `make test`, the others of those that are named for `make test-all`, the rest as proofs."""
     params = [
-        pytest.param(
-            name, id=name.replace(" ", ""), marks=[*([] if name in in_ci else [pytest.mark.proof]), *_needs(name)]
-        )
-        for name in LAYOUTS
+        pytest.param(name, id=name.replace(" ", ""), marks=[*_tier(name, in_ci), *_needs(name)]) for name in LAYOUTS
     ]
     return pytest.mark.parametrize("layout", params, indirect=True)
+
+
+def _tier(layout: str, in_ci: tuple[str, ...]) -> list[pytest.MarkDecorator]:
+    if layout not in in_ci:
+        return [pytest.mark.proof]
+    return [] if layout in DAILY else [pytest.mark.full]
 
 
 def _needs(layout: str) -> list[pytest.MarkDecorator]:
@@ -99,35 +74,9 @@ def layout(request: pytest.FixtureRequest, models: Models) -> tuple[LearnerSecti
     return section(request.param.split()[0], **parallel), models(architecture)
 
 
-def section(backend: str, **parallel: int) -> LearnerSection:
-    given = {"backend": "megatron"} if backend == "megatron" else {}
-    return SECTION.model_copy(update={"micro_batch_tokens": 100, "parallel": Parallel(**parallel), **given})
-
-
 @pytest.fixture(scope="module")
 def policy(layout: tuple[LearnerSection, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
     yield from twins(layout, "logits", tmp_path_factory.mktemp("policy"))
-
-
-def twins(layout: tuple[LearnerSection, Path], head: Head, first: Path) -> Iterator[Twins]:
-    section, folder = layout
-    alone = section.model_copy(update={"backend": "torch", "parallel": Parallel()})
-    spec = LearnerSpec(str(folder), head, alone, OPTIMIZER, seed=0)
-    one = spec.build()
-    one.save(first)
-    assert one.poll_save(wait=True)
-    many = launch(replace(spec, section=section), timeout_s=400.0)
-    yield Twins(many, one, first)
-    many.close()
-
-
-def lengths(seed: int, count: int = 6) -> list[int]:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randint(1, 48, (count,), generator=draw).tolist()
-
-
-def demonstrations(steps: int) -> list[tuple[Batch, Loss]]:
-    return [(ragged(lengths(seed), seed), CrossEntropyLoss()) for seed in range(steps)]
 
 
 def pairs(steps: int) -> list[tuple[Batch, Loss]]:
@@ -146,14 +95,6 @@ def rollouts(folder: Path, sampling: SamplingParams, steps: int) -> list[tuple[B
         batch = sampler.generate(requests(range(2 + seed % 3, 12 + seed % 3), f"step {seed}"), sampling)
         made.append((recorded(batch, seed), SURROGATE))
     return made
-
-
-def recorded(batch: Batch, seed: int) -> Batch:
-    """With what a step of PPO knows of each token."""
-    draw = torch.Generator().manual_seed(seed)
-    noise = {name: torch.randn(batch.tokens.numel(), generator=draw) for name in ("advantage", "return", "old_value")}
-    scored = {"old_logprob": batch["sampler_logprob"], "ref_logprob": batch["sampler_logprob"] - 0.1}
-    return batch.with_columns({**noise, **scored, "weight": torch.ones(batch.tokens.numel())})
 
 
 LENGTHS_OF_RUNS = pytest.mark.parametrize("steps", [STEPS, pytest.param(MANY, marks=pytest.mark.proof)])
@@ -241,6 +182,7 @@ def test_a_critic(layout: tuple[LearnerSection, Path], tmp_path: Path, steps: in
             torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=0.0)
 
 
+@pytest.mark.full
 @layouts("dp2 tp2", "2 copies dp2")
 def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: Path) -> None:
     steps = demonstrations(6)
@@ -270,6 +212,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("first", "then"), [*WAYS[:2], *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS[2:])]
 )

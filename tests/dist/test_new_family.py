@@ -13,6 +13,8 @@ import pytest
 
 import lockstep
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(lockstep.__file__).parent.parent
 GUIDE = (ROOT / "docs/guides/add_a_model.md").read_text(encoding="utf-8")
 PROGRAM = """
@@ -57,7 +59,7 @@ def install(into: Path) -> None:
 def compute(folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs the program with the copy, in the copy's folder."""
     (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
-    paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "tests")])}
+    paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "tests/fixtures")])}
     command = [sys.executable, "program.py"]
     return subprocess.run(command, cwd=folder, env=os.environ | paths, capture_output=True, text=True)
 

@@ -9,6 +9,8 @@ import pytest
 from benchmarks.plan import CASES, compared
 from benchmarks.plan_measure import TINY, model_folder
 
+pytestmark = pytest.mark.full
+
 DAILY = ("one process, checkpointed", "dp 2", "tp 2")
 FIELDS = {
     "hidden_size": 512,

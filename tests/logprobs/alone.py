@@ -55,7 +55,7 @@ def run(torch_is: str, arguments: list[str]) -> int:
         Path(folder, "lockstep_logprobs").symlink_to(HERE.parent.parent / "lockstep_logprobs")
         Path(folder, "as_asked.py").write_text(TORCHES[torch_is])
         Path(folder, "pytest.ini").write_text("[pytest]\nfilterwarnings =\n    error\n")
-        sys.path[:0] = [folder, str(HERE), str(HERE.parent)]
+        sys.path[:0] = [folder, str(HERE), str(HERE.parent / "fixtures")]
         importlib.import_module("as_asked")
         found = [name for name in FOREIGN if importlib.util.find_spec(name) is not None]
         if found:

@@ -1,0 +1,193 @@
+"""Distillation as its users run it: on the student's responses or the data's answers, from one teacher or several."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from killing import assert_same, final
+from safetensors.torch import load_file
+from tiers import full
+from tiny_recipe import RECIPE as PPO
+
+from lockstep.config.loading import RecipeError, load
+from lockstep.plan.sizes import readable
+from lockstep.report.agreement import summarize_agreement
+from lockstep.report.log import read_metrics
+from lockstep.report.summary import summary
+from lockstep.run.dry_run import dry_run
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+from lockstep.tasks.arithmetic import distinct_problems
+
+Run = Callable[..., list[dict[str, Any]]]
+RECIPE = {
+    **{name: PPO[name] for name in ("model", "data", "learner", "sampling", "validation_sampling", "run")},
+    "algorithm": "distill",
+    "teachers": {"one": {"path": "teacher"}},
+    "validation_reward": {"type": "python", "function": "rewards.py:parity"},
+    "distill": {"num_prompts_per_step": 8, "num_generations": 2, "global_batch_size": 8},
+    "optimizer": {"lr": 1.0e-2},
+}
+OFF_POLICY = (
+    "distill.on_policy=false", "sampling=null", "distill.max_tokens=96", "distill.num_generations=1",
+    "data.completion='{answer}'",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of two models that have learned different things, and of the one that both began as."""
+    root = tmp_path_factory.mktemp("teachers")
+    sft = {name: PPO[name] for name in ("model", "learner")} | {
+        "algorithm": "sft",
+        "data": {**PPO["data"], "completion": "{answer}"},
+        "sft": {"global_batch_size": 16, "max_tokens": 96},
+        "optimizer": {"lr": 2.0e-2},
+        "run": {"max_steps": 12},
+    }
+    (root / "sft.yaml").write_text(yaml.safe_dump(sft))
+    train(load(str(root / "sft.yaml"), [f"run.folder={root / 'teacher'}"]))
+    again = ["model.scratch=null", f"model.path={root / 'teacher' / 'initial'}", "data.completion='{question}'"]
+    train(load(str(root / "sft.yaml"), [f"run.folder={root / 'other'}", *again]))
+    return root
+
+
+@pytest.fixture
+def learn(in_tmp: Path, teachers: Path) -> Run:
+    """Runs the small recipe with overrides in a folder that has the teachers; returns the rows of metrics.jsonl."""
+    for name in ("teacher", "other"):
+        (in_tmp / name).symlink_to(teachers / name)
+    recipe = {**RECIPE, "model": {"path": str(teachers / "teacher" / "initial")}}
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    (in_tmp / "rewards.py").write_text(
+        "def parity(prompt, response, answer, row):\n    return float(len(response) % 2)\n"
+    )
+    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+
+
+def of(rows: list[dict[str, Any]], name: str = "policy/loss") -> list[float]:
+    return [row[name] for row in rows if name in row]
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse", "mixed", "jsd"])
+@pytest.mark.parametrize(
+    "tokens", [(), full(("distill.top_k=4",)), full(("distill.top_k=4", "distill.zero_outside_topk=true"))]
+)
+def test_a_student_becomes_its_teacher(learn: Run, kind: str, tokens: tuple[str, ...]) -> None:
+    weight = ["distill.mixed_kl_weight=0.3"] if kind in ("mixed", "jsd") else []
+    rows = learn("run.max_steps=15", f"distill.kl_type={kind}", "run.num_logged_samples=2", *weight, *tokens)
+    divergence = of(rows)
+    assert divergence[-1] < 0.35 * divergence[0]
+    assert of(rows, "policy/same_first_choice")[-1] > of(rows, "policy/same_first_choice")[0]
+    assert max(of(rows, "agreement/max_abs_logprob_diff")) < 1e-4
+    assert summarize_agreement(rows).word == "AGREE"
+    assert 0.0 <= of(rows, "validation/reward")[-1] <= 1.0
+    shown = json.loads(Path("run/samples.jsonl").read_text().splitlines()[0])
+    assert {"prompt", "response", "token"} <= shown.keys()
+
+
+def test_only_held_out_rows_need_right_answers(learn: Run) -> None:
+    problems = [problem.row() for problem in distinct_problems(24, 0)]
+    Path("held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems[:4]))
+    Path("rows.jsonl").write_text("".join(json.dumps({"question": row["question"]}) + "\n" for row in problems))
+    files = ("data.task=null", "data.train=rows.jsonl", "data.validation=held_out.jsonl", "run.max_steps=1")
+    values = learn(*files, "validation_reward={type: math, function: null, marker: '####'}")
+    assert len(of(values, "validation/accuracy")) == 2
+
+
+def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
+    rows = learn("run.max_steps=15", "distill.kl_type=forward", *OFF_POLICY)
+    assert of(rows)[-1] < 0.35 * of(rows)[0]
+    assert not of(rows, "agreement/max_abs_logprob_diff")
+    assert "NOT MEASURED: no sampled token was scored by both sides" in summary(Path("run"), kept=[])
+
+
+def test_each_row_has_the_teacher_that_it_names(learn: Run, in_tmp: Path) -> None:
+    questions = [json.loads(line) for line in (in_tmp / "teacher/data/train.jsonl").read_text().splitlines()]
+    for name, who in (("both.jsonl", ("one", "two")), ("ones.jsonl", ("one",))):
+        rows = [{**row, "source": who[k % len(who)]} for k, row in enumerate(questions)]
+        (in_tmp / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = (
+        "data.task=null",
+        "validation_reward=null",
+        "validation_sampling=null",
+        "distill.teacher_field=source",
+    )
+    both = (*made, "teachers={one: {path: teacher}, two: {path: other}}")
+    alone, mixed = (
+        learn(*both, f"data.train={name}", f"run.folder=of_{name}", "run.max_steps=1")
+        for name in ("ones.jsonl", "both.jsonl")
+    )
+    single = learn(*made[:3], "data.train=ones.jsonl", "run.folder=single", "run.max_steps=1")
+    assert of(alone) == of(single)
+    assert of(mixed) != of(alone)
+    (in_tmp / "third.jsonl").write_text(json.dumps({**questions[0], "source": "three"}) + "\n")
+    with pytest.raises(ValueError, match="names in the field 'source' the teacher 'three'; this recipe has: one, two"):
+        learn(*both, "data.train=third.jsonl", "run.folder=third")
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
+    whole = learn("run.folder=whole", "run.max_steps=3")
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            learn("run.folder=stopped", "run.max_steps=3", "run.max_time_s=0.01")
+    assert learn("run.folder=stopped", "run.max_steps=3", "run.max_time_s=0.01") == whole
+    assert_same(final("stopped"), final("whole"))
+
+
+@pytest.mark.needs("gloo")
+def test_student_and_teacher_can_each_be_two_processes(learn: Run) -> None:
+    options = ("run.max_steps=2", "distill.top_k=5", "optimizer.lr=1.0e-3")
+    alone = learn("run.folder=alone", *options)
+    two = learn("run.folder=two", "learner.parallel.tp=2", *options)
+    for name in ("policy/loss", "policy/grad_norm"):
+        assert of(two, name) == pytest.approx(of(alone, name), rel=1e-4)
+    trained = {name: load_file(f"{name}/final/model.safetensors") for name in ("alone", "two")}
+    assert all((trained["two"][name] - tensor).abs().max() < 1e-3 for name, tensor in trained["alone"].items())
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("distill.zero_outside_topk=true", "say top_k as well"),
+        ("distill.mixed_kl_weight=0.3", "mixed_kl_weight is for kl_type mixed or jsd"),
+        ("distill.on_policy=false", "max_tokens is of the data's answers"),
+        ("sampling=null", "sampling is of the student's responses"),
+        ("teachers.two.path=other", "distill.teacher_field names a row's teacher"),
+        ("distill.global_batch_size=5", "= 16 do not divide into global_batch_size = 5"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(learn: Run, option: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        learn(option)
+
+
+def test_a_dry_run_tells_of_teachers_and_finds_what_is_wrong_with_them(learn: Run, in_tmp: Path) -> None:
+    said = dry_run(load("tiny.yaml", []))
+    assert "teacher/final reads the policy's tokens" in said
+    sizes = re.search(r"teachers name (\d+) tokens in the place of each of at most ([\d,]+): (\S+ kB|\S+ MB)", said)
+    assert sizes is not None
+    assert sizes[3] == readable(12 * int(sizes[1]) * int(sizes[2].replace(",", "")))
+    assert "teachers name 4 tokens" in dry_run(load("tiny.yaml", ["distill.top_k=4"]))
+    many = f"distill.num_prompts_per_step={2**22}"
+    with pytest.raises(ValueError, match=r"teachers name .* of memory, but this machine has .*; set distill.top_k"):
+        dry_run(load("tiny.yaml", [many, "data.max_prompt_tokens=100000"]))
+    wider = in_tmp / "wider"
+    shutil.copytree("teacher/final", wider)
+    fields = json.loads((wider / "config.json").read_text())
+    (wider / "config.json").write_text(json.dumps({**fields, "vocab_size": fields["vocab_size"] + 8}))
+    with pytest.raises(ValueError, match=r"the teacher in wider writes \d+ tokens, .* bring models with"):
+        dry_run(load("tiny.yaml", ["teachers.one.path=wider"]))
+    with pytest.raises(ValueError, match="nowhere"):
+        dry_run(load("tiny.yaml", ["teachers.one.path=nowhere"]))
+    with pytest.raises(ValueError, match=r"distill.top_k=9999, but the student has \d+ tokens; leave top_k out"):
+        dry_run(load("tiny.yaml", ["distill.top_k=9999"]))
+    with pytest.raises(ValueError, match=r"no folder runs/teacher, .* machine, or train that run first"):
+        dry_run(load("tiny.yaml", ["teachers.one.path=runs/teacher"]))

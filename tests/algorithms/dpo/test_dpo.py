@@ -1,0 +1,177 @@
+"""DPO as its users run it: stopped and continued, validated, on subsets, and with rows that are no pairs."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pairs_runs import of_steps, scored
+from safetensors.torch import load_file
+from tiny_recipe import DPO
+
+from lockstep.cli import main
+from lockstep.config.loading import RecipeError, load
+from lockstep.inference.eval_recipe import eval_recipe
+from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
+from lockstep.run.findings import DryRunError
+from lockstep.run.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def learn(in_tmp: Path) -> Run:
+    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(DPO))
+    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+
+
+def test_a_policy_begins_at_ln_2_and_learns_which_answers_are_better(learn: Run) -> None:
+    rows = learn("run.max_steps=12", "optimizer.lr=1e-2", "run.validate_every=6")
+    loss, held_out = of_steps(rows), of_steps(rows, "validation/loss")
+    assert (loss[0], held_out[0]) == pytest.approx((math.log(2), math.log(2)), abs=1e-6)
+    assert loss[-1] < 0.3
+    assert (len(held_out), held_out[-1] < 0.4) == (3, True)
+    assert of_steps(rows, "validation/acc")[-1] == 1.0
+    assert rows[-1].keys() == rows[0].keys()
+    assert {"train/grad_norm", "train/lr", "train/rewards_chosen_mean", "train/reject_lengths"} <= rows[1].keys()
+
+
+def test_pairs_are_shown_as_they_were_learned_from(learn: Run) -> None:
+    learn("run.max_steps=2", "run.num_logged_samples=3")
+    shown = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in shown] == [1, 1, 1, 2, 2, 2]
+    made = [json.loads(line) for line in Path("run/data/train.jsonl").read_text().splitlines()]
+    known = {(f"{row['question']}\n", row["chosen"], row["rejected"]) for row in made}
+    assert {(one["prompt"], one["chosen"], one["rejected"]) for one in shown} <= known
+    assert len({one["id"] for one in shown}) == 6
+    learn("run.max_steps=1", "run.num_logged_samples=99", "run.folder=all")
+    assert len(Path("all/samples.jsonl").read_text().splitlines()) == 8
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
+    whole = learn("run.folder=whole", "run.max_steps=4", "run.validate_every=2")
+    options = ("run.folder=stopped", "run.max_steps=4", "run.validate_every=2", "run.save_every=2")
+    learn(*options)
+    shutil.rmtree("stopped/final")
+    shutil.rmtree("stopped/checkpoints/step_000004")
+    assert learn(*options) == whole
+    weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "dpo.preference_loss=ipo", "dpo.preference_loss_weight=0.5", "dpo.sft_loss_weight=0.5",
+        "dpo.preference_average_log_probs=true", "dpo.ref_policy_kl_penalty=0.5",
+        "dpo.global_batch_size=4", "data.chosen='{chosen} {chosen}'", "data.rejected='{question}'",
+        "optimizer.lr=1e-2", "data.shuffle=false",
+    ],
+)  # fmt: skip
+def test_every_option_has_its_effect(learn: Run, option: str) -> None:
+    assert of_steps(learn("run.folder=other", option)) != of_steps(learn())
+
+
+def test_the_likelihood_of_chosen_answers_has_its_own_average(learn: Run) -> None:
+    plain = ("dpo.sft_loss_weight=0.1", "dpo.preference_average_log_probs=true", "run.max_steps=1")
+    one, other = learn(*plain), learn(*plain, "dpo.sft_average_log_probs=false", "run.folder=other")
+    assert of_steps(other, "train/sft_loss")[0] > 2 * of_steps(one, "train/sft_loss")[0]
+    assert of_steps(other, "train/preference_loss")[0] == of_steps(one, "train/preference_loss")[0]
+
+
+def test_losses_that_read_scores_read_those_of_the_rows(learn: Run, in_tmp: Path) -> None:
+    data, plain = scored(in_tmp), ["run.max_steps=1", "dpo.global_batch_size=12", "dpo.preference_loss=rpo_sq"]
+    rows = learn(*data, *plain)
+    aims = [1 + n % 3 - 0.5 for n in range(12)]
+    assert of_steps(rows) == pytest.approx([sum(aim**2 for aim in aims) / 12])
+    assert of_steps(rows, "train/chosen_generated_rewards") == [2.0]
+    twice = learn(*data, *plain, "dpo.gt_reward_scale=2", "run.folder=twice")
+    assert of_steps(twice) == pytest.approx([4 * sum(aim**2 for aim in aims) / 12])
+
+
+def test_an_epoch_is_a_head_of_the_file(learn: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All steps of `max_epochs`, with validation; drawn are the first rows and no others."""
+    data = [*scored(in_tmp), "run.max_steps=-1", "run.max_epochs=2", "dpo.global_batch_size=2", "run.validate_every=3"]
+    whole = learn(*data, "run.folder=whole")
+    assert len(of_steps(whole)) == 12
+    capsys.readouterr()
+    third = learn(*data, "data.limit_train_batches=2", "data.limit_val_batches=0.5")
+    assert "4 pairs (none skipped, 8 beyond the limit)" in capsys.readouterr().err
+    assert len(of_steps(third)) == 4
+    assert [row["step"] for row in third if "validation/loss" in row] == [0, 3, 4]
+    assert of_steps(third, "validation/chosen_generated_rewards")[0] == (1 + 2 + 3 + 1 + 2 + 3) / 6
+    epochs = [of_steps(third, "train/chosen_generated_rewards")[i : i + 2] for i in (0, 2)]
+    assert [sum(epoch) / 2 for epoch in epochs] == [(1 + 2 + 3 + 1) / 4] * 2
+    share = learn(*data, "data.limit_train_batches=0.34", "run.folder=share")
+    assert of_steps(share) == of_steps(third), "a third of 12 rows are 2 batches of 2"
+
+
+def test_a_dry_run_says_what_a_run_would_do(in_tmp: Path, learn: Run) -> None:
+    said = dry_run(load("tiny.yaml", ["run.max_steps=-1", "run.validate_every=2"]))
+    assert "48 pairs (none skipped) to train on, 8 pairs (none skipped) to validate on" in said
+    assert "8 pairs → 1 optimizer step" in said
+    assert "steps: 6; validations: 4; checkpoints: 6" in said
+    assert "reference: " in said
+    with pytest.raises(DryRunError, match=r"dpo.max_tokens allows sequences of 97 tokens"):
+        dry_run(load("tiny.yaml", ["dpo.max_tokens=97"]))
+
+
+def test_a_run_can_be_asked_and_checked(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    learn("acceptance=[{metric: train/acc, steps: [1, 3], min: 0.0}]", "run.validate_every=3")
+    assert "held-out pairs ranked right" in capsys.readouterr().out
+    assert main(["check", "run"]) == 0
+    learn("acceptance=[{metric: train/acc, steps: [1, 3], min: 1.1}]", "run.validate_every=3")
+    assert "is finished" in capsys.readouterr().out
+    assert main(["check", "run"]) == 4, "bounds that were mended after the run count"
+    assert eval_recipe("run", "run/data/validation.jsonl").dump()["greedy"]["max_tokens"] == 96 - 64
+    assert main(["report", "run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["dpo.preference_loss_weight=0"], "preference_loss_weight and sft_loss_weight are both 0"),
+        (["dpo.preference_loss=scale"], "dpo.preference_loss=scale reads scores; name their fields"),
+        (["dpo.preference_loss=kto"], "dpo.preference_loss is \"kto\", but should be 'dpo', 'scale', 'ipo'"),
+        (["dpo.gt_reward_scale=2"], "gt_reward_scale does nothing with preference_loss: dpo"),
+        (["dpo.ref_policy_kl_penalty=0"], "should be greater than 0"),
+        (["data.chosen_score=a"], "chosen_score and rejected_score go together"),
+        (["data.completion='{answer}'"], "completion is what SFT learns"),
+        (["data.overlong_prompts=truncate"], "a pair is learned whole, so say error or skip"),
+        (["run.require_doctor=true", "model.path=x"], "nothing samples here"),
+        (["data.limit_train_batches=1.5"], "but should be a whole number of batches, or a share above 0.0"),
+        (["data.limit_train_batches=0"], "but should be a whole number of batches, or a share above 0.0"),
+        (["data.limit_val_batches=1", "data.max_validation_samples=1"], "say one of max_validation_samples"),
+        (["data={train: x, task: null}", "data.limit_val_batches=1"], "need rows to validate on"),
+    ],
+)  # fmt: skip
+def test_bad_options_get_one_sentence(learn: Run, options: list[str], sentence: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load("tiny.yaml", options)
+    assert sentence in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_limit_that_leaves_no_row_is_an_error(learn: Run) -> None:
+    with pytest.raises(ValueError, match="the limit leaves none of its rows"):
+        learn("data.limit_train_batches=0.001")
+
+
+def test_a_row_that_is_no_pair_is_named_or_skipped_and_counted(
+    learn: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = scored(in_tmp)
+    with Path("pairs.jsonl").open("a") as file:
+        file.write('{"question": "Ada", "chosen": "1", "rejected": "1", "better": 1, "worse": 0}\n')
+    with pytest.raises(ValueError, match=r"pairs\.jsonl, line 13: has the same answer twice"):
+        learn(*data)
+    learn(*data, "data.bad_rows=skip")
+    assert "12 pairs (1 bad rows skipped)" in capsys.readouterr().err

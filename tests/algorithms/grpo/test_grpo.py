@@ -1,0 +1,109 @@
+"""GRPO and its relatives as their users run them: each learns, and each option changes what it should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiers import every
+from tiny_recipe import GRPO, REWARDS
+
+from lockstep.config.loading import RecipeError, load
+from lockstep.report.agreement import summarize_agreement
+from lockstep.report.log import read_metrics
+from lockstep.run.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+
+RELATIVES = {
+    "grpo": ["loss_mean=responses", "kl.coef=0.05"],
+    "rloo": ["baseline=leave_one_out", "scale_rewards=none", "kl.coef=0.05", "kl.placement=reward"],
+    "dr_grpo": ["scale_rewards=none", "loss_mean=constant"],
+    "dapo": ["clip_high=0.28", "dynamic_sampling={}", "overlong_penalty={buffer: 4}"],
+    "gspo": ["importance_sampling_level=sequence", "loss_mean=responses", "clip=0.0003", "clip_high=0.0004"],
+    "cispo": ["loss=cispo", "clip_high=2.0"],
+    "reinforce_plus_plus": ["baseline=none", "scale_rewards=none", "whiten_advantages=true"],
+}
+
+
+@pytest.fixture
+def run(in_tmp: Path) -> Run:
+    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(GRPO))
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+
+
+def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if "train/reward" in row]
+
+
+@pytest.mark.parametrize("relative", RELATIVES)
+def test_every_relative_raises_its_reward(run: Run, relative: str) -> None:
+    rows = steps(run("run.max_steps=12", "policy.lr=0.02", *(f"grpo.{option}" for option in RELATIVES[relative])))
+    assert rows[-1]["train/reward"] > rows[0]["train/reward"] + 0.05
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
+    assert all(row["policy/grad_norm"] > 0 for row in rows)
+    assert summarize_agreement(rows).word == "AGREE"
+
+
+def test_hints_name_options_of_this_recipe(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("grpo.overlong_filtering=true", "sampling.max_tokens=1", "run.max_steps=1")
+    told = capsys.readouterr().err
+    assert "(raise sampling.max_tokens, or set grpo.overlong_filtering=false)" in told
+    assert "ppo." not in told
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    every(
+        3,
+        [
+            ("baseline=leave_one_out", "train/advantage_squared"),
+            ("baseline=none grpo.scale_rewards=none", "train/advantage"),
+            ("scale_rewards=batch", "train/advantage_squared"),
+            ("scale_rewards=none", "train/advantage_squared"),
+            ("loss_mean=responses", "policy/loss"),
+            ("loss_mean=constant", "policy/loss"),
+            ("importance_sampling_level=sequence", "policy/clip_fraction"),
+            ("loss=cispo", "policy/loss"),
+            ("whiten_advantages=true", "policy/loss"),
+        ],
+    ),
+)
+def test_option_changes_what_it_should(run: Run, option: str, changes: str) -> None:
+    fast = ("policy.lr=0.05", "grpo.clip=0.01", "reward.function=rewards.py:uneven")
+    with Path("rewards.py").open("a") as file:
+        file.write("\n\ndef uneven(prompt, response, answer, row):\n    return len(set(response)) / 10\n")
+    plain, changed = (steps(run(f"run.folder=of_{len(more)}", *fast, *more)) for more in ((), f"grpo.{option}".split()))
+    assert plain[-1][changes] != pytest.approx(changed[-1][changes], rel=1e-6)
+
+
+def test_responses_without_a_verdict_leave_baseline_and_loss(run: Run) -> None:
+    rows = steps(run("reward.function=rewards.py:often_none", "run.num_logged_samples=16"))
+    assert all(row["train/no_verdict"] > 0 for row in rows)
+    assert all(row["train/advantage_squared"] == 0.0 for row in rows), "all verdicts are 1, so none is above its group"
+    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    assert {sample["score"] for sample in samples} == {None, 1.0}
+
+
+def test_a_run_one_step_ahead_learns_from_older_responses(run: Run) -> None:
+    ahead = ("grpo.one_step_ahead=true", "grpo.correction={kind: token_tis}", "run.max_steps=4")
+    assert [row["agreement/weights_age"] for row in steps(run(*ahead))] == [0.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("grpo.num_generations=1 grpo.num_prompts_per_step=8", "num_generations must be 2 or more"),
+        ("grpo.loss=cispo grpo.dual_clip=3", "goes with neither dual_clip nor sequence ratios"),
+        ("grpo.gamma=0.9", "there is no option grpo.gamma"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(run: Run, option: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        run(*option.split())

@@ -1,0 +1,191 @@
+"""Every option of the PPO recipe, in a loop of its own, and what it must change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiers import every
+
+from lockstep.weight_sync.sync import WeightSyncError
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+def last(rows: list[dict[str, Any]], name: str) -> float:
+    """The newest value of a metric."""
+    return [row[name] for row in rows if name in row][-1]
+
+
+def policy_weights(folder: str) -> dict[str, torch.Tensor]:
+    return load_file(Path(folder) / "final" / "model.safetensors")
+
+
+def test_the_plain_recipe_trains_both_models_and_writes_its_run_folder(run: Run, in_tmp: Path) -> None:
+    rows = run()
+    assert [row["step"] for row in rows if "train/reward" in row] == [1, 2]
+    assert [row["step"] for row in rows if "validation/reward" in row] == [0, 2]
+    assert last(rows, "agreement/max_abs_logprob_diff") < 1e-5
+    assert last(rows, "refit/attested") > 0
+    assert last(rows, "critic/grad_norm") > 0
+    assert last(rows, "policy/grad_norm") > 0
+    initial, trained = load_file("run/initial/model.safetensors"), policy_weights("run")
+    assert any(not torch.equal(initial[name], trained[name]) for name in trained)
+    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    assert {"prompt", "response", "score", "step"} <= samples[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    every(
+        3,
+        [
+            (["ppo.clip=0.001", "policy.lr=0.05"], "policy/clip_fraction"),
+            (["ppo.clip=0.001", "ppo.clip_high=5.0", "policy.lr=0.05"], "policy/clip_fraction"),
+            (["ppo.value_clip=0.00001"], "critic/vf_clipfrac"),
+            (["ppo.gamma=0.5"], "critic/returns_mean"),
+            (["ppo.gae_lambda=0.0"], "critic/returns_mean"),
+            (["ppo.gae_lambda_value=0.0"], "critic/returns_mean"),
+            (["ppo.gae_lambda_policy=0.0"], "train/advantage"),
+            (["ppo.length_adaptive_alpha=0.1"], "train/advantage"),
+            (["ppo.bootstrap_truncated=true"], "critic/returns_mean"),
+            (["ppo.whiten_advantages=false"], "policy/loss"),
+            (["ppo.reward_scaling={source: [0, 1], target: [-1, 1]}"], "train/shaped_reward"),
+            (["ppo.overlong_penalty={buffer: 6}"], "train/shaped_reward"),
+            (["ppo.truncation_penalty=0.5"], "train/shaped_reward"),
+            (["ppo.overlong_filtering=true"], "train/trained_tokens"),
+            (["ppo.ppo_epochs=2"], "policy/loss"),
+            (["ppo.kl.coef=0.5", "ppo.kl.placement=reward", "policy.lr=0.05"], "train/shaped_reward"),
+            (["ppo.kl.coef=0.5", "policy.lr=0.05"], "policy/loss"),
+            (["ppo.entropy_coef=0.5"], "policy/entropy"),
+        ],
+    ),
+)
+def test_option_changes_what_it_should(run: Run, overrides: list[str], changes: str) -> None:
+    same_speed = [option for option in overrides if ".lr=" in option]
+    plain = run("run.folder=plain", *same_speed)
+    changed = run("run.folder=changed", *overrides)
+    assert last(plain, changes) != pytest.approx(last(changed, changes), rel=1e-6)
+
+
+DIFFERS = (
+    "learner.dtype=bf16", "model.scratch.config.initializer_range=0.2", "model.scratch.config.num_hidden_layers=3",
+)  # fmt: skip
+"""Logits so wide that rounding to bf16 shows: sampler and learner differ by some 1e-2 nats, both ways."""
+
+
+@pytest.mark.parametrize("kind", ["token_tis", "sequence_tis", "icepop"])
+def test_corrections_weigh_tokens_where_sampler_and_learner_differ(run: Run, kind: str) -> None:
+    low = ", low: 0.9999999" if kind == "icepop" else ""
+    rows = run(f"ppo.correction={{kind: {kind}, high: 1.0000001{low}}}", *DIFFERS)
+    assert min(row.get("agreement/weight", 1.0) for row in rows) < 1.0
+
+
+def test_sequences_that_disagree_are_dropped(run: Run) -> None:
+    rows = run("ppo.max_sequence_mismatch=1.0000001", *DIFFERS)
+    assert last(rows, "agreement/sequences_masked") > 0
+    assert last(rows, "train/trained_tokens") < 16 * last(rows, "train/response_length")
+
+
+def test_dual_clip_bounds_the_loss_of_bad_tokens(run: Run) -> None:
+    faster = ["policy.lr=0.5", "ppo.ppo_epochs=4", "run.max_steps=1", "ppo.clip=0.1", "policy.max_grad_norm=null"]
+    free = last(run("run.folder=free", *faster), "policy/loss")
+    bound = last(run("run.folder=bound", *faster, "ppo.dual_clip=1.2"), "policy/loss")
+    assert bound < free
+
+
+def test_critic_warmup_leaves_the_policy_alone(run: Run) -> None:
+    rows = run("ppo.critic_warmup_steps=2")
+    initial, trained = load_file("run/initial/model.safetensors"), policy_weights("run")
+    assert all(torch.equal(initial[name], trained[name]) for name in trained)
+    assert last(rows, "critic/grad_norm") > 0
+    assert not any("policy/loss" in row for row in rows)
+
+
+def test_dynamic_sampling_draws_until_rewards_differ(run: Run) -> None:
+    rows = run("ppo.dynamic_sampling={max_batches: 8}", "sampling.max_tokens=2")
+    assert last(rows, "train/prompts_drawn") > 8
+    assert last(rows, "train/response_length") <= 2
+
+
+def test_dynamic_sampling_gives_up_where_all_rewards_are_equal(run: Run) -> None:
+    with pytest.raises(ValueError, match="found 0 of 8 prompts with differing rewards in 2 batches"):
+        run("ppo.dynamic_sampling={max_batches: 2}", "reward.function=rewards.py:constant")
+
+
+def test_the_reference_is_only_computed_where_a_kl_is_asked_for(run: Run) -> None:
+    rows = run("ppo.kl.coef=0.1", "policy.lr=0.05")
+    assert rows[1]["train/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert abs(last(rows, "train/kl")) > 1e-4
+    assert not any("train/kl" in row for row in run("run.folder=without"))
+
+
+def test_responses_without_a_verdict_are_counted_and_not_trained_on(run: Run) -> None:
+    rows = run("reward.function=rewards.py:often_none")
+    assert 0 < last(rows, "train/no_verdict") < 16
+    assert last(rows, "train/reward") == 1.0
+    assert last(rows, "train/trained_tokens") < 16 * last(rows, "train/response_length")
+
+
+def test_metrics_of_every_epoch_are_logged(run: Run) -> None:
+    rows = run("ppo.ppo_epochs=3")
+    assert {"policy/loss", "epoch_1/policy/loss", "epoch_3/policy/loss", "epoch_3/critic/loss"} <= rows[
+        -2
+    ].keys() | rows[-1].keys()
+
+
+@pytest.mark.parametrize("option", ["sampling.temperature=0.7", "sampling.top_k=5", "sampling.top_p=0.8"])
+def test_learner_scores_under_the_distribution_that_was_sampled_from(run: Run, option: str) -> None:
+    assert last(run(option), "agreement/max_abs_logprob_diff") < 1e-5
+
+
+def test_warmup_and_decay_of_the_learning_rate(run: Run) -> None:
+    rows = run("policy.schedule={warmup_steps: 1, decay: linear, decay_steps: 4}", "policy.lr=0.01")
+    assert last(rows, "policy/lr") < 0.01
+
+
+def test_a_sampler_that_missed_a_tensor_stops_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep.samplers.torch.sampler import TorchSampler
+
+    complete = TorchSampler.load_weights
+
+    def forgetful(self: TorchSampler, stream: Any, version: int) -> Any:
+        (held,) = complete(self, stream, version)
+        return [replace(held, fingerprints={**held.fingerprints, "model.norm.weight": 1})]
+
+    monkeypatch.setattr(TorchSampler, "load_weights", forgetful)
+    with pytest.raises(WeightSyncError, match=r"differs from what the learner sent: model\.norm\.weight"):
+        run()
+
+
+def test_validation_samples_as_its_own_section_says(run: Run) -> None:
+    rows = run("validation_sampling.max_tokens=3", "data.max_validation_samples=4")
+    assert last(rows, "validation/response_length_max") <= 3
+    assert last(rows, "train/response_length_max") > 3
+
+
+def test_a_response_ends_with_the_stop_token(run: Run) -> None:
+    rows = run("sampling.max_tokens=30", "ppo.num_prompts_per_step=32", "run.max_steps=1")
+    assert last(rows, "train/truncated") < 1.0
+    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    assert all(sample["tokens"] == 30 for sample in samples if sample["truncated"])
+
+
+def test_epochs_end_a_run_by_the_rows_that_were_drawn(run: Run) -> None:
+    rows = run("ppo.dynamic_sampling={max_batches: 8}", "sampling.max_tokens=2", "run.max_steps=-1", "run.max_epochs=2")
+    steps = [row for row in rows if "train/reward" in row]
+    drawn = sum(row["train/prompts_drawn"] for row in steps)
+    assert drawn > 128 - 8 * 8
+    assert len(steps) < 16
+    assert max(row["step"] for row in rows if "validation/reward" in row) == len(steps)
+
+
+def test_the_age_of_the_samplers_weights_is_logged(run: Run) -> None:
+    rows = run("ppo.critic_warmup_steps=1", "run.max_steps=3")
+    assert [row["agreement/weights_age"] for row in rows if "train/reward" in row] == [0, 0, 0]

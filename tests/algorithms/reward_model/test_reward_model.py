@@ -1,0 +1,115 @@
+"""Reward models as their users train them: on pairs, written as sequence classifiers, and what they say afterwards."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from pairs_runs import of_steps, scored
+from tiny_recipe import RECIPE as PPO
+from tiny_recipe import REWARD_MODEL, REWARDS
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging
+
+from lockstep.config.loading import RecipeError, load
+from lockstep.report.log import read_metrics
+from lockstep.run.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def learn(in_tmp: Path) -> Run:
+    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(REWARD_MODEL))
+    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+
+
+def test_it_learns_which_answers_are_better_and_is_written_as_a_sequence_classifier(learn: Run) -> None:
+    rows = learn("run.max_steps=12", "optimizer.lr=1e-2", "run.validate_every=6", "run.num_logged_samples=8")
+    assert of_steps(rows)[0] == pytest.approx(math.log(2), abs=0.2)
+    assert of_steps(rows)[-1] < 0.3
+    low, right, high = (of_steps(rows, f"validation/{name}")[-1] for name in ("acc_low", "acc", "acc_high"))
+    assert (low, right, high) == (pytest.approx(0.68, abs=0.01), 1.0, 1.0)  # Wilson's, of 8 pairs
+    means = [of_steps(rows, f"validation/rewards_{one}_mean")[-1] for one in ("chosen", "rejected")]
+    classifier = AutoModelForSequenceClassification.from_pretrained("run/final", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained("run/final")
+    read: dict[str, list[float]] = {"chosen": [], "rejected": []}
+    for line in Path("run/data/validation.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for one, rewards in read.items():
+            ids = tokenizer(f"{row['question']}\n")["input_ids"] + tokenizer(row[one])["input_ids"]
+            with torch.no_grad():
+                rewards.append(float(classifier(torch.tensor([[*ids, tokenizer.eos_token_id]])).logits))
+    assert [sum(rewards) / len(rewards) for rewards in read.values()] == pytest.approx(means, rel=1e-4, abs=1e-5)
+
+
+def test_it_judges_answers_in_place_of_a_language_model(learn: Run, in_tmp: Path) -> None:
+    learn("run.max_steps=12", "optimizer.lr=1e-2")
+    recipe = {
+        **{name: PPO[name] for name in ("data", "learner", "sampling")},
+        "algorithm": "self_rewarding",
+        "model": {"path": "run/initial"},
+        "reward_model": {"path": "run"},
+        "self_rewarding": {"max_iterations": 2, "global_batch_size": 8},
+        "optimizer": {"lr": 1.0e-3},
+        "run": {"max_steps": 10, "folder": "judged", "num_logged_samples": 8},
+    }
+    (in_tmp / "judged.yaml").write_text(yaml.safe_dump(recipe))
+    rows = read_metrics(train(load("judged.yaml", ["data.task.train_questions=40"])))
+    assert max(of_steps(rows, "train/pairs/ok")) > 0
+    shown = [json.loads(line) for line in Path("judged/samples.jsonl").read_text().splitlines()]
+    assert {row["scored_by"] for row in shown} == {"reward_model"}
+    pairs = [row for row in shown if row["status"] == "ok"]
+    assert pairs
+    assert all(row["chosen_score"] > row["rejected_score"] for row in pairs)
+    with pytest.raises(RecipeError, match="say one of judge and reward_model"):
+        load("judged.yaml", ["reward_model=null"])
+    with pytest.raises(RecipeError, match="a reward model has none"):
+        load("judged.yaml", ["verifier={type: math}"])
+
+
+def test_a_margin_asks_for_more(learn: Run, in_tmp: Path) -> None:
+    data, once = scored(in_tmp), ["run.max_steps=1", "reward_model.global_batch_size=12"]
+    plain, asked = learn(*data, *once), learn(*data, *once, "reward_model.margin=true", "run.folder=asked")
+    assert of_steps(asked)[0] > of_steps(plain)[0] + 0.1
+
+
+def test_centred_rewards_stay_around_zero(learn: Run) -> None:
+    options = ("run.max_steps=12", "optimizer.lr=1e-2")
+    centred = learn(*options, "reward_model.center_rewards_coefficient=1.0")
+    free = learn(*options, "run.folder=free")
+    both = [abs(of_steps(rows, "train/rewards_all_mean")[-1]) for rows in (centred, free)]
+    assert both[0] < 0.2
+    assert both[0] < both[1]
+
+
+def test_ppo_is_rewarded_by_it_and_its_critic_begins_with_it(
+    learn: Run, in_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learn("run.max_steps=12", "optimizer.lr=1e-2")
+    recipe = {
+        **PPO,
+        "model": {"path": "run/initial"},
+        "reward_model": {"path": "run"},
+        "ppo": {**PPO["ppo"], "kl": {"coef": 0.05}},
+        "critic_model": {"path": "run"},
+        "validation_reward": PPO["reward"],
+        "run": {"max_steps": 1, "folder": "ppo", "num_logged_samples": 16},
+    }
+    del recipe["reward"]
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    (in_tmp / "ppo.yaml").write_text(yaml.safe_dump(recipe))
+    logging.enable_propagation()
+    rows = read_metrics(train(load("ppo.yaml", [])))
+    logging.disable_propagation()
+    judged = [json.loads(line) for line in Path("ppo/samples.jsonl").read_text().splitlines()]
+    assert len({row["score"] for row in judged}) > 2
+    assert {"validation/reward", "critic/loss"} <= {name for row in rows for name in row}
+    assert "LOAD REPORT" not in caplog.text

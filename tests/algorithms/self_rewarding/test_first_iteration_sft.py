@@ -1,0 +1,108 @@
+"""Self-rewarding training whose first iteration is SFT on the answers of the data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from self_rewarding_runs import Run, equal, held, trained
+from tiny_recipe import SELF_REWARDING
+
+from lockstep.config.loading import RecipeError, load
+from lockstep.data.rows import DataError
+from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
+from lockstep.run.findings import DryRunError
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+
+FIRST = "self_rewarding.first_iteration={algorithm: sft}"
+NO_VALIDATION = {"validation_reward": None, "validation_sampling": None}
+
+
+@pytest.fixture
+def learn(in_tmp: Path) -> Run:
+    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    Path("tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING | NO_VALIDATION))
+    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+
+
+def write_rows(*rows: dict[str, Any]) -> tuple[str, str]:
+    """Writes a data file; returns the overrides that read it."""
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ("data.task=null", "data.train=rows.jsonl")
+
+
+def test_the_first_iteration_is_a_run_of_sft(learn: Run) -> None:
+    rows = learn(FIRST)[:4]
+    sft = {name: SELF_REWARDING[name] for name in ("model", "data", "learner", "optimizer")}
+    sft |= {"algorithm": "sft", "sft": {"global_batch_size": 8, "max_tokens": 56}}
+    Path("sft.yaml").write_text(yaml.safe_dump(sft | {"run": {"max_steps": 2, "save_every": 1, "keep": 9}}))
+    alone = read_metrics(train(load("sft.yaml", ["run.folder=sft"])))
+    for own, other in zip(rows[:2], (row for row in alone if "policy/loss" in row), strict=True):
+        assert other.items() <= own.items()
+    assert equal(held(1, "policy"), held(1, "policy", "sft"))
+    assert equal(held(2, "policy"), held(2, "policy", "sft"))
+    assert [row["train/iteration"] for row in rows] == [0, 0, 1, 1]
+    assert not any(name.startswith(("judge/", "refit/")) for row in rows[:2] for name in row)
+
+
+def test_what_was_imitated_becomes_the_reference(learn: Run) -> None:
+    rows = learn(FIRST)[:4]
+    assert not equal(held(1, "policy"), held(1, "reference"))
+    assert equal(held(3, "reference"), held(2, "policy"))
+    assert equal(held(4, "reference"), held(3, "reference"))
+    assert [row["refit/version"] for row in rows[2:]] == [2, 2]
+    assert [row["step"] for row in trained()] == [3] * 8 + [4] * 8
+
+
+def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) -> None:
+    whole = learn(FIRST, "run.folder=whole")
+    for _ in range(3):
+        with pytest.raises(Stopped):
+            learn(FIRST, "run.folder=parts", "run.max_time_s=0.01")
+    assert learn(FIRST, "run.folder=parts") == whole
+    for name in ("policy", "reference"):
+        assert equal(held(4, name, "whole"), held(4, name, "parts"))
+
+
+def test_data_without_answers_is_refused(learn: Run) -> None:
+    learn("run.max_steps=1", "run.folder=first")
+    only, model = {"question": "start k end c"}, ("model.scratch=null", "model.path=first/final")
+    asked = write_rows(*[only] * 16)
+    with pytest.raises(DataError, match=r"self_rewarding.first_iteration: .* no field 'answer'"):
+        learn(FIRST, *asked, *model, "data.answer='-'")
+    asked = write_rows(*[only | {"answer": " "}] * 16)
+    with pytest.raises(DataError, match=r"first_iteration: rows.jsonl, line 1: has an empty answer"):
+        learn(FIRST, *asked)
+    with pytest.raises(DryRunError, match=r"rows.jsonl, line 1: has an empty answer"):
+        dry_run(load("tiny.yaml", [FIRST, *asked]))
+
+
+def test_answers_longer_than_the_policys_are_refused(learn: Run) -> None:
+    asked = write_rows(*[{"question": "start", "answer": "k " * 60}] * 16)
+    with pytest.raises(DataError, match=r"more than sft.max_tokens=56"):
+        learn(FIRST, *asked)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("self_rewarding={max_iterations: 1, length_control: 0.0}", "first_iteration takes the only iteration"),
+        ("data.overlong_prompts=truncate", "first_iteration: .*a demonstration is learned whole"),
+        ("self_rewarding.first_iteration.algorithm=sftt", "first_iteration.algorithm is sftt, and no algorithm"),
+        (
+            "self_rewarding.first_iteration.algorithm=generate",
+            "first_iteration.algorithm is generate, and no algorithm",
+        ),
+        ("self_rewarding.first_iteration={algorithm: grpo}", "first_iteration: sampling: Field required"),
+        ("self_rewarding.first_iteration.optimizer={lr: 1.0}", "trains the same policy; leave model, learner and"),
+        ("self_rewarding.first_iteration.sft={max_token: 9}", "first_iteration: sft.max_token: "),
+    ],
+)
+def test_what_cannot_work_is_refused(learn: Run, override: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        learn(FIRST, override)

@@ -1,0 +1,134 @@
+"""What self-rewarding tells of held-out prompts: a twin of each metric of training, and a table, at each validation."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from self_rewarding_runs import Run
+from tiny_recipe import SELF_REWARDING
+
+from lockstep.config.loading import load
+from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
+from lockstep.run.train import train
+
+OF_LEARNING = {"train/grad_norm", "train/lr", "train/iteration", "train/epoch"}
+"""Metrics that tell of the update, or of where the run is; nothing held out has any."""
+
+
+@pytest.fixture
+def learn(in_tmp: Path) -> Run:
+    """Runs the small recipe, validated at each step, with overrides; returns the rows of metrics.jsonl."""
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING))
+    return lambda *overrides: read_metrics(train(load("tiny.yaml", ["run.validate_every=1", *overrides])))
+
+
+def validated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if "val/pairs/ok" in row]
+
+
+def tables(folder: str = "run") -> dict[int, list[dict[str, Any]]]:
+    """Rows of held-out prompts by step."""
+    rows = [json.loads(line) for line in Path(folder, "samples.jsonl").read_text().splitlines()]
+    steps = dict.fromkeys(row["step"] for row in rows if row.get("held_out"))
+    return {step: [row for row in rows if row["step"] == step and row.get("held_out")] for step in steps}
+
+
+def test_twins_are_what_training_tells_of_the_same_rows(learn: Run) -> None:
+    """Before the first step, on the very rows of that step in their order, whose draws have the same keys."""
+    learn("run.folder=made", "run.max_steps=1")
+    rows = Path("made/data/train.jsonl").read_text().splitlines()[:8]
+    Path("rows.jsonl").write_text("\n".join(rows) + "\n")
+    own = ["data={task: null, train: rows.jsonl, validation: rows.jsonl, shuffle: false}", "run.max_steps=1"]
+    before, step, *_ = learn(*own, "model.scratch=null", "model.path=made/final")
+    twins = {name: f"val/{name.removeprefix('train/')}" for name in step if name.startswith(("train/", "judge/"))}
+    compared = {name: twin for name, twin in twins.items() if name not in OF_LEARNING}
+    assert len(compared) > 30
+    assert {name for name in before if name.startswith("val/")} == {*compared.values(), "val/acc_low", "val/acc_high"}
+    for name, twin in compared.items():
+        assert before[twin] == pytest.approx(step[name], rel=1e-5, abs=1e-6, nan_ok=True), name
+    assert before["val/acc_low"] <= before["val/acc"] <= before["val/acc_high"]
+    trained = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    held_out, learned = ([row for row in trained if ("held_out" in row) == wanted] for wanted in (True, False))
+    first = [{name: value for name, value in row.items() if name not in ("step", "held_out")} for row in held_out[:8]]
+    assert first == [{name: value for name, value in row.items() if name != "step"} for row in learned]
+
+
+def test_answers_are_the_references_until_the_next_iteration_and_pairs_are_ranked_by_the_policy(learn: Run) -> None:
+    rows = validated(learn("optimizer.lr=0.01"))
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    scores, losses = ([row[f"val/{name}"] for row in rows] for name in ("generated_rewards", "preference_loss"))
+    assert scores[0] == scores[1] == scores[2]  # by who acted in steps 1 and 2
+    assert scores[3] == scores[4] != scores[2]  # by the policy after step 2
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    assert all(abs(loss - math.log(2)) > 1e-6 for loss in losses[1:])  # at an iteration's end, too
+    told = tables()
+    assert told[0] == [{**row, "step": 0} for row in told[2]]
+    assert told[3] != [{**row, "step": 3} for row in told[2]]
+
+
+@pytest.mark.full
+def test_where_the_current_policy_acts_it_answers_held_out_prompts(learn: Run) -> None:
+    rows = validated(learn("self_rewarding.acting_policy=current", "optimizer.lr=0.1", "run.max_steps=2"))
+    assert len({row["val/generated_rewards"] for row in rows}) == 3
+
+
+def test_each_validation_has_a_table_of_prompts_chosen_and_rejected_answers(learn: Run) -> None:
+    learn("run.num_logged_samples=3", "run.max_steps=2")
+    told = tables()
+    assert list(told) == [0, 1, 2]
+    assert all([row["id"] for row in rows] == [f"validation.jsonl:{n}" for n in (1, 2, 3)] for rows in told.values())
+    pairs = [row for row in told[2] if row["status"] == "ok"]
+    assert pairs
+    for row in pairs:
+        assert row["prompt"].startswith("start")
+        assert row["chosen"] != row["rejected"]
+        assert row["chosen_score"] > row["rejected_score"]
+    learn("run.num_logged_samples=0", "run.max_steps=1", "run.folder=quiet")
+    assert not tables("quiet")
+
+
+@pytest.mark.full
+def test_costs_are_bounded_and_more_prompts_than_a_step_has_are_taken_in_parts(learn: Run) -> None:
+    def parts(name: str, *overrides: str) -> float:
+        rows = validated(learn("run.max_steps=0", f"run.folder={name}", *overrides))
+        return rows[0]["val/pairs/ok"] + rows[0]["val/bad_samples_per_GBS"]
+
+    more = "data.task.validation_prompts=11"
+    assert parts("all", more) == pytest.approx(1.0)
+    assert parts("few", more, "data.max_validation_samples=3") == pytest.approx(1.0)
+    assert [len(tables(name)[0]) for name in ("all", "few")] == [8, 3]
+    asked = [row["id"] for row in tables("all")[0]]
+    learn("run.max_steps=0", "run.folder=shown", more, "run.num_logged_samples=99")
+    assert len(tables("shown")[0]) == 11
+    assert [row["id"] for row in tables("shown")[0]][:8] == asked
+
+
+def test_held_out_prompts_need_no_other_reward(learn: Run) -> None:
+    none = ["validation_reward=null", "validation_sampling=null", "run.max_steps=1"]
+    rows = learn(*none)
+    assert [row["step"] for row in validated(rows)] == [0, 1]
+    assert not any(name.startswith("validation/") for row in rows for name in row)
+    assert "validations: 2" in dry_run(load("tiny.yaml", [*none, "run.folder=dry"]))
+
+
+def test_while_the_datas_answers_are_imitated_there_is_nothing_to_tell(learn: Run) -> None:
+    rows = learn("self_rewarding.first_iteration={algorithm: sft}")
+    assert [row["step"] for row in validated(rows)] == [3, 4]
+    assert [row["step"] for row in rows if "validation/reward" in row] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.full
+def test_each_validation_is_told_and_the_best_by_a_twin_can_be_kept(
+    learn: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = validated(learn("run.best={metric: val/acc}", "run.keep=1"))
+    told = capsys.readouterr().err
+    for row in rows:
+        ends = f"[{row['val/acc_low']:.3f}, {row['val/acc_high']:.3f}]"
+        assert f", val/loss {row['val/loss']:.3f}, val/acc {row['val/acc']:.3f} {ends}, val/generated_rewards" in told

@@ -1,0 +1,236 @@
+"""Meta-Rewarding as its users run it, with a model that has learned the form of judgements and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lockstep.config.loading import RecipeError, load
+from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
+from lockstep.run.findings import DryRunError
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+EXACT, ACCURACY = "validation/judge_exact", "validation/meta_judge_accuracy"
+SHORT = [
+    "data.task.train_prompts=16", "data.task.validation_prompts=4", "data.task.known=8",
+    "self_rewarding.max_iterations=2", "self_rewarding.global_batch_size=4", "judge.max_no_verdict_rate=1",
+    "meta_judge.max_no_verdict_rate=1", "run.validate_every=0", "run.save_every=1", "run.keep=9",
+    "self_rewarding.meta_judge_pcnt=0.3",
+    "run.num_logged_samples=8", "learner.device=cpu", "run.folder=run", "meta_judge.battles=position",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model that answers, judges and compares in the right form, and by chance."""
+    folder = tmp_path_factory.mktemp("warm")
+    small = [
+        "model.scratch.config.hidden_size=48", "model.scratch.config.intermediate_size=96",
+        "model.scratch.config.num_hidden_layers=2", "data.task.demonstrations=7680", "sft.global_batch_size=32",
+        "optimizer.schedule.warmup_steps=10", "optimizer.schedule.decay_steps=240", "learner.device=cpu",
+    ]  # fmt: skip
+    return str(train(load("sft_letters_meta", [*small, f"run.folder={folder / 'run'}"])) / "final")
+
+
+@pytest.fixture
+def learn(in_tmp: Path, warm: str) -> Run:
+    """Runs the small recipe from there, with overrides; returns the rows of metrics.jsonl."""
+    model = ["model.from_recipe=null", f"model.path={warm}"]
+    return lambda *overrides: read_metrics(train(load("self_rewarding_meta_small", [*SHORT, *model, *overrides])))
+
+
+def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if "train/iteration" in row]
+
+
+def judge_pairs(folder: str = "run") -> list[dict[str, Any]]:
+    samples = [json.loads(line) for line in Path(folder, "samples.jsonl").read_text().splitlines()]
+    return [one for one in samples if one["status"] == "judge_pair" and "held_out" not in one]
+
+
+@pytest.mark.full
+def test_judgements_are_learned_from_beside_answers(learn: Run) -> None:
+    rows = steps(learn("self_rewarding.meta_judge_pcnt=0.5"))
+    found = judge_pairs()
+    assert found
+    for one in found:
+        assert one["chosen_score"] != one["rejected_score"]
+        assert one["prompt"].startswith("judge start")
+        assert "Score:" in one["chosen"]
+    shares = [row.get("train/judge_pair_share", 0.0) for row in rows]
+    assert max(shares) > 0
+    assert all(share <= 0.5 for share in shares)
+    learned = [row for row in rows if row.get("train/judge_pair_share")]
+    assert all(
+        {"train/judge_pairs/acc", "train/judge_pairs/chosen_lengths", "train/acc"} <= row.keys() for row in learned
+    )
+    told = {"meta_judge/first_wins", "meta_judge/consistent", "meta_judge/undecided", "meta_judge/parse_failures"}
+    assert all(told <= row.keys() for row in learned)
+    assert rows[0]["train/preference_loss"] == pytest.approx(0.6931, abs=1e-3)
+
+
+@pytest.mark.full
+def test_judgements_of_held_out_answers_are_compared_as_well(learn: Run) -> None:
+    own = ["self_rewarding.meta_judge_pcnt=[0.5,0]", "data.task.validation_prompts=16", "run.validate_every=2"]
+    rows = learn(*own, "data.task.known=0")
+    validated = {row["step"]: row for row in rows if "val/pairs/ok" in row}
+    assert list(validated) == [0, 2, 4]
+    told = {"val/meta_judge/first_wins", "val/meta_judge/undecided", "val/judge_pair_share", "val/judge_pairs/acc"}
+    assert told <= validated[2].keys()  # at the end of the first iteration, whose share of judge pairs holds
+    assert not told & validated[4].keys()
+    lines = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    table = [line for line in lines if line["step"] == 2 and "held_out" in line]
+    found = [line for line in table if line["status"] == "judge_pair"]
+    assert found
+    assert all("Score:" in line["chosen"] and "Score:" in line["rejected"] for line in found)
+
+
+def test_iterations_without_judge_pairs(learn: Run) -> None:
+    rows = steps(learn("self_rewarding.meta_judge_pcnt=[0.5,0]"))
+    having = [row["train/iteration"] for row in rows if "meta_judge/consistent" in row]
+    assert set(having) == {0.0}
+    assert {row["train/iteration"] for row in rows} == {0.0, 1.0}
+
+
+def test_the_plain_loop_asks_no_meta_judge(learn: Run) -> None:
+    rows = steps(learn("self_rewarding.use_meta_judge=false", "meta_judge=null"))
+    assert not any(name.startswith(("meta_judge/", "train/judge_pair")) for row in rows for name in row)
+    assert not judge_pairs()
+
+
+@pytest.mark.full
+def test_options_of_the_meta_judge(learn: Run) -> None:
+    always = ["self_rewarding.meta_judge_pcnt=0.5", "data.task.known=0"]
+    one = steps(learn(*always, "run.folder=any"))[0]
+    assert judge_pairs("any")
+    learn(*always, "run.folder=short", "meta_judge.max_judgement_tokens=1", "run.max_steps=1")
+    assert not judge_pairs("short")
+    other = steps(learn(*always, "run.folder=agreed", "run.max_steps=1", "meta_judge.battles=order_consistency"))[0]
+    assert one["meta_judge/first_wins"] == other["meta_judge/first_wins"]
+    assert one["meta_judge/elo_gap"] != other["meta_judge/elo_gap"]
+
+
+def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) -> None:
+    whole = learn("run.folder=whole")
+    for _ in range(3):
+        with pytest.raises(Stopped):
+            learn("run.folder=parts", "run.max_time_s=0.01")
+    assert learn("run.folder=parts") == whole
+    assert judge_pairs("whole")
+    assert Path("whole/samples.jsonl").read_bytes() == Path("parts/samples.jsonl").read_bytes()
+    one, other = (load_file(f"{name}/final/model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.proof
+@pytest.mark.needs("gloo")
+def test_two_ranks_choose_the_same_judge_pairs(learn: Run) -> None:
+    learn("run.folder=one", "run.max_steps=3")
+    learn("run.folder=two", "learner.parallel.dp=2", "run.max_steps=3")
+    assert judge_pairs("one")
+    assert Path("one/samples.jsonl").read_bytes() == Path("two/samples.jsonl").read_bytes()
+
+
+@pytest.mark.full
+def test_a_poor_meta_judge_is_told_before_the_first_step(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = learn("run.max_steps=1")
+    before = next(row for row in rows if row["step"] == 0)
+    assert before["validation/meta_judge_accuracy"] < 0.85
+    assert 0 <= before["validation/judge_exact"] < 0.9
+    assert "after step 0 the meta-judge names the better of two judgements in" in capsys.readouterr().err
+    learn("run.folder=content", "run.max_steps=1", "known.min_meta_accuracy=0")
+    assert "the meta-judge names" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["meta_judge=null"], "say both, or none"),
+        (["judge.num_evals_to_average=1"], "raise judge.num_evals_to_average to 2"),
+        (["judge.path=elsewhere"], "the policy must be the judge"),
+        (["self_rewarding.meta_judge_pcnt=[0.1,0.1,0.1]"], "meta_judge_pcnt has 3 values for max_iterations = 2"),
+        (["self_rewarding.meta_judge_pcnt=1"], "less than 1"),
+        (["self_rewarding.meta_judge_pcnt=0.1"], "leaves no room for a pair of judgements beside 4 pairs"),
+    ],
+)
+def test_what_cannot_work_is_refused(learn: Run, overrides: list[str], said: str) -> None:
+    with pytest.raises(RecipeError, match=said.replace("(", r"\(")):
+        learn(*overrides)
+
+
+def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str) -> None:
+    model = ["model.from_recipe=null", f"model.path={warm}"]
+    wrong = ["meta_judge.template=compare {prompt}", "judge.max_prompt_tokens=500", "known.judgements=nowhere.jsonl"]
+    with pytest.raises(DryRunError) as found:
+        dry_run(load("self_rewarding_meta_small", [*SHORT, *model, *wrong]))
+    with pytest.raises(DryRunError, match="there is no folder nowhere"):
+        dry_run(load("self_rewarding_small", [*model, "learner.device=cpu", "judge.path=nowhere"]))
+    for said in ("meta_judge.template", "judge.max_prompt_tokens", "nowhere.jsonl"):
+        assert said in str(found.value)
+    assert "validations" in dry_run(load("self_rewarding_meta_small", [*SHORT, *model]))
+
+
+def test_rows_need_no_right_answer_and_held_out_ones_nobody_else_who_scores(learn: Run) -> None:
+    asked = (json.dumps({"prompt": f"start {letter} end b has c has d no e"}) + "\n" for letter in "fghijklm")
+    Path("prompts.jsonl").write_text("".join(asked))
+    own = ["data.task=null", "data.train=prompts.jsonl", 'data.prompt="{prompt}\\n"', "validation_reward=null"]
+    own += ["validation_sampling=null", "run.max_steps=1"]
+    assert not any(name.startswith(("val/", "validation/")) for row in learn(*own) for name in row)
+    rows = learn(*own, "data.validation=prompts.jsonl", "run.folder=validated")
+    assert [row["step"] for row in rows if "val/generated_rewards" in row] == [0, 1]
+
+
+@pytest.mark.full
+def test_known_rows_of_ones_own(learn: Run) -> None:
+    scores = [{"prompt": "start a end b has c has d no e", "response": " a c d b", "score": 5}]
+    Path("scores.jsonl").write_text("".join(json.dumps(one) + "\n" for one in scores))
+    rows = learn("known.judgements=scores.jsonl", "data.task.known=0", "run.max_steps=1")
+    assert {"validation/judge_exact", "validation/meta_judge_accuracy"} & rows[0].keys() == {"validation/judge_exact"}
+    for row, said in (
+        ({"prompt": "p", "response": "r"}, "lacks score"),
+        ({"prompt": None, "response": "r", "score": 1}, "has null in the field 'prompt'"),
+        ({"prompt": "p", "response": "r", "score": 9}, "score is 9, but the judge's scores go from 0 to 5"),
+        ({"prompt": "p", "response": "r", "score": "high"}, "has text in the field 'score', which should be number"),
+    ):
+        Path("scores.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(ValueError, match=f"scores.jsonl, line 1: {said}"):
+            learn("known.judgements=scores.jsonl", "run.folder=other")
+
+
+SEEDS = [11, 12, 13]
+PLAIN = ["self_rewarding.use_meta_judge=false", "meta_judge=null"]
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(6000)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_good_meta_judge_makes_a_better_judge(
+    workplace: Path, warm: str, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Beside it the plain loop, and one whose meta-judge names winners by chance; all three from one warm start."""
+    monkeypatch.chdir(workplace)
+
+    def judged(name: str, *overrides: str) -> list[float]:
+        own = [f"seed={seed}", "learner.device=cpu", f"run.folder={name}_{seed}", *overrides]
+        rows = read_metrics(train(load("self_rewarding_meta_small", own)))
+        told = {key: [row[key] for row in rows if key in row] for key in ("validation/reward", EXACT, ACCURACY)}
+        print(f"seed {seed}, {name}: {told}")
+        if told[ACCURACY] and name == "meta" and told[ACCURACY][0] < 0.85:
+            pytest.skip(f"the meta-judge of this seed is a poor one: {told[ACCURACY][0]:.2f}")
+        return told[EXACT]
+
+    meta = judged("meta")
+    plain = judged("plain", *PLAIN)
+    chance = judged("chance", f"meta_judge.path={warm}")
+    assert meta[-1] - meta[0] >= 0.1
+    assert meta[-1] - plain[-1] >= 0.15
+    assert chance[-1] - chance[0] < 0.1

@@ -1,0 +1,150 @@
+"""Self-rewarding training on prompts that the policy writes for each iteration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from self_rewarding_runs import Run, equal, held, steps, trained
+from tiers import full
+from tiny_recipe import SELF_REWARDING
+
+from lockstep.config.loading import RecipeError, load
+from lockstep.judge.new_prompts import OUTCOMES, TooFewPromptsError
+from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
+from lockstep.run.findings import DryRunError
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+
+NEW: dict[str, Any] = {
+    "new_prompts": {
+        "template": "{example_1} or {example_2}\n", "sampling": {"max_tokens": 16}, "max_prompt_tokens": 64,
+        "max_attempts": 8,
+    },
+    "validation_reward": None, "validation_sampling": None,
+}  # fmt: skip
+
+SEVENTEEN = " ".join(f"{{example_{number}}}" for number in range(1, 18))
+
+
+@pytest.fixture
+def learn(in_tmp: Path) -> Run:
+    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    own = {"self_rewarding": SELF_REWARDING["self_rewarding"] | {"prompt_source": "new"}}
+    own["data"] = SELF_REWARDING["data"] | {"max_prompt_tokens": 14}
+    Path("tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING | NEW | own))
+    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+
+
+def written(iteration: int, folder: str = "run") -> list[str]:
+    """The questions that were written for an iteration."""
+    lines = Path(folder, "prompts", f"iteration_{iteration:03d}.jsonl").read_text().splitlines()
+    return [json.loads(line)["question"] for line in lines]
+
+
+def test_each_iteration_answers_prompts_of_its_own(learn: Run) -> None:
+    rows = steps(learn())
+    given = [json.loads(line)["question"] for line in Path("run/data/train.jsonl").read_text().splitlines()]
+    assert not {" ".join(text.split()) for text in written(0)} & set(given)
+    assert len(set(written(0))) == len(set(written(1))) == 16
+    assert not set(written(0)) & set(written(1))
+    samples = trained()
+    for iteration, own in enumerate((samples[:16], samples[16:])):
+        assert {one["id"] for one in own} == {f"iteration_{iteration:03d}.jsonl:{n}" for n in range(1, 17)}
+        assert {one["prompt"] for one in own} == {f"{text}\n" for text in written(iteration)}
+    assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
+
+
+def test_what_became_of_attempts_is_told_once_for_each_iteration(learn: Run) -> None:
+    rows = steps(learn())
+    assert ["prompts/attempts" in row for row in rows] == [True, False, True, False]
+    for row in rows[::2]:
+        assert row["prompts/made"] == 16
+        assert row["prompts/attempts"] == sum(row[f"prompts/{outcome}"] for outcome in OUTCOMES)
+        assert row["prompts/unfinished"] > 0 < row["prompts/too_long"]
+
+
+@pytest.mark.parametrize("acting", ["reference", full("current")])
+def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, acting: str) -> None:
+    """Also in the middle of an iteration: its prompts are then written again."""
+    who = f"self_rewarding.acting_policy={acting}"
+    whole = learn(who, "run.folder=whole")
+    for _ in range(3):
+        with pytest.raises(Stopped):
+            learn(who, "run.folder=parts", "run.max_time_s=0.01")
+    assert learn(who, "run.folder=parts") == whole
+    assert [written(i, "parts") for i in (0, 1)] == [written(i, "whole") for i in (0, 1)]
+    assert Path("whole/samples.jsonl").read_bytes() == Path("parts/samples.jsonl").read_bytes()
+    assert equal(held(4, "policy", "whole"), held(4, "policy", "parts"))
+
+
+def test_as_many_are_written_as_are_wanted(learn: Run) -> None:
+    also = "self_rewarding.first_iteration={algorithm: sft}", "data.overlong_prompts=skip"
+    rows = steps(learn("new_prompts.count=8", *also))
+    assert [row["train/iteration"] for row in rows] == [0, 1]
+    assert len(written(1)) == 8
+    assert not Path("run/prompts/iteration_000.jsonl").exists()
+
+
+@pytest.mark.full
+def test_the_request_and_its_sampling_are_the_users(learn: Run) -> None:
+    options = (
+        "seed=0",
+        "new_prompts.template='{example_1}'",
+        "new_prompts.sampling.temperature=1.0",
+        "new_prompts.sampling.top_p=0.5",
+    )
+    found = set[tuple[str, ...]]()
+    for number, option in enumerate(options):
+        learn("run.max_steps=1", "new_prompts.count=8", f"run.folder=run{number}", option)
+        found.add(tuple(written(0, f"run{number}")))
+    assert len(found) == len(options)
+    sampling = load("tiny.yaml").dump()["new_prompts"]["sampling"]
+    assert (sampling["temperature"], sampling["top_p"]) == (0.6, 0.9)
+
+
+def test_too_few_prompts_stop_the_run(learn: Run) -> None:
+    with pytest.raises(
+        TooFewPromptsError, match=r"iteration 0: 16 attempts gave \d+ new prompts of 16 \(\d+ unfinished"
+    ):
+        learn("new_prompts.max_attempts=1")
+    with pytest.raises(TooFewPromptsError, match=r"32 attempts gave 0 new prompts of 16 \(32 request_too_long\)"):
+        learn("new_prompts.max_attempts=2", "new_prompts.max_prompt_tokens=4", "run.folder=other")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("new_prompts=null", "new_prompts goes with self_rewarding.prompt_source=new"),
+        ("self_rewarding.prompt_source=same", "new_prompts goes with self_rewarding.prompt_source=new"),
+        ("verifier={type: math}", "with prompt_source=new no row is answered"),
+    ],
+)
+def test_what_cannot_work_is_refused(learn: Run, override: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        learn(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("new_prompts.template='{example_2} {topic}'", "new_prompts.template lacks {example_1} and has {topic}"),
+        (f"new_prompts.template='{SEVENTEEN}'", "new_prompts.template shows 17 prompts, but the data has 16"),
+        ("new_prompts.max_prompt_tokens=90", "new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens allows"),
+        ("data.prompt='{question} {answer}'", "but data.prompt has 2 fields: answer, question"),
+    ],
+)
+def test_a_dry_run_says_whether_prompts_can_be_written(learn: Run, override: str, said: str) -> None:
+    with pytest.raises(DryRunError) as refused:
+        dry_run(load("tiny.yaml", [override]))
+    assert said in str(refused.value)
+
+
+def test_a_dry_run_says_how_many_are_written(learn: Run) -> None:
+    report = dry_run(load("tiny.yaml", ["new_prompts.count=8"]))
+    assert "8 new prompts after examples from 16 prompts" in report
+    assert "2 iterations × 1 steps of 8 prompts" in report

@@ -1,0 +1,238 @@
+"""Self-rewarding training as its users run it: iterations, their boundaries, who acts, and how it goes on.
+
+The model knows nothing, so its verdicts are digits that it happens to say: enough for pairs, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+from self_rewarding_runs import Run, equal, held, steps, trained
+from tiny_recipe import SELF_REWARDING
+
+from lockstep import exit_codes
+from lockstep.algorithms.self_rewarding.options import SelfRewarding
+from lockstep.cli import main
+from lockstep.config import PreferenceSection
+from lockstep.config.loading import RecipeError, load
+from lockstep.judge.judge import JudgeError
+from lockstep.report.agreement import summarize_agreement
+from lockstep.report.log import read_metrics
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+from lockstep.tasks.letters import score
+
+
+@pytest.fixture
+def learn(in_tmp: Path) -> Run:
+    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING))
+    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+
+
+def updates(step: int) -> int:
+    """How many updates the optimizer's moments know of."""
+    moments = load_file(f"run/checkpoints/step_{step:06d}/policy/optimizer.safetensors")
+    [known] = {int(count) for name, count in moments.items() if name.startswith("step.")}
+    return known
+
+
+def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_policy(learn: Run) -> None:
+    rows = steps(learn())
+    assert summarize_agreement(rows).word == "AGREE"
+    assert [row["train/iteration"] for row in rows] == [0, 0, 1, 1]
+    assert not equal(held(1, "policy"), held(1, "reference"))
+    assert equal(held(2, "reference"), held(1, "reference"))  # to the end it is what the answers are from
+    assert equal(held(3, "reference"), held(2, "policy"))
+    assert equal(held(4, "reference"), held(3, "reference"))
+    learned = [updates(step) for step in range(1, 5)]
+    assert learned == [1, 2, 1, 2]  # the optimizer forgot the iteration before
+    assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
+    for row in (rows[0], rows[2]):  # where the policy is the reference
+        assert row["train/preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert rows[1]["train/preference_loss"] != pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_the_current_policy_may_act(learn: Run) -> None:
+    rows = steps(learn("self_rewarding.acting_policy=current"))
+    assert [row["refit/version"] for row in rows] == [0, 1, 2, 3]
+    assert summarize_agreement(rows).word == "AGREE"
+
+
+def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) -> None:
+    whole = learn("run.folder=whole", "run.validate_every=1")
+    for _ in range(3):
+        with pytest.raises(Stopped):
+            learn("run.folder=parts", "run.validate_every=1", "run.max_time_s=0.01")
+    assert learn("run.folder=parts", "run.validate_every=1") == whole
+    for name in ("policy", "reference"):
+        assert equal(held(4, name, "whole"), held(4, name, "parts"))
+    assert Path("whole/samples.jsonl").read_bytes() == Path("parts/samples.jsonl").read_bytes()
+
+
+def test_pairs_are_those_of_the_scores(learn: Run) -> None:
+    rows = steps(learn())
+    samples = trained()
+    assert len(samples) == 4 * 8
+    for one in (one for one in samples if one["status"] == "ok"):
+        scores = [score for score in one["scores"] if score == score]
+        assert one["chosen_score"] > one["rejected_score"]
+        assert {one["chosen_score"], one["rejected_score"]} <= set(scores)
+        assert len(one["chosen_judgements"]) == 8
+    bad = [sum(one["status"] != "ok" for one in samples[8 * i : 8 * i + 8]) / 8 for i in range(4)]
+    assert [row["train/bad_samples_per_GBS"] for row in rows] == pytest.approx(bad)
+    assert all(0 < row["judge/parse_failures"] < 1 for row in rows)
+    told = {
+        "train/chosen_lengths", "train/reject_lengths", "train/bad_ends_per_GBS", "train/chosen_generated_rewards",
+        "train/top_class_share", "train/leaks", "train/pairs/tie", "judge/no_verdict_no_match", "train/acc",
+    }  # fmt: skip
+    assert told <= rows[0].keys()
+
+
+@pytest.mark.full
+def test_prompts_of_iterations_are_the_same_or_split(learn: Run) -> None:
+    def asked(folder: str) -> list[set[str]]:
+        ids = [row["id"] for row in trained(folder)]
+        return [set(ids[: len(ids) // 2]), set(ids[len(ids) // 2 :])]
+
+    learn("run.folder=same")
+    assert asked("same")[0] == asked("same")[1]
+    rows = steps(learn("run.folder=split", "self_rewarding.prompt_source=split"))
+    assert [row["train/iteration"] for row in rows] == [0, 1]
+    assert not asked("split")[0] & asked("split")[1]
+
+
+LAYOUTS = {
+    "copies": ("learner.parallel.dp=2",),
+    "shards": ("learner.parallel.tp=2",),
+    "stages": ("learner=megatron", "learner.parallel.pp=2"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.needs("gloo")
+@pytest.mark.parametrize("layout", ["copies", "shards", pytest.param("stages", marks=pytest.mark.needs("megatron"))])
+def test_two_ranks_choose_the_same_pairs(learn: Run, layout: str, request: pytest.FixtureRequest) -> None:
+    if layout == "stages":
+        request.getfixturevalue("megatron")
+    deep = "model.scratch.config.num_hidden_layers=2"
+    learn("run.folder=one", deep)
+    learn("run.folder=two", deep, *LAYOUTS[layout], "run.max_steps=3")  # beyond the end of an iteration
+    assert trained("one")[: 3 * 8] == trained("two")
+
+
+@pytest.mark.full
+@pytest.mark.needs("vllm")
+@pytest.mark.usefixtures("vllm")
+def test_vllm_acts_and_judges_with_the_weights_of_the_iterations_beginning(learn: Run) -> None:
+    rows = steps(learn("sampler=vllm", "sampler.vllm.kv_cache_gib=0.05", "run.save_every=9"))
+    assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
+    assert all(row["refit/probe_gap_max"] < 1e-4 for row in rows)
+    for row in (rows[0], rows[2]):  # where the policy is the reference
+        assert row["train/preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
+        assert 0 < row["judge/parse_failures"] < 1
+
+
+def test_a_judge_without_verdicts_stops_the_run(learn: Run) -> None:
+    with pytest.raises(JudgeError, match="judgements have no verdict"):
+        learn("judge.max_no_verdict_rate=0.1")
+
+
+def test_a_judge_that_says_one_thing_to_everything_is_told_once(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    learn("self_rewarding.max_class_share=0.05")
+    told = capsys.readouterr().err
+    assert told.count("of the verdicts are one and the same score") == 1
+    assert "at step 1 " in told
+
+
+def test_without_a_pair_nothing_is_learned(learn: Run) -> None:
+    rows = steps(learn("judge.judge_score_low=90", "judge.judge_score_high=91", "run.max_steps=1"))
+    assert (rows[0]["train/bad_samples_per_GBS"], rows[0]["train/updates_skipped"]) == (1.0, 1.0)
+    assert equal(held(1, "policy"), held(1, "reference"))
+
+
+@pytest.mark.full
+def test_a_finished_run_can_be_lengthened(learn: Run) -> None:
+    whole = learn("run.folder=whole", "run.max_steps=3")
+    learn("run.max_steps=1")
+    train(load("tiny.yaml", ["run.max_steps=3"]), allow_changes=True)
+    assert steps(read_metrics(Path("run"))) == steps(whole)
+    assert equal(held(3, "reference"), held(3, "reference", "whole"))
+
+
+def test_fewer_held_out_prompts_than_a_batch_are_enough(learn: Run) -> None:
+    rows = learn("run.validate_every=1", "run.max_steps=1")
+    worth = [row["validation/reward"] for row in rows if "validation/reward" in row]
+    assert (len(worth), all(0 <= one <= 5 for one in worth)) == (2, True)
+
+
+def test_a_run_can_be_checked(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = "{metric: judge/parse_failures, steps: [1, 1], min: 0, max: 1}"
+    broken = "{metric: train/leaks, steps: [1, 1], min: 2}"
+    learn("run.max_steps=1", f"acceptance=[{kept}, {broken}]")
+    assert main(["check", "run"]) == exit_codes.BROKEN
+    told = capsys.readouterr().out
+    assert "passed: judge/parse_failures" in told
+    assert "failed: train/leaks" in told
+
+
+def test_the_guide_speaks_of_every_metric_and_every_option(learn: Run) -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/self_rewarding.md").read_text()
+    learned = steps(learn("run.max_steps=1"))
+    nothing = steps(learn("run.max_steps=1", "judge.judge_score_low=90", "judge.judge_score_high=91", "run.folder=no"))
+    metrics = {name for row in learned + nothing for name in row if name.startswith(("train/", "judge/"))}
+    assert "`val/…`" in guide
+    assert not [name for name in metrics if f"`{name}`" not in guide]
+    own = SelfRewarding.model_fields.keys() - PreferenceSection.model_fields.keys()
+    assert not [name for name in own if f"`{name}`" not in guide]
+
+
+def test_it_can_ask_for_a_report_of_the_doctor(learn: Run, models: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="there is no doctor's report"):
+        learn("model.scratch=null", f"model.path={models('llama')}", "run.require_doctor=true")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("self_rewarding.length_control=[0,0.1,0.2]", "length_control has 3 values for max_iterations = 2"),
+        ("self_rewarding.num_responses_to_gen=1", "greater than or equal to 2"),
+        ("sampling.temperature=0", "pairs need two"),
+        ("validation_sampling=null", "say both, or none"),
+    ],
+)
+def test_what_cannot_work_is_refused(learn: Run, override: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said.replace("(", r"\(")):
+        learn(override)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_its_own_judgement_makes_it_better_by_a_measure_that_it_never_sees(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.chdir(workplace)
+    folder = train(load("self_rewarding_small", [f"seed={seed}", "learner.device=cpu", "run.num_logged_samples=64"]))
+    rows = read_metrics(folder)
+    worth = [row["validation/reward"] for row in rows if "validation/reward" in row]
+    assert worth == sorted(worth)
+    assert worth[-1] - worth[0] >= 1.2
+    assert all(row["judge/parse_failures"] <= 0.01 for row in steps(rows))
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    pairs = [one for one in samples if one["status"] == "ok"]
+    ordered = [truth(one, "chosen") > truth(one, "rejected") for one in pairs]
+    print(f"seed {seed}: {worth}, {sum(ordered) / len(ordered):.1%} of pairs in their true order")
+    assert sum(ordered) / len(ordered) >= 0.85
+
+
+def truth(row: dict[str, Any], which: str) -> float:
+    """What an answer of a pair is really worth."""
+    return score(row["prompt"], row[which], "", {})

@@ -1,0 +1,306 @@
+"""An algorithm outside of Lockstep has all that those inside have, for what it declares.
+
+It is `examples/custom_algorithm`, in a folder of its own, as a user would run it there.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from killing import assert_same, being_saved, final, steps_logged, wait_for
+from transformers import AutoModelForCausalLM
+
+from lockstep.cli import main
+from lockstep.config import registry
+from lockstep.config.loading import load, load_run
+from lockstep.errors import InputError
+from lockstep.report.log import read_metrics
+from lockstep.run.identity import ChangedError
+from lockstep.run.train import train
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples/custom_algorithm"
+SHORT = ("num_prompts_per_step=16", "run.save_every=1", "run.validate_every=0")
+DECLARED = ("largest_step", "lengths", "models", "open")
+
+
+@pytest.fixture
+def example(in_tmp: Path) -> Path:
+    """Its files, in the working folder."""
+    for file in EXAMPLE.glob("*.*"):
+        shutil.copy(file, in_tmp)
+    return in_tmp
+
+
+def lockstep(*arguments: str) -> list[str]:
+    """As a user calls it: `-P` keeps the working folder out of Python's path, as the installed command does."""
+    return [sys.executable, "-P", "-m", "lockstep", *arguments]
+
+
+def test_it_is_small() -> None:
+    lines = [line for file in EXAMPLE.glob("*.*") if file.suffix != ".md" for line in file.read_text().splitlines()]
+    assert len(lines) <= 150
+
+
+def test_it_learns_and_is_reported_and_exported(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "recipe.yaml", "run=run"]) == 0
+    rows = read_metrics(Path("run"))
+    held_out = {row["step"]: row["validation/reward"] for row in rows if "validation/reward" in row}
+    assert held_out[0] < 0.2
+    assert held_out[40] > 0.6
+    assert all(row["critic/grad_norm"] > 0 for row in rows if row["step"] and "critic/grad_norm" in row)
+    assert {path.name for path in Path("run/checkpoints/step_000040").iterdir()} >= {"policy", "critic"}
+    assert main(["report", "run"]) == 0
+    assert Path("run/report.html").stat().st_size > 1e6
+    assert main(["export", "run", "exported", "--checkpoint", "40"]) == 0
+    assert AutoModelForCausalLM.from_pretrained("exported").config.hidden_size == 64
+    header = Path("exported/README.md").read_text().split("---\n")[1]
+    assert yaml.safe_load(header)["tags"] == ["lockstep", "reinforce.py:Reinforce"]
+
+
+def test_a_dry_run_opens_it(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "recipe.yaml", "--dry-run", "run=run"]) == 0
+    told = capsys.readouterr().out
+    assert "64 prompts → 1 optimizer step" in told
+    assert "critic:" in told
+    assert not Path("run").exists()
+
+
+def test_it_is_planned_with_its_critic(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "recipe.yaml", "--gpus", "2", "--memory", "80GB"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^policy +[\d.]+ MB per rank", told, re.MULTILINE)
+    assert re.search(r"^critic +[\d.]+ MB per rank", told, re.MULTILINE)
+
+
+def test_its_recipe_is_printed_and_explained(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "recipe.yaml", "num_prompts_per_step=32"]) == 0
+    told = capsys.readouterr().out
+    assert yaml.safe_load(told)["critic"]["weight_decay"] == 0.0
+    assert re.search(r"^num_prompts_per_step: 32 +# override", told, re.MULTILINE)
+    assert main(["config", "recipe.yaml", "num_prompts_per_step"]) == 0
+    assert "prompts that a step answers, once each" in capsys.readouterr().out
+    assert main(["config", "recipe.yaml", "num_prompt_per_step=32"]) == 2
+    assert "did you mean num_prompts_per_step?" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_killed_at_any_instant_it_ends_as_if_it_had_not_been(example: Path) -> None:
+    """Within a step, within a step of another length, and while a checkpoint is written."""
+    chance, whole = random.Random(0), (*SHORT, "run.max_steps=7")
+    train(load("recipe.yaml", [*whole, "run.folder=whole"]))
+    command = lockstep("train", "recipe.yaml", *whole, "run.folder=killed")
+    for kill in range(3):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        goal = steps_logged("killed") + 1
+        wait_for(lambda goal=goal: steps_logged("killed") >= goal, process)
+        if kill == 1:
+            wait_for(lambda: being_saved("killed"), process)
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(chance.uniform(0.0, 0.1))
+        process.kill()
+        assert process.wait() == -9, "the run was over before it could be killed; give it more steps"
+    subprocess.run(command, check=True, capture_output=True)
+    assert_same(final("whole"), final("killed"))
+    assert read_metrics(Path("whole")) == read_metrics(Path("killed"))
+
+
+@pytest.mark.full
+@pytest.mark.needs("gloo")
+def test_two_ranks_learn_what_one_does(example: Path) -> None:
+    """The loss is of a class that is in the user's file alone, and every rank is sent it."""
+    one, two = (
+        read_metrics(
+            train(load("recipe.yaml", [*SHORT, "run.max_steps=3", f"learner.parallel.dp={dp}", f"run=dp{dp}"]))
+        )
+        for dp in (1, 2)
+    )
+    assert [row["step"] for row in two] == [row["step"] for row in one]
+    for name in ("policy/loss", "policy/grad_norm", "critic/loss", "critic/grad_norm", "train/reward"):
+        ones, twos = ([row[name] for row in rows if name in row] for rows in (one, two))
+        assert len(ones) == 3
+        assert twos == pytest.approx(ones, rel=1e-3, abs=1e-5)
+
+
+def test_another_algorithm_in_its_file_is_told_of(example: Path) -> None:
+    train(load("recipe.yaml", [*SHORT, "run.max_steps=1", "run.folder=run"]))
+    with Path("reinforce.py").open("a") as file:
+        file.write("\n# changed\n")
+    shutil.rmtree("run/final")
+    with pytest.raises(ChangedError, match=r"code\.algorithm was"):
+        train(load("recipe.yaml", [*SHORT, "run.max_steps=1", "run.folder=run"]))
+
+
+def forget(name: str) -> None:
+    """Takes a property or a method out of the class."""
+    text = Path("reinforce.py").read_text()
+    found = re.search(
+        rf"(    @property\n)?    def {name}\(self.*?(?=\n    @property|\n    def |\n\n\n)", text, re.DOTALL
+    )
+    assert found is not None
+    Path("reinforce.py").write_text(text.replace(found[0], ""))
+
+
+@pytest.mark.full
+def test_what_it_forgets_to_declare_is_a_type_error(example: Path) -> None:
+    """Each of the four in a file of its own, for one run of the type checker, which takes ten seconds."""
+    for name in DECLARED:
+        forget(name)
+        shutil.move("reinforce.py", f"without_{name}.py")
+        shutil.copy(EXAMPLE / "reinforce.py", "reinforce.py")
+    files = ["reinforce.py", *(f"without_{name}.py" for name in DECLARED)]
+    Path("pyproject.toml").write_text(f'[tool.basedpyright]\ntypeCheckingMode = "standard"\nextraPaths = ["{ROOT}"]\n')
+    checker = Path(sys.executable).parent / "basedpyright"
+    run = subprocess.run([checker, "--pythonpath", sys.executable, *files], capture_output=True, text=True, check=False)
+    told = [line for line in run.stdout.splitlines() if " error: " in line]
+    assert len(told) == len(DECLARED), run.stdout
+    for name, line in zip(sorted(DECLARED), sorted(told), strict=True):
+        assert f"without_{name}.py" in line
+    assert [name for name in DECLARED if f'"Algorithm.{name}" is not implemented' not in run.stdout] == []
+
+
+def test_what_it_forgets_to_declare_is_told_when_it_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forget("models")
+    forget("open")
+    assert main(["train", "recipe.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert "algorithm reinforce.py:Reinforce: reinforce.py:Reinforce does not declare: models, open" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("reinforce.py:Reinfroce", "algorithm reinforce.py:Reinfroce: no class Reinfroce in reinforce.py; it has "),
+        ("elsewhere.py:Reinforce", "elsewhere.py cannot be imported (FileNotFoundError: there is no file "),
+        ("reinforce.py:Step", "reinforce.py:Step is none; derive it from lockstep.algorithms.base.Algorithm"),
+        ("reinforce.Reinforce", "one of your own is named by its place, file.py:Class or package.module:Class"),
+    ],
+)
+def test_one_that_is_not_there_is_told_of(
+    named: str, told: str, example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "recipe.yaml", f"algorithm={named}"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_is_what_it_is_in_this_folder_now(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = registry.find("reinforce.py:Reinforce")
+    assert registry.find("./reinforce.py:Reinforce") is here
+    Path("other").mkdir()
+    shutil.copy("reinforce.py", "other/reinforce.py")
+    monkeypatch.chdir("other")
+    other = registry.find("reinforce.py:Reinforce")
+    assert other is not here
+    with Path("reinforce.py").open("a") as file:
+        file.write("\n# changed\n")
+    assert registry.find("reinforce.py:Reinforce") is not other
+
+
+@pytest.mark.full
+def test_an_installed_package_brings_one_by_its_name(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An entry point of its metadata, as `pip install` leaves it."""
+    site = Path("site")
+    (site / "baselines").mkdir(parents=True)
+    shutil.move("reinforce.py", site / "baselines/reinforce.py")
+    (site / "baselines/__init__.py").touch()
+    (site / "baselines-1.0.dist-info").mkdir()
+    (site / "baselines-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: baselines\nVersion: 1.0\n")
+    (site / "baselines-1.0.dist-info/entry_points.txt").write_text(
+        "[lockstep.algorithms]\nbaselined = baselines.reinforce:Reinforce\n"
+    )
+    environment = {"PYTHONPATH": f"{site.resolve()}:{ROOT}", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(lockstep(*arguments), capture_output=True, text=True, check=False, env=environment)
+
+    trained = run("train", "recipe.yaml", "algorithm=baselined", *SHORT, "run.max_steps=2", "run.folder=run")
+    assert trained.returncode == 0, trained.stderr
+    assert yaml.safe_load(Path("run/recipe.yaml").read_text())["algorithm"] == "baselined"
+    assert '"code.algorithm"' in Path("run/checkpoints/step_000002/manifest.json").read_text()
+    unknown = run("train", "recipe.yaml", "algorithm=baseline")
+    assert re.search(r'algorithm is "baseline"; there are: sft, .*, baselined; one of your own', unknown.stderr)
+
+
+EVIL = """
+import pathlib
+
+pathlib.Path("{mark}").touch()
+
+
+def judge(prompt, response, answer, row):
+    return 1.0
+"""
+
+
+@pytest.fixture
+def stranger(example: Path) -> Path:
+    """A finished run that somebody sends, with code in its folder that leaves a mark when it is run."""
+    train(load("recipe.yaml", [*SHORT, "run.max_steps=1", "run.folder=sent"]))
+    for name in ("reinforce.py", "x.py"):
+        Path("sent", name).write_text(EVIL.format(mark=example / "mark") + Path("reinforce.py").read_text())
+    return Path("sent")
+
+
+def sends(stranger: Path, old: str, new: str) -> None:
+    recipe = (stranger / "recipe.yaml").read_text()
+    assert old in recipe
+    (stranger / "recipe.yaml").write_text(recipe.replace(old, new))
+
+
+ASKING = [["export", "sent", "out"], ["check", "sent"], ["eval", "sent", "rows.jsonl"]]
+
+
+def test_a_report_runs_no_code_of_a_recipe(stranger: Path) -> None:
+    for named in ("x.py:Evil", "sent/x.py:Reinforce", str(stranger.resolve() / "x.py:Reinforce")):
+        recipe = (stranger / "recipe.yaml").read_text()
+        (stranger / "recipe.yaml").write_text(re.sub(r"^algorithm:.*", f"algorithm: {named}", recipe, flags=re.M))
+        assert main(["report", "sent"]) == 0
+        assert (stranger / "report.html").stat().st_size
+        (stranger / "report.html").unlink()
+    assert not Path("mark").exists()
+
+
+@pytest.mark.parametrize("command", ASKING, ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    ("option", "old", "new"),
+    [
+        ("algorithm", "algorithm: reinforce.py:", "algorithm: sent/x.py:"),
+        ("reward.function", "rewards.py:even_digits", "sent/x.py:judge"),
+    ],
+)
+def test_code_in_a_runs_own_folder_is_not_run(
+    option: str, old: str, new: str, command: list[str], stranger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sends(stranger, old, new)
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert f"sent/recipe.yaml: {option} sent/x.py:" in told
+    assert "code that lies in the run's own folder, where nothing is run" in told
+    assert not Path("mark").exists()
+
+
+def test_code_that_a_run_names_is_that_of_the_working_folder(
+    stranger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "sent", "out"]) == 0
+    sends(stranger, "algorithm: reinforce.py:", "algorithm: x.py:")
+    assert main(["export", "sent", "again"]) == 2
+    assert "x.py cannot be imported (FileNotFoundError: there is no file " in capsys.readouterr().err
+    assert not Path("mark").exists()
+
+
+def test_neither_is_that_of_the_recipe_that_it_begins_with(stranger: Path) -> None:
+    Path("sent/first.yaml").write_text("base: ../recipe.yaml\nalgorithm: sent/x.py:Reinforce\n")
+    Path("sent/recipe.yaml").write_text("base: ../recipe.yaml\nmodel: {from_recipe: sent/first.yaml}\n")
+    with pytest.raises(InputError, match=r"algorithm sent/x\.py:Reinforce is code that lies in the run's own folder"):
+        _ = load_run(Path("sent")).warm_start
+    assert not Path("mark").exists()

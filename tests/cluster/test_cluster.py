@@ -1,0 +1,137 @@
+"""Runs whose workers are actors of a Ray cluster, and runs whose learner is lost: the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from killing import child_process, killing
+from workspace import furnish
+
+from lockstep.cli import main
+from lockstep.cluster.worker_proxy import WorkerDied
+from lockstep.config.loading import load
+from lockstep.run.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+RAY = "cluster=ray"
+
+
+def sizes(replicas: int = 1, **parallel: int) -> tuple[str, ...]:
+    return (f"sampler.replicas={replicas}", *(f"learner.parallel.{name}={size}" for name, size in parallel.items()))
+
+
+STAGES = ("learner=megatron", "learner.parallel.pp=2", "model.scratch.config.num_hidden_layers=2")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("options", "many"),
+    [
+        (("placement=separate",), sizes(2, dp=2)),
+        pytest.param((), sizes(1), marks=pytest.mark.proof),
+        pytest.param((), STAGES, marks=[pytest.mark.proof, pytest.mark.needs("megatron")]),
+    ],
+    ids=["apart", "together", "stages"],
+)
+def test_ppo_by_actors_has_the_bits_of_child_processes(
+    ray: None, run: Run, options: tuple[str, ...], many: tuple[str, ...]
+) -> None:
+    here = run("run.folder=here", *many)
+    there = run("run.folder=there", RAY, *many, *(f"cluster.ray.{option}" for option in options))
+    assert here == there
+    assert Path("here/samples.jsonl").read_bytes() == Path("there/samples.jsonl").read_bytes()
+
+
+def rank() -> int | None:
+    """The process of a rank: a child of this one, or an actor, which has no name of its own."""
+    actors = [process.pid for process in psutil.process_iter(["cmdline"]) if _is_actor(process)]
+    return child_process("value learner rank 1") or next(iter(actors), None)
+
+
+def _is_actor(process: psutil.Process) -> bool:
+    return any(part.startswith("ray::_Worker") for part in process.info["cmdline"] or ())
+
+
+LONG = ("run.max_steps=24", "run.save_every=2", "learner.parallel.dp=2")
+
+
+@pytest.mark.needs("gloo")
+@pytest.mark.parametrize("cluster", ["local", pytest.param("ray", marks=[pytest.mark.needs("ray"), pytest.mark.full])])
+def test_a_rank_that_is_killed_costs_nothing_but_time(
+    run: Run, cluster: str, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if cluster == "ray":
+        request.getfixturevalue("ray")
+    whole = run("run.folder=whole", *LONG)
+    with killing("lost", [4], rank) as killed:
+        rows = run("run.folder=lost", f"cluster={cluster}", *LONG)
+    assert killed
+    assert "resuming from the newest checkpoint (1 of 3 times)" in capfd.readouterr().err
+    assert rows == whole
+
+
+@pytest.mark.full
+@pytest.mark.needs("gloo")
+def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes_on(run: Run) -> None:
+    with (
+        killing("lost", [4], rank),
+        pytest.raises(WorkerDied, match=r"killed by SIGKILL; the run is not resumed, since cluster\.max_restarts=0$"),
+    ):
+        run("run.folder=lost", "cluster.max_restarts=0", *LONG)
+    assert run("run.folder=lost", "cluster.max_restarts=0", *LONG) == run("run.folder=whole", *LONG)
+
+
+@pytest.mark.full
+def test_self_rewarding_by_actors_picks_the_same_pairs(ray: None, in_tmp: Path) -> None:
+    furnish(in_tmp)
+    for folder, *options in (("here",), ("there", RAY, *sizes(2, dp=2))):
+        train(load("judged.yaml", [f"run.folder={folder}", "run.max_steps=2", "judge.max_no_verdict_rate=1", *options]))
+    assert Path("here/samples.jsonl").read_bytes() == Path("there/samples.jsonl").read_bytes()
+
+
+def test_answers_are_the_same_whoever_runs_the_sampler(ray: None, in_tmp: Path) -> None:
+    furnish(in_tmp)
+    words = ["generate", "model", "rows.jsonl", "sampling.max_tokens=8", "learner.device=cpu"]
+    words += ['data.prompt="{question}\\n"', "data.max_prompt_tokens=64"]
+    assert main([*words, "--out", "here"]) == 0
+    assert main([*words, "--out", "there", RAY, "sampler.replicas=2"]) == 0
+    names = sorted(path.name for path in Path("here").iterdir() if path.suffix == ".jsonl")
+    assert names
+    assert all((Path("here") / name).read_bytes() == (Path("there") / name).read_bytes() for name in names)
+
+
+@pytest.mark.proof
+@pytest.mark.needs("vllm")
+def test_the_doctor_asks_an_actor(ray: None, in_tmp: Path) -> None:
+    furnish(in_tmp)
+    words = [
+        "doctor",
+        "quick",
+        "model",
+        "data.prompts=rows.jsonl",
+        'data.prompt="{question}\\n"',
+        "backends=[torch,vllm]",
+    ]
+    assert main([*words, RAY, "run.folder=there"]) in (0, 3)
+
+
+def test_no_room_is_said(ray: None, run: Run) -> None:
+    with pytest.raises(
+        ValueError, match=r"has no room for 1 workers with 99 CPUs each \(it has 16 CPUs\) and none came"
+    ):
+        run(RAY, "cluster.ray.cpus_per_worker=99", "cluster.ray.timeout_s=1")
+
+
+def test_ray_listens_on_loopback_alone(ray: None) -> None:
+    ours = {process.pid for process in psutil.Process().children(recursive=True)}
+    listening = [c for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN and c.pid in ours]
+    assert len(listening) >= 4
+    assert {c.laddr.ip for c in listening if c.laddr} <= {
+        "127.0.0.1",
+        "::1",
+        "::ffff:127.0.0.1",
+    }

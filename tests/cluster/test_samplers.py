@@ -1,0 +1,106 @@
+"""Runs whose samplers live in processes of their own: the same results, and what happens when one of them dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killing import assert_same, final, killing, sampler_process
+
+from lockstep.cluster.sampler_pool import SamplerLost
+from lockstep.config.loading import RecipeError, load
+
+Run = Callable[..., list[dict[str, Any]]]
+LONG = ("run.max_steps=40", "run.save_every=100", "sampler.replicas=2", "sampler.max_batch_size=4")
+
+
+@pytest.mark.parametrize(
+    ("transfer", "dp"),
+    [pytest.param("shared_memory", 1, marks=pytest.mark.proof), ("process_group", 1), ("shared_memory", 2)],
+)
+def test_samplers_elsewhere_agree_and_are_attested(run: Run, transfer: str, dp: int) -> None:
+    rows = run(
+        "sampler.replicas=2",
+        f"sampler.transfer={transfer}",
+        "sampler.max_batch_size=4",
+        f"learner.parallel.dp={dp}",
+    )
+    trained = [row for row in rows if "train/reward" in row]
+    assert [row["refit/version"] for row in trained] == [0, 1]
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in trained)
+    assert all(row["agreement/weights_age"] == 0 for row in trained)
+    assert all(row["refit/read_whole"] == row["refit/attested"] for row in trained)
+
+
+def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*LONG, "run.folder=calm")
+    with killing("stormy", [5, 12], sampler_process) as victims:
+        run(*LONG, "run.folder=stormy")
+    assert len(set(victims)) == 2
+    assert_same(final("stormy"), final("calm"))
+    told = capsys.readouterr().err
+    assert "killed by SIGKILL; starting it again (1 of 3 times)" in told
+    assert "starting it again (2 of 3 times)" in told
+
+
+@pytest.mark.full
+def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
+    run(*LONG, "run.folder=calm")
+    lost = (*LONG, "run.folder=stormy", "sampler.max_restarts=0")
+    with (
+        killing("stormy", [7], sampler_process),
+        pytest.raises(SamplerLost, match=r"sampler.max_restarts=0; the run was saved after step \d+, and the same"),
+    ):
+        run(*lost)
+    (saved,) = Path("stormy/checkpoints").glob("step_*")
+    assert int(saved.name.removeprefix("step_")) >= 7
+    run(*lost)
+    assert_same(final("stormy"), final("calm"))
+
+
+@pytest.mark.full
+@pytest.mark.needs("vllm")
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.proof)])
+def test_vllm_starts_by_itself_and_again_when_it_dies(run: Run, capsys: pytest.CaptureFixture[str], kills: int) -> None:
+    after = [3 * kill for kill in range(1, kills + 1)]
+    with killing("run", after, sampler_process) as victims:
+        rows = run(
+            "sampler=vllm",
+            "sampler.vllm.kv_cache_gib=0.05",
+            f"sampler.max_restarts={kills}",
+            f"run.max_steps={after[-1] + 3}",
+        )
+    trained = [row for row in rows if "train/reward" in row]
+    assert [row["step"] for row in trained] == list(range(1, after[-1] + 4))
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in trained)
+    assert all(row["refit/probe_gap_max"] < 1e-4 for row in trained)
+    assert [row["refit/version"] for row in trained] == list(range(after[-1] + 3))
+    told = capsys.readouterr().err
+    print(
+        f"\n{len(victims)} engines killed, {told.count('starting it again')} started again, every step has its samples"
+    )
+    assert len(victims) == kills
+    assert f"starting it again ({kills} of {kills} times)" in told
+
+
+@pytest.mark.full
+@pytest.mark.needs("vllm")
+@pytest.mark.usefixtures("vllm")
+def test_a_cache_that_is_too_small_is_told(run: Run) -> None:
+    with pytest.raises(ValueError, match=r"vLLM does not start with the model in .*: ") as caught:
+        run("sampler=vllm", "sampler.vllm.kv_cache_gib=0.000001")
+    assert "\n" not in str(caught.value)
+
+
+def test_sleep_needs_a_gpu(run: Run) -> None:
+    with pytest.raises(ValueError, match=r"sampler.vllm.sleep frees memory of a GPU, and torch sees none here"):
+        run("sampler=vllm", "sampler.vllm.sleep=true")
+    assert not Path("run").exists()
+
+
+def test_options_of_another_backend_are_refused(in_tmp: Path) -> None:
+    with pytest.raises(RecipeError, match=r"sampler.vllm has options of vLLM, but the sampler is torch"):
+        load("ppo_arithmetic", ["sampler.vllm.kv_cache_gib=2"])

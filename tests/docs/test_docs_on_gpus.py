@@ -1,0 +1,151 @@
+"""Commands of the documentation that may compute on GPUs, tried where torch says that there are eight of 80 GB.
+
+`train` is dry-run as it stands in the guide; of a command without a dry run is asked that its sampler can be had there.
+The models are small, so whether one of the size that a guide speaks of has room is asked of `lockstep plan`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from doc_commands import ROOT, Command, commands, fate, with_files
+from gpus import show_gpus
+
+from lockstep.cli import main
+from lockstep.cluster.specs import require_sampler
+from lockstep.config import SamplerSection
+from lockstep.config.loading import load
+from lockstep.inference.eval_options import EvalRecipe
+from lockstep.inference.generate_options import GenerateRecipe
+from lockstep.inference.judge_eval_options import JudgeEvalRecipe
+from lockstep.plan.command import plan
+
+LLAMA3_8B = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+}  # fmt: skip
+CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+ANSWER = [{"role": "assistant", "content": "Lily."}]
+ROWS = {
+    "talks.jsonl": {"messages": [{"role": "user", "content": "Who?"}, *ANSWER]},
+    "pairs.jsonl": {"prompt": "Who?", "chosen": ANSWER, "rejected": "Nobody.", "score_chosen": 5, "score_rejected": 1},
+    "prompts.jsonl": {"prompt": "Who?", "question": "Who?"},
+    "train.jsonl": {"question": "How many?", "answer": "#### 3"},
+}
+EXAMPLE = ROOT / "examples/custom_algorithm"
+COUNT = 1024
+"""Rows of a file: as many as the largest step of these recipes takes."""
+
+
+def may_use_gpus(command: Command) -> bool:
+    """Whether it computes on GPUs where there are some."""
+    words = shlex.split(command.text)
+    if fate(command) != "run" or words[0] != "lockstep":
+        return fate(command) == "gpus"
+    match words[1]:
+        case "eval" | "generate" | "judge-eval":
+            return "learner.device=cpu" not in words
+        case "train":
+            with contextlib.chdir(EXAMPLE):  # where the guide of one's own algorithm is
+                return load(words[2], [word for word in words[3:] if "=" in word]).training.learner.may_use_gpu
+        case _:
+            return False
+
+
+COMMANDS = [each for each in commands() if may_use_gpus(each)]
+TRAINING = {each.text: each for each in COMMANDS if each.text.split()[1] == "train"}
+PLANS = [each.text for each in COMMANDS if each.text.split()[1] == "plan"]
+ASKING = [each.text for each in COMMANDS if each.text.split()[1] in ("eval", "generate", "judge-eval")]
+
+
+@pytest.fixture(scope="module")
+def real(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where a model and rows are, by the names of the documentation."""
+    folder = tmp_path_factory.mktemp("shared")
+    model = shutil.copytree(assets / "models/stories260K/hf", folder / "model")
+    (model / "chat_template.jinja").write_text(CHAT)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
+    found: dict[str, str] = dict.fromkeys(("MODEL", "CHAT_MODEL", "Meta-Llama-3-8B-Instruct"), str(model))
+    for name, row in ROWS.items():
+        for file in (name, f"held_out_{name}", name.replace("train", "test")):
+            lines = [json.dumps(row | {"number": number + COUNT * (file != name)}) for number in range(COUNT)]
+            (folder / file).write_text("\n".join(lines))
+            found[file] = str(folder / file)
+    data = {"train": found["pairs.jsonl"], "validation": found["held_out_pairs.jsonl"]}
+    (folder / "my.yaml").write_text(yaml.safe_dump({"base": "dpo_chat", "model": {"path": str(model)}, "data": data}))
+    return found | {"/shared/my.yaml": str(folder / "my.yaml"), "/shared/run": "run"}
+
+
+def test_there_is_something_to_try() -> None:
+    assert any("learner.parallel.dp=16" in text for text in TRAINING)
+    assert PLANS
+    assert ASKING
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("text", TRAINING)
+def test_a_run_can_start_on_gpus(
+    text: str, real: dict[str, str], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(EXAMPLE, in_tmp, dirs_exist_ok=True)
+    show_gpus(monkeypatch, TRAINING[text].gpus)
+    arguments = [word for word in with_files(text, real) if word != "--dry-run"]
+    assert main([*arguments, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [text for text in TRAINING if "Meta-Llama-3-8B" in text])
+def test_a_run_of_the_guide_has_room_on_gpus(text: str, in_tmp: Path) -> None:
+    """Of the size that the guide speaks of."""
+    Path("config.json").write_text(json.dumps(LLAMA3_8B))
+    recipe, *overrides = [word for word in shlex.split(text)[2:] if word != "--dry-run"]
+    loaded = load(recipe, overrides)
+    assert "It fits: " in plan(loaded, loaded.training.learner.parallel.ranks, "80GB", "config.json").text
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_a_plan_can_be_made(text: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(EXAMPLE, in_tmp, dirs_exist_ok=True)
+    Path("config.json").write_text(json.dumps(LLAMA3_8B))
+    assert main(with_files(text, {"Meta-Llama-3-8B-Instruct": str(in_tmp)})) == 0
+    assert "This fits, 69.2 GB of 80 GB:" in capsys.readouterr().out, "docs/guides/self_rewarding.md says so"
+
+
+@pytest.mark.parametrize("text", ASKING)
+def test_a_sampler_can_be_had_on_gpus(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 8)
+    _, program, *words = shlex.split(text)
+    recipe = words[words.index("--recipe") + 1] if "--recipe" in words else {"eval": "eval_gsm8k"}.get(program, program)
+    overrides = [word for word in words if "=" in word and not word.startswith("data.prompt")]
+    asked = load(recipe.replace("-", "_"), overrides).recipe
+    match asked:
+        case EvalRecipe() | GenerateRecipe():
+            require_sampler(asked.sampler, asked.learner)
+        case JudgeEvalRecipe():
+            require_sampler(asked.judge.sampler or SamplerSection(), asked.learner)
+        case _:
+            raise AssertionError(f"{recipe} trains")
+
+
+def test_what_samples_stays_beside_the_gpus_of_one_machine(
+    in_tmp: Path, real: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the table of docs/guides/cluster.md says, and that no hint leads to another refusal."""
+    show_gpus(monkeypatch, 8)
+    files = [
+        f"model.path={real['MODEL']}",
+        f"data.train={real['train.jsonl']}",
+        f"data.validation={real['test.jsonl']}",
+    ]
+    over = ["cluster=ray", "learner.parallel.dp=16", "grpo.global_batch_size=32"]
+    assert main(["train", "grpo_gsm8k", *files, *over, "--dry-run"]) != 0
+    told = capsys.readouterr().err
+    assert "takes 16 places with a GPU each, and this machine has 8; weights cannot be sent" in told
+    assert "process_group" not in told
+    assert main(["train", "grpo_gsm8k", *files, *over, "learner.parallel.dp=8", "--dry-run"]) == 0

@@ -1,0 +1,44 @@
+"""A table that is stopped keeps the cells that it has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from doctor_tables import asked, found
+
+from lockstep.batch import Batch
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import USUAL, Conditions
+from lockstep.doctor.cells import Cells
+from lockstep.doctor.report import columns_of
+from lockstep.types import Request, SamplingParams
+
+
+def test_a_table_that_was_stopped_goes_on_where_it_was(models: Callable[..., Path], tmp_path: Path) -> None:
+    class Mortal(TorchBackend):
+        drawn, lives = 0, 1000
+
+        def generate(
+            self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+        ) -> Batch:
+            self.drawn += 1
+            if self.drawn > self.lives:
+                raise KeyboardInterrupt
+            return super().generate(requests, sampling, conditions)
+
+    folder, recipe, cells = str(models("llama")), asked(models("llama"), "grid.repeats=1"), Cells(tmp_path)
+    undisturbed, stopped, again = Mortal(folder), Mortal(folder), Mortal(folder)
+    at_once = found(recipe, HFBackend(folder), undisturbed)
+    stopped.lives = undisturbed.drawn // 2
+    with pytest.raises(KeyboardInterrupt):
+        found(recipe, HFBackend(folder), stopped, cells)
+    in_parts = found(recipe, HFBackend(folder), again, cells)
+    assert again.drawn < undisturbed.drawn
+    assert in_parts.judged == at_once.judged
+    assert in_parts.repeats == at_once.repeats
+    columns = columns_of(in_parts.rows)
+    assert all(torch.equal(columns[name], column) for name, column in columns_of(at_once.rows).items())

@@ -1,0 +1,465 @@
+"""`lockstep doctor table` on real, small models: its grid, its verdicts, what it leaves behind, how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from doctor_tables import SMALL, asked, found
+from safetensors.torch import load_file
+from tiny_recipe import RECIPE
+from transformers import PreTrainedModel
+
+from lockstep import exit_codes
+from lockstep.batch import Batch
+from lockstep.cli import main
+from lockstep.config.loading import describe, load
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import USUAL, Backend, Conditions, Scores
+from lockstep.doctor.doctor_recipe import doctor_recipe
+from lockstep.doctor.judging import whole
+from lockstep.doctor.options import DoctorRecipe
+from lockstep.doctor.render import junit, markdown
+from lockstep.doctor.report import Found
+from lockstep.types import Request, SamplingParams
+
+Sides = tuple[Callable[[str], Backend], Callable[[str], Backend]]
+
+
+@pytest.fixture(scope="module")
+def passed(models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The folder of a report on two backends that agree, and the exit code."""
+    out = tmp_path_factory.mktemp("doctor") / "out"
+    return out, main(["doctor", "table", str(models("llama")), "--out", str(out), *SMALL])
+
+
+def report(out: Path) -> dict[str, Any]:
+    return json.loads((out / "report.json").read_text())
+
+
+def verdicts(what: Found) -> dict[str, str]:
+    return {what.rows[one.row].cell.name: one.judgement.verdict for one in what.judged}
+
+
+def test_there_is_a_page(passed: tuple[Path, int]) -> None:
+    assert (passed[0] / "report.html").stat().st_size > 1e6
+
+
+def test_two_backends_that_agree_pass_everywhere(passed: tuple[Path, int]) -> None:
+    out, code = passed
+    tree = report(out)
+    assert (code, tree["verdict"], tree["exit_code"]) == (0, "PASS", 0)
+    pairs = [pair for cell in tree["cells"] for pair in cell.get("pairs", ())]
+    assert [(pair["train"], pair["infer"], pair["verdict"]) for pair in pairs] == [("hf", "torch", "PASS")] * 4
+    assert all(1 <= pair["low"] <= pair["metric"] <= pair["high"] < 1.001 for pair in pairs)
+
+
+def test_every_cell_has_its_row(passed: tuple[Path, int]) -> None:
+    tree = report(passed[0])
+    states = [(cell["length"], cell["method"]["name"], cell["state"]) for cell in tree["cells"]]
+    assert states == [
+        (length, method, "beyond context" if length == 48 else "measured")
+        for length in (12, 24, 48)
+        for method in ("greedy", "T=0.7 top_p=0.9")
+    ]
+
+
+def test_the_report_says_what_was_asked_of_what(passed: tuple[Path, int], models: Callable[..., Path]) -> None:
+    tree = report(passed[0])
+    assert tree["schema"] == "lockstep.doctor.table/1"
+    assert tree["model"]["path"] == str(models("llama"))
+    assert "model.safetensors" in tree["model"]["files"]
+    assert re.fullmatch("[0-9a-f]{16}", tree["model"]["digest"])
+    assert tree["recipe"]["grid"]["lengths"] == [12, 24, 48]
+    assert tree["recipe"]["limits"]["floor_factor"] == 3.0
+    assert tree["backends"]["hf"]["settings"]["kernel"] == "sdpa"
+    assert tree["environment"]["torch"] == torch.__version__
+    assert "has no tokenizer" in tree["notes"][0]
+
+
+def test_the_columns_make_the_figures(passed: tuple[Path, int]) -> None:
+    """Whoever draws a plot has the numbers that the report was made of, token for token."""
+    tree, tensors = report(passed[0]), load_file(passed[0] / "columns.safetensors")
+    for cell in tree["cells"][:4]:
+        for side, other in (("infer", "train"), ("train", "infer")):
+            drawn = cell["pairs"][0]["drawn"][side]
+            names = drawn["columns"]
+            delta = tensors[names[side]].double() - tensors[names[other]].double()
+            assert drawn["figures"]["k1"] == pytest.approx(float(delta.mean()), rel=1e-6, abs=1e-12), "of who drew"
+            assert drawn["figures"]["mean_abs"] == pytest.approx(float(delta.abs().mean()), rel=1e-6, abs=1e-12)
+            floor = torch.stack([tensors[name] for name in names["floor"]]).double().square().sum(0)
+            assert drawn["floor_rms"] == pytest.approx(float(floor.mean().sqrt()), rel=1e-4)
+            mask, lengths = tensors[names["mask"]], tensors[names["lengths"]]
+            assert int(mask.sum()) == delta.numel() == cell["length"] * len(lengths)
+            assert int(lengths.sum()) == mask.numel() == tensors[names["tokens"]].numel()
+            assert len(lengths) == cell["sequences"]
+
+
+def test_what_the_inference_side_drew_is_compared_by_its_decoding(passed: tuple[Path, int]) -> None:
+    for cell in report(passed[0])["cells"][:4]:
+        columns = {side: drawn["columns"] for side, drawn in cell["pairs"][0]["drawn"].items()}
+        assert columns["infer"]["infer"].endswith(".torch.decoded")
+        assert columns["infer"]["train"].endswith(".torch.shaped.hf")
+        assert columns["train"]["infer"].endswith(".hf.shaped.torch")
+        assert columns["train"]["train"].endswith(".hf.shaped.hf")
+
+
+def test_the_same_again_is_the_same_to_the_bit(passed: tuple[Path, int]) -> None:
+    repeats = report(passed[0])["repeats"]
+    assert [(repeat["backend"], repeat["times"], repeat["same_tokens"], repeat["bitwise"]) for repeat in repeats] == [
+        ("hf", 2, 2, 2),
+        ("torch", 2, 2, 2),
+    ] * 2
+    assert all(repeat["cell"].startswith("12 ") for repeat in repeats), "only the shortest length is asked again"
+
+
+def test_the_table_is_markdown(passed: tuple[Path, int]) -> None:
+    lines = (passed[0] / "table.md").read_text().splitlines()
+    assert lines[0] == "| Length | Data | Method | Batch | hf vs torch |"
+    assert all(line.count("|") == 6 for line in lines[:8])
+    assert lines[2] == "| 12 | real | greedy | 8 | 1.0000 [1.0000, 1.0000] PASS |"
+    assert lines[7] == "| 48 | real | T=0.7 top_p=0.9 | 8 | beyond context |"
+    assert "- torch, asked the same again: 4 of 4 bitwise the same." in lines
+    assert lines[-1] == "**PASS** of 4 of 6 rows; the others were not measured"
+
+
+def test_junit_has_a_case_for_each_cell_and_pair(passed: tuple[Path, int]) -> None:
+    suite = ElementTree.parse(passed[0] / "junit.xml").getroot()
+    assert suite.attrib == {
+        "name": "lockstep doctor table", "tests": "6", "failures": "0", "errors": "0", "skipped": "2",
+    }  # fmt: skip
+    cases = suite.findall("testcase")
+    assert {case.get("classname") for case in cases} == {"hf vs torch"}
+    assert [case.get("name") for case in cases if case.find("skipped") is not None] == [
+        "48 real, greedy, batch 8",
+        "48 real, T=0.7 top_p=0.9, batch 8",
+    ]
+
+
+def test_the_same_question_is_answered_anew_and_another_one_refused(
+    passed: tuple[Path, int], models: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["doctor", "table", str(models("llama")), "--out", str(passed[0])]
+    assert main([*command, *SMALL, "seed=1"]) == exit_codes.INPUT
+    assert "holds a report on something else" in capsys.readouterr().err
+
+
+def test_a_budget_leaves_cells_out(models: Callable[..., Path], in_tmp: Path) -> None:
+    assert main(["doctor", "table", str(models("llama")), "--budget", "1e-9", *SMALL]) == exit_codes.INCONCLUSIVE
+    (folder,) = Path("doctor").iterdir()
+    assert folder.name.startswith("llama-0-")
+    states = [cell["state"] for cell in report(folder)["cells"]]
+    assert states == ["cut by budget"] * 4 + ["beyond context"] * 2
+    assert report(folder)["verdict"] == "INCONCLUSIVE"
+
+
+def test_too_few_tokens_tell_nothing(models: Callable[..., Path]) -> None:
+    """1,536 tokens without an outlier do not show that fewer than 1 in 1,000 are."""
+    folder = str(models("llama"))
+    recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", "limits.max_outlier_rate=1e-3")
+    what = found(recipe, HFBackend(folder), TorchBackend(folder))
+    assert whole(what.judged) == "INCONCLUSIVE"
+    assert "not surely on either side of the limit 0.001" in markdown(what)
+    assert ElementTree.fromstring(junit(what)).get("errors") == "2"
+
+
+def scaled(model: PreTrainedModel) -> None:
+    """Another model than the folder's."""
+    with torch.no_grad():
+        model.get_parameter("lm_head.weight").mul_(1.1)
+
+
+@pytest.mark.full
+def test_where_quick_fails_it_goes_on_to_the_causes(
+    models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["doctor", "quick", str(models("llama")), *SMALL, "grid.lengths=[12]", "grid.repeats=1"]
+    assert main([*command, "--out", "well"]) == 0
+    assert not Path("well/diagnosis.json").exists()
+    assert main([*command, "--out", "ill", "limits.max_mult_prob_error=1.0"]) == exit_codes.BROKEN
+    assert Path("ill/diagnosis.json").is_file()
+    assert "**FAIL**" in capsys.readouterr().out
+
+
+def test_a_disagreement_fails(models: Callable[..., Path]) -> None:
+    folder, dumb = models("llama"), TorchBackend(str(models("llama")), alter=scaled)
+    what = found(asked(folder), HFBackend(str(folder)), dumb)
+    assert whole(what.judged) == "FAIL"
+    assert set(verdicts(what).values()) == {"FAIL"}
+    assert "FAIL" in markdown(what)
+    suite = ElementTree.fromstring(junit(what))
+    assert suite.get("failures") == "4"
+    message = suite.find("testcase/failure")
+    assert message is not None
+    assert "beyond the limit" in message.get("message", "")
+
+
+class Unshaped(TorchBackend):
+    """Knows only temperature 1 when it rescores, and refuses anything else."""
+
+    capabilities = TorchBackend.capabilities - {"shaped"}
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        assert batch.sampling is None
+        return super().score(batch, conditions)
+
+
+def test_a_backend_that_rescores_at_temperature_1_only_is_compared_there(models: Callable[..., Path]) -> None:
+    folder = str(models("llama"))
+    what = found(asked(models("llama")), HFBackend(folder), Unshaped(folder))
+    drawn = {one.drawer: one for one in what.rows[1].drawn}
+    assert drawn["torch"].columns("hf", "torch") == ("shaped.hf", "decoded")
+    assert drawn["hf"].columns("hf", "torch") == ("plain.hf", "plain.torch")
+    assert torch.allclose(drawn["hf"].scores["plain", "hf"], drawn["hf"].scores["plain", "torch"], atol=1e-3)
+    assert not torch.allclose(drawn["hf"].scores["plain", "hf"], drawn["hf"].scores["shaped", "hf"], atol=1e-3)
+    assert set(verdicts(what).values()) == {"PASS"}
+
+
+class Restless(TorchBackend):
+    """Draws the same, but never gives the same log-probabilities twice."""
+
+    asked = 0
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        self.asked += 1
+        scores = super().score(batch, conditions)
+        return Scores(scores.logprob + 1e-6 * self.asked * batch.mask, scores.tokens, scores.effective)
+
+
+def test_repeats_that_differ_are_counted_and_told(models: Callable[..., Path]) -> None:
+    folder = str(models("llama"))
+    what = found(asked(models("llama"), "grid.repeats=3", "grid.lengths=[12]"), HFBackend(folder), Restless(folder))
+    own = [repeat for repeat in what.repeats if repeat.backend == "torch"]
+    assert [(repeat.times, repeat.same_tokens, repeat.bitwise) for repeat in own] == [(3, 3, 1)] * 2
+    assert own[0].rms == pytest.approx((2.5e-12) ** 0.5, rel=0.2)  # 1 and 2 millionths away from the first
+    assert "torch, 12 real, greedy, batch 8: 1 of 3 bitwise the same, 3 of 3 in their tokens" in markdown(what)
+
+
+class Wanderer(HFBackend):
+    """Draws something else each time."""
+
+    asked = 0
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+        self.asked += 1
+        return super().generate([Request(one.tokens, one.key + self.asked) for one in requests], sampling, conditions)
+
+
+def test_other_tokens_are_counted_too(models: Callable[..., Path]) -> None:
+    folder = str(models("llama"))
+    what = found(asked(models("llama"), "grid.lengths=[12]"), Wanderer(folder), TorchBackend(folder))
+    sampled = next(repeat for repeat in what.repeats if repeat.backend == "hf" and "T=0.7" in repeat.cell)
+    assert (sampled.times, sampled.same_tokens, sampled.bitwise) == (2, 1, 1)
+
+
+class Retokeniser(TorchBackend):
+    """Scores another last token than the one it is given."""
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        tokens = batch.tokens.clone()
+        tokens[-1] = (tokens[-1] + 1) % 64
+        return super().score(Batch(tokens, batch.lengths, batch.token, batch.sample, batch.sampling), conditions)
+
+
+def test_who_scores_other_tokens_is_named(models: Callable[..., Path]) -> None:
+    folder = str(models("llama"))
+    what = found(asked(models("llama"), "grid.lengths=[12]"), HFBackend(folder), Retokeniser(folder))
+    assert all(drawn.strangers == {"torch"} for row in what.rows for drawn in row.drawn)
+    assert "torch scored other tokens than those that hf drew" in markdown(what)
+
+
+def test_the_floor_is_of_the_declared_types(models: Callable[..., Path]) -> None:
+    """Where one side computes in bf16, that side's rounding is the floor; where both do, both sides' is."""
+    folder = str(models("llama"))
+    recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1")
+    one = found(recipe, HFBackend(folder), TorchBackend(folder, "bf16"))
+    drawn = one.rows[0].by("torch")
+    assert drawn is not None
+    witness = HFBackend(folder)
+    exact, rounded = (
+        witness.score(drawn.batch, Conditions(dtype=dtype)).logprob[drawn.batch.mask] for dtype in ("fp32", "bf16")
+    )
+    assert torch.allclose(drawn.roundings["shaped", "bf16"], (exact - rounded).abs())
+    assert float(drawn.roundings["shaped", "fp32"].max()) < 1e-4
+    both = found(recipe, HFBackend(folder, "bf16"), TorchBackend(folder, "bf16")).rows[0].by("torch")
+    assert both is not None
+    ratio = both.floor("hf", "torch") / both.roundings["shaped", "bf16"].clamp(min=1e-9)
+    assert torch.allclose(ratio, torch.full_like(ratio, 2**0.5), rtol=1e-3)
+
+
+def dtypes(tree: Mapping[str, Any]) -> list[str]:
+    return [side["settings"]["dtype"] for side in tree["backends"].values()]
+
+
+def mismatch_limit(tree: Mapping[str, Any]) -> float:
+    return tree["cells"][0]["pairs"][0]["clauses"]["infer.mismatch"]["limit"]
+
+
+@pytest.mark.parametrize(
+    ("option", "shows", "expected"),
+    [
+        ("grid.data=[counting]", lambda tree: tree["cells"][0]["data"], "counting"),
+        ("grid.sequences=9", lambda tree: tree["cells"][0]["sequences"], 9),
+        ("grid.max_sequences=20", lambda tree: tree["cells"][0]["sequences"], 20),
+        ("grid.repeats=3", lambda tree: tree["repeats"][0]["times"], 3),
+        ("grid.batch_sizes=[4]", lambda tree: tree["cells"][0]["batch_size"], 4),
+        ("backends=[torch,hf]", lambda tree: tree["pairs"], [["torch", "hf"]]),
+        ("learner.dtype=bf16", dtypes, ["bf16", "bf16"]),
+        ("limits.floor_factor=1e-9", mismatch_limit, pytest.approx(1.0001, abs=1e-9)),
+    ],
+)
+def test_options_are_heeded(
+    option: str, shows: Callable[[Mapping[str, Any]], object], expected: object, assets: Path, in_tmp: Path
+) -> None:
+    few = ["grid.lengths=[2]", "grid.methods=[{temperature: 0.0}]", "grid.batch_sizes=[8]", "grid.repeats=1"]
+    model = str(assets / "models/stories260K/hf")
+    main(["doctor", "table", model, "--out", "out", *SMALL, *few, option])
+    assert shows(report(Path("out"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "required: WHAT"),
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["table"], "required: MODEL"),
+        (["table", "MODEL", "--budget", "soon"], "invalid float value: 'soon'"),
+        (["analyze", "dump.jsonl", "extra"], "there is no argument 'extra' here"),
+    ],
+)
+def test_wrong_usage_could_not_start(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *arguments])
+    assert ended.value.code == exit_codes.INPUT
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["grid.length=3"], "there is no option grid.length"),
+        (["backends=[hf,hf]"], "backends names one twice"),
+        (["backends=[hf]"], "backends"),
+        (["--recipe", "generate"], "is for another command: lockstep generate MODEL DATA --recipe generate"),
+        (["data.prompts=nowhere.jsonl"], "nowhere.jsonl"),
+        (["learner.device=cuda"], "the doctor's hf computes on the CPU; leave learner.device at auto"),
+    ],
+)
+def test_what_is_wrong_with_the_recipe_is_one_sentence(
+    overrides: list[str], said: str, models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "table", str(models("llama")), *overrides]) == exit_codes.INPUT
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+    assert not Path("doctor").exists()
+
+
+def test_without_a_model_nothing_is_left_behind(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "quick", "nowhere"]) == exit_codes.INPUT
+    assert "there is no folder nowhere" in capsys.readouterr().err
+    assert not Path("doctor").exists()
+
+
+def test_a_dump_is_analysed_by_the_names_of_its_columns(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"a": [-1.0, -2.0, -3.0], "b": [-1.0, -2.0, -3.0]} for _ in range(40)]
+    Path("dump.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(
+        ["doctor", "analyze", "dump.jsonl", "--train-column", "a", "--infer-column", "b", "--out", "said.json"]
+    ) in (0, 3)
+    assert "`a` − `b`" in capsys.readouterr().out
+    assert Path("said.json").is_file()
+    assert main(["doctor", "analyze", "dump.jsonl", "--train-column", "c", "--infer-column", "b"]) == exit_codes.INPUT
+    assert main(["doctor", "analyze", "nowhere.jsonl"]) == exit_codes.INPUT
+
+
+def test_a_doctor_recipe_is_for_the_doctor(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "doctor", "model.path=."]) == 2
+    assert "lockstep doctor table MODEL --recipe doctor" in capsys.readouterr().err
+
+
+def test_a_run_says_how_it_computed(models: Callable[..., Path], in_tmp: Path) -> None:
+    run = Path("run")
+    shutil.copytree(models("llama"), run / "final")
+    Path("tiny.json").write_text(json.dumps(RECIPE))
+    Path("tiny.yaml").write_text(Path("tiny.json").read_text())
+    own = ["learner.dtype=bf16", "sampler=vllm", "sampler.max_batch_size=3"]
+    (run / "recipe.yaml").write_text(describe(load("tiny.yaml", own)))
+    loaded = doctor_recipe("run", ["seed=5"], "doctor_quick", "out", 7.0)
+    recipe = loaded.recipe
+    assert isinstance(recipe, DoctorRecipe)
+    assert loaded.name == "run"
+    assert recipe.model.path == str(run / "final")
+    assert (recipe.learner.dtype, recipe.sampler.max_batch_size) == ("bf16", 3)
+    assert recipe.backends == ("hf", "torch", "vllm"), "the sampler that the run trained with is examined"
+    assert (recipe.seed, recipe.run.folder, recipe.grid.budget_s, recipe.grid.lengths) == (5, "out", 7.0, (100,))
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("vllm")
+def test_three_backends_make_three_pairs(assets: Path, in_tmp: Path) -> None:
+    """vLLM rescores at temperature 1 only, so what others drew under top-p is compared there."""
+    few = ["grid.lengths=[24]", "grid.methods=[{temperature: 0.7, top_p: 0.9}]", "limits.max_outlier_rate=0.02"]
+    model = str(assets / "models/stories260K/hf")
+    assert main(["doctor", "table", model, "--out", "out", *SMALL, *few, "backends=[hf,torch,vllm]"]) == 0
+    tree = report(Path("out"))
+    pairs = {(pair["train"], pair["infer"]): pair for pair in tree["cells"][0]["pairs"]}
+    assert {names: pair["verdict"] for names, pair in pairs.items()} == dict.fromkeys(
+        [("hf", "torch"), ("hf", "vllm"), ("torch", "vllm")], "PASS"
+    )
+    kinds = {names: (pair["drawn"]["infer"]["kind"], pair["drawn"]["train"]["kind"]) for names, pair in pairs.items()}
+    assert kinds["hf", "torch"] == ("shaped", "shaped")
+    assert kinds["hf", "vllm"] == ("shaped", "plain")
+    assert [repeat["bitwise"] for repeat in tree["repeats"]] == [2, 2, 2]
+
+
+@pytest.mark.full
+@pytest.mark.needs("gloo")
+def test_layouts_agree_with_one_process(models: Callable[..., Path], in_tmp: Path) -> None:
+    """A learner over ranks only scores; what it scores, the others draw."""
+    few = [
+        "grid.lengths=[24]",
+        "grid.methods=[{temperature: 0.7, top_p: 0.9}]",
+        "backends=[torch,torch-tp2,torch-dp2cp2,megatron-tp2,megatron-pp2]",
+    ]
+    assert main(["doctor", "table", str(models("qwen3")), "--out", "out", *SMALL, *few]) == 0
+    pairs = report(Path("out"))["cells"][0]["pairs"]
+    assert {(pair["train"], pair["infer"]): pair["verdict"] for pair in pairs} == dict.fromkeys(
+        [(name, "torch") for name in ("torch-tp2", "torch-dp2cp2", "megatron-tp2", "megatron-pp2")], "PASS"
+    )
+
+
+@pytest.mark.proof
+@pytest.mark.usefixtures("vllm")
+def test_two_ranks_of_vllm_agree_with_the_learner(assets: Path, in_tmp: Path) -> None:
+    few = ["grid.lengths=[24]", "grid.methods=[{temperature: 1.0}]", "backends=[torch,vllm-tp2]"]
+    assert main(["doctor", "table", str(assets / "models/stories260K/hf"), "--out", "out", *SMALL, *few]) == 0
+
+
+@pytest.mark.parametrize(
+    ("backends", "said"),
+    [
+        ("[torch,torch-ep2]", "backends"),
+        ("[torch,torch-tp0]", "backends"),
+        ("[torch,torch-pp2]", "backends"),
+        ("[torch,torch-tp2tp2]", "torch-tp2tp2 says one size twice"),
+        ("[torch,torch-tp3]", "num_attention_heads"),
+        ("[torch-tp2,torch-dp2]", "none of torch-tp2, torch-dp2 draws responses"),
+    ],
+)
+def test_layouts_that_are_none_are_refused(
+    models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str], backends: str, said: str
+) -> None:
+    assert (
+        main(["doctor", "table", str(models("qwen3")), "--out", "out", *SMALL, f"backends={backends}"])
+        == exit_codes.INPUT
+    )
+    assert said in capsys.readouterr().err

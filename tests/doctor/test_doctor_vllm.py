@@ -1,0 +1,237 @@
+"""vLLM in the doctor, with a real model: its numbers, its conditions, what it shows, and its refits. Two engines."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from forgetful import ForgetfulSampler
+from torch import Tensor
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import VLLM, Computation, LearnerSection, Optimizer, SamplerSection
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.vllm import VLLMBackend
+from lockstep.doctor.base import Conditions
+from lockstep.doctor.examine import examine
+from lockstep.doctor.refit_check import STAGES, checked_refits, probe_of
+from lockstep.report.progress import show_progress
+from lockstep.types import Request, SamplingParams
+
+pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
+
+SECTION = SamplerSection(max_batch_size=8, vllm=VLLM(), backend="vllm")
+LONG = 70
+"""Tokens of a prompt that fill two blocks of the prefix cache."""
+
+
+@pytest.fixture(scope="module")
+def folder(assets: Path) -> str:
+    return str(assets / "models" / "stories260K" / "hf")
+
+
+@pytest.fixture(scope="module")
+def hf(folder: str) -> HFBackend:
+    return HFBackend(folder)
+
+
+@pytest.fixture(scope="module")
+def backend(vllm: None, folder: str) -> Iterator[VLLMBackend]:
+    section = SECTION.model_copy(update={"vllm": VLLM(kv_cache_gib=0.1)})
+    opened = VLLMBackend(folder, section, Computation(device="cpu"), sampler=ForgetfulSampler)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def forgetting(backend: VLLMBackend) -> Iterator[Callable[[str], object]]:
+    yield lambda what: backend.engine.remotes[0].call("forget", what)
+    backend.engine.remotes[0].call("forget", "")
+
+
+def requests(count: int = 8, length: int = 12) -> list[Request]:
+    draws = keyed.uniforms(torch.arange(count), torch.arange(length))
+    return [Request(tuple((row * 500).long().tolist()), keyed.key("doctor", i)) for i, row in enumerate(draws)]
+
+
+def unshaped(batch: Batch) -> Batch:
+    return replace(batch, sampling=None)
+
+
+def gap(batch: Batch, one: Tensor, other: Tensor) -> float:
+    return float((one - other)[batch.mask].abs().mean())
+
+
+def test_it_scores_as_transformers_does_and_decodes_as_it_scores(backend: VLLMBackend, hf: HFBackend) -> None:
+    batch = backend.generate(requests(), SamplingParams(max_tokens=60))
+    assert batch.mask.sum() == 8 * 60
+    scores = backend.score(unshaped(batch))
+    assert 0 < gap(batch, scores.logprob, hf.score(batch).logprob) < 1e-4
+    assert gap(batch, scores.logprob, batch["sampler_logprob"]) < 1e-4
+    assert scores.tokens == tuple(tuple(row.tolist()) for row in batch.sequences())
+
+
+def test_what_it_decodes_is_under_the_drawn_distribution(backend: VLLMBackend, hf: HFBackend) -> None:
+    batch = backend.generate(requests(), SamplingParams(max_tokens=30, temperature=0.7, top_k=20))
+    assert gap(batch, batch["sampler_logprob"], hf.score(batch).logprob) < 1e-4
+    with pytest.raises(ValueError, match="temperature 1 and over all tokens only"):
+        backend.score(batch)
+
+
+def test_a_batch_size_takes_effect(backend: VLLMBackend) -> None:
+    greedy = SamplingParams(max_tokens=4, temperature=0.0)
+    rows = {size: backend.generate(requests(), greedy, Conditions(batch_size=size))["rows"][0] for size in (1, 3, 8)}
+    assert rows == {1: 1, 3: 3, 8: 8}
+    batch = unshaped(backend.generate(requests(), greedy))
+    same = Conditions(dtype="fp32", unchunked=True, batch_size=1)  # as it is anyway: no other engine starts
+    assert backend.score(batch, same).effective["rows"] == 1
+    assert 1 < backend.score(batch, Conditions(batch_size=4)).effective["rows"] <= 4
+
+
+def test_fresh_drops_the_prefix_cache(backend: VLLMBackend) -> None:
+    asked = (requests(4, LONG), SamplingParams(max_tokens=2))
+    backend.generate(*asked)
+    assert backend.generate(*asked)["prefix_hits"].tolist() == [64] * 4
+    assert backend.generate(*asked, Conditions(fresh=True))["prefix_hits"].tolist() == [0] * 4
+
+
+def test_it_says_how_it_is_set_up(backend: VLLMBackend, hf: HFBackend) -> None:
+    assert backend.config() == hf.config()
+    settings = backend.settings()
+    told = {
+        "dtype": "fp32", "logprobs_mode": "processed_logprobs", "cache": "float32", "enable_prefix_caching": True,
+        "enable_chunked_prefill": False, "batch_size": 8,
+    }  # fmt: skip
+    assert {name: settings[name] for name in told} == told
+    assert settings["kernel"]
+
+
+def test_it_shows_what_it_computes_with_before_and_after_a_load(backend: VLLMBackend, hf: HFBackend) -> None:
+    tables = {name for name in hf.fingerprints() if "inv_freq" in name}  # which it makes itself
+    for factor in (1.1, 1 / 1.1):
+        shown, expected = backend.fingerprints(), hf.fingerprints()
+        assert {name: shown[name] for name in expected.keys() - tables} == {
+            name: expected[name] for name in expected.keys() - tables
+        }
+        assert shown["lm_head.weight"] == expected["model.embed_tokens.weight"]
+        other = {name: tensor * factor for name, tensor in hf.weights() if "q_proj" in name}
+        hf.load(other.items())
+        backend.load(other.items())
+    batch = unshaped(backend.generate(requests(), SamplingParams(max_tokens=8)))
+    assert gap(batch, backend.score(batch).logprob, hf.score(batch).logprob) < 1e-4
+
+
+def test_stale_prefixes_show_where_decoding_meets_them(
+    backend: VLLMBackend, forgetting: Callable[[str], object]
+) -> None:
+    asked = (requests(4, LONG), SamplingParams(max_tokens=20))
+    before = {name: tensor.clone() for name, tensor in backend.weights() if name.endswith("v_proj.weight")}
+    backend.generate(*asked)
+    forgetting("prefix cache")
+    backend.load((name, -tensor) for name, tensor in before.items())
+    stale = backend.generate(*asked)
+    clean = backend.generate(*asked, Conditions(fresh=True))
+    assert stale["prefix_hits"].min() == 64
+    assert gap(stale, stale["sampler_logprob"], backend.score(unshaped(stale)).logprob) > 0.05
+    assert gap(clean, clean["sampler_logprob"], backend.score(unshaped(clean)).logprob) < 1e-4
+    forgetting("")
+    backend.load(before.items())
+
+
+@pytest.mark.proof
+def test_two_faults_get_two_names(backend: VLLMBackend, folder: str, forgetting: Callable[[str], object]) -> None:
+    asked, sampling = requests(8, LONG), SamplingParams(max_tokens=40)
+    right = {name: tensor.clone() for name, tensor in backend.weights()}
+    value, down = "model.layers.1.self_attn.v_proj.weight", "model.layers.2.mlp.down_proj.weight"
+    backend.load([(value, right[value] * 1.5), (down, right[down] * 1.2)])
+    backend.generate(asked, sampling, Conditions(fresh=True))
+    forgetting("prefix cache")
+    backend.load([(value, right[value])])
+    diagnosis = examine(TorchBackend(folder), backend, folder, asked, sampling)
+    forgetting("")
+    backend.load(right.items())
+    assert {cause.cause for cause in diagnosis.causes} == {"stale_tensor", "stale_prefix_cache"}
+    assert diagnosis.left < 1.5 * diagnosis.floor
+    assert not examine(TorchBackend(folder), backend, folder, asked, sampling).causes
+
+
+NORM = "model.layers.2.input_layernorm.weight"
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "what", "cause", "stages"),
+    [
+        ("nothing", "", "", ()),
+        ("prefix cache", "prefix cache", "stale_prefix_cache", ("noise", "refit", "again")),
+        (NORM, NORM, "stale_tensor", ("noise", "again")),
+        ("tied head", "lm_head.weight", "tied_head", ("noise", "again")),
+    ],
+)
+def test_refits_are_checked(
+    backend: VLLMBackend,
+    folder: str,
+    forgetting: Callable[[str], object],
+    forgotten: str,
+    what: str,
+    cause: str,
+    stages: tuple[str, ...],
+) -> None:
+    learner = LearnerSpec(folder, "logits", LearnerSection(device="cpu"), Optimizer(lr=1e-3), 0).build()
+    backend.load(learner.weights())  # as if it had just started
+    forgetting(forgotten)
+    with show_progress("refit") as shown:
+        seen = list(checked_refits(learner, backend.engine, probe_of(folder), shown))
+    assert {stage.name: {finding.what: finding.cause for finding in stage.findings} for stage in seen} == {
+        name: {what: cause} if name in stages else {} for name in STAGES
+    }
+    assert (seen[1].read_whole, seen[1].read_by_kernel, seen[1].received_only) == (12, 36, 2)
+
+
+@pytest.mark.proof
+def test_another_type_and_configuration_take_another_engine(backend: VLLMBackend, hf: HFBackend, folder: str) -> None:
+    learner = LearnerSpec(folder, "logits", LearnerSection(device="cpu"), None, 0).build()
+    backend.load(learner.weights())
+    hf.load((name, tensor) for name, tensor in learner.weights() if "inv_freq" not in name)
+    batch = unshaped(backend.generate(requests(), SamplingParams(max_tokens=40)))
+    other = Conditions(dtype="bf16", config=(("rope_parameters.rope_theta", 500.0),))
+    scores, usual = backend.score(batch, other), backend.score(batch)
+    assert (scores.effective["dtype"], usual.effective["dtype"]) == ("bfloat16", "float32")
+    assert gap(batch, scores.logprob, hf.score(batch, other).logprob) < 0.1
+    assert gap(batch, scores.logprob, usual.logprob) > 0.5
+
+
+def test_one_engine_is_enough(folder: str) -> None:
+    with pytest.raises(ValueError, match=r"leave sampler\.replicas at 1"):
+        VLLMBackend(folder, SECTION.model_copy(update={"replicas": 2}), Computation(device="cpu"))
+
+
+@pytest.mark.proof
+def test_tensor_parallel_workers_end_with_their_engine_and_it_with_them(vllm: None, folder: str) -> None:
+    section = SECTION.model_copy(update={"vllm": VLLM(kv_cache_gib=0.1)})
+    opened = VLLMBackend(folder, section, Computation(device="cpu"), tp=2)
+    greedy = SamplingParams(max_tokens=8, temperature=0.0)
+    answers = opened.generate(requests(), greedy)
+    first = workers_of_vllm()
+    assert len(first) == 2
+    first[1].kill()
+    assert torch.equal(opened.engine.generate(requests(), greedy).tokens, answers.tokens)
+    assert opened.engine.restarts == 1
+    (sampler,) = [child for child in multiprocessing.active_children() if child.name.startswith("sampler")]
+    second = workers_of_vllm()
+    sampler.kill()
+    _, alive = psutil.wait_procs([*first, *second], timeout=30)
+    assert not alive
+    opened.close()
+
+
+def workers_of_vllm() -> list[psutil.Process]:
+    below = psutil.Process().children(recursive=True)
+    return [process for process in below if any("VLLM::Worker" in word for word in process.cmdline())]

@@ -1,0 +1,152 @@
+"""Runs with an environment, as their users start them: PPO and GRPO learn from episodes, and faults cost episodes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from killing import started, wait_for
+from tiny_recipe import RECIPE, REWARDS
+
+from lockstep.cli import main
+from lockstep.config.loading import load
+from lockstep.report.log import read_metrics
+from lockstep.run.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+
+WORLDS = '''
+class Even:
+    """A turn is worth its share of even digits; says "3" to each, and ends after three."""
+    def reset(self, row, seed):
+        self.turns = 0
+    def step(self, response):
+        self.turns += 1
+        return "3\\n", sum(c in "02468" for c in response) / max(1, len(response)) / 3, self.turns == 3
+
+
+class Moody(Even):
+    """Fails by its seed."""
+    def reset(self, row, seed):
+        super().reset(row, seed)
+        if seed % 5 == 0:
+            raise RuntimeError("not today")
+
+
+class Asleep(Even):
+    """Never answers."""
+    def step(self, response):
+        import pathlib, time
+        pathlib.Path("asleep").touch()
+        time.sleep(1000)
+'''
+STOPS = [*"0123456789+-=.", "\n"]
+PPO = {name: value for name, value in RECIPE.items() if name != "reward"} | {
+    "environment": {"class_name": "worlds.py:Even", "stop": STOPS, "max_tokens": 30, "pass_score": 0.1},
+    "sampling": {"max_tokens": 8},
+    "validation_sampling": {"max_tokens": 8},
+}
+GRPO = {name: value for name, value in PPO.items() if name not in ("ppo", "critic")} | {
+    "algorithm": "grpo",
+    "grpo": {"num_prompts_per_step": 4, "num_generations": 4, "global_batch_size": 8},
+}
+
+
+@pytest.fixture
+def run(in_tmp: Path) -> Run:
+    """Runs one of two small recipes with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    (in_tmp / "ppo.yaml").write_text(yaml.safe_dump(PPO))
+    (in_tmp / "grpo.yaml").write_text(yaml.safe_dump(GRPO))
+    (in_tmp / "worlds.py").write_text(WORLDS)
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    return lambda recipe, *overrides: read_metrics(train(load(f"{recipe}.yaml", list(overrides))))
+
+
+def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if "train/turns" in row]
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "grpo"])
+def test_a_policy_learns_from_what_the_environment_gives(run: Run, recipe: str) -> None:
+    rows = steps(run(recipe, "run.max_steps=12", "policy.lr=0.02"))
+    assert rows[-1]["train/reward"] > rows[0]["train/reward"] + 0.05
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
+    assert all(1 < row["train/turns"] <= 3 and row["train/environment_faults"] == 0 for row in rows)
+
+
+def test_a_held_out_episode_passes_with_the_score_that_the_recipe_says(run: Run) -> None:
+    [row, *_] = [row for row in run("grpo", "run.max_steps=1") if "validation/pass@1" in row]
+    assert "validation/reward" in row
+    assert main(["eval", "run", "worlds.py"]) == 2  # no rows
+    assert main(["eval", "run", "run/data/validation.jsonl", "run.folder=asked"]) == 0
+    found = json.loads(Path("asked/results.json").read_text())["settings"]
+    assert {"reward", "pass@1"} <= set(next(iter(found.values()))["figures"])
+
+
+def test_observations_are_shown_and_not_learned(run: Run) -> None:
+    run("grpo", "run.max_steps=1")
+    shown = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    played = [sample for sample in shown if 0 in sample["token"]["mask"]]
+    assert played
+    for sample in played:
+        unseen = [text for text, mask in zip(sample["token"]["text"], sample["token"]["mask"], strict=True) if not mask]
+        assert set(unseen) == {"3", "\n"}
+        assert sample["tokens"] == sum(sample["token"]["mask"])
+
+
+def test_a_fault_is_counted_and_named_and_the_run_goes_on(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = steps(run("ppo", "environment.class_name=worlds.py:Moody", "run.max_steps=3"))
+    faults = sum(row["train/environment_faults"] for row in rows)
+    assert 0 < faults < 48
+    assert faults == sum(row["train/no_verdict"] for row in rows)
+    said = capsys.readouterr().err
+    assert "worlds.py:Moody raised RuntimeError: not today (worlds.py, line 16)" in said
+
+
+def test_another_reward_may_judge_the_whole_episode(run: Run) -> None:
+    constant = "reward={type: python, function: 'rewards.py:constant', marker: null}"
+    rows = steps(run("grpo", constant, "environment.pass_score=null", "run.max_steps=1"))
+    assert rows[0]["train/reward"] == 1.0
+    assert rows[0]["train/turns"] > 1
+
+
+def test_an_episode_can_be_drawn_one_step_ahead_and_the_same_run_gives_the_same(run: Run) -> None:
+    ahead = ["grpo.one_step_ahead=true", "grpo.correction={kind: token_tis}", "run.max_steps=3"]
+    [first, second] = (run("grpo", f"run.folder={name}", *ahead) for name in ("one", "other"))
+    assert first == second
+
+
+def test_a_dry_run_makes_one(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "grpo.yaml", "--dry-run"]) == 0
+    assert "worlds.py:Even can be made; it was not played with; its rewards count" in capsys.readouterr().out
+    assert main(["train", "grpo.yaml", "--dry-run", "environment.class_name=worlds.py:Odd"]) == 2
+    assert "no class Odd in worlds.py; it has Even, Moody, Asleep" in capsys.readouterr().err
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_interrupt_does_not_wait_for_what_hangs(run: Run, in_tmp: Path, processes: int) -> None:
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(GRPO))
+    hangs = ("environment.class_name=worlds.py:Asleep", "environment.timeout_s=900")
+    with started("run", *hangs, f"environment.max_concurrency={processes}") as process:
+        assert process.stderr is not None
+        wait_for(Path("asleep").exists, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        told = process.stderr.read()
+    assert told.endswith("interrupted; the same command goes on from the newest checkpoint\n")
+
+
+def test_a_calculator_takes_over_at_the_equals_sign(run: Run) -> None:
+    calculator = (
+        "environment={class_name: 'lockstep.environments.calculator:Calculator', stop: ['='], max_tokens: 30, "
+        "pass_score: null}"
+    )
+    reward = "reward={type: math, marker: '####'}"
+    rows = run("grpo", calculator, reward, "run.max_steps=2", "sampling.max_tokens=8")
+    assert "validation/accuracy" in rows[0]

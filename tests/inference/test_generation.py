@@ -1,0 +1,484 @@
+"""`lockstep generate` on a real model: every record, in order, whatever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from killing import meanwhile, sampler_process, wait_for
+
+from lockstep.algorithms.rows import files_of, open_prompts
+from lockstep.batch import Batch
+from lockstep.cli import main
+from lockstep.cluster.sampler_pool import Block
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.config import LearnerSection, SamplerSection
+from lockstep.config.loading import load
+from lockstep.inference import answers as module
+from lockstep.inference.generate import generate
+from lockstep.inference.generate_options import GenerateRecipe
+from lockstep.inference.generate_recipe import generate_recipe
+from lockstep.models.source import open_source
+from lockstep.report.progress import Progress
+from lockstep.rollouts.rollout import requests_of
+from lockstep.samplers.base import gather_pieces
+from lockstep.types import SamplingParams
+
+Go = Callable[..., Path]
+SMALL = ["sampling.max_tokens=8", "data.max_prompt_tokens=64", "learner.device=cpu", "learner.dtype=fp32"]
+JAGGED = (
+    '{"question": "Once upon a time", "zip": "007", "price": 3.10, "big": 123456789012345678901, "small": 1e-7}',
+    '{"question": "The dog", "nested": {"a": [1.50, null, true, "\u2028"], "b": {}}}',
+    '{"zip": 7, "question": "A girl\\nnamed \\"Lily\\"", "price": "3.10"}',
+    '{"question": "Tom and Sam"}',
+    '{"question": "The sun", "answer": "is a star", "minus": -0}',
+)
+CHAT = (
+    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('no ' + m.role) }}"
+    "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class Here:
+    """Stands where replicas do, with one sampler in this process: quick, where processes are not what is tested."""
+
+    def __init__(self, spec: SamplerSpec, shown: Progress, workers: contextlib.ExitStack) -> None:
+        self._sampler = spec.build()
+
+    def blocks(self, blocks: Iterable[Block], sampling: SamplingParams) -> Iterator[tuple[int, Batch]]:
+        """Each block twice as late as it could be, so that they come in another order."""
+        waiting: list[Block] = []
+        for block in blocks:
+            waiting.append(block)
+            if len(waiting) == 2:
+                yield self._answered(waiting.pop(), sampling)
+        for block in waiting:
+            yield self._answered(block, sampling)
+
+    def _answered(self, block: Block, sampling: SamplingParams) -> tuple[int, Batch]:
+        number, requests = block
+        return number, gather_pieces(self._sampler.pieces(requests, sampling))
+
+
+def furnish(folder: Path, assets: Path) -> None:
+    """Copies the real model, and gives it a chat template."""
+    shutil.copytree(assets / "models/stories260K/hf", folder / "model", copy_function=shutil.copyfile)
+    os.chmod(folder / "model", 0o755)
+    (folder / "model/chat_template.jinja").write_text(CHAT)
+
+
+@pytest.fixture
+def model(assets: Path, in_tmp: Path) -> str:
+    furnish(in_tmp, assets)
+    (in_tmp / "rows.jsonl").write_text("\n\r\n".join(JAGGED))
+    return "model"
+
+
+@pytest.fixture
+def go(model: str, monkeypatch: pytest.MonkeyPatch) -> Go:
+    """Generates in this process, with overrides; returns the folder."""
+    monkeypatch.setattr(module, "processes", Here)
+
+    def generated(folder: str | None, *overrides: str, data: str = "rows.jsonl") -> Path:
+        return generate(generate_recipe(model, data, [*SMALL, *overrides], folder=folder))
+
+    return generated
+
+
+def lines(folder: Path | str) -> list[str]:
+    return (Path(folder) / "generations.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def records(folder: Path | str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines(folder)]
+
+
+def write_rows(path: str, rows: Iterable[dict[str, Any]]) -> None:
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_record_has_the_row_as_it_was_written_and_every_response(go: Go) -> None:
+    folder = go("out", "num_generations=3", "run.save_every=2", "sampling.max_tokens=40")
+    found = records(folder)
+    assert [record["id"] for record in found] == [f"rows.jsonl:{line}" for line in (1, 3, 5, 7, 9)]
+    for line, row in zip(lines(folder), JAGGED, strict=True):
+        assert line.endswith(f'"metadata": {row}}}')
+    for record in found:
+        assert record["prompt"] == record["metadata"]["question"]
+        assert len(set(record["responses"])) == 3
+        for text, tokens, reason in zip(
+            record["responses"], record["num_tokens"], record["finish_reasons"], strict=True
+        ):
+            assert text
+            assert (tokens == 40) if reason == "length" else (reason == "stop" and 0 < tokens <= 40)
+        assert not {"messages", "logprobs", "truncated_prompt"} & record.keys()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".lock", "environment.json", "generations.jsonl", "inputs.json", "recipe.yaml", "summary.json",
+    ]  # fmt: skip
+
+
+def test_what_is_cut_off_is_kept_flagged_and_counted(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model ends a story of itself where it is asked for the end."""
+    write_rows("ends.jsonl", [{"question": "They lived happily ever after. The"}] * 6)
+    folder = go("out", "num_generations=8", "sampling.max_tokens=48", data="ends.jsonl")
+    reasons = [reason for record in records(folder) for reason in record["finish_reasons"]]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert 0 < reasons.count("length") < len(reasons) == summary["responses"] == 48
+    assert summary["unfinished_responses"] == reasons.count("length")
+    assert summary["tokens"] == sum(sum(record["num_tokens"]) for record in records(folder))
+    ended = [text for r in records(folder) for text, why in zip(r["responses"], r["finish_reasons"], strict=True)
+             if why == "stop"]  # fmt: skip
+    assert not any("</s>" in text or "<s>" in text for text in ended)
+    assert f"6 prompts, 48 responses ({reasons.count('length')} cut off by their length)" in capsys.readouterr().out
+
+
+def test_logprobs_are_those_of_the_sampler_and_of_the_learner(go: Go) -> None:
+    shaped = ["sampling.temperature=0.8", "sampling.top_k=20", "num_generations=2"]
+    folder = go("out", "logprobs=processed", *shaped)
+    recipe = generate_recipe("model", "rows.jsonl", [*SMALL, *shaped]).recipe
+    assert isinstance(recipe, GenerateRecipe)
+    source, section = open_source("model"), LearnerSection(device="cpu")
+    prompts = open_prompts(files_of("rows.jsonl"), recipe.data.in_order, source.tokenizer).first()
+    sampler, requests = (
+        SamplerSpec("model", SamplerSection(), section).build(),
+        requests_of(prompts, 0, 2, 0, "generation"),
+    )
+    batch = gather_pieces(sampler.pieces(requests, source.sampling(recipe.sampling)))
+    scored = batch.with_columns({"scored": LearnerSpec("model", "logits", section, None, 0).build().logprobs(batch)})
+    written = [own for record in records(folder) for own in record["logprobs"]]
+    for own, mask, drawn, learned in zip(
+        written, *map(scored.sequences, ("mask", "sampler_logprob", "scored")), strict=True
+    ):
+        assert own == drawn[mask].tolist()
+        torch.testing.assert_close(torch.tensor(own), learned[mask], rtol=0, atol=2e-5)
+    assert [len(own) for own in written] == [n for record in records(folder) for n in record["num_tokens"]]
+    raw = records(go("raw", "logprobs=raw", *shaped))
+    whole = [own for record in raw for own in record["logprobs"]]
+    for own, mask, asked in zip(
+        whole,
+        scored.sequences("mask"),
+        batch.with_columns({"all": sampler.logprobs(batch)}).sequences("all"),
+        strict=True,
+    ):
+        torch.testing.assert_close(torch.tensor(own), asked[mask], rtol=0, atol=2e-5)
+    assert whole != written
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "seed=5", "sampling.temperature=0.3", "sampling.top_k=2", "sampling.top_p=0.2", "sampling.max_tokens=3",
+        "data.prompt='{question} and'",
+    ],
+)  # fmt: skip
+def test_an_option_takes_effect(go: Go, option: str) -> None:
+    plain, changed = records(go("plain")), records(go("changed", option))
+    assert [record["responses"] for record in plain] != [record["responses"] for record in changed]
+
+
+def test_responses_do_not_depend_on_blocks_batches_and_numbers(go: Go) -> None:
+    plain = records(go("plain", "num_generations=2"))
+    assert records(go("blocks", "num_generations=2", "run.save_every=1", "sampler.max_batch_size=3")) == plain
+    more, fewer = (
+        records(go("more", "num_generations=3")),
+        records(go("fewer", "num_generations=2", "data.max_prompts=2")),
+    )
+    assert [record["responses"][:2] for record in more] == [record["responses"] for record in plain]
+    assert fewer == plain[:2]
+
+
+def test_over_long_prompts_are_refused_skipped_or_truncated(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "Once upon a time there was a dog. " * 4 + "The cat"
+    write_rows("long.jsonl", [{"question": "A cat"}, {"question": long}, {"question": "A cow"}])
+    limit = "data.max_prompt_tokens=12"
+    with pytest.raises(ValueError, match=r"long.jsonl, line 2: the prompt has \d+ tokens, more than .*=12; raise the"):
+        go("error", limit, data="long.jsonl")
+    assert not Path("error").exists()
+    skipped = go("skip", limit, "data.overlong_prompts=skip", data="long.jsonl")
+    assert [record["id"] for record in records(skipped)] == ["long.jsonl:1", "long.jsonl:3"]
+    assert json.loads((skipped / "summary.json").read_text())["skipped_rows"] == 1
+    capsys.readouterr()
+    cut = go("truncate", limit, "data.overlong_prompts=truncate", data="long.jsonl")
+    assert [record.get("truncated_prompt") for record in records(cut)] == [None, True, None]
+    assert records(cut)[1]["prompt"] in long
+    assert records(cut)[1]["prompt"].endswith("The cat")
+    assert records(cut)[1]["metadata"]["question"] == long
+    assert json.loads((cut / "summary.json").read_text())["truncated_prompts"] == 1
+    told = capsys.readouterr().err
+    assert "1 over-long truncated, the first of them:\n  long.jsonl, line 2: the prompt has" in told
+    assert "3 prompts (none skipped, 1 over-long truncated)" in told
+
+
+def test_conversations_go_through_the_chat_template_but_for_their_answer(go: Go) -> None:
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who is Lily?"}]
+    write_rows("chat.jsonl", [{"talk": talk, "n": 1}, {"talk": [*talk, {"role": "assistant", "content": "A girl."}]}])
+    first, second = records(go("out", "data.messages=talk", data="chat.jsonl"))
+    assert first["prompt"] == second["prompt"] == "system: Be brief.\nuser: Who is Lily?\nassistant:"
+    assert first["messages"] == second["messages"] == talk
+    assert first["metadata"] == {"talk": talk, "n": 1}
+    assert second["metadata"]["talk"][-1]["content"] == "A girl."
+    assert first["responses"] != second["responses"]
+
+
+def test_finished_work_is_not_done_again_and_other_work_is_kept_apart(
+    go: Go, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = go(None, "run.save_every=2")
+    told, before = capsys.readouterr().out, (folder / "generations.jsonl").stat()
+    for same in ("sampler.replicas=3", "sampler.max_restarts=0", "sampler.timeout_s=60"):
+        assert go(None, "run.save_every=2", same) == folder
+        assert capsys.readouterr().out == told
+    assert (folder / "generations.jsonl").stat() == before
+    assert folder.parent.name == "generations"
+    assert folder.name.startswith("model-rows-")
+    others = {go(None, "run.save_every=2", other) for other in ("seed=1", "run.save_every=3", "num_generations=2")}
+    assert len(others | {folder}) == 4
+    with pytest.raises(ValueError, match=r"holds other generations:\n  recipe\.seed was 0, is 1"):
+        go(str(folder), "run.save_every=2", "seed=1")
+
+
+def test_what_a_kill_leaves_is_used_or_cleared(go: Go) -> None:
+    """A part torn aside, a whole file torn aside, parts beside the finished whole."""
+    whole = go("whole", "run.save_every=2")
+    content = (whole / "generations.jsonl").read_bytes()
+    cut = content.splitlines(keepends=True)
+    torn = Path(shutil.copytree(whole, "torn"))
+    (torn / "generations.jsonl").rename(torn / ".generations.jsonl-aside")
+    (torn / "summary.json").unlink()
+    (torn / "parts").mkdir()
+    (torn / "parts/00000001.jsonl").write_bytes(b"".join(cut[2:4]))
+    (torn / "parts/.00000000.jsonl-aside").write_bytes(cut[0][:20])
+    assert go("torn", "run.save_every=2") == torn
+    assert (torn / "generations.jsonl").read_bytes() == content
+    (torn / "parts").mkdir()
+    (torn / "parts/00000002.jsonl").write_bytes(cut[4])
+    go("torn", "run.save_every=2")
+    assert sorted(path.name for path in torn.iterdir()) == sorted(path.name for path in whole.iterdir())
+
+
+def test_progress_counts_prompts(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
+    go("out", "run.save_every=2")
+    told = capsys.readouterr().err
+    assert "5 prompts (none skipped) → 5 responses, in 3 blocks of 2 prompts, by 1 × torch" in told
+    last = told.splitlines()[-1]
+    assert last.startswith("prompts 5/5 · ")
+    assert " tokens/s · 0:00 left" in last
+
+
+def test_a_run_says_how_its_model_is_asked(run: Callable[..., Any], in_tmp: Path) -> None:
+    run("sampling.temperature=0.7", "seed=3", "sampler.max_batch_size=5")
+    loaded = generate_recipe("run", "run/data/validation.jsonl", ["data.max_prompts=3"])
+    tree = loaded.dump()
+    assert (tree["model"]["path"], tree["data"]["prompt"], tree["data"]["max_prompt_tokens"]) == (
+        "run/final", "{question}\n", 64,
+    )  # fmt: skip
+    assert (tree["sampling"]["temperature"], tree["sampling"]["max_tokens"]) == (0.7, 12)
+    assert (tree["seed"], tree["sampler"]["max_batch_size"]) == (3, 5)
+    assert loaded.name == "run-validation"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["model", "absent.jsonl", *SMALL], "absent.jsonl: there is no such file"),
+        (["absent", "rows.jsonl"], "there is no folder absent"),
+        (["model", "rows.jsonl", "sampling.temperature=0", "num_generations=2"], "so num_generations must be 1"),
+        (["model", "rows.jsonl", "sampling.max_tokens=600"], "max_tokens allows sequences of 1112 tokens"),
+        (["model", "rows.jsonl", *SMALL, "data.prompt='{text}'"], "has no field 'text'"),
+        (["model", "rows.jsonl", *SMALL, "data.messages=talk"], "line 1: has no field 'talk'"),
+        (["model", "rows.jsonl", "data.answer=x"], "there is no option data.answer"),
+        (["model", "rows.jsonl", "logprobs=all"], "should be 'none', 'processed' or 'raw'"),
+        (["model", "rows.jsonl", "num_generation=2"], "did you mean num_generations?"),
+        (["model", "rows.jsonl", "--recipe", "eval_gsm8k"], "lockstep eval MODEL DATA --recipe eval_gsm8k"),
+        (
+            ["model", "rows.jsonl", *SMALL, "--out", "rows.jsonl/out"],
+            "rows.jsonl is not a folder that can be written to",
+        ),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_leaves_nothing(
+    model: str, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    before = sorted(Path().rglob("*"))
+    assert main(["generate", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_generations_are_not_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "generate"]) == 2
+    assert "lockstep generate MODEL DATA --recipe generate" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="eval_gsm8k is for another command: lockstep eval MODEL DATA"):
+        generate(load("eval_gsm8k"))
+
+
+def test_a_model_that_cannot_be_opened_leaves_nothing(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The weights are opened by the child."""
+    Path("model/model.safetensors").write_bytes(b"torn")
+    before = sorted(Path().rglob("*"))
+    assert main(["generate", "model", "rows.jsonl", *SMALL]) == 2
+    assert "model/model.safetensors is damaged" in capsys.readouterr().err
+    assert sorted(Path().rglob("*")) == before
+
+
+# From here on with samplers in processes of their own.
+
+LONG = [*SMALL, "sampling.max_tokens=24", "num_generations=4", "run.save_every=2", "logprobs=processed"]
+BLOCKS, MANY_BLOCKS = 24, 160
+
+
+def write_blocks(name: str, count: int) -> None:
+    """An odd number of prompts, so that the last block is smaller."""
+    names = ("Lily", "Tom", "The cat", "A big red ball", "Mom", "In the park, a dog", "Sam and Max")
+    write_rows(name, ({"question": names[i % 7] + " ran" * (i % 5), "n": i} for i in range(2 * count - 1)))
+
+
+def words(data: str, folder: str, *overrides: str) -> list[str]:
+    return ["generate", "model", data, "--out", folder, *LONG, *overrides]
+
+
+def content(folder: str) -> bytes:
+    return Path(folder, "generations.jsonl").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def furnished(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and prompts, and in `whole` what one sampler makes of them when nothing disturbs it."""
+    folder = tmp_path_factory.mktemp("generations")
+    furnish(folder, assets)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_blocks("some.jsonl", BLOCKS)
+        assert main(words("some.jsonl", "whole")) == 0
+    return folder
+
+
+@pytest.fixture
+def whole(furnished: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """The undisturbed file, from within its folder."""
+    monkeypatch.chdir(furnished)
+    return content("whole")
+
+
+def parts(folder: str) -> dict[str, tuple[int, bytes]]:
+    """Inode and content of each block that is written."""
+    found = sorted(Path(folder).glob("parts/*.jsonl"))
+    return {path.name: (path.stat().st_ino, path.read_bytes()) for path in found}
+
+
+def blocks_written(folder: str) -> int:
+    return len(list(Path(folder).glob("parts/*.jsonl")))
+
+
+def once_written(folder: str, count: int, action: Callable[[], object]) -> AbstractContextManager[None]:
+    """While the block generates in this process, does something as soon as so many blocks are written."""
+    return meanwhile((lambda: blocks_written(folder) >= count, action))
+
+
+def kill_a_sampler() -> None:
+    pid = sampler_process()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_two_samplers_write_the_same_bytes_as_one(whole: bytes) -> None:
+    assert main(words("some.jsonl", "by_two", "sampler.replicas=2")) == 0
+    assert content("by_two") == whole
+
+
+def test_a_sampler_that_is_killed_is_started_again_and_three_write_the_same_bytes_as_one(
+    whole: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with once_written("by_three", 4, kill_a_sampler):
+        assert main(words("some.jsonl", "by_three", "sampler.replicas=3")) == 0
+    assert "killed by SIGKILL; starting it again (1 of 3 times)" in capsys.readouterr().err
+    assert content("by_three") == whole
+
+
+def test_samplers_that_die_too_often_end_it_and_what_was_written_stays(
+    whole: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with once_written("ended", 3, kill_a_sampler):
+        assert main(words("some.jsonl", "ended", "sampler.max_restarts=0")) == 1
+    assert "is not started again, since sampler.max_restarts=0" in capsys.readouterr().err
+    assert 3 <= len(parts("ended")) < BLOCKS
+    assert all(part in whole for _, part in parts("ended").values())
+
+
+@pytest.mark.parametrize(("number", "code", "replicas"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)])
+def test_a_signal_ends_it_after_the_blocks_under_way(
+    whole: bytes, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int, replicas: int
+) -> None:
+    folder = f"stopped_{code}"
+    with once_written(folder, 2, lambda: os.kill(os.getpid(), number)):
+        assert main(words("some.jsonl", folder, f"sampler.replicas={replicas}")) == code
+    told = capsys.readouterr().err
+    answered = sum(part.count(b"\n") for _, part in parts(folder).values())
+    assert 0 < answered < 2 * BLOCKS - 1
+    assert f"stopped after {answered} of {2 * BLOCKS - 1} prompts, because" in told
+    assert not list(Path(folder).glob("parts/.*")), "what was under way is finished"
+
+
+def command(data: str, folder: str, *overrides: str) -> list[str]:
+    return [sys.executable, "-m", "lockstep", *words(data, folder, *overrides)]
+
+
+def killed_at_any_instant(data: str, kills: int, chance: random.Random) -> list[int]:
+    """Kills so many times: mostly among its blocks, now and then at any time after its start.
+
+    Returns:
+        How many blocks were written after each kill.
+    """
+    written = []
+    for kill in range(kills):
+        before = parts("killed")
+        process = subprocess.Popen(
+            command(data, "killed", f"sampler.replicas={1 + kill % 3}"), stderr=subprocess.DEVNULL
+        )
+        if kill % 4 == 3:
+            time.sleep(chance.uniform(0.0, 6.0))
+        else:
+            there = len(before)
+            wait_for(lambda there=there: blocks_written("killed") > there, process)
+            time.sleep(chance.uniform(0.0, 0.2))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, "it was over before it could be killed; give it more prompts"
+        now = parts("killed")
+        assert {name: now.get(name) for name in before} == before, "a block that was there is lost, or made again"
+        written.append(len(now))
+    return written
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("kills", "count"), [(2, BLOCKS), pytest.param(20, MANY_BLOCKS, marks=pytest.mark.proof)])
+def test_killed_at_any_instant_it_makes_only_what_is_missing(whole: bytes, kills: int, count: int) -> None:
+    if count != BLOCKS:
+        write_blocks("many.jsonl", count)
+        assert main(words("many.jsonl", "whole_of_many")) == 0
+    data, undisturbed = ("some.jsonl", whole) if count == BLOCKS else ("many.jsonl", content("whole_of_many"))
+    shutil.rmtree("killed", ignore_errors=True)
+    after = killed_at_any_instant(data, kills, random.Random(kills))
+    there = parts("killed")
+    answered = sum(part.count(b"\n") for _, part in there.values())
+    last = subprocess.run(command(data, "killed"), check=True, capture_output=True, text=True)
+    assert f"goes on: {answered} prompts are answered already" in last.stderr
+    assert content("killed") == undisturbed
+    print(
+        f"{kills} kills over {count} blocks, after which there were {', '.join(map(str, after))}: none of them was"
+        " lost or made again, and the file is that of an undisturbed run, byte for byte"
+    )

@@ -1,0 +1,131 @@
+"""Runs whose learners are Megatron's: the same rows as torch's, the same ways to stop, go on and be refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from killing import assert_same, child_process, final, killing
+from tiers import full
+from tiny_recipe import RECIPE
+from workspace import furnish
+
+from lockstep.config.loading import RecipeError, load
+from lockstep.report.log import read_metrics
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+
+pytestmark = [pytest.mark.needs("megatron"), pytest.mark.usefixtures("megatron")]
+
+Run = Callable[..., list[dict[str, Any]]]
+TWO_LAYERS = "model.scratch.config.num_hidden_layers=2"
+LAYOUTS = {"alone": (), "stages": ("learner.parallel.pp=2",), "copies": ("learner.parallel.dp=2",)}
+
+
+def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if "train/reward" in row]
+
+
+@pytest.mark.parametrize("layout", [pytest.param("alone", marks=pytest.mark.proof), "stages", full("copies")])
+def test_ppo_learns_what_torch_learns_and_samplers_get_its_weights(run: Run, layout: str) -> None:
+    options = (TWO_LAYERS, "run.max_steps=3", "ppo.kl.coef=0.1")
+    theirs = run("run.folder=torch", *options)
+    ours = run("run.folder=megatron", "learner=megatron", *LAYOUTS[layout], *options)
+    for one, other in zip(trained(ours), trained(theirs), strict=True):
+        for name in ("policy/loss", "policy/grad_norm", "critic/loss", "critic/grad_norm", "train/reward"):
+            assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-7), name
+        assert one["agreement/max_abs_logprob_diff"] < 1e-4
+        assert one["refit/read_whole"] == one["refit/attested"] > 0
+
+
+@pytest.mark.full
+def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
+    options = (TWO_LAYERS, "learner=megatron", "learner.parallel.pp=2", "run.max_steps=3")
+    whole = run("run.folder=whole", *options)
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            run("run.folder=stopped", *options, "run.max_time_s=0.01")
+    assert run("run.folder=stopped", *options, "run.max_time_s=0.01") == whole
+    assert_same(final("stopped"), final("whole"))
+
+
+@pytest.mark.full
+def test_a_run_begun_by_torch_goes_on_by_megatron(run: Run, in_tmp: Path) -> None:
+    whole = run(TWO_LAYERS, "run.folder=whole", "run.max_steps=4")
+    run(TWO_LAYERS, "run.folder=moved", "run.max_steps=2")
+    moved = load("tiny.yaml", [TWO_LAYERS, "run.folder=moved", "run.max_steps=4", "learner=megatron"])
+    rows = read_metrics(train(moved, allow_changes=True))
+    for one, other in zip(trained(rows), trained(whole), strict=True):
+        assert one["policy/loss"] == pytest.approx(other["policy/loss"], rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.proof
+def test_a_stage_that_is_killed_costs_nothing_but_time(run: Run) -> None:
+    options = (TWO_LAYERS, "learner=megatron", "learner.parallel.pp=2", "run.max_steps=24", "run.save_every=2")
+    whole = run("run.folder=whole", *options)
+    with killing("lost", [4], lambda: child_process("value learner rank 1")) as victims:
+        rows = run("run.folder=lost", *options)
+    assert victims
+    assert rows == whole
+
+
+@pytest.mark.parametrize("recipe", ["sft.yaml", full("dpo.yaml"), full("judged.yaml")])
+def test_other_algorithms_learn_what_they_learn_by_torch(in_tmp: Path, recipe: str) -> None:
+    furnish(in_tmp)
+    rows = {}
+    for backend in ("torch", "megatron"):
+        options = [f"learner={backend}", f"run.folder={backend}", "run.max_steps=2"]
+        options += ["judge.max_no_verdict_rate=1"] if recipe == "judged.yaml" else []
+        rows[backend] = read_metrics(train(load(recipe, options)))
+    assert rows["megatron"]
+    for ours, theirs in zip(rows["megatron"], rows["torch"], strict=True):
+        shared = {name for name in theirs if "loss" in name or "grad_norm" in name}
+        assert {name: ours[name] for name in shared} == pytest.approx(
+            {n: theirs[n] for n in shared}, rel=1e-4, abs=1e-6
+        )
+    if recipe == "judged.yaml":
+        assert Path("megatron/samples.jsonl").read_bytes() == Path("torch/samples.jsonl").read_bytes(), "the same pairs"
+
+
+def test_the_twin_recipe_differs_in_who_learns_alone() -> None:
+    here = ["model.path=model", "data.train=rows.jsonl", "data.validation=rows.jsonl"]
+    twins = [load(f"ppo_qwen2.5_1.5b_gsm8k_1n8g_{name}", here) for name in ("dtensor", "megatron")]
+    torch, megatron = (twin.training.model_dump() for twin in twins)
+    assert torch.pop("learner") | {"backend": "megatron"} == megatron.pop("learner")
+    assert torch == megatron
+    assert torch["acceptance"]
+    assert [twin.run_folder.name.split("-")[0][-8:] for twin in twins] == ["_dtensor", "megatron"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("learner.parallel.pp=2",), r"layers are shared by learner\.backend=megatron alone"),
+        (("learner=megatron", "learner.parallel.dp_replicate=2"), r"every rank of parallel\.dp has a copy"),
+        (("learner=megatron", "learner.compile=true"), r"compile is of learner\.backend=torch"),
+    ],
+)
+def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
+    in_tmp: Path, options: tuple[str, ...], said: str
+) -> None:
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
+    with pytest.raises(RecipeError, match=said):
+        load("tiny.yaml", list(options))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("learner.dtype=bf16",), r"computes bf16 on GPUs alone; use learner\.dtype=fp32"),
+        (("learner.parallel.pp=2",), r"learner\.parallel\.pp is 2, but 1 layers make no 2 stages, .*; 1 would do"),
+        (("model.scratch.config.model_type=mistral",), r"knows these families: llama, qwen2, qwen3; for a mistral"),
+    ],
+)
+def test_a_model_that_cannot_be_computed_is_refused_before_the_first_step(
+    run: Run, options: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        run("learner=megatron", *options)

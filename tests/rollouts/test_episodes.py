@@ -1,0 +1,290 @@
+"""Episodes with a real engine and environments in real processes: what the tokens are, and what a fault costs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import model_folder
+
+from lockstep import keyed
+from lockstep.algorithms.episodes import observations
+from lockstep.batch import Batch
+from lockstep.config import DataSection, EnvironmentSection
+from lockstep.data.messages import render_prompt
+from lockstep.models.load import load_causal_lm
+from lockstep.models.source import ModelSource, open_source
+from lockstep.models.tokenizer import words_tokenizer
+from lockstep.rollouts.episodes import EnvironmentFault, Episodes
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Prompt, Request, SamplingParams
+
+SAMPLING = SamplingParams(max_tokens=10, stop_token_ids=(1,))
+STOPS = (2, *range(3, 64, 2))  # so many that a random model ends its turns
+CLASSES = """
+import os, time
+
+class Counting:
+    "Says how often it was asked, and draws from its seed; ends after as many turns as its row says."
+    def reset(self, row, seed):
+        self.turns, self.seed, self.row = 0, seed, row
+    def step(self, response):
+        self.turns += 1
+        self.trouble(response)
+        return f"{self.turns} {self.seed % 7}", 1.0, self.turns >= self.row["turns"]
+    def trouble(self, response):
+        "Nothing goes wrong."
+
+class Raising(Counting):
+    def trouble(self, response):
+        if self.row["bad"] and self.turns == 2: raise KeyError("level")
+
+class Hanging(Counting):
+    def trouble(self, response):
+        if self.row["bad"] and self.turns == 2: time.sleep(60)
+
+class Ending(Counting):
+    def trouble(self, response):
+        if self.row["bad"] and self.turns == 2: os._exit(3)
+
+class Nonsense(Counting):
+    def step(self, response):
+        said = super().step(response)
+        return "only text" if self.row["bad"] and self.turns == 2 else said
+
+class Maybe(Counting):
+    def step(self, response):
+        observation, reward, done = super().step(response)
+        return observation, reward, "yes" if self.row["bad"] and self.turns == 2 else done
+
+class Narrow(Counting):
+    def step(self):
+        "Takes no response."
+
+class Unrewarded(Counting):
+    def step(self, response):
+        observation, _, done = super().step(response)
+        return observation, None if self.row["bad"] else 0.5, done
+
+class Fickle(Ending):
+    def step(self, response):
+        observation, reward, done = super().step(response)
+        return f"{observation} {os.getpid()}", reward, done
+
+class Stepless:
+    def reset(self, row, seed): pass
+"""
+
+
+@pytest.fixture
+def folder(in_tmp: Path) -> Path:
+    (in_tmp / "worlds.py").write_text(CLASSES)
+    return in_tmp
+
+
+@pytest.fixture(scope="module")
+def sampler(tmp_path_factory: pytest.TempPathFactory) -> TorchSampler:
+    model = load_causal_lm(model_folder(tmp_path_factory.mktemp("model"), "llama"))
+    return TorchSampler(model, 64, False)
+
+
+def observed(text: str, last: int) -> Sequence[int]:
+    return [10 + int(number) % 50 for number in text.split()]
+
+
+def played(
+    sampler: TorchSampler, name: str, rows: Sequence[dict[str, object]], notes: list[str], **options: object
+) -> Batch:
+    section = EnvironmentSection.model_validate(
+        {"class_name": f"worlds.py:{name}", "max_tokens": 44, "timeout_s": 20.0, **options}
+    )
+    episodes = Episodes(section, STOPS, lambda tokens: " ".join(map(str, tokens)), observed, notes.append)
+    engine = SamplerSession(sampler)
+    prompts = [Prompt(f"rows.jsonl:{i}", "", (3 + i, 4), row) for i, row in enumerate(rows)]
+    requests = [Request(prompt.tokens, keyed.key(0, i)) for i, prompt in enumerate(prompts)]
+    with engine.at():
+        return episodes.play(engine, prompts, requests, SAMPLING)
+
+
+def runs(mask: torch.Tensor) -> Iterator[bool]:
+    """Whether each stretch of equal values is trained on."""
+    before = None
+    for value in mask.tolist():
+        if value != before:
+            yield value
+        before = value
+
+
+ROWS = [{"turns": 1 + i % 3, "bad": i == 2} for i in range(6)]
+
+
+def test_tokens_are_those_drawn_and_those_observed_and_scored_where_they_stand(
+    folder: Path, sampler: TorchSampler
+) -> None:
+    batch = played(sampler, "Counting", ROWS, notes := [])
+    assert notes == []
+    assert batch["turns"].tolist() == [1, 2, 3, 1, 2, 3]
+    assert batch["environment_reward"].tolist() == [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]
+    for i, (tokens, mask) in enumerate(zip(batch.sequences(), batch.sequences("mask"), strict=True)):
+        turns, seed = 1 + i % 3, keyed.key(0, i) % 7
+        assert tokens[:2].tolist() == [3 + i, 4]
+        assert list(runs(mask)) == [False, *[True, False] * (turns - 1), True]
+        heard = tokens[2:][~mask[2:]].tolist()
+        assert heard == [token for turn in range(1, turns) for token in (10 + turn, 10 + seed)]
+    assert torch.equal(batch["sampler_logprob"] != 0, batch.mask)
+    with (engine := SamplerSession(sampler)).at():
+        scored = engine.logprobs(batch)
+    assert torch.allclose(scored, batch["sampler_logprob"], atol=1e-5)
+
+
+def test_processes_and_company_change_nothing(folder: Path, sampler: TorchSampler) -> None:
+    alone = [played(sampler, "Counting", ROWS[:k], []).sequences()[k - 1] for k in (1, 3)]
+    one, three = (played(sampler, "Counting", ROWS, [], max_concurrency=n) for n in (1, 3))
+    assert torch.equal(one.tokens, three.tokens)
+    assert torch.equal(one.sequences()[0], alone[0])
+    assert torch.equal(one.sequences()[2], alone[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Raising", "raised KeyError: 'level' (worlds.py, line "),
+        ("Hanging", "did not answer within 3 s and was ended"),
+        ("Ending", "ended its process (exit status 3)"),
+        ("Nonsense", "returned 'only text'; return (observation, reward, done)"),
+        ("Maybe", "returned 'yes' for whether it is done; return True or False"),
+    ],
+)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_fault_costs_its_own_episode_and_is_named(
+    folder: Path, sampler: TorchSampler, name: str, said: str, processes: int
+) -> None:
+    healthy = played(sampler, "Counting", ROWS, [])
+    batch = played(sampler, name, ROWS, notes := [], timeout_s=3.0, max_concurrency=processes)
+    *early, note = notes
+    where = f"rows.jsonl:2, turn 2: environment.class_name worlds.py:{name} "
+    assert note.startswith(f"1 of 6 episodes failed; the first: {where}")
+    assert said in note
+    at_once = f"{where}{said}; others that hang take as long (environment.timeout_s)"
+    assert early == ([at_once] if name == "Hanging" else [])
+    assert batch["environment_fault"].tolist() == [False, False, True, False, False, False]
+    assert batch["environment_reward"].isnan().tolist() == batch["environment_fault"].tolist()
+    for i in (0, 1, 3, 4, 5):
+        assert torch.equal(batch.sequences()[i], healthy.sequences()[i])
+        assert batch["environment_reward"][i] == healthy["environment_reward"][i]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_time_is_given_to_more_than_may_hang(folder: Path, sampler: TorchSampler, processes: int) -> None:
+    rows = [{"turns": 3, "bad": True}] * 20
+    limits = {"timeout_s": 2.0, "max_no_verdict_rate": 0.1, "max_concurrency": processes}
+    with pytest.raises(EnvironmentFault, match=r"^[34] of 20 episodes failed; .*=0.1 allows no more$"):
+        played(sampler, "Hanging", rows, [], **limits)
+
+
+def test_one_that_says_something_else_when_played_again_is_found_out(folder: Path, sampler: TorchSampler) -> None:
+    batch = played(sampler, "Fickle", ROWS, notes := [], max_no_verdict_rate=1.0)
+    assert notes[0].startswith("3 of 6 episodes failed")
+    assert batch["environment_fault"].tolist() == [False, False, True, False, True, True]
+
+
+def test_no_verdict_is_not_a_fault(folder: Path, sampler: TorchSampler) -> None:
+    batch = played(sampler, "Unrewarded", ROWS, notes := [])
+    assert notes == []
+    assert batch["environment_reward"].isnan().tolist() == [row["bad"] for row in ROWS]
+    assert not batch["environment_fault"].any()
+
+
+def test_limits_truncate(folder: Path, sampler: TorchSampler) -> None:
+    endless = [{"turns": 99, "bad": False}] * 2
+    by_turns = played(sampler, "Counting", endless, [], max_turns=2)
+    assert by_turns["turns"].tolist() == [2, 2]
+    by_tokens = played(sampler, "Counting", endless, [], max_turns=99, max_tokens=25)
+    answers = [int(length) - 2 for length in by_tokens.lengths]
+    assert all(length <= 25 for length in answers)
+    assert by_turns["truncated"].all()
+    assert by_tokens["truncated"].all()
+
+
+def test_too_many_faults_end_the_run(folder: Path, sampler: TorchSampler) -> None:
+    rows = [{"turns": 3, "bad": True}] * 4
+    with pytest.raises(EnvironmentFault, match=r"^4 of 4 episodes failed; .*max_no_verdict_rate=0\.5 allows no more$"):
+        played(sampler, "Raising", rows, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Stepless", "has no method step"),
+        ("Narrow", r"step has to take \(response\), and: too many"),
+        ("Absent", "no class Absent in worlds.py; it has Counting, "),
+    ],
+)
+def test_what_is_no_environment_is_said(folder: Path, sampler: TorchSampler, name: str, said: str) -> None:
+    with pytest.raises(EnvironmentFault, match=said):
+        played(sampler, name, ROWS, [])
+
+
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture
+def talker(assets: Path, in_tmp: Path) -> ModelSource:
+    """A real tokenizer with a chat template."""
+    shutil.copytree(assets / "models/stories260K/hf", in_tmp / "talker")
+    (in_tmp / "talker/chat_template.jinja").write_text(CHAT)
+    return open_source(in_tmp / "talker")
+
+
+def test_a_conversation_goes_on_as_its_template_writes_it(talker: ModelSource) -> None:
+    data, eos = (
+        DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9),
+        talker.tokenizer.eos_token_id,
+    )
+    assert isinstance(eos, int)
+    [stop] = talker.token_ids("\n")[-1:]
+    observed = observations(data, (stop,), talker, pytest.fail)
+    talk = [("user", "Who?"), ("assistant", "Tim."), ("user", "No, Lily.")]
+    whole = talker.token_ids(
+        render_prompt([{"role": role, "content": content} for role, content in talk], talker.tokenizer)
+    )
+    behind = [eos, *observed("No, Lily.", eos)]
+    assert len(behind) > 10
+    assert whole[-len(behind) :] == behind
+    assert talker.tokenizer.decode(list(observed("No, Lily.", stop))) == "No, Lily."
+
+
+def test_text_that_the_model_has_no_token_for_is_told_once(talker: ModelSource) -> None:
+    data = DataSection(train="rows.jsonl", prompt="{q}", max_prompt_tokens=9)
+    notes: list[str] = []
+    observed = observations(data, (), replace(talker, tokenizer=words_tokenizer(["lower higher"])), notes.append)
+    observed("lower", 5)
+    assert notes == []
+    for text in ("much lower", "really higher"):
+        observed(text, 5)
+    [note] = notes
+    assert "no token for part of what the environment says, at first in 'much lower', and reads <unk> there" in note
+
+
+def test_plain_prompts_go_on_with_the_bare_text(talker: ModelSource) -> None:
+    data = DataSection(train="rows.jsonl", prompt="{q}", max_prompt_tokens=9)
+    observed = observations(data, (), talker, pytest.fail)
+    assert talker.tokenizer.decode(list(observed("No.", talker.stop_token_ids[0]))) == "No."
+
+
+def test_a_template_that_takes_no_answer_to_an_answer_is_said(talker: ModelSource) -> None:
+    talker.tokenizer.chat_template = (
+        "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}[user]"
+    )
+    data = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9)
+    with pytest.raises(ValueError, match=r"takes no message behind an answer \(one message\), so no environment"):
+        observations(data, (), talker, pytest.fail)

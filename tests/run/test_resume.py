@@ -1,0 +1,427 @@
+"""Runs that are killed, stopped, changed or damaged go on exactly, or say why they do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from killing import command, contents, killed_and_continued, started, steps_logged, wait_for
+from safetensors.torch import load_file
+from tiers import full
+from tiny_recipe import RECIPE
+
+from lockstep import exit_codes
+from lockstep.cli import main
+from lockstep.config.loading import load
+from lockstep.report.log import read_metrics
+from lockstep.run import checkpoint
+from lockstep.run.folder import lock_folder
+from lockstep.run.identity import ChangedError, differences, identity, inputs
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+
+SFT_TINY: dict[str, Any] = {
+    "algorithm": "sft",
+    "model": RECIPE["model"],
+    "data": RECIPE["data"],
+    "learner": {"device": "cpu"},
+    "sft": {"global_batch_size": 4, "max_tokens": 96},
+    "optimizer": {"lr": 1.0e-3},
+}
+LASTING = ("run.save_every=1", "ppo.ppo_epochs=2", "ppo.kl.coef=0.1")
+
+
+@pytest.mark.parametrize("kills", [1, full(3), pytest.param(20, marks=pytest.mark.proof)])
+def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run, in_tmp: Path, kills: int) -> None:
+    overrides = (*LASTING, f"run.max_steps={kills + 4}")
+    run("run.folder=whole", *overrides)
+    hits = killed_and_continued("killed", kills, overrides, random.Random(kills))
+    print(f"{kills} kills, {hits} of them while a checkpoint was written")
+    whole, killed = contents("whole"), contents("killed")
+    card = "final/README.md"  # shows the recipe, run.folder among it
+    assert whole.pop(card).replace(b"whole", b"killed") == killed.pop(card)
+    assert whole.keys() == killed.keys()
+    assert [name for name in whole if whole[name] != killed[name]] == []
+    assert f"checkpoints/step_{kills + 4:06d}/critic/optimizer.safetensors" in whole
+    steps = [row["step"] for row in read_metrics(Path("killed")) if "train/reward" in row]
+    assert steps == list(range(1, kills + 5))
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
+    whole = run("run.folder=whole", "run.max_steps=4")
+    run("run.folder=stopped", "run.max_steps=4", "run.save_every=2")
+    shutil.rmtree("stopped/final")
+    shutil.rmtree("stopped/checkpoints/step_000004")
+    with Path("stopped/metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "train/reward": 9.0}\n{"step": 5, "torn')
+    assert run("run.folder=stopped", "run.max_steps=4", "run.save_every=2") == whole
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), full(signal.SIGINT, 130), full(signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
+    run: Run, in_tmp: Path, number: signal.Signals, code: int
+) -> None:
+    overrides = ("run.max_steps=100", "run.save_every=100")
+    with started("run", *overrides) as process:
+        wait_for(lambda: steps_logged("run") >= 2, process)
+        process.send_signal(number)
+        assert process.wait(300) == code
+        assert process.stderr is not None
+        told = process.stderr.read()
+    last = steps_logged("run")
+    assert f"stopped after step {last}, because" in told
+    assert "Traceback" not in told
+    assert [path.name for path in Path("run/checkpoints").iterdir()] == [f"step_{last:06d}"]
+
+
+SLOW = """
+import pathlib
+import time
+
+calls = []
+
+
+def slow(prompt, response, answer, row):
+    calls.append(row)
+    if len(calls) > 8:  # not in the validation before the first step
+        pathlib.Path("slow").touch()
+        time.sleep(300)
+    return 1.0
+"""
+
+
+IN_THE_BACKGROUND = ("bash", "-c", "trap '' INT; exec \"$@\"", "bash")
+"""As shells start what ends with &: it does not hear Ctrl-C, unless it says otherwise."""
+
+
+@pytest.mark.parametrize("shell", [(), full(IN_THE_BACKGROUND)], ids=["in front", "in the background"])
+def test_two_interrupts_end_at_once(shell: tuple[str, ...], run: Run, in_tmp: Path) -> None:
+    Path("slow.py").write_text(SLOW)
+    with started("run", "reward.function=slow.py:slow", "run.max_steps=100", shell=shell) as process:
+        assert process.stderr is not None
+        shown = iter(process.stderr.readline, "")
+        while not Path("slow").exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        next(line for line in shown if "finishing this step" in line)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(300) == 130
+        assert "the same command goes on" in "".join(shown)
+
+
+@pytest.mark.full
+def test_an_interrupt_while_a_run_starts_in_the_background_ends_it(run: Run, in_tmp: Path) -> None:
+    with started("run", "run.max_steps=1000", shell=IN_THE_BACKGROUND) as process:
+        wait_for(Path("run/.lock").exists, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(300) == exit_codes.INTERRUPTED
+
+
+@pytest.mark.full
+def test_a_run_under_nohup_survives_its_terminal(run: Run, in_tmp: Path) -> None:
+    with started("run", "run.max_steps=20", shell=("nohup",)) as process:
+        wait_for(lambda: steps_logged("run") >= 2, process)
+        os.killpg(process.pid, signal.SIGHUP)
+        assert process.wait(300) == exit_codes.OK
+    assert steps_logged("run") == 20
+
+
+def test_a_run_stops_before_its_time_is_over(run: Run, in_tmp: Path) -> None:
+    whole = run("run.folder=whole", "run.max_steps=8")
+    with pytest.raises(Stopped, match=r"run\.max_time_s would be over") as stopped:
+        run("run.folder=short", "run.max_steps=8", "run.max_time_s=0.01", "run.save_every=100")
+    assert stopped.value.code == 75
+    assert [path.name for path in Path("short/checkpoints").iterdir()] == ["step_000001"]
+    assert run("run.folder=short", "run.max_steps=8", "run.save_every=100") == whole
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("two_threads")
+def test_a_run_keeps_its_threads_when_it_is_resumed(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run("run.folder=whole", "run.max_steps=4")
+    with pytest.raises(Stopped):
+        run("run.folder=short", "run.max_steps=4", "run.max_time_s=0.01")
+    torch.set_num_threads(1)
+    assert run("run.folder=short", "run.max_steps=4") == whole
+    assert "short keeps the 2 threads that it was begun with; it would have 1 now" in capsys.readouterr().out
+    assert json.loads(Path("short/environment.json").read_text())["threads"] == 2
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.full
+@pytest.mark.needs("gloo")
+def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
+    two = ("learner.parallel.dp=2", "run.max_steps=3")
+    whole = run("run.folder=whole", *two)
+    with pytest.raises(Stopped):
+        run("run.folder=stopped", *two, "run.max_time_s=0.01")
+    assert run("run.folder=stopped", *two) == whole
+    assert contents("whole")["final/model.safetensors"] == contents("stopped")["final/model.safetensors"]
+
+
+@pytest.mark.full
+@pytest.mark.needs("gloo")
+def test_another_layout_of_ranks_goes_on_and_each_can_be_exported(run: Run, in_tmp: Path) -> None:
+    run("run.folder=whole", "run.max_steps=3", "run.keep=3")
+    with pytest.raises(Stopped):
+        run("run.folder=moved", "learner.parallel.dp=2", "run.max_steps=3", "run.keep=3", "run.max_time_s=0.01")
+    parts = sorted(Path("moved/checkpoints/step_000001/policy").glob("model*"))
+    assert [path.name for path in parts] == [f"model-0000{rank}-of-00002.safetensors" for rank in (1, 2)]
+    assert max(path.stat().st_size for path in parts) < 0.7 * sum(path.stat().st_size for path in parts)
+    moved = ["run.folder=moved", "learner.parallel.tp=2", "run.max_steps=3", "run.keep=3"]
+    assert main(["train", "tiny.yaml", *moved, "--allow-changes"]) == 0
+    for step in (1, 3):
+        for folder in ("whole", "moved"):
+            assert main(["export", folder, f"{folder}-{step}", "--checkpoint", str(step)]) == 0
+        expected, weights = (load_file(f"{folder}-{step}/model.safetensors") for folder in ("whole", "moved"))
+        assert weights.keys() == expected.keys()
+        for name, tensor in weights.items():
+            torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.proof
+def test_time_counts_for_what_is_trained_first_too(in_tmp: Path) -> None:
+    first = ["model.from_recipe=sft_arithmetic", "learner.device=cpu", "run.max_time_s=0.01", "run.folder=run"]
+    with pytest.raises(Stopped, match="stopped after step 1"):
+        train(load("ppo_arithmetic", first))
+    assert not Path("run/checkpoints").exists()
+
+
+def alter(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run("run.max_steps=3")
+    shutil.rmtree("run/final")
+    alter(Path("run/checkpoints/step_000003/critic/optimizer.safetensors"))
+    assert run("run.max_steps=3") == whole
+    told = capsys.readouterr().err
+    assert "step_000003 is not used: critic/optimizer.safetensors was truncated or altered" in told
+    assert "continues after step 2" in told
+
+
+def test_what_kills_have_left_aside_goes_with_the_next_start(run: Run, in_tmp: Path) -> None:
+    run()
+    shutil.rmtree("run/final")
+    for name in ("checkpoints/.aside_old_step_000001/policy", "checkpoints/.aside_step_000003", ".final-aside"):
+        Path("run", name).mkdir(parents=True)
+    run()  # has nothing to save any more
+    assert not [path for path in Path("run").rglob(".*") if path.name != ".lock"]
+
+
+def test_damaged_checkpoints_only_do_not_begin_anew(run: Run, in_tmp: Path) -> None:
+    run("run.keep=1")
+    shutil.rmtree("run/final")
+    alter(Path("run/checkpoints/step_000002/policy/model.safetensors"))
+    logged = Path("run/metrics.jsonl").read_bytes()
+    with pytest.raises(OSError, match=r"every checkpoint in .* is damaged"):
+        run("run.keep=1")
+    assert Path("run/metrics.jsonl").read_bytes() == logged
+
+
+def rows(values: list[int]) -> str:
+    return "".join(json.dumps({"question": f"What is {value}?", "answer": str(value)}) + "\n" for value in values)
+
+
+@pytest.fixture
+def unfinished(run: Run, in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
+    """A run on a data file that has done two of four steps; called, it goes on."""
+    Path("train.jsonl").write_text(rows(list(range(64))))
+    given = ("data.task=null", "data.train=train.jsonl", "run.max_steps=4")
+    with pytest.raises(Stopped):
+        run(*given, "run.max_time_s=0.01")
+    return lambda *overrides: run(*given, *overrides)
+
+
+def test_other_data_is_said_and_refused_unless_allowed(unfinished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.jsonl").write_text(rows(list(range(1, 65))))
+    with pytest.raises(ChangedError, match=r"data\.train was .*, is ") as refused:
+        unfinished()
+    assert len([line for line in str(refused.value).splitlines() if line.startswith("  ")]) == 1
+    assert "--allow-changes" in str(refused.value)
+    same_recipe = load("tiny.yaml", ["data.task=null", "data.train=train.jsonl", "run.max_steps=4"])
+    train(same_recipe, allow_changes=True)
+    assert "resumes although data.train was" in capsys.readouterr().err
+
+
+def test_another_recipe_is_said_field_by_field_and_refused_unless_allowed(unfinished: Run) -> None:
+    with pytest.raises(ChangedError) as refused:
+        unfinished("ppo.clip=0.1", "policy.lr=1.0e-4")
+    told = [line.strip() for line in str(refused.value).splitlines()[1:-1]]
+    assert told == ["recipe.policy.lr was 0.001, is 0.0001", "recipe.ppo.clip was 0.2, is 0.1"]
+    changed = ["data.task=null", "data.train=train.jsonl", "run.max_steps=4", "ppo.clip=0.1"]
+    train(load("tiny.yaml", changed), allow_changes=True)
+    assert yaml.safe_load(Path("run/recipe.yaml").read_text())["ppo"]["clip"] == 0.1
+
+
+def test_another_reward_function_is_said_and_refused(unfinished: Run) -> None:
+    with Path("rewards.py").open("a") as file:
+        file.write("\n# changed\n")
+    with pytest.raises(ChangedError, match=r"code\.reward\.function was"):
+        unfinished()
+
+
+def test_another_version_of_the_code_is_said_and_refused(unfinished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.__version__", "9.9.9")
+    with pytest.raises(ChangedError, match=r'code\.lockstep was ".*", is "9\.9\.9 '):
+        unfinished()
+
+
+def test_a_finished_run_goes_on_with_more_steps_where_that_is_allowed(run: Run, in_tmp: Path) -> None:
+    whole = run("run.folder=whole", "run.max_steps=4")
+    run("run.max_steps=2")
+    train(load("tiny.yaml", ["run.max_steps=4"]), allow_changes=True)
+    rewards = [row["train/reward"] for row in read_metrics(Path("run")) if "train/reward" in row]
+    assert rewards == [row["train/reward"] for row in whole if "train/reward" in row]
+
+
+def test_the_best_checkpoints_stay(run: Run, in_tmp: Path) -> None:
+    logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: train/reward, count: 2}")
+    rewards = {int(row["step"]): row["train/reward"] for row in logged if "train/reward" in row}
+    best = sorted(rewards, key=lambda step: -rewards[step])[:2]
+    kept = {int(path.name.removeprefix("step_")) for path in Path("run/checkpoints").iterdir()}
+    assert kept == {*best, 5}
+    assert main(["export", "run", "best", "--checkpoint", "best"]) == 0
+    saved = load_file(f"run/checkpoints/step_{best[0]:06d}/policy/model.safetensors")
+    assert torch.equal(load_file("best/model.safetensors")["model.norm.weight"], saved["lm.model.norm.weight"])
+
+
+def test_the_lowest_can_be_the_best(run: Run, in_tmp: Path) -> None:
+    logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: train/reward, mode: min}")
+    rewards = {int(row["step"]): row["train/reward"] for row in logged if "train/reward" in row}
+    lowest, highest = min(rewards, key=rewards.__getitem__), max(rewards, key=rewards.__getitem__)
+    assert 5 not in (lowest, highest), "the last is kept anyway; choose another seed"
+    kept = {path.name for path in Path("run/checkpoints").iterdir()}
+    assert kept == {f"step_{lowest:06d}", "step_000005"}
+
+
+def test_a_best_metric_that_is_not_logged_is_an_error_at_the_first_checkpoint(run: Run) -> None:
+    with pytest.raises(ValueError, match=r"logs no train/rewards when it saves; did you mean train/reward\?"):
+        run("run.best.metric=train/rewards")
+
+
+def test_at_the_end_of_a_run_that_is_only_a_note(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("run.best.metric=train/rewards", "run.save_every=5")
+    assert "did you mean train/reward?" in capsys.readouterr().err
+    assert Path("run/final/model.safetensors").exists()
+
+
+@pytest.mark.full
+def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tmp: Path) -> None:
+    whole = run("run.folder=whole", "run.max_steps=4")
+    with pytest.raises(Stopped):
+        run("run.max_steps=4", "run.max_time_s=0.01")
+    biggest = max(path.stat().st_size for path in Path("run/checkpoints").rglob("*.safetensors"))
+    limited = f"ulimit -f {biggest // 1024 - 8}; exec " + " ".join(command("run", "run.max_steps=4"))
+    failed = subprocess.run(["bash", "-c", limited], capture_output=True, text=True)
+    assert failed.returncode == exit_codes.CRASH, failed.stderr
+    assert "cannot save the checkpoint of step 2" in failed.stderr
+    assert "the newest before it is step_000001" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert run("run.max_steps=4") == whole
+
+
+def test_a_half_written_checkpoint_never_has_a_name(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of things: all bytes are on the disk before the name is."""
+    order: list[str] = []
+    sync, rename = checkpoint.sync, Path.rename
+    monkeypatch.setattr(checkpoint, "sync", lambda path: (order.append(f"sync {path.name}"), sync(path)))
+    monkeypatch.setattr(Path, "rename", lambda path, to: (order.append(f"rename {path.name}"), rename(path, to))[1])
+    run("run.max_steps=1")
+    named = order.index("rename .aside_step_000001")
+    for name in ("model.safetensors", "optimizer.safetensors", "learner.json", "manifest.json", "policy", "critic"):
+        assert f"sync {name}" in order[:named]
+    assert order[named + 1] == "sync checkpoints"
+
+
+def test_an_allowed_change_takes_nothing_away_before_the_run_has_begun(run: Run, in_tmp: Path) -> None:
+    run()
+    before = contents("run")
+    with pytest.raises(ValueError, match="typo"):
+        train(load("tiny.yaml", ["reward.function=typo.py:f"]), allow_changes=True)
+    with lock_folder(Path("run")), pytest.raises(ValueError, match="in use by another process"):
+        train(load("tiny.yaml", ["run.max_steps=3"]), allow_changes=True)
+    assert contents("run") == before
+    assert load("run/recipe.yaml").training.run.max_steps == 2
+
+
+def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
+    run()
+    with pytest.raises(ChangedError, match="holds a run of another model"):
+        train(load("tiny.yaml", ["model.scratch.config.hidden_size=64"]), allow_changes=True)
+
+
+def test_a_stopped_start_leaves_what_others_made(run: Run, in_tmp: Path) -> None:
+    Path("first.yaml").write_text(yaml.safe_dump({**SFT_TINY, "run": {"max_steps": 5}}))
+    warm = ["model.scratch=null", "model.from_recipe=first.yaml", "run.folder=runs", "run.max_time_s=0.01"]
+    with pytest.raises(Stopped, match="first stopped after step 1"):
+        train(load("tiny.yaml", warm))
+    assert list(Path("runs").glob("first-*/checkpoints/step_000001"))
+
+
+@pytest.mark.full
+def test_signals_to_the_whole_group_end_the_run_in_order(run: Run, in_tmp: Path) -> None:
+    """As a terminal sends Ctrl-C, and a job system SIGTERM: to the run's children as well."""
+    for folder, number in (("int", signal.SIGINT), ("term", signal.SIGTERM)):
+        with started(folder, "run.max_steps=100", "run.save_every=100") as process:
+            wait_for(lambda folder=folder: steps_logged(folder) >= 2, process)
+            os.killpg(process.pid, number)
+            assert process.wait(300) == 128 + number
+        assert [path.name for path in Path(folder, "checkpoints").iterdir()] == [f"step_{steps_logged(folder):06d}"]
+
+
+def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_run(
+    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run()
+    monkeypatch.syspath_prepend(in_tmp)
+    Path("judges").mkdir()
+    Path("judges/even.py").write_text("one")
+    loaded = load("tiny.yaml", ["reward.function=judges.even:parity"])
+    before = identity(loaded, {"train": "1"}, Path("run/initial"))
+    assert {"code.torch", "code.transformers", "code.math-verify", "model.config.json"} <= before.keys()
+    Path("judges/even.py").write_text("two")
+    alter(Path("run/initial/model.safetensors"))
+    names = [
+        line.split(" was ")[0] for line in differences(before, identity(loaded, {"train": "2"}, Path("run/initial")))
+    ]
+    assert sorted(names) == ["code.reward.function", "data.train", "model.model.safetensors"]
+
+
+def test_a_large_file_of_the_first_model_is_known_by_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.run.identity._SMALL_BYTES", 1000)
+    (tmp_path / "weights").write_bytes(bytes(10**6))
+    before = inputs(load("ppo_arithmetic"), {}, tmp_path)
+    (tmp_path / "weights").write_bytes(b"\1" * 10**6)
+    assert [line.split()[0] for line in differences(before, inputs(load("ppo_arithmetic"), {}, tmp_path))] == [
+        "model.weights"
+    ]

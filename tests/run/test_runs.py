@@ -1,0 +1,166 @@
+"""Runs as their users make them: continued, finished, changed, on real data, on two ranks, and with bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from lockstep import exit_codes
+from lockstep.cli import main
+from lockstep.config.loading import load
+from lockstep.report.log import read_metrics
+from lockstep.run.folder import lock_folder
+from lockstep.run.train import train
+from lockstep.samplers.torch.sampler import TorchSampler
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+def test_a_finished_run_says_so_and_a_changed_option_starts_another(
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("run.folder=null")
+    run("run.folder=null")
+    assert "is finished" in capsys.readouterr().out
+    run("run.folder=null", "ppo.clip=0.1")
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_a_folder_of_another_recipe_is_refused(run: Run) -> None:
+    run()
+    with pytest.raises(ValueError, match=r"recipe.ppo.clip was 0.2, is 0.1"):
+        run("ppo.clip=0.1")
+
+
+def test_the_final_model_opens_with_transformers(run: Run, in_tmp: Path) -> None:
+    run()
+    model = AutoModelForCausalLM.from_pretrained("run/final")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained("run/final")
+    tokens = torch.tensor([tokenizer("Ada has 5 coins.")["input_ids"]])
+    assert model(tokens).logits.isfinite().all()
+
+
+def test_a_run_of_no_steps_is_its_first_model_validated(run: Run, in_tmp: Path) -> None:
+    rows = run("run.max_steps=0")
+    assert [row["step"] for row in rows] == [0]
+    first, final = (load_file(f"run/{name}/model.safetensors") for name in ("initial", "final"))
+    assert all(torch.equal(first[name], final[name]) for name in first)
+
+
+@pytest.mark.needs("gloo")
+def test_two_ranks_learn_as_one(run: Run) -> None:
+    one = run("run.folder=one", "run.max_steps=3")
+    two = run("run.folder=two", "run.max_steps=3", "learner.parallel.dp=2")
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            # A share of clipped tokens jumps where rounding moves a token over the edge.
+            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=0.02 if "clip" in name else 1e-6), name
+
+
+GSM8K = (
+    "data.max_prompt_tokens=400", "sampling.max_tokens=64", "validation_sampling.max_tokens=64",
+    "ppo.num_prompts_per_step=8", "ppo.global_batch_size=4", "data.max_validation_samples=4", "run.max_steps=3",
+    "learner.device=cpu", "run.folder=gsm8k", "ppo.overlong_filtering=false",
+)  # fmt: skip
+
+
+def test_real_model_and_real_gsm8k(assets: Path, in_tmp: Path) -> None:
+    data = (f"data.train={assets}/data/gsm8k/train.jsonl", f"data.validation={assets}/data/gsm8k/test.jsonl")
+    model = f"model.path={assets}/models/stories260K/hf"
+    rows = read_metrics(train(load("ppo_gsm8k", [model, *data, *GSM8K, "learner.dtype=fp32"])))
+    steps = [row for row in rows if "train/reward" in row]
+    assert len(steps) == 3
+    assert all(0.0 <= row["train/reward"] <= 1.0 for row in steps)
+    # Logits of up to 34 in fp32: against fp64, learner and sampler are each off by up to 1.5e-5.
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in steps)
+    assert all(row["agreement/token_mult_prob_error"] < 1 + 1e-5 for row in steps)
+    assert all(row["critic/grad_norm"] > 0 for row in steps)
+    samples = [json.loads(line) for line in Path("gsm8k/samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 24
+    assert all(sample["tokens"] <= 64 for sample in samples)
+
+
+@pytest.mark.full
+def test_bf16_runs_on_the_real_model(assets: Path, in_tmp: Path) -> None:
+    data = (f"data.train={assets}/data/gsm8k/train.jsonl", f"data.validation={assets}/data/gsm8k/test.jsonl")
+    model = f"model.path={assets}/models/stories260K/hf"
+    rows = read_metrics(train(load("ppo_gsm8k", [model, *data, *GSM8K])))
+    assert all(row["agreement/token_mult_prob_error"] < 1.05 for row in rows if "train/reward" in row)
+
+
+def test_check_reads_the_acceptance_bounds(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("acceptance=[{metric: train/reward, steps: [1, 2], min: 0.0}]")
+    assert main(["check", "run"]) == 0
+    broken = "{metric: train/reward, steps: [2, 2], min: 2.0}, {metric: x, steps: [9, 9], min: 0}"
+    run("run.folder=failed", f"acceptance=[{broken}]")
+    assert main(["check", "failed"]) == exit_codes.BROKEN
+    assert "not reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["ppo_arithmetc"], "did you mean ppo_arithmetic"),
+        (["ppo_arithmetic", "ppo.clop=0.1"], "clip"),
+        (["ppo_arithmetic", "ppo.clip=-1"], "greater than 0"),
+        (["ppo_arithmetic", "sampler=sglang"], "torch"),
+        (["ppo_arithmetic", "ppo.num_prompts_per_step=100"], "do not divide"),
+        (["ppo_gsm8k"], "MODEL_FOLDER"),
+        (["ppo_arithmetic", "ppo.dynamic_sampling={}"], "num_generations"),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert main(["train", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+
+
+def test_a_run_in_use_is_not_touched(run: Run, in_tmp: Path) -> None:
+    run("run.folder=busy", "run.max_steps=1")
+    shutil.rmtree("busy/final")
+    before = Path("busy/metrics.jsonl").read_bytes()
+    with lock_folder(Path("busy")), pytest.raises(ValueError, match="busy is in use by another process"):
+        run("run.folder=busy", "run.max_steps=1")
+    assert Path("busy/metrics.jsonl").read_bytes() == before
+
+
+def test_a_continued_run_says_where_it_goes_on(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("run.max_steps=2")
+    shutil.rmtree("run/final")
+    run("run.max_steps=2")
+    assert "continues after step 2" in capsys.readouterr().err
+
+
+def test_a_step_that_trained_on_nothing_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny.yaml", "ppo.overlong_filtering=true", "sampling.max_tokens=1"]) == 3
+    shown = capsys.readouterr().err
+    assert "step 1 trained on nothing, every response was taken out: 100% were truncated" in shown
+    assert "nan" not in shown
+
+
+def test_prompt_and_answer_must_fit_the_context(run: Run) -> None:
+    with pytest.raises(ValueError, match=r"allows sequences of 164 tokens, but the model in .* reads at most 96"):
+        run("sampling.max_tokens=100")
+
+
+def test_an_interrupt_is_one_sentence(
+    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TorchSampler, "generate", interrupted)
+    assert main(["train", "tiny.yaml"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted; the same command goes on from the newest checkpoint\n")

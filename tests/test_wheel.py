@@ -1,0 +1,58 @@
+"""The wheel holds all that a run needs: built, installed apart from the checkout, and used from there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.full
+
+pytest.importorskip("setuptools", reason="needs setuptools to build a wheel without the network: pip install it")
+
+ROOT = Path(__file__).parents[1]
+RUN = ("sft_arithmetic", "run.max_steps=1", "run.folder=run", "data.task.demonstrations=128")
+Lockstep = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Lockstep:
+    """Runs the `lockstep` of the wheel in an empty folder; returns what it prints."""
+    made, empty = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("empty")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    source = made / "source"
+    for folder in ("lockstep", "lockstep_logprobs"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(made), str(source)], check=True)
+    [wheel] = made.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(made / "site"), str(wheel)], check=True)
+    environment = os.environ | {"PYTHONPATH": str(made / "site")}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-P", *arguments]
+        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = run("-c", "import lockstep; print(lockstep.__file__)").strip()
+    assert Path(where).is_relative_to(made / "site")
+    return lambda *arguments: run("-m", "lockstep", *arguments)
+
+
+def test_every_recipe_is_in_the_wheel(installed: Lockstep) -> None:
+    listed = {line.split()[0] for line in installed("config").splitlines()}
+    assert listed == {path.stem for path in (ROOT / "lockstep").rglob("recipes/*.yaml")}
+
+
+def test_the_wheel_starts_trains_and_reports(installed: Lockstep) -> None:
+    assert "can start" in installed("train", "ppo_arithmetic", "--dry-run")
+    assert "final" in installed("train", *RUN)
+    assert "report.html" in installed("report", "run")
+    assert "prompts" in installed("config", "doctor")
