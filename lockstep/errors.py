@@ -1,4 +1,4 @@
-"""Errors that are told to the user in one sentence. Whatever else is raised is a crash, and leaves its trace."""
+"""Errors that are shown to the user in one sentence. Any other exception is a crash, and leaves its traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process of Lockstep's finds in its environment before torch is imported; what the user has set stays.
+"""Environment defaults of a Lockstep process, set before torch is imported; what the user has set stays.
 
 Children inherit it. Bits depend on the number of threads, so a run notes its own and keeps it (`runtime.machine`).
 """

@@ -47,7 +47,7 @@ class Shape:
 
     Attributes:
         kind: The class of the recipe, or of a section in it.
-        said: What the recipe says there, whatever that is.
+        said: The recipe's value there, of any type.
     """
 
     kind: type[Section]
@@ -83,7 +83,7 @@ def _kinds(annotation: Any) -> Iterator[object]:
 
 
 def algorithm_sentence(given: Any) -> str:
-    """For a recipe that is none, because its `algorithm` is missing or unknown."""
+    """Describes a missing or unknown `algorithm`."""
     found = "is missing" if given is None else f"is {format_value(given)}"
     return (
         f"algorithm {found}; there are: {', '.join(registry.names())}; one of your own is named by its place, "
@@ -92,7 +92,7 @@ def algorithm_sentence(given: Any) -> str:
 
 
 def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
-    """For one problem that validation found at `path`."""
+    """Describes one problem that validation found at `path`."""
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
         case "extra_forbidden":
@@ -135,7 +135,7 @@ def format_value(value: Any) -> str:
 
 
 def nearest(recipe: Shape, path: KeyPath) -> str:
-    """What may have been meant: a neighbour, an option of that name elsewhere, or one that reads alike."""
+    """Suggests what may have been meant: a neighbor, an option of that name elsewhere, or one that reads alike."""
     *parents, wrong = map(str, path)
     if [*parents, wrong] == ["doctor"] and "agreement" in recipe.fields:
         return "the drift monitor's options are in agreement.drift now, and agreement.drift=null switches it off"

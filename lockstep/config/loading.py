@@ -1,4 +1,4 @@
-"""From the name of a recipe and overrides to one validated, frozen recipe. Imports no torch.
+"""Loading of recipes: from a name and overrides to one validated, frozen recipe. Imports no torch.
 
 A recipe is a YAML file, one that ships with Lockstep or one of yours. It may name another one as `base:` and then says
 only what differs: mappings are merged key by key, everything else, lists included, is replaced. Overrides `key=value`
@@ -104,7 +104,7 @@ class Loaded:
         return self.recipe.model_dump(mode="json")
 
     def origin(self, keys: Keys) -> str:
-        """Who said what the option with these keys is; an option within a list is its list's."""
+        """The file or override that set the option with these keys; an option within a list is its list's."""
         said = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
         return next((origin for origin in said if origin), "default")
 
@@ -118,7 +118,7 @@ class Loaded:
         return load(name, [f"{key}={value}" for key, value in same.items()], distrusted=self.distrusted)
 
     def identity(self) -> dict[str, Any]:
-        """What makes it this run: without what changes no result, with the digest of what is trained first."""
+        """The options that identify the run: all that change a result, with the digest of what is trained first."""
         tree = self.dump()
         for section in ("trackers", "acceptance"):  # who looks on, and what a finished run is measured by
             tree.pop(section, None)
@@ -144,7 +144,7 @@ class Loaded:
 
     @property
     def run_folder(self) -> Path:
-        """Where the run lives: `run.folder`, or `runs/<name>-<digest>`."""
+        """The run's folder: `run.folder`, or `runs/<name>-<digest>`."""
         folder = self.recipe.folder
         return Path("runs") / f"{self.name}-{self.digest}" if folder is None else Path(folder)
 
@@ -176,7 +176,7 @@ def load(
 
 
 def load_run(folder: Path) -> Loaded:
-    """The recipe that a run's folder holds, which may be of before and have names of before, or be somebody else's.
+    """Loads the recipe in a run's folder, which may be another user's, or an older version's with option names of then.
 
     Code that it names is looked for as ever, from the working directory, and refused where it lies in that folder.
 
@@ -221,7 +221,7 @@ def _kind(said: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
 
 
 def algorithm_of(recipe: str) -> Any:
-    """What a recipe says its `algorithm` is, before anything is validated."""
+    """Returns a recipe's `algorithm` as it is written, before anything is validated."""
     return _join(_layers(_find(recipe, Path(), ""), ())).get("algorithm")
 
 
@@ -241,7 +241,7 @@ def require_command(kind: type[Recipe], recipe: str) -> None:
 def describe(loaded: Loaded, origins: bool = False) -> str:
     """The resolved recipe as YAML, with comments that say where each value comes from where `origins` are wanted.
 
-    As a recipe of its own it resolves to the same.
+    Loaded as a recipe, it resolves to the same.
     """
     return yaml12.annotate(loaded.dump(), loaded.origin) if origins else yaml12.dump(loaded.dump())
 
@@ -279,12 +279,12 @@ def _find(recipe: str, beside: Path, asker: str) -> Path:
 
 
 def _run_hint(path: Path) -> str:
-    """For a run's folder, which may be meant where a recipe is asked for."""
+    """Returns a hint where a path is a run's folder and a recipe is asked for."""
     return f"; {path} is a run, whose recipe is {path / 'recipe.yaml'}" if (path / "recipe.yaml").is_file() else ""
 
 
 def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
-    """What a file says, after what its base says."""
+    """Returns the layers of a file: those of its base, then its own."""
     source = path.stem if path in find_shipped().values() else str(path)
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
@@ -335,7 +335,7 @@ def _overrides(overrides: Sequence[str], recipe: Shape | None) -> list[Layer]:
 
 
 def _override_tree(text: str, key: str, value: str, recipe: Shape | None) -> dict[str, Any]:
-    """What an override says, as a recipe would say it."""
+    """Returns an override as the tree that a recipe would have for it."""
     tree: Any = _override_value(text, key, value, recipe)
     for part in reversed(key.split(".")):
         tree = {part: tree}
@@ -343,7 +343,7 @@ def _override_tree(text: str, key: str, value: str, recipe: Shape | None) -> dic
 
 
 def _override_hint(text: str, following: str) -> str:
-    """What to say instead of something that is no override."""
+    """Suggests an override in place of a word that is none."""
     bare = text.lstrip("-").replace(" ", "")
     if not _OVERRIDE.fullmatch(bare) and following and "=" not in following:
         bare = f"{bare}={following}"
@@ -370,14 +370,14 @@ def _override_value(text: str, key: str, value: str, recipe: Shape | None) -> An
 
 
 def _nothing(key: str, kinds: set[object]) -> str:
-    """How to say nothing of an option that takes values of these kinds."""
+    """Suggests how to leave an option empty that takes values of these kinds."""
     if type(None) in kinds:
         return f"{key}=null takes an option back"
     return f"""{key}='""' is empty text""" if str in kinds else "write it behind the =, or leave the override out"
 
 
 def _quoting(key: str, value: str) -> str:
-    """What to say instead of text that YAML reads as something else; where Jinja doubles braces, single ones do."""
+    """Suggests how to quote text that YAML reads as something else; where Jinja doubles braces, single ones do."""
     meant = "…" if set(value) & set("\"'\\") else re.sub(r"\{\{\s*(\w+)\s*\}\}", r"{\1}", value)
     return f"""{key} is text, and YAML reads braces, brackets and colons as more; quote it twice: {key}='"{meant}"'"""
 
@@ -426,7 +426,7 @@ def _overlay(
 
 
 def _renames(given: Any, taken: Any) -> bool:
-    """Whether a section is given another name than it had."""
+    """True if a section is given another `name` than it had."""
     return (
         isinstance(given, dict)
         and isinstance(taken, dict)
@@ -456,7 +456,7 @@ def _validate(kind: type[R], tree: dict[str, Any], said: Sequence[Layer], overri
 
 
 def _source(said: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> str:
-    """Who said last what stands at `path`; the recipe itself for what nobody said."""
+    """Returns the layer that last set `path`; the recipe itself for what no layer sets."""
     sayers = [layer.source for layer in [*said, *overriding] if path and _says(layer.tree, path)]
     return sayers[-1] if sayers else said[-1].source
 

@@ -1,4 +1,4 @@
-"""What `lockstep eval MODEL DATA` and its like ask for: a recipe, begun from a run's own where MODEL is one."""
+"""Recipes of `lockstep eval MODEL DATA` and its like: begun from a run's own where MODEL is one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Command:
         return replace(loaded, name=f"{Path(model).resolve().name}-{Path(data).stem}")
 
     def _as_trained(self, own: Path) -> Layer:
-        """What a run's recipe says that the command needs too, under the same words."""
+        """Returns the options of a run's recipe that the command has too, under the same words."""
         training = load_run(own.parent).training
         tree = training.model_dump(mode="json")
         said: dict[str, Any] = {name: tree[name] for name in self.sections if name in tree}
@@ -70,12 +70,12 @@ class Command:
 
 
 def computation_of(training: Common) -> dict[str, str]:
-    """What a run's recipe says of where and in which precision it computes."""
+    """Returns the device and precision of a run's recipe."""
     return {"device": training.learner.device, "dtype": training.learner.dtype}
 
 
 def room_of_demonstrations(training: Common) -> dict[str, int] | None:
-    """As much room for a response as demonstrations that a run learned from had; None where there were none."""
+    """Returns as much room for a response as a run's demonstrations had; None where there were none."""
     longest, prompt = training.longest_demonstration, training.data.max_prompt_tokens
     return None if longest is None or longest <= prompt else {"max_tokens": longest - prompt}
 

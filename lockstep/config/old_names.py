@@ -1,6 +1,6 @@
 """Keys of recipes that have another name now: the one table of them. Imports no torch.
 
-A recipe that somebody writes is refused with the new name. The recipe that a run's folder holds is read through the
+A user's recipe is refused with the new name. The recipe that a run's folder holds is read through the
 table, so that `report`, `eval`, `export` and the like know runs of before.
 """
 
@@ -15,7 +15,7 @@ from lockstep.yaml12 import Keys
 
 @dataclass(frozen=True)
 class NewName:
-    """What a key is called now.
+    """The new name of a renamed key.
 
     Attributes:
         key: Its new name, dotted; what stands in a section goes along.
@@ -26,7 +26,7 @@ class NewName:
     also: Mapping[str, str] = field(default_factory=dict)
 
     def describe(self, rest: Keys) -> str:
-        """How to say now what the old key said, or the option `rest` within it."""
+        """Says how to write now what the old key said, or the option `rest` within it."""
         others = " and ".join(f"{key}: {value}" for key, value in self.also.items())
         return f"it is {'.'.join((self.key, *rest))} now{f', with {others}' if others else ''}"
 
@@ -35,11 +35,11 @@ RENAMED = {
     "data.arithmetic": NewName("data.task", {"data.task.name": "arithmetic"}),
     "data.letters": NewName("data.task", {"data.task.name": "letters"}),
 }
-"""By the dotted old key."""
+"""The new name of each dotted old key."""
 
 
 def find(keys: Keys) -> tuple[NewName, Keys] | None:
-    """The new name of an option or of the innermost section around it that has one, and the keys within that."""
+    """Finds the new name of an option or of the innermost renamed section around it, and the keys within that."""
     for length in range(len(keys), 0, -1):
         new = RENAMED.get(".".join(keys[:length]))
         if new is not None:

@@ -56,7 +56,7 @@ class Plugins(Generic[T]):
         return found
 
     def place(self, name: str) -> str:
-        """Where a class is: of a name that stands for a place, that; all else is taken for a place."""
+        """Returns the place of a class: that of a built-in or installed name; any other name is a place itself."""
         installed = {point.name: point.value for point in _find_installed(self._group)}
         return self._built_in.get(name) or installed.get(name, name)
 

@@ -1,4 +1,4 @@
-"""Which recipe belongs to an `algorithm`: built in, of an installed package, or named by where it is. Imports no torch.
+"""The recipe class of each `algorithm`: built in, of an installed package, or named by where it is. Imports no torch.
 
 A package brings algorithms by entry points of the group `lockstep.algorithms`; a recipe may also say
 `algorithm: file.py:Class` or `package:Class`.
@@ -31,7 +31,7 @@ _ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm",
 
 
 def names() -> tuple[str, ...]:
-    """Every `algorithm` that has a name of its own."""
+    """Every `algorithm` that has a name."""
     return _ALGORITHMS.names()
 
 

@@ -52,7 +52,7 @@ class Section(BaseModel):
         return self
 
     def _value_and_default(self, key: str) -> tuple[object, object]:
-        """Of an option of this section, or of one within."""
+        """Returns the value and the default of an option of this section, or of one within."""
         name, _, rest = key.partition(".")
         value = getattr(self, name)
         if rest and isinstance(value, Section):

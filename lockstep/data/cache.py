@@ -1,4 +1,4 @@
-"""What was found out about a file once and need not be found out again, in the user's cache folder.
+"""Cache of facts about data files, in the user's cache folder, so that each is computed once.
 
 An entry is one file, written aside and renamed into place: it is there whole, or it is not there. Its name is a hash of
 all that it follows from, so an entry is never wrong, only unused; any of them may be deleted at any time.
@@ -111,7 +111,7 @@ def entry(kind: str, family: object, *key: object) -> str:
 
 
 def folder() -> Path:
-    """Where entries lie: $LOCKSTEP_CACHE, or `lockstep` in the user's cache folder; a folder for this process only,
+    """The cache folder: $LOCKSTEP_CACHE, or `lockstep` in the user's cache folder; a folder for this process only,
     if that cannot be written."""
     chosen = os.environ.get("LOCKSTEP_CACHE")
     return _writable(chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lockstep"))

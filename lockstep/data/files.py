@@ -1,4 +1,4 @@
-"""Data files as rows: of whatever format, one or several."""
+"""Data files as rows: of any supported format, one or several."""
 
 from __future__ import annotations
 
@@ -90,21 +90,21 @@ class Together:
 
     @property
     def skipped(self) -> Skipped:
-        """Of all files."""
+        """The skipped rows of all files."""
         return sum((rows.skipped for rows in self._opened), Skipped())
 
     @property
     def digest(self) -> str:
-        """Of the digests of the files, in their order."""
+        """SHA-256 of the digests of the files, in their order."""
         return hashlib.sha256(" ".join(rows.digest for rows in self._opened).encode()).hexdigest()
 
     def where(self, i: int) -> str:
-        """As its file names the row."""
+        """Returns the place of row `i` as its file names it."""
         k, own = self._place(i)
         return self._opened[k].where(own)
 
     def id(self, i: int) -> str:
-        """As its file names the row."""
+        """Returns the id of row `i` as its file names it."""
         k, own = self._place(i)
         return self._opened[k].id(own)
 
@@ -118,6 +118,6 @@ class Together:
         return [found[place] for place in places]
 
     def _place(self, i: int) -> tuple[int, int]:
-        """Which of the files, and which of its rows."""
+        """Returns the file of a row and its number there."""
         k = bisect_right(self._starts, i) - 1
         return k, i - self._starts[k]

@@ -1,7 +1,7 @@
 """Rows of a JSONL file by number: only byte offsets are kept, and a row comes back exactly as it was written.
 
 Lines end with a newline byte and nothing else, so that jagged rows, carriage returns, form feeds and Unicode line
-separators inside strings are harmless. Each row is parsed by itself: '007' stays '007' whatever other rows hold.
+separators inside strings are harmless. Each row is parsed by itself: '007' stays '007' regardless of other rows.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class JsonlIndex:
         return int(self._numbers[i, 1])
 
     def where(self, i: int) -> str:
-        """How messages name row `i`."""
+        """Returns the name of row `i` in messages."""
         return _where(self.path, self.line_number(i))
 
     def id(self, i: int) -> str:
@@ -258,7 +258,7 @@ class _Watched(io.RawIOBase):
 
 
 def _fault(line: bytes) -> str | None:
-    """What is wrong with a line: nothing (None), that it is blank (""), or a sentence.
+    """Says what is wrong with a line: nothing (None), that it is blank (""), or a sentence.
 
     orjson is five times as fast as `parse` and stricter than it, save that it takes a key twice. It cannot stand in for
     `parse`, for it rounds large whole numbers.

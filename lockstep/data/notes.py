@@ -1,4 +1,4 @@
-"""What is said to people while data is read: on standard error, where a live display shows it above its bar."""
+"""Notes on the reading of data, on standard error, where a live display shows them above its bar."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ticker:
         self._next = time.monotonic() + _FIRST_AFTER_S
 
     def at(self, done: int) -> None:
-        """So much is done."""
+        """Prints how much is done, at most every few seconds."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _EVERY_S

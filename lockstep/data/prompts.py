@@ -27,7 +27,7 @@ def read_prompts(
 def prompts_of(
     rows: Rows, numbers: Sequence[int], contents: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> list[Prompt]:
-    """Renders and tokenises rows that were read; the same rows always give the same prompts, whatever their length.
+    """Renders and tokenizes rows that were read; the same rows always give the same prompts, of any length.
 
     A plain prompt gets the special tokens that the tokenizer puts around text; a chat template brings its own.
     """
@@ -53,7 +53,7 @@ def _build_prompts(
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
-    """What is wrong with a row's messages, if anything; for rows that have the fields of the templates.
+    """Returns the check of a row's messages: what is wrong, if anything; for rows with the fields of the templates.
 
     Raises:
         ValueError: A chat template is wanted and missing.
@@ -73,7 +73,7 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
 
 
 def is_chat(data: DataSection) -> bool:
-    """Whether prompts go through the tokenizer's chat template."""
+    """True if prompts go through the tokenizer's chat template."""
     return data.chat or data.messages is not None
 
 
@@ -116,7 +116,7 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_s
 
 
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
-    """What is wrong with a prompt's length, or was before it was truncated, if anything."""
+    """Says that a prompt is too long, or was before it was truncated; None if not."""
     length = len(prompt.tokens) + prompt.tokens_cut
     if length <= max_prompt_tokens:
         return None
@@ -184,7 +184,7 @@ class Prompts:
         return list(self.selection.rows.rows(self.selection.numbers(places)))
 
     def short_enough(self, contents: Sequence[Row]) -> list[bool]:
-        """Whether rows that are not of this data would make prompts of the length that is allowed."""
+        """True for each row, not of this data, whose prompt has at most the allowed length."""
         prompts = _build_prompts([("new", "a new row")] * len(contents), contents, self._tokenizer, self._data)
         return [too_long(prompt, self._data.max_prompt_tokens) is None for prompt in prompts]
 

@@ -144,6 +144,6 @@ def _is_number(value: object) -> bool:
 
 
 def describe(ranked: Sequence[RankedResponses], skipped: Skipped) -> str:
-    """How many there are, for people."""
+    """Describes the number of prompts, of responses and of skipped rows, for people."""
     responses = sum(len(one.responses) for one in ranked)
     return f"{len(ranked)} prompts with {responses} ranked responses ({skipped.count or 'no'} rows skipped)"

@@ -91,7 +91,7 @@ class TableRows:
         return (Part(str(self._path), len(self)),)
 
     def where(self, i: int) -> str:
-        """How messages name row `i`; people count rows from 1."""
+        """Returns the name of row `i` in messages; people count rows from 1."""
         return f"{self._path}, row {i + 1}"
 
     def id(self, i: int) -> str:

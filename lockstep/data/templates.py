@@ -50,7 +50,7 @@ def fields(template: str) -> list[str]:
 
 
 def fills(row: Row, template: str) -> bool:
-    """Whether a row has the fields of a template."""
+    """True if a row has the fields of a template."""
     return complaint(row, dict.fromkeys(fields(template), "any")) is None
 
 
@@ -67,12 +67,12 @@ def askers(templates: Mapping[str, str]) -> dict[str, str]:
 
 
 def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, str] | None = None) -> str | None:
-    """What is wrong with the fields of a row, if anything.
+    """Says what is wrong with the fields of a row; None if nothing is.
 
     Args:
         row: The row.
         wanted: Fields that it must have, with their types.
-        asking: Who asks for a field, where that is known.
+        asking: The options that ask for fields, where known.
     """
     for name, kind in wanted.items():
         value = row.get(name)

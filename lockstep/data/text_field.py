@@ -36,7 +36,7 @@ class TextField:
 
 
 def text_field(data: DataSection) -> TextField:
-    """Where a section's rows have their text.
+    """Returns the field in which a section's rows have their text.
 
     Raises:
         ValueError: A prompt is made of several fields, or of none.
