@@ -1,4 +1,4 @@
-"""The distribution that tokens are drawn from, computed the same way for drawing and for scoring.
+"""The distribution that tokens are sampled from, computed the same way for sampling and for scoring.
 
 A learner that scores under another distribution than the sampler drew from (temperature forgotten, top-p not
 renormalised) sees importance ratios that are wrong by a factor, however equal the weights are.
@@ -20,7 +20,7 @@ from lockstep_logprobs.vocab import vocab_logprobs
 _ROWS = 256
 
 _BLOCK = 1024
-"""So many columns are first drawn from as one: only the sums of blocks, and one block, are summed in float64."""
+"""Number of columns that are first sampled as one: only the sums of blocks, and one block, are summed in float64."""
 
 
 def token_scores(
@@ -119,7 +119,7 @@ def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tupl
 
 
 def _invert(weight_MV: Tensor, uniform_M: Tensor) -> Tensor:
-    """Where the running sum of a row's weights passes uniform · total: first the block, then the column in it."""
+    """Inverts the running sum of a row's weights at uniform · total: first finds the block, then the column in it."""
     columns = weight_MV.shape[1]
     if columns <= _BLOCK:
         return _pass_point(weight_MV, uniform_M)[0]
@@ -135,7 +135,7 @@ def _invert(weight_MV: Tensor, uniform_M: Tensor) -> Tensor:
 
 
 def _pass_point(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the running sum passes uniform · total [M], and by how much, float64 [M]."""
+    """Finds where the running sum passes uniform · total [M], and by how much, float64 [M]."""
     sum_MK = weight_MK.cumsum(-1, dtype=torch.float64)
     aim_M1 = uniform_M[:, None] * sum_MK[:, -1:]
     place_M1 = torch.searchsorted(sum_MK, aim_M1, right=True).clamp_(max=sum_MK.shape[1] - 1)  # K, where sums are NaN

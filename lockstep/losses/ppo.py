@@ -156,7 +156,7 @@ def _of_response(x_N: Tensor, batch: Batch) -> Tensor:
 
 
 def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N: Tensor) -> Metrics:
-    """How far the policy has moved since the rollout was scored. Log-probabilities are 0 off the mask."""
+    """Measures how far the policy has moved since the rollout was scored. Log-probabilities are 0 off the mask."""
     ratio_N, count = probability_ratio(logprob_N, old_N), mask_N.sum()
     return Metrics(
         probs_ratio=Mean(trainable(ratio_N, mask_N).sum(), count),

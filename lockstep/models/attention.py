@@ -27,7 +27,7 @@ _FILLED = 0.75
 
 
 class Layout(Protocol):
-    """Which tokens see which, and where keys and values are kept."""
+    """Layout of a batch for attention: which tokens see which, and where keys and values are kept."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
@@ -149,7 +149,7 @@ class SideBySide:
 
 
 def _newest(new: int, known: int, window: int | None, device: torch.device) -> Tensor:
-    """Which of `known` tokens the newest `new` of them see, bool [new, known]."""
+    """Mask of the `known` tokens that the newest `new` of them see, bool [new, known]."""
     seen = torch.ones(new, known, dtype=torch.bool, device=device).tril(known - new)
     return seen if window is None else seen.triu(known - new + 1 - window)
 

@@ -46,7 +46,7 @@ def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
     check_weights(folder, skeleton(read_config(folder, headless=True), str(folder)), headless=True)
     with _no_word_of_heads():
         backbone = _open(folder).base_model
-    assert isinstance(backbone, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
+    assert isinstance(backbone, PreTrainedModel), "a causal language model of transformers has its own backbone"
     return backbone
 
 
@@ -69,7 +69,7 @@ def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
 
 @contextmanager
 def _no_word_of_heads() -> Iterator[None]:
-    """`transformers` reports a language model's head that is missing and a reward model's that nobody asked for."""
+    """Silences the warnings of `transformers` about missing heads, which are expected here."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

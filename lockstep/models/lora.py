@@ -27,17 +27,17 @@ _ADAPTER = "default"
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of a head is one of an adapter, by its name."""
+    """True if a parameter of a head is one of an adapter, by its name."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def learns(name: str) -> bool:
-    """Whether a parameter of a head with adapters learns: theirs do, and a value head's unit."""
+    """True if a parameter of a head with adapters learns: adapters do, and a value head's unit."""
     return is_adapter(name) or name.startswith("value.")
 
 
 def in_adapter_file(name: str) -> str:
-    """What peft's files call a tensor, from its name in the model's files."""
+    """Returns the name of a tensor in peft's files, from its name in the model's files."""
     return f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}"
 
 
@@ -77,7 +77,7 @@ def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
 
 
 def _is_called(name: str, ending: str) -> bool:
-    """As peft reads it."""
+    """True if peft takes `ending` as the end of a module's name: whole parts of it."""
     return f".{name}".endswith(f".{ending}")
 
 
@@ -103,7 +103,7 @@ def config_of(network: PreTrainedModel, section: LoRA, **fields: Any) -> Any:
 
 
 def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """What adapters begin with, by the names of their parameters in a head: A as peft draws it, B zero.
+    """First weights of adapters, by the names of their parameters in a head: A as peft initializes it, B zero.
 
     Drawn by name, so that no layout of ranks changes them.
     """
@@ -118,7 +118,7 @@ def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def merging(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
-    """By the name of each W in a head that has an adapter: what makes W + (α / r) · B·A of it, and leaves it alone."""
+    """Maps each W in a head that has an adapter to the function that returns W + (α / r) · B·A and leaves W alone."""
     from peft.tuners.lora import LoraLayer
 
     adapted = ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))

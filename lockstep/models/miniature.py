@@ -36,11 +36,11 @@ _HEAD_FIELDS = (
     "linear_num_heads", "mamba_num_heads", "mamba_d_ssm", "num_heads",
 )  # fmt: skip
 _WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size")
-"""What a token sees, or how many a state is computed for at once: shorter than a sequence, so both ends are met."""
+"""Fields that limit what a token sees, or chunks of a state: made shorter than a sequence, so both ends are met."""
 _TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Fields = dict[str, Any]
-"""Of a configuration, as config.json holds them."""
+"""Fields of a configuration, as config.json holds them."""
 
 
 def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
@@ -67,7 +67,7 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
 
 
 def _smaller(config: PreTrainedConfig, full: PreTrainedModel) -> Iterator[Callable[[], PreTrainedConfig]]:
-    """What makes smaller configurations, the smallest first; not each of them can be made."""
+    """Yields factories of smaller configurations, the smallest first; some may fail."""
     text, kinds = config.get_text_config(), _kinds(full)
     own, fields = text.attribute_map, text.to_dict()  # what this configuration calls a usual name
     common = _common({**fields, **{name: fields[called] for name, called in own.items() if called in fields}})
@@ -110,7 +110,7 @@ def plain_logits(model: PreTrainedModel, tokens_T: torch.Tensor) -> torch.Tensor
 
 
 def _kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
-    """What sort each layer is: its modules, and what is switched on in them; sizes do not count."""
+    """Kind of each layer: its modules, and what is switched on in them; sizes do not count."""
     return [
         tuple((name, type(module).__name__, *_switches(module)) for name, module in layer.named_modules())
         for layer in layers(model)

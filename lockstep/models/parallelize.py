@@ -49,7 +49,7 @@ def require_divisible(config: PreTrainedConfig, tp: int) -> None:
 
 
 def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, offload: bool) -> None:
-    """Cuts a head of `models.heads` and the network in it, in place; whoever gives it weights does so afterwards.
+    """Cuts a head of `models.heads` and the network in it, in place, before it has weights.
 
     Args:
         model: The head.

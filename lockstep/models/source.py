@@ -38,7 +38,7 @@ class ModelSource:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def token_ids(self, text: str) -> list[int]:
-        """A text that goes on from another, as tokens: nothing is put around it."""
+        """Encodes a text that continues another: nothing is put around it."""
         return token_ids(self.tokenizer, [text], add_special_tokens=False)[0]
 
     def sampling(self, section: Sampling) -> SamplingParams:

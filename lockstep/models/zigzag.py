@@ -39,7 +39,7 @@ class Grid:
     back: Tensor
 
     def mask(self, window: int | None) -> Tensor:
-        """Who sees whom, bool [rows, 1, q, k]."""
+        """Mask of the keys that each query sees, bool [rows, 1, q, k]."""
         seen = self.back >= 0 if window is None else (self.back >= 0) & (self.back < window)
         return seen[:, None]
 

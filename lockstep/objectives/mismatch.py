@@ -112,7 +112,7 @@ def sequence_mismatch(
 
 
 def agreement(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Metrics:
-    """How well sampler and learner agree on what was sampled.
+    """Measures how well sampler and learner agree on the log-probabilities of sampled tokens.
 
     Returns:
         `token_mult_prob_error`, the mean of e^|Δ| (NeMo RL's measure); `sampler_kl_k1` and `sampler_kl_k3`, estimates

@@ -55,7 +55,7 @@ class DriftTest:
         false_alarm_rate: α, over the whole stream.
         baseline_steps: n, steps that are averaged, and not tested.
         factor: How many times the baseline's mean is still healthy.
-        floor: A mean so small is healthy whatever the baseline.
+        floor: A mean so small is healthy for any baseline.
     """
 
     false_alarm_rate: float
@@ -100,7 +100,7 @@ class DriftTest:
 
 @dataclass(frozen=True)
 class DriftState:
-    """What the test knows.
+    """State of the test.
 
     Attributes:
         seen: Steps so far.

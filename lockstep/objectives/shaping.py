@@ -1,4 +1,4 @@
-"""What is done to a response's score before it becomes a reward: small values that an algorithm applies in order."""
+"""Shaping of a response's score before it becomes a reward: small values that an algorithm applies in order."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str,
 
 
 def _problems(block: int, seed: int) -> Iterator[Problem]:
-    """A block of problems, not yet distinct: each is made from uniform numbers of its own key."""
+    """A block of problems, not yet distinct: each is made from uniform numbers by its own key."""
     rows = range(block * _BLOCK, (block + 1) * _BLOCK)
     for draws in sample_uniforms(rows, _DRAWS, seed, "arithmetic"):
         yield _problem(iter(draws))

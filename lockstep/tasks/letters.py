@@ -28,7 +28,7 @@ from lockstep.errors import InputError
 from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 LETTERS = tuple("abcdefghijklmopq")
-"""Without n, which would be near to no."""
+"""The letters in use: without n, which would be near to no."""
 _ORDERS = ("start", "end", "has", "has", "no")
 _SHORTEST, _LONGEST = 5, 10
 _DRAWS = 96  # random numbers of a row, more than any row takes
@@ -108,7 +108,7 @@ class Orders:
         return " ".join(f"{order} {letter}" for order, letter in zip(_ORDERS, self.letters, strict=True))
 
     def check(self, answer: Sequence[str]) -> list[bool]:
-        """Which orders an answer keeps; none, where it is empty or holds anything but letters."""
+        """Checks which orders an answer keeps; none, where it is empty or holds anything but letters."""
         if not answer or any(word not in LETTERS for word in answer):
             return [False] * len(_ORDERS)
         first, last, one, other, none = self.letters
@@ -116,7 +116,7 @@ class Orders:
 
 
 def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
-    """What an answer is worth, from 0 to 5; a reward function (docs/guides/rewards.md)."""
+    """Scores an answer from 0 to 5; a reward function (docs/guides/rewards.md)."""
     asked = _ASKED.search(prompt)
     if asked is None:
         raise InputError(f"{prompt!r} gives no orders of the form: start k end c has g has a no m")
@@ -196,7 +196,7 @@ def _write_answer(orders: Orders, draws: _Draws, probability: float) -> list[str
     for place, letter in ((0, first), (-1, last)):
         if draws.chance(probability):
             answer[place] = letter
-        elif inner and draws.chance(0.3):  # so that it is no rule that whoever is there is in its place
+        elif inner and draws.chance(0.3):  # so that a letter that is there is not always in its place
             answer[inner.pop()] = letter
     return answer
 
@@ -239,14 +239,14 @@ class _Compared:
 
     @property
     def marks(self) -> list[str]:
-        """Of each order, whose verdict is right: that of A, of B, of both, or no one's."""
+        """The judgement that is right about each order: A, B, both, or none."""
         right = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "none"}
         told = zip(self.kept, self.first, self.second, strict=True)
         return [right[first == kept, second == kept] for kept, first, second in told]
 
 
 def _wrong(said: Sequence[bool], kept: Sequence[bool]) -> int:
-    """How many verdicts are wrong."""
+    """Counts the wrong verdicts."""
     return sum(own != right for own, right in zip(said, kept, strict=True))
 
 
@@ -261,7 +261,7 @@ def _compare(orders: Orders, draws: _Draws) -> _Compared:
 
 
 def _comparison(orders: Orders, draws: _Draws) -> dict[str, str]:
-    """Which of two judgements is better, found by going through the orders; without a mistake."""
+    """Writes which of two judgements is better, found by going through the orders; without a mistake."""
     one = _compare(orders, draws)
     judgements = f"A {_reasons(orders, one.first)} B {_reasons(orders, one.second)}"
     verdicts = zip(orders.letters, one.kept, one.marks, strict=True)
@@ -290,5 +290,5 @@ def _spoil(answer: list[str], draws: _Draws) -> list[str]:
 
 
 def _text(words: Sequence[str]) -> str:
-    """With a space in front of each, so that a letter is the same token wherever it stands."""
+    """Joins words with a space in front of each, so that a letter is the same token at any place."""
     return "".join(f" {word}" for word in words)

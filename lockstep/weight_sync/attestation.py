@@ -1,4 +1,4 @@
-"""What an inference engine attests after a weight sync."""
+"""The attestation of an inference engine after a weight sync."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Attestation:
-    """What one engine holds after a refit. Names are those of the weights that were sent.
+    """The weights that one engine holds after a weight sync. Names are those of the weights that were sent.
 
     Attributes:
         version: Of the weights.

@@ -34,13 +34,13 @@ class Sent:
 
 
 class HasWeights(Protocol):
-    """A learner, or whatever else has weights to hand over."""
+    """A learner, or another holder of weights to send."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
 class WeightSource(HasWeights, Protocol):
-    """What a sampler's weights come from: a learner as it is, or a `Snapshot` of it."""
+    """The source of a sampler's weights: a learner as it is, or a `Snapshot` of it."""
 
     def logprobs(self, batch: Batch) -> Tensor: ...
 
@@ -58,7 +58,7 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A learner's weights as they were once, for a sampler that works while the learner goes on.
+    """A copy of a learner's weights, for a sampler that works while the learner trains.
 
     Attributes:
         version: Of the weights.
@@ -72,7 +72,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Batch | None) -> Snapshot:
-        """Of the learner as it is now."""
+        """Copies the weights of the learner as it is now."""
         copies = {name: _copy(tensor, dtype) for name, tensor in learner.weights()}
         return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe))
 
@@ -80,12 +80,12 @@ class Snapshot:
         yield from self.tensors.items()
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """Of the probe, and of nothing else."""
+        """Log-probabilities of the probe, and of nothing else."""
         return self.probe_logprob
 
 
 def _type_of(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """In which it goes to a sampler that holds this type; what is no floating-point number stays as it is."""
+    """Returns the type of a tensor for a sampler of this type; only floating-point numbers are converted."""
     return dtype if tensor.is_floating_point() else tensor.dtype
 
 
@@ -122,7 +122,7 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
         probe: Sequences that both score, where an engine holds something that it cannot show.
 
     Raises:
-        RefitError: With the names of the tensors that differ or are missing on one side, or of caches that were kept.
+        WeightSyncError: Names the tensors that differ or are missing on one side, or the caches that were kept.
     """
     outgoing = Outgoing(learner, sampler.dtype)
     attestations = sampler.load_weights(outgoing, version)
@@ -157,7 +157,7 @@ def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
 
 
 def _fault(name: str, sent: Sent, held: Attestation) -> str | None:
-    """What is wrong with a tensor, if anything."""
+    """Says what is wrong with a tensor; None if nothing is."""
     if name not in held.fingerprints:
         return "did not arrive"
     if held.fingerprints[name] != sent.whole:

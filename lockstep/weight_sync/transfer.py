@@ -59,7 +59,7 @@ class Bucket:
     """Some of the weights.
 
     Attributes:
-        number: Counted from 0 in a refit.
+        number: Counted from 0 in a weight sync.
         place: The file that holds the bytes; empty: they come by the process group.
         size: Bytes.
         slots: What lies where.
@@ -71,12 +71,12 @@ class Bucket:
     slots: tuple[Slot, ...]
 
     def json(self) -> str:
-        """For engines that take nothing but plain values."""
+        """JSON, for engines that take nothing but plain values."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of(cls, text: str) -> Bucket:
-        """What `json` wrote."""
+        """Reads what `json` wrote."""
         fields = json.loads(text)
         slots = (Slot(**{**slot, "shape": tuple(slot["shape"])}) for slot in fields.pop("slots"))
         return cls(**fields, slots=tuple(slots))
