@@ -99,7 +99,7 @@ def score_gradient(
 def _hidden_row_sums(
     hidden: Tensor, weight: Tensor, token: Tensor, start: int, temperature: float, entropy: bool, max_rows: int | None
 ) -> tuple[Tensor, Tensor]:
-    """As `vocab._row_sums`, of the logits that are multiplied out."""
+    """Computes what `vocab._row_sums` does, of the logits that are multiplied out."""
     sums = RowSums.zeros(len(hidden), entropy, hidden.device)
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
     for columns, head_cD in _pieces(weight, hidden.dtype):

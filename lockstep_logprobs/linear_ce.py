@@ -17,7 +17,7 @@ from lockstep_logprobs.next_token import from_parallel_hidden_states_to_logprobs
 
 @dataclass
 class _Patched:
-    """How many positions are scored at once, and what `GPTModel.forward` was before."""
+    """State of the patch: how many positions are scored at once, and `GPTModel.forward` before it."""
 
     chunk_size: int = 1024
     plain: Any = None
@@ -27,7 +27,7 @@ _patched = _Patched()
 
 
 def patch_gpt_model_forward_for_linear_ce_fusion(*, chunk_size: int) -> None:
-    """From now on every `GPTModel` knows `return_logprobs_for_linear_ce_fusion`; asked again, only the size changes.
+    """Patches `GPTModel` to know `return_logprobs_for_linear_ce_fusion`; called again, only the size changes.
 
     Args:
         chunk_size: Positions that are scored at once; bounds memory.
@@ -55,7 +55,7 @@ def _gpt_forward_with_linear_ce_fusion(
     padding_mask: Tensor | None = None,
     return_logprobs_for_linear_ce_fusion: bool = False,
 ) -> Tensor:
-    """As `GPTModel.forward`, but where it is asked for, log-probabilities of `labels`.
+    """Replaces `GPTModel.forward`; where requested, returns log-probabilities of `labels`.
 
     Args:
         self: The model.
@@ -105,7 +105,7 @@ def _gpt_forward_with_linear_ce_fusion(
 
 
 def _score(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
-    """Of positions first [S/CP, B, H], or this rank's share of these under sequence parallelism."""
+    """Scores positions [S/CP, B, H], or this rank's share of these under sequence parallelism."""
     from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
     tp, cp = model.pg_collection.tp, model.pg_collection.cp

@@ -37,7 +37,7 @@ _NOT_WHOLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How rows of logits become log-probabilities.
+    """Options of the map from logits to log-probabilities.
 
     Attributes:
         shard: This rank's columns.
@@ -65,7 +65,7 @@ PLAIN = Scoring()
 
 @dataclass(frozen=True)
 class RowSums:
-    """What a pass over columns keeps of each row, in fp32; d = (z − m)/T.
+    """Sums of each row over columns, in fp32; d = (z − m)/T.
 
     Attributes:
         maximum: m, the largest logit z [M].
@@ -118,7 +118,7 @@ class RowSums:
 
 @dataclass(frozen=True)
 class Scores:
-    """What every rank knows of each row after the exchange.
+    """Results of each row after the exchange, the same on every rank.
 
     Attributes:
         logprob: log p of the tokens [M, K], nats, fp32; 0 for a token that is in no shard, −∞ outside the support.
@@ -138,7 +138,7 @@ class Scores:
 
 
 def locate(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Where the columns from `start` on hold the tokens: column numbers [M, K], any where they do not; and whether."""
+    """Finds tokens' columns among those from `start` on: column numbers [M, K], arbitrary where none; and a mask."""
     column_MK = token_MK - start
     return column_MK.clamp(0, max(columns - 1, 0)), (column_MK >= 0) & (column_MK < columns)
 

@@ -1,4 +1,4 @@
-"""Which tokens top-k and top-p keep: all whose logit reaches a threshold, one number per row, found without a sort.
+"""The tokens that top-k and top-p keep: all whose logit reaches a threshold, one number per row, found without a sort.
 
 A rank that holds some columns of the vocabulary needs no more than this number to know which of its tokens can be
 drawn, and equal logits stay or go together (docs/adr/0005).
@@ -83,7 +83,7 @@ def support_floor(
 
 @dataclass(frozen=True)
 class _Search:
-    """What `support_floor` was given."""
+    """The arguments of `support_floor`."""
 
     logits: Tensor
     shard: Shard
@@ -147,7 +147,7 @@ def _one_per_row(logits: Tensor, *_: object) -> Tensor:
 
 @kernel("(Tensor logits, Tensor value, int? max_rows) -> Tensor", _one_per_row)
 def _count_equal(logits: Tensor, value: Tensor, max_rows: int | None) -> Tensor:
-    """How many of each row's logits equal its value [M, 1]."""
+    """Counts each row's logits that equal its value [M, 1]."""
     count_M1 = torch.zeros_like(value)
     for rows in _blocks(logits, 1, max_rows):
         z = logits[rows]

@@ -31,7 +31,7 @@ _GRACE_S = 0.5  # for a child to leave by itself when nothing more is asked
 
 
 class Answers(Protocol):
-    """What `answers(*arguments)` of a child's module returns."""
+    """The function that answers questions in the child; `answers(*arguments)` of the child's module returns it."""
 
     def __call__(self, question: Any, /) -> Iterator[Any]: ...
 
@@ -87,8 +87,7 @@ class Child:
     def ask_streaming(self, question: Any) -> Iterator[Callable[[float], Any]]:
         """Asks, and gives a function that waits so many seconds for the next reply.
 
-        Whoever leaves the block by an exception leaves replies behind, so the child is then ended: they must not answer
-        the next question.
+        An exception in the block leaves replies behind, so it ends the child: they must not answer the next question.
 
         Raises:
             ChildDied, ChildHangs: Also from that function.
@@ -105,7 +104,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None where none runs."""
+        """Id of the process; None where none runs."""
         return self._running.process.pid if self._running is not None and self._running.usable() else None
 
     def kill(self) -> None:

@@ -27,7 +27,7 @@ _OFFSETS = "offsets"
 
 @dataclass(frozen=True)
 class FileContents:
-    """What a file is to hold: tensors, and where in the whole tensor each begins, if it is not all of it."""
+    """Content of a file: tensors, and the place in the whole tensor where each begins, if it is not all of it."""
 
     tensors: Mapping[str, Tensor]
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Boxes:
         return name in self._found
 
     def names(self) -> list[str]:
-        """Of all tensors."""
+        """Names of all tensors."""
         return list(self._found)
 
     def whole(self, name: str) -> Tensor:
@@ -127,6 +127,6 @@ class Boxes:
 
     @staticmethod
     def _place(file: Any, name: str, at: Sequence[int] | None) -> tuple[Sequence[int], Sequence[int]]:
-        """Where a file's box begins, and its shape."""
+        """Returns where a file's box begins, and its shape."""
         shape = file.get_slice(name).get_shape()
         return at or [0] * len(shape), shape

@@ -1,4 +1,4 @@
-"""Writing a learner's state while training goes on: from a copy in host memory, where there is room for one."""
+"""Writing a learner's state while training continues: from a copy in host memory, where there is room for one."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class StateWriter:
             self._write(folder, files, counters)
             return
         unchanging = files if still else self._copy(files)
-        # Daemonic, so that whoever ends this process for good need not wait for a disk.
+        # Daemonic, so that ending this process for good need not wait for a disk.
         self._thread = threading.Thread(target=self._write, args=(folder, unchanging, counters), daemon=True)
         self._thread.start()
 
     def poll(self, wait: bool) -> bool:
-        """Whether all is written.
+        """True if all is written.
 
         Raises:
             NotSavedError: If it could not be.
@@ -75,7 +75,7 @@ class StateWriter:
                 (folder / name).chmod(folder.stat().st_mode & 0o666)  # as any file here; safetensors makes them private
             if counters is not None:
                 (folder / COUNTERS).write_text(json.dumps(counters))
-        except Exception as error:  # of whatever kind: nobody else sees what a thread raises
+        except Exception as error:  # of any kind: an error in a thread is seen nowhere else
             self._error = error
 
     def _has_room(self, files: Files) -> bool:

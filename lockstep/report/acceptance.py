@@ -1,4 +1,4 @@
-"""Whether a run reached what its recipe promises: `lockstep check RUN`."""
+"""Checks of a run against the bounds that its recipe promises: `lockstep check RUN`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _verdict(bound: Bound, rows: Sequence[Mapping[str, float]]) -> BoundResult:
 
 
 def _measure(bound: Bound, values: Sequence[float]) -> float:
-    """What a bound makes of the values of its window; NaN where one of them is none."""
+    """Computes the statistic of a bound over the values of its window; NaN where one of them is none."""
     if any(map(math.isnan, values)):
         return math.nan
     match bound.statistic:
@@ -88,7 +88,7 @@ def _range(bound: Bound) -> str:
 
 
 def _absence(bound: Bound, rows: Sequence[Mapping[str, float]], found: Sequence[int]) -> str:
-    """Why the window has too few rows."""
+    """Explains why the window has too few rows."""
     reached = max((int(row["step"]) for row in rows), default=None)
     if reached is None:
         return "not reached, the run has logged no step yet"

@@ -94,7 +94,7 @@ def _equal_edges(values: Numbers) -> Numbers:
 
 
 def _bins(place: Numbers, edges: Numbers, size: Numbers, floor: Numbers) -> dict[str, list[float]]:
-    """Of each bin that holds a token: the median place, median and 99th percentile of |Δ|, and the floor's median."""
+    """Returns, for each bin with tokens: the median place, median and 99th percentile of |Δ|, the floor's median."""
     inside = np.searchsorted(edges, place, side="right") - 1
     known = np.flatnonzero((inside >= 0) & (inside < edges.size - 1))  # a log-probability may be no number
     inside, count = inside[known], np.bincount(inside[known])
@@ -114,7 +114,7 @@ def _bins(place: Numbers, edges: Numbers, size: Numbers, floor: Numbers) -> dict
 
 
 def _survival(size: Numbers) -> dict[str, list[float]]:
-    """Of what share of tokens |Δ| is at least x; points lie evenly on a logarithmic axis of shares."""
+    """Returns the share of tokens whose |Δ| is at least x; points lie evenly on a logarithmic axis of shares."""
     falling = -np.sort(-size[np.isfinite(size) & (size > 0)])
     if not falling.size:
         return {"x": [], "share": []}

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 @dataclass(frozen=True)
 class Document:
-    """The parts of a page that are the same whatever it shows.
+    """The parts of a page that do not depend on what it shows.
 
     Attributes:
         title: Of the window, HTML.

@@ -1,4 +1,4 @@
-"""What an evaluation came to, as a table: figures in rows, settings in columns."""
+"""The results of an evaluation as a table: figures in rows, settings in columns."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def from_to(series: Sequence[Figure]) -> str:
 
 
 def sentence(step: int, values: Mapping[str, float]) -> str | None:
-    """What a validation came to, on one line; None where it has none of the headlines.
+    """Describes a validation on one line; None where it has none of the headlines.
 
     Args:
         step: Steps done.

@@ -42,7 +42,7 @@ def pack_samples(folder: Path, store: Store) -> bytes:
 
 
 class _Index:
-    """What the table of samples shows, sorts and filters by."""
+    """The index of samples: the columns that their table shows, sorts and filters by."""
 
     def __init__(self) -> None:
         self._logged: dict[str, list[float | None]] = {name: [] for name in _LOGGED}
@@ -100,7 +100,7 @@ class _Block:
 
 
 def _response(row: Mapping[str, Any]) -> str:
-    """What was written; of a pair, the answer that was preferred."""
+    """Returns the response of a row; of a pair, the answer that was preferred."""
     return row.get("response", row.get("chosen", ""))
 
 

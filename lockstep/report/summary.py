@@ -1,4 +1,4 @@
-"""What a run came to, on one screen: accuracy before, after and at its best, the reward curve, and whether the policies
+"""The result of a run on one screen: accuracy before, after and at its best, the reward curve, and whether the policies
 agreed."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def summary(folder: Path, kept: Collection[int]) -> str:
 
 
 def has_trained(folder: Path) -> bool:
-    """Whether a step of a run has learned from anything, weight decay aside; also where there has been no step yet."""
+    """True if a step of a run has learned from anything, weight decay aside; also where there has been no step yet."""
     rows = [row for row in read_metrics(folder) if row["step"] > 0]
     norms = [value for row in rows for name, value in row.items() if name.endswith("grad_norm")]
     return not rows or any(norm > 0 for norm in norms)

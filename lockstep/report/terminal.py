@@ -27,7 +27,7 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
     console = Console(file=sys.stdout)
     colours = console.is_terminal and not console.is_dumb_terminal and not console.no_color
     figure = plotext.figure
-    plotext.terminal.limit(False, False)  # as wide as asked for, whatever the terminal
+    plotext.terminal.limit(False, False)  # as wide as requested, on any terminal
     figure.clear()  # there is one figure for the whole process
     figure.theme("simple" if colours else "colorless")
     figure.plot_size(width, height)

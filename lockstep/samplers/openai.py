@@ -62,7 +62,7 @@ class OpenAIClient:
     Attributes:
         answers: How many replies there were.
         bad_ends: How many of them ended as they should not: at no stop token, short of `max_tokens`, for a reason that
-            nobody asked for, or with a token that is not in the vocabulary.
+            is none of these, or with a token that is not in the vocabulary.
 
     Raises:
         ServerError: If the server cannot be reached, refuses the key, or does not serve the model.
@@ -114,7 +114,7 @@ class OpenAIClient:
             conversations: Messages with `role` and `content`.
             sampling: How to draw.
             keys: Of the random numbers, one per conversation.
-            lost: Is told what failed after all retries, and the others go on; None: the first failure is an error.
+            lost: Takes each failure after all retries, and the others continue; None: the first failure is an error.
 
         Returns:
             As `replies`.
@@ -224,7 +224,7 @@ class _Server:
     async def ask(
         self, client: openai.AsyncOpenAI, shape: type[_Shape], path: str, body: Mapping[str, object] | None = None
     ) -> _Shape:
-        """What the server answers, to a bare question where there is no body."""
+        """Returns the server's answer; without a body it is a plain GET."""
         try:
             if body is None:
                 return shape.model_validate(await client.get(path, cast_to=object))
@@ -271,7 +271,7 @@ def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Comp
 
 
 def _detail(error: openai.APIStatusError) -> str:
-    """What the server says about it, in one line."""
+    """Returns the server's own account of an error, in one line."""
     said = error.body.get("message") if isinstance(error.body, dict) else error.body
     return " ".join(str(said or "no more is said").split())[:300]
 

@@ -23,7 +23,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Gives this process namespaces of its own; of processes, only its children to come."""
+    """Moves this process into new namespaces; that of processes holds only its children to come."""
     _require_success("unshare", _LIBC.unshare(flags))
 
 

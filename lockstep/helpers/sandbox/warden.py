@@ -39,7 +39,7 @@ exec(compile(test, "test.py", "exec"), vars(module))
 
 
 def answers(options: str) -> Answers:
-    """In the child: reads {program, input, tested}, and says {code, output}, or {wrong} where a program cannot start.
+    """Returns the child's answer function: {program, input, tested} to {code, output}, or {wrong} where none can start.
 
     `code` is the program's exit code, 128 + n if it was ended by the signal n, None if by its limit on the clock.
     `tested` says that the input is test code for the program as a module.
@@ -71,7 +71,7 @@ class _Warden:
     Args:
         limits: What each may use.
         interpreter: The Python that runs them.
-        namespaces: Whether each is put into namespaces of its own.
+        namespaces: Whether each is put into its own namespaces.
     """
 
     def __init__(self, limits: Limits, interpreter: str, namespaces: bool) -> None:

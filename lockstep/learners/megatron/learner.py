@@ -84,7 +84,7 @@ class MegatronLearner(RankLearner):
         return iter(self._run_passes(micros, keep, forward_only=True))
 
     def _run_passes(self, micros: MicroBatches, judge: Callable[..., Any], forward_only: bool) -> list[Any]:
-        """What `judge` says of each pass, on the last stage; nothing on others."""
+        """Runs the passes; returns the results of `judge` for each, on the last stage, and nothing on others."""
 
         def step(waiting: Iterator[Any], stage: Stage) -> tuple[Any, Callable[..., Any]]:
             rows, batch = next(waiting)

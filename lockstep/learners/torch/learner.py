@@ -44,7 +44,7 @@ class TorchLearner(RankLearner):
             piece.parameter.requires_grad_(False)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As in the protocol; with adapters merged, which changes nothing that is held here."""
+        """Yields weights as in the protocol; with adapters merged, which changes nothing that is held here."""
         for piece in self._held:
             if not is_adapter(piece.name):
                 yield from piece.gather()

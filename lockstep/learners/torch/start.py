@@ -1,4 +1,4 @@
-"""How a learner's model comes to be on a rank: read whole, or, cut over ranks, box by box into memory of that size."""
+"""Start of a learner's model on a rank: read whole, or, cut over ranks, box by box into memory of that size."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def build_model(
     whole = skeleton(config, folder)
     check_weights(folder, whole, headless=not scores_tokens(head))
     network = whole if scores_tokens(head) else whole.base_model
-    assert isinstance(network, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
+    assert isinstance(network, PreTrainedModel), "a causal language model of transformers has its own backbone"
     with torch.device("meta"):
         model = (
             LogitsHead(network, ranks, products=True) if scores_tokens(head) else ValueHead(network, seed, ranks, head)

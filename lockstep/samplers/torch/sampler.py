@@ -44,7 +44,7 @@ class TorchSampler:
         lm: A causal language model with Lockstep's attention.
         max_batch_size: Sequences generated side by side.
         bf16: Compute as a bf16 learner does; weights are fp32 all the same.
-        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, whatever is drawn from.
+        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
     """
 
     dtype = torch.float32
@@ -98,13 +98,13 @@ class TorchSampler:
         return dict(self._tensors())[name].detach()
 
     def wake(self) -> None:
-        """It is always awake."""
+        """Does nothing: the sampler is always awake."""
 
     def sleep(self) -> None:
-        """It holds nothing but weights between rollouts."""
+        """Does nothing: only weights are held between rollouts."""
 
     def close(self) -> None:
-        """It has no processes of its own."""
+        """Does nothing: there are no other processes."""
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         return chain(self._lm.named_parameters(), self._lm.named_buffers())
@@ -172,7 +172,7 @@ class TorchSampler:
         )
 
     def _cache(self, prompts: Batch, capacity: int) -> Cached:
-        """Where keys and values are kept."""
+        """Returns the layout that keeps keys and values."""
         return Cached(prompts, capacity)
 
     def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:

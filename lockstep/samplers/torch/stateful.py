@@ -21,7 +21,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
 _KEYWORDS = ("past_key_values", "cache_params")
-"""What models of `transformers` call their cache."""
+"""Names of the cache in the signatures of `transformers` models."""
 
 
 class OwnCache(SideBySide, Cached):

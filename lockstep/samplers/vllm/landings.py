@@ -1,4 +1,4 @@
-"""Where vLLM puts each tensor of a checkpoint, found by watching its own loaders at work on tensors without memory.
+"""Places to which vLLM copies each tensor of a checkpoint, found by watching its loaders on tensors without memory.
 
 vLLM renames tensors, lays several into one, cuts and turns them; each model's `load_weights` does as it likes. All of
 that ends in copies from a stretch of a tensor that was given to a stretch of a layer's parameter, and those are noted.
@@ -46,7 +46,7 @@ class Landing:
     Attributes:
         layer: Whose parameter it is.
         parameter: Its name in the layer.
-        shape: Of the parameter as it is loaded, before a kernel brings it into a form of its own.
+        shape: Of the parameter as it is loaded, before a kernel packs it.
         source: Of the tensor.
         target: Of the parameter.
     """
@@ -60,7 +60,7 @@ class Landing:
 
 @dataclass(frozen=True)
 class Landings:
-    """What a survey found.
+    """The result of a survey.
 
     Attributes:
         of: By name of the tensor.
@@ -72,7 +72,7 @@ class Landings:
 
 
 def find_sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
-    """What a learner sends of a model: parameters, each once, and those buffers that belong to a checkpoint."""
+    """Returns the tensors of a model that a learner sends: parameters, each once, and a checkpoint's buffers."""
     kept = network.state_dict().keys()
     return dict(network.named_parameters()) | {name: b for name, b in network.named_buffers() if name in kept}
 
@@ -111,7 +111,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
 
 
 class _Copies(TorchDispatchMode):
-    """Notes copies and makes none; what would be a tensor of its own, in other order or type, stays a view."""
+    """Notes copies and makes none; what would be a new tensor, in other order or type, stays a view."""
 
     def __init__(self) -> None:
         super().__init__()

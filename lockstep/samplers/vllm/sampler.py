@@ -48,7 +48,7 @@ class VLLMSampler:
         model: A Hugging Face folder.
         section: Sizes, and options of vLLM's.
         computation: vLLM computes in the learner's type.
-        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, whatever is drawn from.
+        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
         options: More of vLLM's options, by its words; they go before those that are made of the section.
     """
 
@@ -117,7 +117,7 @@ class VLLMSampler:
         self._on_worker("receive_weights", bucket.json())
 
     def attest(self, version: int) -> Attestation:
-        """Ends a refit: drops caches, and says what is held."""
+        """Ends a weight sync: drops caches, and says what is held."""
         found = json.loads(self._on_worker("attest_weights"))
         self.forget_old_weights()
         self._version = version
@@ -125,7 +125,7 @@ class VLLMSampler:
         return Attestation(version, **found, kept_caches=self._find_kept_caches())
 
     def forget_old_weights(self) -> None:
-        """What a refit has to drop."""
+        """Drops what depended on old weights."""
         self.drop_caches()
 
     def drop_caches(self) -> None:
@@ -134,7 +134,7 @@ class VLLMSampler:
         self._engine.reset_mm_cache()
 
     def tensor_names(self) -> list[str]:
-        """Of the tensors that `show` knows: those of the checkpoint, and a head that is tied."""
+        """Names of the tensors that `show` knows: those of the checkpoint, and a head that is tied."""
         return json.loads(self._on_worker("tensor_names"))
 
     def show(self, name: str) -> Tensor:
@@ -142,7 +142,7 @@ class VLLMSampler:
         return safetensors.torch.load(self._on_worker("show_tensor", name))[name]
 
     def take_observations(self) -> dict[str, Any]:
-        """What was seen since this was last asked.
+        """Returns what was observed since the last call.
 
         Returns:
             `cached`, of each request in turn how many tokens of its prompt came out of the prefix cache; and what
@@ -156,7 +156,7 @@ class VLLMSampler:
         return self._engine.vllm_config.model_config.hf_text_config.to_dict()
 
     def settings(self) -> dict[str, Any]:
-        """How vLLM has set itself up, as far as that shapes its numbers."""
+        """The settings of vLLM that shape its numbers."""
         import vllm
 
         config = self._engine.vllm_config
@@ -207,7 +207,7 @@ class VLLMSampler:
             raise InputError(f"vLLM cannot compute with this model ({_reason(error)}); use sampler=torch") from error
 
     def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        """How to draw one response, in vLLM's words. Nothing but the listed tokens ends it before its time."""
+        """Returns the sampling parameters of one response for vLLM. Only the listed tokens end it before its time."""
         if 0 < sampling.temperature < _COLDEST:
             raise InputError(f"vLLM knows no temperature between 0 and {_COLDEST}; use 0, or a higher one")
         return {
@@ -287,7 +287,7 @@ def _end_without_worker() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why vLLM does not start; what its configuration refuses stands behind a first line that only counts."""
+    """Explains why vLLM does not start; what its configuration refuses stands behind a first line that only counts."""
     if isinstance(error, ValidationError):
         return str(error.errors()[0]["msg"]).rstrip(".")
     return f"{type(error).__name__}: {first_line(error)}"
@@ -325,7 +325,7 @@ def _pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]
 
 
 def _is_truncated(response: Any) -> bool:
-    """Whether a response was cut off."""
+    """True if a response was cut off."""
     if response.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a response with {response.finish_reason!r} ({response.stop_reason})")
     return response.finish_reason == "length"
