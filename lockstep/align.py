@@ -3,7 +3,7 @@
 A causal model's output at position t−1 is computed from x_0 … x_{t−1}, so it describes token t: its logits give
 log π(x_t | x_<t), its value head gives V(x_<t), the value of the state *before* token t is emitted. A critic read at
 position t instead would give V(x_≤t) = Q(x_<t, x_t): a baseline that knows the action, whose advantage is noise around
-zero once the critic is good. (docs/algorithms/ppo.md tells how such a fault looks in a run.)
+zero once the critic is good. (docs/algorithms/ppo.md shows how such a fault looks in a run.)
 """
 
 from __future__ import annotations

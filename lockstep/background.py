@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SIGNAL_CHECK_S = 0.5
-"""No wait of the main thread is longer than this at a stretch. A signal that arrives just before the thread blocks does
+"""Longest single wait of the main thread. A signal that arrives just before the thread blocks does
 not wake it: Python raises `KeyboardInterrupt` only once the call has returned."""
 
 

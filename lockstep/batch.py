@@ -26,7 +26,7 @@ class Batch:
         sampling: The distribution the masked tokens were sampled from; a learner scores under the same one.
         group_size: Number of neighboring sequences that belong together, such as 2 of a pair; a batch is split, into
             micro-batches or shares of ranks, only between groups.
-        top_k: What a learner is asked for: 0, the log-probabilities of the tokens themselves; or so many of the
+        top_k: What a learner computes: 0, the log-probabilities of the tokens themselves; or so many of the
             likeliest tokens in the place of each.
     """
 
@@ -155,7 +155,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
         if other.group_size != first.group_size:
             raise ValueError("batches with groups of different sizes cannot be joined")
         if other.sampling != first.sampling:
-            raise ValueError("batches drawn with different sampling parameters cannot be joined")
+            raise ValueError("batches sampled with different sampling parameters cannot be joined")
     return Batch(
         torch.cat([b.tokens for b in batches]),
         torch.cat([b.lengths for b in batches]),

@@ -8,7 +8,7 @@ from lockstep import exit_codes
 
 
 class LockstepError(Exception):
-    """Its message is one sentence for the user: what is wrong, where, and what to do.
+    """Base of errors for the user; the message is one sentence: what is wrong, where, and what to do.
 
     Attributes:
         exit_code: What the command exits with.

@@ -1,4 +1,4 @@
-"""The words that every floor shares: how to sample, what to complete, why a response ended."""
+"""Types that all of the package shares: how to sample, what to complete, why a response ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Divergence = Literal["forward", "reverse", "mixed", "jsd"]
 """Divergence of a student from its teacher."""
 
 Phase = Callable[[str], AbstractContextManager[None]]
-"""Names and times what happens inside the `with` block, for progress and timings."""
+"""A context that names and times its `with` block, for progress and timings."""
 
 
 def skip_timing(name: str) -> AbstractContextManager[None]:
@@ -93,13 +93,13 @@ class Prompt:
 
     @property
     def conversation(self) -> tuple[Mapping[str, Any], ...]:
-        """The conversation; a text that was made of none is what a user says."""
+        """The prompt as a conversation; plain text becomes a user message."""
         return self.messages or ({"role": "user", "content": self.text.strip()},)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One response wanted: what to complete, and the key of its random numbers (see `lockstep.keyed`)."""
+    """A request for one response: what to complete, and the key of its random numbers (see `lockstep.keyed`)."""
 
     tokens: tuple[int, ...]
     key: int

@@ -1,6 +1,6 @@
 """Gradients of logits from those of log-probabilities and entropies; no exchange between ranks.
 
-Letters: M rows, v this rank's columns, K tokens asked for in each row.
+Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RowGradient:
     SCHEMA: ClassVar = (
         "Tensor maximum, Tensor log_total, Tensor? slope, Tensor offset, Tensor token, Tensor own, Tensor? floor"
     )
-    """The tensors as a kernel is handed them."""
+    """The tensors in the signature of a kernel."""
 
     maximum: Tensor
     log_total: Tensor
@@ -87,7 +87,7 @@ class RowGradient:
         return self.maximum, self.log_total, self.slope, self.offset, self.token, self.own, self.floor
 
     def __getitem__(self, rows: slice) -> RowGradient:
-        """The same for some of the rows."""
+        """The numbers of some of the rows."""
         return RowGradient(
             self.maximum[rows],
             self.log_total[rows],
@@ -128,7 +128,7 @@ def save_for_gradient(ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tenso
 def load_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> tuple[RowGradient, list[Tensor]]:
     """Loads what `save_for_gradient` saved: how these gradients act on logits, and the inputs.
 
-    The tensors are asked for once: hooks unpack them at every request, and checkpointing allows no second.
+    The tensors are unpacked once: hooks unpack them at every request, and checkpointing allows no second.
     """
     *numbers, floor_M = (saved := ctx.saved_tensors)[:7]
     return RowGradient.of(Scores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(saved[7:])

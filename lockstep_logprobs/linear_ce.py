@@ -1,4 +1,4 @@
-"""Megatron's `GPTModel`, taught to give log-probabilities of tokens instead of logits, which then never exist.
+"""A patch of Megatron's `GPTModel` that returns log-probabilities of tokens instead of logits, which then never exist.
 
 For training loops of Megatron's own; Lockstep's own Megatron learner scores its last hidden states by itself. Names and
 parameters are NeMo RL's.
@@ -63,7 +63,7 @@ def _gpt_forward_with_linear_ce_fusion(
         position_ids: As Megatron has them.
         attention_mask: As Megatron has it.
         decoder_input: As Megatron has it.
-        labels: Token ids of the whole sequences, not shifted [B, S]; of need where log-probabilities are asked for.
+        labels: Token ids of the whole sequences, not shifted [B, S]; needed where log-probabilities are requested.
         inference_context: As Megatron has it.
         packed_seq_params: As Megatron has it.
         extra_block_kwargs: As Megatron has it.
@@ -78,7 +78,7 @@ def _gpt_forward_with_linear_ce_fusion(
         gives.
 
     Raises:
-        ValueError: If log-probabilities are asked for without labels.
+        ValueError: If log-probabilities are requested without labels.
     """
     given = {"inference_context": inference_context, "packed_seq_params": packed_seq_params}
     if not return_logprobs_for_linear_ce_fusion:

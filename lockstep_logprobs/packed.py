@@ -1,4 +1,4 @@
-"""Several sequences in one row, each cut zig-zag over context-parallel ranks on its own: which token lies where.
+"""Packed rows: several sequences in one row, each cut zig-zag over context-parallel ranks by itself.
 
 Everything is computed on the device from the sequences' bounds, in a few operations for any number of them, and nothing
 waits for the device.
@@ -71,7 +71,7 @@ class Packing:
         return torch.where(position + 1 < end, position + 1, start)
 
     def rows(self, width: int) -> Tensor:
-        """Lays what each sequence's tokens say of their successors into rows of their own; the last has none.
+        """Index that lays the next-token values of each sequence into its own row; the last token has none.
 
         Args:
             width: Of the rows; longer sequences lose their ends.

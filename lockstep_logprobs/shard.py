@@ -47,7 +47,7 @@ def blocks(rows: int, columns: int, device: torch.device, most: int | None = Non
 
     Args:
         rows: How many there are.
-        columns: Numbers in each; where there are none, there is nothing to go through.
+        columns: Numbers in each; where there are none, there are no blocks.
         device: Where they lie.
         most: A bound on the rows of a piece; it changes memory and speed, never values.
     """

@@ -1,4 +1,4 @@
-"""Sentences for what is wrong with a recipe: the option by its full name, and what would be right. Imports no torch."""
+"""Messages about faults in a recipe: the option by its full name, and what would be right. Imports no torch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Shape:
         return self.kind.model_fields
 
     def within(self, name: str) -> Shape | None:
-        """The same of the section that an option is; None where it is none."""
+        """The shape of a section by its name; None where the option is no section."""
         section = section_of(self.fields[name].annotation) if name in self.fields else None
         said = self.said.get(name) if isinstance(self.said, dict) else None
         return None if section is None else Shape(section.narrow(said), said)
@@ -114,7 +114,7 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
 
 
 def _wrong(said: Any, path: KeyPath, recipe: Shape) -> KeyPath:
-    """The option that is told to be wrong: of an unknown section the only one in it, where another section has it."""
+    """The option to name as wrong: of an unknown section the only one in it, where another section has it."""
     found = list(path)
     while isinstance(said, dict) and len(said) == 1:
         [(key, said)] = said.items()

@@ -54,7 +54,7 @@ _EXCLUSIVE = (
     ("reward", ("marker", "function")),
 )
 _NAMED = (("data", "task"),)
-"""Sections whose `name` decides which options they have: another name takes back what was said before."""
+"""Sections whose `name` decides which options they have: another name drops the options set before."""
 _LENGTH = ("run", ("max_steps", "max_epochs"))
 """Likewise, in recipes where only one of them counts; -1 is none."""
 Keys = yaml12.Keys
@@ -68,9 +68,9 @@ class Loaded:
 
     Attributes:
         name: Of the recipe: its file's name without the suffix.
-        recipe: What it says, after bases and overrides.
-        origins: Who said what, by an option's keys: a recipe or `override`; the rest are defaults.
-        arguments: What was asked for: the recipe and its overrides, as a command takes them.
+        recipe: Its options, after bases and overrides.
+        origins: Source of each option, by its keys: a recipe or `override`; the rest are defaults.
+        arguments: The recipe and its overrides, as a command takes them.
         distrusted: A folder in which no code is run that the recipe names; None: there is none.
     """
 
@@ -95,7 +95,7 @@ class Loaded:
         """The recipe, where it is one that trains.
 
         Raises:
-            RecipeError: It is one that only asks a model.
+            RecipeError: It is for a command that does not train.
         """
         return self.expect(Common)
 
@@ -120,7 +120,7 @@ class Loaded:
     def identity(self) -> dict[str, Any]:
         """The options that identify the run: all that change a result, with the digest of what is trained first."""
         tree = self.dump()
-        for section in ("trackers", "acceptance"):  # who looks on, and what a finished run is measured by
+        for section in ("trackers", "acceptance"):  # what shows a run, and what a finished run is measured by
             tree.pop(section, None)
         for option in ("folder", "max_time_s", "require_doctor"):
             tree["run"].pop(option, None)
@@ -151,7 +151,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Layer:
-    """Part of what a recipe says, and who says it."""
+    """Options from one source: a recipe file, an override or a command."""
 
     source: str
     tree: dict[str, Any]
@@ -178,7 +178,7 @@ def load(
 def load_run(folder: Path) -> Loaded:
     """Loads the recipe in a run's folder, which may be another user's, or an older version's with option names of then.
 
-    Code that it names is looked for as ever, from the working directory, and refused where it lies in that folder.
+    Code that it names is found as usual, from the working directory, and refused where it lies in that folder.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
@@ -192,7 +192,7 @@ def load_run(folder: Path) -> Loaded:
 def _resolve(
     path: Path, said: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
 ) -> Loaded:
-    """Lays what files say, and overrides over them, over each other, and validates it."""
+    """Merges files and then overrides, the later over the earlier, and validates the result."""
     below = _join(said)
     if distrusted is not None:
         refuse_code(below, path, distrusted)
@@ -212,7 +212,7 @@ def _resolve(
 
 
 def _kind(said: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
-    """The class of the recipe that the layers say."""
+    """The recipe class that the layers name."""
     algorithm = _join([*said, *overriding]).get("algorithm")
     kind = registry.find(algorithm) if isinstance(algorithm, str) else None
     if kind is None:
@@ -312,7 +312,7 @@ def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
 
 
 def _overrides(overrides: Sequence[str], recipe: Shape | None) -> list[Layer]:
-    """One layer per override, so that an error can quote it; all that are none are told at once."""
+    """Parses each override into a layer, so that an error can quote it; all faulty ones are reported at once."""
     layers: dict[str, Layer] = {}
     wrong: list[str] = []
     taken = False
@@ -383,7 +383,7 @@ def _quoting(key: str, value: str) -> str:
 
 
 def _expand(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
-    """Spells out scalars that stand for a section."""
+    """Expands scalars that stand for a section."""
     backends = {name for name, field in kind.model_fields.items() if _has_backend(section_of(field.annotation))}
     meant = dict.fromkeys(backends, "backend") | {"run": "folder"}
     return [
@@ -462,7 +462,7 @@ def _source(said: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -
 
 
 def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
-    """The keys of all that is no mapping, or an empty one."""
+    """Yields the keys of all values that are no mapping, or an empty one."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from _options(value, (*above, key))

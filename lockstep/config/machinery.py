@@ -81,7 +81,7 @@ class Parallel(Section):
 
     @property
     def row_shares(self) -> int:
-        """Among how many the rows of a batch are dealt."""
+        """Number of shares into which the rows of a batch are divided."""
         return self.dp_replicate * self.dp
 
 
@@ -148,12 +148,12 @@ class LearnerSection(Computation):
     def of(
         cls, computation: Computation, backend: TrainingBackend = "torch", parallel: Parallel | None = None
     ) -> LearnerSection:
-        """A learner that computes so, and is else as it is by default."""
+        """A learner with this device and precision, and otherwise defaults."""
         return cls(device=computation.device, dtype=computation.dtype, backend=backend, parallel=parallel or Parallel())
 
     @property
     def in_process(self) -> bool:
-        """True if the learner can be in the process that asks it: one of torch, on one rank."""
+        """True if the learner can run in the caller's process: one of torch, on one rank."""
         match self.backend:
             case "torch":
                 return self.parallel.ranks == 1
@@ -205,13 +205,13 @@ class LearnerSection(Computation):
 
 
 class Sampling(Section):
-    """The distribution that responses are drawn from."""
+    """The distribution that responses are sampled from."""
 
     max_tokens: PositiveInt = Field(description="longest response")
     temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
     top_k: NonNegativeInt = Field(default=0, description="0: all")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        default=1.0, description="draw from the fewest likeliest tokens that together have this probability; 1: all"
+        default=1.0, description="sample from the fewest likeliest tokens that together have this probability; 1: all"
     )
 
     @model_validator(mode="after")
@@ -292,9 +292,9 @@ class OpenAI(Section):
 
 
 class SamplerSection(Section):
-    """The engine that generates."""
+    """The inference engine that generates."""
 
-    backend: SamplerBackend = Field(default="torch", description="who generates")
+    backend: SamplerBackend = Field(default="torch", description="inference engine")
     max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
     replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
     max_restarts: NonNegativeInt = Field(
@@ -311,7 +311,7 @@ class SamplerSection(Section):
 
     @property
     def engines(self) -> int:
-        """Those that Lockstep starts; a server has its own."""
+        """Number of engines that Lockstep starts; a server has its own."""
         match self.backend:
             case "torch" | "vllm":
                 return self.replicas
@@ -322,7 +322,7 @@ class SamplerSection(Section):
 
     @property
     def in_process(self) -> bool:
-        """True if the engine can be in the process that asks it: one of torch, alone."""
+        """True if the engine can run in the caller's process: one of torch, alone."""
         match self.backend:
             case "torch":
                 return self.replicas == 1
@@ -347,7 +347,7 @@ class SamplerSection(Section):
         if self.backend == "openai" and self.model_dump(include=ours) != SamplerSection().model_dump(include=ours):
             raise ValueError(
                 "max_batch_size, replicas and max_restarts are of engines that Lockstep starts; a server has its own, "
-                "and openai.max_concurrency bounds what it is asked at once"
+                "and openai.max_concurrency bounds its requests at once"
             )
         return self
 
@@ -366,7 +366,7 @@ def _holds_weights(section: SamplerSection) -> SamplerSection:
 
 
 EngineSection = Annotated[SamplerSection, AfterValidator(_holds_weights)]
-"""A sampler that is given weights."""
+"""A sampler that takes weights."""
 
 
 class RaySection(Section):
@@ -404,7 +404,7 @@ class ClusterSection(Section):
 
     @property
     def on_this_machine(self) -> bool:
-        """True if processes are children of the one that asks for them."""
+        """True if processes are children of the one that starts them."""
         match self.backend:
             case "local":
                 return True

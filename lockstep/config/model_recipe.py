@@ -13,14 +13,14 @@ from lockstep.config.loading import Layer, Loaded, RecipeError, load, load_run, 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that asks a model the rows of a file.
+    """A command that runs a model on the rows of a file.
 
     Attributes:
         name: Of the command.
         kind: The class of its recipes.
-        recipe: The one that ships, where to begin.
+        recipe: The shipped recipe that it starts from.
         rows: The option of `data` that names the file.
-        sections: What a run says under the same words.
+        sections: The sections that it takes over from a run's recipe.
         data: Of the rows, likewise.
         sampling: What a run's options say about responses, given as JSON, and how much room demonstrations left them.
     """

@@ -19,7 +19,7 @@ class NewName:
 
     Attributes:
         key: Its new name, dotted; what stands in a section goes along.
-        also: What has to be said besides, by dotted keys, where the old key has a value; null then means nothing.
+        also: Options to set besides, by dotted keys, where the old key has a value; null then means nothing.
     """
 
     key: str
@@ -48,7 +48,7 @@ def find(keys: Keys) -> tuple[NewName, Keys] | None:
 
 
 def translate(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe with the keys of today."""
+    """Translates a recipe to today's keys."""
     renamed: dict[str, Any] = {}
     for keys, value in _leaves(tree, ()):
         found = find(keys)

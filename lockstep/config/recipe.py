@@ -1,4 +1,4 @@
-"""The ground of every recipe: options of one command, and what loading them has to know."""
+"""The base class of every recipe: options of one command, and what loading them has to know."""
 
 from __future__ import annotations
 

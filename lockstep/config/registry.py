@@ -50,7 +50,7 @@ def find_code(algorithm: str) -> Path | None:
 
 
 def every() -> Iterator[tuple[str, type[Recipe]]]:
-    """All that have names, with their classes."""
+    """Yields all named algorithms with their classes."""
     for name in names():
         found = find(name)
         assert found is not None, "a name stands for a class"

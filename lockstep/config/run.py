@@ -61,7 +61,7 @@ Statistic = Literal["mean", "median", "max"]
 class Bound(Section):
     """A metric that `lockstep check` expects over a window of steps: its mean, median or largest value in [min, max].
 
-    A window has less noise than a step, and a row that is missing in it is told: the bound is broken then.
+    A window has less noise than a step, and a row that is missing in it breaks the bound.
     """
 
     metric: str = Field(description="a name in metrics.jsonl")
@@ -162,6 +162,6 @@ class Common(Recipe):
     def _the_doctor_can_have_seen_it(self) -> Common:
         if self.run.require_doctor and self.model.path is None:
             raise ValueError(
-                "run.require_doctor asks for a report on a model that is made only now; give a folder by model.path"
+                "run.require_doctor needs a report on a model that is made only now; give a folder by model.path"
             )
         return self

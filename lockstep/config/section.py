@@ -1,4 +1,4 @@
-"""The ground of every section: frozen, and strict about its keys."""
+"""The base class of every section: frozen, and strict about its keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Section(BaseModel):
 
     @classmethod
     def narrow(cls, said: object) -> type[Section]:
-        """The class of what a recipe says in this place: this one, unless what is said names another."""
+        """The class that validates a value in this place: this one, unless the value names another."""
         return cls
 
     @model_validator(mode="after")

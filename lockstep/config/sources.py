@@ -48,13 +48,13 @@ class ModelSection(Section):
 
 
 class ModelFolder(Section):
-    """A model that is asked and does not learn."""
+    """A model that is used and not trained."""
 
     path: LocalPath = Field(description="a Hugging Face folder on this machine, or the folder of a finished run")
 
 
 class OneSentence:
-    """One complaint about a value, instead of one for each thing that it could have been."""
+    """One message about a wrong value, instead of one for each type that it could have."""
 
     def __init__(self, expected: str) -> None:
         self._message = f"Input should be {expected}"
@@ -167,7 +167,7 @@ class DataSection(QuestionSection):
     )
     validation: Paths | None = Field(default=None, description="file to validate on, or a list of files")
     weights: tuple[PositiveFloat, ...] | None = Field(
-        default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
+        default=None, description="how often each file of `train` is used, relative to the others; null: by rows"
     )
     task: SerializeAsAny[Annotated[Task, WrapValidator(validate_as_named)]] | None = Field(
         default=None, description="make the rows instead of reading them: `name` says which task does"

@@ -14,7 +14,7 @@ class TensorBoard(Section):
 
 
 class WandB(Section):
-    """Weights & Biases; `wandb login` or WANDB_API_KEY says who you are."""
+    """Weights & Biases; `wandb login` or WANDB_API_KEY identifies the user."""
 
     project: str = Field(default="lockstep", min_length=1, description="W&B project")
     name: str | None = Field(default=None, min_length=1, description="of the run; null: its folder's name")

@@ -84,7 +84,7 @@ _MODULES: dict[Path, tuple[bytes, ModuleType]] = {}
 
 
 def import_file(path: Path) -> ModuleType:
-    """Runs a file once for as long as it says the same, so that all who name it mean the same classes.
+    """Imports a file once for as long as its content stays, so that all uses of it get the same classes.
 
     Its module's name depends on the file alone: what is pickled in one process is found in another that has loaded it.
     """

@@ -30,7 +30,7 @@ Write = Callable[[BinaryIO], None]
 
 @dataclass(frozen=True)
 class Stamp:
-    """Tells whether a file is still the one it was, without reading it."""
+    """Size and times of a file, which show whether it has changed, without reading it."""
 
     path: str
     size: int
@@ -50,7 +50,7 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Table:
-    """Whole numbers, memory-mapped, and what else is to be known.
+    """An array of integers, memory-mapped, with facts about it.
 
     Attributes:
         numbers: int64 [rows, columns].

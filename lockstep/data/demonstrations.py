@@ -48,7 +48,7 @@ def answer_of(row: Row, where: str, data: DataSection) -> str:
 
 
 class Demonstrations:
-    """The demonstrations of a data file, read and tokenised when asked for; indexed and ordered as `Prompts` are.
+    """The demonstrations of a data file, read and tokenized on demand; indexed and ordered as `Prompts` are.
 
     Args:
         rows: The data.

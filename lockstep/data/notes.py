@@ -9,12 +9,12 @@ _FIRST_AFTER_S, _EVERY_S = 1.0, 5.0
 
 
 def note(text: str) -> None:
-    """Says something that stays."""
+    """Prints a note."""
     print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 class Ticker:
-    """Says how far long work is: nothing during the first second, then a line every few seconds.
+    """Progress of long work: nothing during the first second, then a line every few seconds.
 
     Args:
         what: The work, as in "indexing rows.jsonl".

@@ -36,7 +36,7 @@ def rows_at(position: int, count: int, length: int, seed: int, shuffle: bool) ->
 def mix_rows_at(
     position: int, count: int, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool
 ) -> list[int]:
-    """The same for rows in several parts, which are drawn in proportion to their weights.
+    """Returns the rows of several parts, mixed in proportion to their weights.
 
     Each part has its own epochs and orders: it is gone through whole before one of its rows comes again. Rows are
     numbered through all parts. With one part this is `rows_at`.
@@ -64,7 +64,7 @@ def count_drawn(position: int, weights: tuple[float, ...]) -> list[int]:
     """Counts how many of the first `position` rows come from each part.
 
     The first part gives the whole number below its share, the second likewise of what is left to the others, and so on.
-    So the proportions hold after any number of rows, not only at the end of a block, and each position draws from
+    So the proportions hold after any number of rows, not only at the end of a block, and each position takes a row of
     exactly one part.
     """
     counts, left = [], position

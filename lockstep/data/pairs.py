@@ -44,7 +44,7 @@ class PreferencePair:
 
 
 class Pairs:
-    """The pairs of a data file, read and tokenised when asked for; indexed and ordered as `Prompts` are.
+    """The pairs of a data file, read and tokenized on demand; indexed and ordered as `Prompts` are.
 
     Args:
         rows: The data.

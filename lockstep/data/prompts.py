@@ -1,4 +1,4 @@
-"""Prompts from rows: templates filled and tokenised. Nothing is remembered: read twice, a row gives the same prompt."""
+"""Prompts from rows: templates filled and tokenized. Nothing is remembered: read twice, a row gives the same prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lockstep.types import Prompt
 def read_prompts(
     rows: Rows, numbers: Sequence[int], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> list[Prompt]:
-    """Reads, renders and tokenises the rows `numbers`."""
+    """Reads, renders and tokenizes the rows `numbers`."""
     return prompts_of(rows, numbers, rows.rows(numbers), tokenizer, data)
 
 
@@ -37,7 +37,7 @@ def prompts_of(
 def _build_prompts(
     names: Sequence[tuple[str, str]], contents: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> list[Prompt]:
-    """The same for rows by their id, and by how messages name them."""
+    """Renders and tokenizes rows, given with their ids and their names in messages."""
     if is_chat(data):
         talks = [_messages(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
         texts = [_render_prompt(talk, where, tokenizer) for (_, where), talk in zip(names, talks, strict=True)]
@@ -107,7 +107,7 @@ def _truncate(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSect
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Tokenises texts in one call, each to its own length."""
+    """Tokenizes texts in one call, each to its own length."""
     if not texts:  # a tokenizer cannot be called with none
         return []
     # verbose=False: over-long rows are our own to complain of, with their place in the file.
@@ -124,7 +124,7 @@ def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
 
 
 class Prompts:
-    """The prompts of a data file, read and tokenised when asked for.
+    """The prompts of a data file, read and tokenized on demand.
 
     Args:
         rows: The data.

@@ -33,7 +33,7 @@ class RankedResponses:
 def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponses], Skipped]:
     """Reads all ranked responses of some rows, in their order, and what was left out.
 
-    A row of which people say nothing (all ranks the same, or, in a tree, missing) has no part in it, without fault.
+    A row without a ranking (all ranks the same, or, in a tree, missing) has no part in it, without fault.
 
     Raises:
         DataError: A row lacks what the section asks for, and is not to be skipped; or none is left.
@@ -60,7 +60,7 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
 
 
 def _of_row(row: Row, name: str, section: RankedSection) -> list[RankedResponses]:
-    """Raises DataError with what is wrong, without saying where."""
+    """Reads the ranked responses of a flat row; raises DataError that does not name the row."""
     if section.tree is not None:
         return list(_of_tree(row, name, section.tree))
     responses = _responses(row, section)
@@ -101,7 +101,7 @@ def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
 
 
 def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[RankedResponses]:
-    """Every message with two ranked replies or more, as a prompt with all that was said before it."""
+    """Reads a tree: every message with two ranked replies or more is a prompt, with the messages before it."""
     waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [(_field(row, tree.root, dict), (), name)]
     while waiting:
         message, before, where = waiting.pop()

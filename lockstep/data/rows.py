@@ -1,4 +1,4 @@
-"""Rows by number: what every kind of data file offers, and what becomes of a row that cannot be used."""
+"""The protocol of rows by number, which every kind of data file implements, and the policy on bad rows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Part:
     Attributes:
         name: For messages.
         size: How many rows it has.
-        weight: How often it is drawn from, relative to the other parts.
+        weight: How often its rows are used, relative to the other parts.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Part:
 
 
 class Rows(Protocol):
-    """Rows that are read when asked for."""
+    """Rows that are read on demand."""
 
     def __len__(self) -> int:
         """Number of rows; those skipped are not among them."""
@@ -95,7 +95,7 @@ class Rows(Protocol):
 
     @property
     def skipped(self) -> Skipped:
-        """Lines that are no rows and were left out."""
+        """Lines that are no rows and were skipped."""
         ...
 
     @property

@@ -52,7 +52,7 @@ class Needs:
     Attributes:
         templates: By the options that say them: whose fields it must have, besides `data.fields`.
         fault: What else is wrong with a row that has them, if anything.
-        lengths: For rows in which nothing is wrong, what is wrong with the length of each; None where nothing is.
+        lengths: For rows without a fault, what is wrong with the length of each; None where nothing is.
         key: What `lengths` follows from besides the rows, the tokenizer and the data section.
         optional: Templates whose fields a row may lack.
     """
@@ -85,14 +85,14 @@ ANY_ROW = Rule(lambda row: None, None)
 
 
 class Selection:
-    """The rows of a data set that a run uses, in its order, and what became of the others.
+    """The rows of a data set that a run uses, in its order, and counts of the others.
 
     The tokens of the pass over all rows are thrown away and made again when a row is used: only one integer per row is
     kept. It stays in the cache, for on a large file the pass takes long.
 
     Args:
         rows: The data.
-        tokenizer: Whose tokens are counted.
+        tokenizer: It counts the tokens.
         data: Fields, limits, and what to do about rows that break them.
         needs: What else a row must be like.
         head: How many of the usable rows are used; of several weighted files, of each its part.
@@ -161,7 +161,7 @@ class Selection:
         return self.numbers(range(len(self))[:limit])
 
     def _keep_first(self, head: int | float) -> None:
-        """Leaves the first rows of each part, in proportion to its size."""
+        """Keeps the first rows of each part, in proportion to its size."""
         usable = len(self._kept)
         used = min(head, usable) if isinstance(head, int) else int(head * usable)
         ends = np.cumsum(self._sizes)
@@ -264,7 +264,7 @@ def _select(
 
 
 def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
-    """Block by block: the rows that can be used, and what is wrong with others, first the bad, then the over-long."""
+    """Yields by block the usable rows, and the faults of the others: the bad, then the over-long."""
     ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
     wanted, asking = _field_types(data, needs.templates), askers(needs.templates)
     for numbers in _blocks(rows):

@@ -65,7 +65,7 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 class TableRows:
-    """The rows of a table with typed columns. A column that a row has no value for is None in it.
+    """The rows of a table with typed columns. A column without a value is None in its row.
 
     Args:
         dataset: The rows.

@@ -41,7 +41,7 @@ def render(template: str, row: Row, where: str) -> str:
 
 
 def fields(template: str) -> list[str]:
-    """The fields that a template asks for.
+    """The fields that a template needs.
 
     Raises:
         ValueError: The template is malformed.
@@ -62,7 +62,7 @@ def find_doubled_braces(template: str, row: Row) -> str | None:
 
 
 def askers(templates: Mapping[str, str]) -> dict[str, str]:
-    """The fields that templates ask for, each with the option that says so; templates stand by their options."""
+    """Maps the fields that templates need to the options that hold the templates."""
     return {name: f"{option}={template!r}" for option, template in templates.items() for name in fields(template)}
 
 
@@ -133,7 +133,7 @@ def _field(row: Row, name: str, where: str) -> str:
 
 
 def as_written(value: Any) -> str:
-    """JSON in which every number stands as it was written; Python's own encoder would write 3.1 for 3.10.
+    """Encodes JSON with every number stands as it was written; Python's own encoder would write 3.1 for 3.10.
 
     Raises:
         TypeError: JSON does not know such a value.

@@ -37,7 +37,7 @@ class Meeting:
 
 
 class Host:
-    """Holds the store for as long as it lives.
+    """The host's side: it holds the store for as long as it lives.
 
     Args:
         address: To listen on; all ranks must be able to reach it.

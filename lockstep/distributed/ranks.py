@@ -38,7 +38,7 @@ class Ranks:
         return 0 if self.mesh is None else self.mesh.get_local_rank(name)
 
     def group(self, name: Dimension) -> dist.ProcessGroup | None:
-        """Those ranks; None for one alone."""
+        """The process group of those ranks; None for one alone."""
         return None if self.mesh is None or self.size(name) == 1 else self.mesh.get_group(name)
 
     @property

@@ -30,9 +30,9 @@ def token_scores(
 
     Args:
         logits_MV: Logits, of any floating type; this rank's columns.
-        token: Tokens already drawn [M]. They belong to the support even where rounding, or an update since, puts them
-            outside, so that scoring a drawn token never gives minus infinity. Or several at each place [M, K], where
-            every token can be drawn.
+        token: Tokens already sampled [M]. They belong to the support even where rounding, or an update since, puts them
+            outside, so that scoring a sampled token never gives minus infinity. Or several at each place [M, K], where
+            every token can be sampled.
         sampling: The distribution; greedy scoring is that of temperature 1.
         shard: Which columns these are.
 
@@ -48,15 +48,15 @@ def token_scores(
 def hidden_scores(
     hidden_MD: Tensor, weight_vD: Tensor, token: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
 ) -> tuple[Tensor, Tensor]:
-    """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be drawn."""
+    """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be sampled."""
     assert sampling.full_support, "top-k and top-p need the logits"
     scoring = _scoring(sampling, shard=shard)
     return _like(token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring))
 
 
 def _of_all(logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The same where so many tokens are asked for that one pass over the vocabulary is less than a search for each."""
-    assert sampling.full_support, "only a drawn token is known to belong to the support"
+    """Scores so many tokens that one pass over the vocabulary costs less than a search for each."""
+    assert sampling.full_support, "only a sampled token is known to belong to the support"
     logprob_MV = (logits_MV.float() / sampling.divisor).log_softmax(-1)
     return logprob_MV.gather(1, token_MK), -(logprob_MV.exp() * logprob_MV).sum(-1)
 
@@ -89,7 +89,7 @@ def _scoring(sampling: SamplingParams, entropy: bool = True, shard: Shard = WHOL
 
 
 def _as_columns(token: Tensor, sampling: SamplingParams) -> Tensor:
-    assert token.dim() == 1 or sampling.full_support, "only a drawn token is known to belong to the support"
+    assert token.dim() == 1 or sampling.full_support, "only a sampled token is known to belong to the support"
     return token if token.dim() == 2 else token[:, None]
 
 
@@ -100,11 +100,11 @@ def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, 
 
 
 def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Draws one token per row by inverting the distribution function at a uniform number; the argmax where greedy.
+    """Samples one token per row by inverting the distribution function at a uniform number; the argmax where greedy.
 
     Args:
         logits_MV: Logits.
-        uniform_M: Numbers in (0, 1), float64; the same number draws the same token in any batch.
+        uniform_M: Numbers in (0, 1), float64; the same number gives the same token in any batch.
 
     Returns:
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M]; NaN, and any token of

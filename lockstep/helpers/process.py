@@ -1,4 +1,4 @@
-"""A child process that is asked in lines of JSON: what may hang, crash or talk does so over there.
+"""A child process that answers lines of JSON: code that may hang, crash or print runs over there.
 
 `Child` is the asking side. The other side is this file run as a program: it imports a module, calls its
 `answers(*arguments)` once, and then gives what that returned every question, and back every reply it yields. Nothing
@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from lockstep.background import SIGNAL_CHECK_S
 
 _START_S = 600.0  # importing what a user's module imports may take long on a busy disk
-_GRACE_S = 0.5  # for a child to leave by itself when nothing more is asked
+_GRACE_S = 0.5  # for a child to leave by itself when there are no more questions
 
 
 class Answers(Protocol):
@@ -37,7 +37,7 @@ class Answers(Protocol):
 
 
 class ChildError(Exception):
-    """The child could not begin; the text is what its module said."""
+    """The child could not begin; the text is its module's error."""
 
 
 class ChildDied(Exception):
@@ -53,11 +53,11 @@ class ChildDied(Exception):
 
 
 class ChildHangs(Exception):
-    """The child took longer than it was given."""
+    """The child took longer than its timeout."""
 
 
 class Child:
-    """A child process, started when first needed and again after it ended; may be asked from any thread.
+    """A child process, started when first needed and again after it ended; usable from any thread.
 
     Args:
         module: Holds `answers`; is imported in the child only.
@@ -85,7 +85,7 @@ class Child:
 
     @contextmanager
     def ask_streaming(self, question: Any) -> Iterator[Callable[[float], Any]]:
-        """Asks, and gives a function that waits so many seconds for the next reply.
+        """Sends a question; yields a function that waits so many seconds for the next reply.
 
         An exception in the block leaves replies behind, so it ends the child: they must not answer the next question.
 
@@ -108,7 +108,7 @@ class Child:
         return self._running.process.pid if self._running is not None and self._running.usable() else None
 
     def kill(self) -> None:
-        """Ends the process at once and for good; another thread that starts or asks it hears that it died."""
+        """Ends the process at once and for good; a thread that starts or uses it gets ChildDied."""
         self._killed = True
         if self._running is not None and self._running.usable():
             self._running.process.kill()
@@ -221,7 +221,7 @@ class _Running:
 
 
 class _Printed(io.TextIOBase):
-    """Output of a child: lines are told to the parent as they become whole, for its display knows where they belong."""
+    """Output of a child, sent to the parent line by line, since its display knows where lines belong."""
 
     def __init__(self, say: Callable[[str, Any], None]) -> None:
         self._say = say
@@ -235,7 +235,7 @@ class _Printed(io.TextIOBase):
 
 
 def _serve(descriptor: str, module: str, *arguments: str) -> None:
-    """The child's life. Signals that end a run are the parent's to handle, which ends its children."""
+    """Main loop of the child. Signals that end a run are the parent's to handle, which ends its children."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -274,7 +274,7 @@ def _leaving_with_the_parent() -> Iterator[None]:
 
 
 def _end_with(parent: int) -> None:
-    """A child that hangs in an answer does not see its connection close."""
+    """Ends this process with its parent: a child that hangs in an answer does not see its connection close."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)

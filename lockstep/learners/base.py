@@ -101,7 +101,7 @@ def train(learner: Learner, batch: Batch, loss: Loss) -> Metrics:
 
 
 def hand_over(learner: Learner, successor: Learner) -> None:
-    """Gives a learner's weights to another one of its kind, through a folder: both may live in other processes."""
+    """Copies a learner's weights to another one of its kind, through a folder: both may live in other processes."""
     with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
         learner.save(Path(folder))
         learner.poll_save(wait=True)

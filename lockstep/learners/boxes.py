@@ -34,7 +34,7 @@ class FileContents:
 
     @classmethod
     def of(cls, boxes: Iterable[tuple[str, Tensor, Box]]) -> FileContents:
-        """Numbers of boxes by name, or tensors without dimensions."""
+        """Builds the content from numbers of boxes by name, or tensors without dimensions."""
         tensors, cut = dict[str, Tensor](), dict[str, Sequence[int]]()
         for name, tensor, box in boxes:
             tensors[name] = tensor
@@ -43,7 +43,7 @@ class FileContents:
         return cls(tensors, cut)
 
     def beside(self, tensors: Mapping[str, Tensor]) -> FileContents:
-        """The same file with whole tensors besides."""
+        """Adds whole tensors to the same file."""
         return replace(self, tensors={**self.tensors, **tensors})
 
     @property

@@ -71,7 +71,7 @@ class AdamW:
         self._inner.zero_grad()
 
     def forget(self) -> None:
-        """Begins anew: no moments."""
+        """Drops all moments."""
         self._inner.state.clear()
 
     def moments(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Tensor, Box]]:

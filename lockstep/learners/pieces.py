@@ -65,7 +65,7 @@ class Piece(ABC):
 
     @abstractmethod
     def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole tensors, on every rank that has some of them; all those have to ask for them."""
+        """Gathers the whole tensors, on every rank that has some of them; all those have to call it."""
 
     @abstractmethod
     def gradient(self) -> Tensor:

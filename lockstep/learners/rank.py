@@ -125,10 +125,10 @@ class RankLearner(ABC):
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights as in the protocol; all ranks have to go through it together, and each gets everything."""
+        """Yields weights as in the protocol; all ranks have to iterate it together, and each gets everything."""
 
     def take_part_in_weights(self) -> None:
-        """Goes through `weights` for the sake of the rank that hands them out."""
+        """Iterates `weights` for the sake of the rank that sends them."""
         for _ in self.weights():
             pass
 
@@ -179,7 +179,7 @@ class RankLearner(ABC):
             piece.parameter.grad = None
 
     def _computation(self) -> torch.autocast:
-        """bf16 casts weights for each product and keeps the masters, sums and norms in fp32."""
+        """The autocast context: bf16 casts weights for each product and keeps masters, sums and norms in fp32."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._section.is_bf16)
 
     def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
@@ -212,7 +212,7 @@ class RankLearner(ABC):
 
 
 def nothing(outputs: Outputs) -> Tensor:
-    """A loss that depends on all that came out, and is 0."""
+    """A loss of 0 that depends on all outputs."""
     columns = (outputs.logprob, outputs.entropy, outputs.value, outputs.final_value, outputs.top_logprob)
     return torch.stack([column.sum() for column in columns if column is not None]).sum() * 0.0
 
@@ -226,7 +226,7 @@ def restore_order(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
 
 
 def resolve_device(device: Device) -> torch.device:
-    """`auto` is the GPU where there is one."""
+    """Resolves `auto` to the GPU where there is one."""
     match device:
         case "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")

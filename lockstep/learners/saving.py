@@ -18,13 +18,13 @@ from lockstep.learners.boxes import FileContents
 COUNTERS = "learner.json"
 
 _ROOM = 1.5
-"""A copy is made only where so many times its size is free: what trains must not be driven out of memory."""
+"""Free memory that a copy needs, in its size: training must not run out of memory."""
 
 Files = Mapping[str, FileContents]
 
 
 class StateWriter:
-    """Writes safetensors, one save at a time. The copy's memory is kept for the next save: to get it anew costs more
+    """Writes safetensors, one save at a time. The copy's memory is kept for the next save: allocating it costs more
     than to fill it."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class StateWriter:
         self._error: Exception | None = None
 
     def begin(self, folder: Path, files: Files, counters: Mapping[str, int] | None, still: bool = False) -> None:
-        """Returns when the tensors may change again.
+        """Begins a save; returns when the tensors may change again.
 
         Args:
             folder: Where to; made if missing.

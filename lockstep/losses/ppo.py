@@ -150,7 +150,7 @@ class ClippedValue:
 
 
 def _of_response(x_N: Tensor, batch: Batch) -> Tensor:
-    """The mean over a response's trainable tokens, at each of them [N]."""
+    """Spreads the mean over a response's trainable tokens to each of them [N]."""
     mean_B = batch.per_sample(x_N) / batch.per_sample(batch.mask.float()).clamp(min=1)
     return trainable(mean_B[batch.row], batch.mask)
 

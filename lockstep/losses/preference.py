@@ -105,7 +105,7 @@ def _score_gap(batch: Batch) -> Tensor:
 
 
 def build(section: PreferenceSection, beta: float) -> Preference:
-    """The loss that a recipe asks for; β apart, since it may change over a run."""
+    """Builds the loss of a recipe; β apart, since it may change over a run."""
     by_length = section.preference_average_log_probs
     return Preference(
         kind=section.preference_loss,
@@ -154,6 +154,6 @@ def interval_of_acc(metrics: Metrics) -> Metrics:
 
 
 def _means(names: tuple[str, str], pair: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
-    """Means over active pairs of what the chosen and the rejected answer have."""
+    """Means over active pairs of a column of the chosen and of the rejected answers."""
     totals = (trainable(column_P.float(), active_P).sum() for column_P in pair)
     return Metrics({name: Mean(total, active_P.sum()) for name, total in zip(names, totals, strict=True)})

@@ -102,7 +102,7 @@ class Cut:
 
 
 def _pad(batch: Batch, multiple: int, tp: int) -> tuple[Batch, Tensor]:
-    """Every sequence as long as a multiple, and a row that divides among tensor-parallel ranks; where tokens went."""
+    """Pads sequences to a multiple, and the row to divide among tensor-parallel ranks; returns where tokens went."""
     lengths = -(-batch.lengths // multiple) * multiple
     tail = -int(lengths.sum()) % (multiple * tp)
     start_B = (lengths.cumsum(0) - lengths).to(batch.tokens.device)

@@ -132,7 +132,7 @@ def _aside(folder: Path) -> Path:
 
 
 def _appear(aside: Path, folder: Path) -> None:
-    """Gives a folder that is whole its name, and its weights the mode of any file: safetensors makes them private."""
+    """Renames a complete folder into place; its weights get the mode of any file: safetensors makes them private."""
     for path in aside.glob("*.safetensors"):
         path.chmod(aside.stat().st_mode & 0o666)
     os.rename(aside, folder)

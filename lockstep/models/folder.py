@@ -133,7 +133,7 @@ def require_classifier(folder: str | os.PathLike[str]) -> None:
 
 
 def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
-    """The model without memory for its weights: names, shapes and sizes.
+    """Builds the model without memory for its weights: names, shapes and sizes.
 
     Raises:
         ModelError: If `transformers` cannot build it; begins with `source`.

@@ -1,4 +1,4 @@
-"""Models as learners see them: a ragged batch in, one number per own token out. A head is a plug-in on a backbone."""
+"""Heads: models as learners use them, a ragged batch in, one number per own token out."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Logits:
 
 @dataclass(frozen=True)
 class Products:
-    """The same as products of hidden states [m, D] and this rank's rows of a vocabulary head [v, D]."""
+    """Logits as products of hidden states [m, D] and this rank's rows of a vocabulary head [v, D]."""
 
     hidden_mD: Tensor
     weight_vD: Tensor
@@ -228,7 +228,7 @@ def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
 
 
 def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:
-    """This rank's rows of a vocabulary head, and which tokens' they are."""
+    """This rank's rows of a vocabulary head, and the shard of tokens to which they belong."""
     if not isinstance(weight, DTensor):
         return weight, WHOLE
     start, _ = own_range(weight.shape[0], ranks.size("tp"), ranks.index("tp"))

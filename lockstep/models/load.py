@@ -51,7 +51,7 @@ def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
 
 
 def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
-    """The model; its folder has been compared with its configuration."""
+    """Opens the model, after its folder has been compared with its configuration."""
     require_finite(folder)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

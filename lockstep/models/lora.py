@@ -70,7 +70,7 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
 
 
 def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
-    """Those that get adapters; raises as `targets`."""
+    """Finds the maps that get adapters; raises as `targets`."""
     endings = targets(network, section)
     linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     return [module for name, module in linear if any(_is_called(name, ending) for ending in endings)]
@@ -105,7 +105,7 @@ def config_of(network: PreTrainedModel, section: LoRA, **fields: Any) -> Any:
 def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
     """First weights of adapters, by the names of their parameters in a head: A as peft initializes it, B zero.
 
-    Drawn by name, so that no layout of ranks changes them.
+    Keyed by name, so that no layout of ranks changes them.
     """
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():

@@ -2,7 +2,7 @@
 
 A family names the tensors (`models.families`); how they lie there is the same for all. Megatron lays matrices that read
 the same states into one: queries, keys and values group by group, gate and up one after the other. Tensor-parallel
-ranks have rows of what comes in and columns of what goes out.
+ranks have rows of input matrices and columns of output matrices.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Groups:
         return self._heads(parameter)[:, -1]
 
     def _heads(self, parameter: Tensor) -> Tensor:
-        """[groups, heads of one, size of a head, …]."""
+        """Views a matrix as [groups, heads of one, size of a head, …]."""
         return parameter.view(-1, self.heads + 2, self.size, *parameter.shape[1:])
 
 

@@ -1,4 +1,4 @@
-"""A model in small: every kind of layer that a configuration asks for, once, with random weights.
+"""A miniature of a model: every kind of layer of its configuration, once, with random weights.
 
 Widths that only cost time are cut (vocabulary, hidden units of MLPs, experts), and windows and chunks, so that short
 sequences already reach beyond them. Hidden size, heads, rotary positions and the kinds of layers stay.
@@ -79,13 +79,13 @@ def _smaller(config: PreTrainedConfig, full: PreTrainedModel) -> Iterator[Callab
 
 
 def _own_names(fields: Fields, own: Mapping[str, str]) -> Fields:
-    """Usual names as a configuration itself calls them."""
+    """Translates the usual names of fields to those of a configuration."""
     called = {own[name]: value for name, value in fields.items() if name in own}
     return {**{name: value for name, value in fields.items() if name not in own}, **called}
 
 
 def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    """The model, after plain `transformers` has computed a few tokens with it."""
+    """Builds the model and tries a few tokens with it in plain `transformers`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed.key("miniature", seed) & (2**63 - 1))
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32)
@@ -124,7 +124,7 @@ def _switches(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _common(fields: Fields) -> Fields:
-    """Windows and chunks that short sequences leave."""
+    """Shortens windows and chunks, so that short sequences exceed them."""
     cut = dict(fields)
     for name in _WINDOW_FIELDS:
         if fields.get(name) is not None:
@@ -133,7 +133,7 @@ def _common(fields: Fields) -> Fields:
 
 
 def _narrow(fields: Fields) -> Fields:
-    """Narrower where width only costs time."""
+    """Narrows layers where width only costs time."""
     cut = dict(fields)
     cut["vocab_size"] = min(fields["vocab_size"], _VOCABULARY)
     for name in _HIDDEN_UNIT_FIELDS:
@@ -151,7 +151,7 @@ def _narrow(fields: Fields) -> Fields:
 
 
 def _thin(fields: Fields) -> Fields:
-    """Fewer heads of the same size, and states that are so much shorter."""
+    """Reduces the number of heads, at the same size, and states with them."""
     counts = {name: fields[name] for name in _HEAD_FIELDS if isinstance(fields.get(name), int)}
     heads = [counts[name] for name in ("num_attention_heads", "num_key_value_heads") if counts.get(name)]
     factor = 1
@@ -162,7 +162,7 @@ def _thin(fields: Fields) -> Fields:
 
 
 def _with_layers(fields: Fields, places: Sequence[int], count: int) -> Fields:
-    """Only these of `count` layers; lists with an entry for each layer are cut alike."""
+    """Keeps only these of `count` layers; lists with an entry for each layer are cut alike."""
     cut = {
         name: [value[place] for place in places] if isinstance(value, list) and len(value) == count else value
         for name, value in fields.items()

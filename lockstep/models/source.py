@@ -58,7 +58,7 @@ def scratch_model(recipe: Common, files: FileGroup, folder: Path) -> Path:
     """Builds a model, and its tokenizer from the rows of `files`, once, into `folder`."""
     if not folder.exists():
         scratch, tokenizer = recipe.model.scratch, scratch_tokenizer(recipe, files)
-        assert scratch is not None, "only a recipe with model.scratch asks for a new model"
+        assert scratch is not None, "only a recipe with model.scratch builds a new model"
         save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, folder)
     return folder
 

@@ -177,7 +177,7 @@ class _Names:
         self._prefix, self._wanted = model.base_model_prefix, dict(wanted)
 
     def targets(self, name: str) -> list[str]:
-        """The tensors of the model that one of a file goes into, whether they are there or not."""
+        """Names the model's tensors that a tensor of a file goes into, whether they are there or not."""
         renamed, source = self._rename(name, self._renamings, self._converters)
         if renamed not in self._wanted and name in self._wanted:
             renamed, source = self._rename(name, [], [])
@@ -193,7 +193,7 @@ class _Names:
 
 
 def _name_some(names: set[str]) -> str:
-    """Some names, and how many more there are."""
+    """Lists some names, and how many more there are."""
     some = sorted(names)
     more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
     return ", ".join(some[:_NAMED]) + more

@@ -1,4 +1,4 @@
-"""Attention under context parallelism: each rank has two chunks of every sequence, and asks the keys of all ranks.
+"""Attention under context parallelism: each rank has two chunks of every sequence, and gathers the keys of all ranks.
 
 Keys and values are gathered, which for grouped heads is less than the states are. The product is made for the rank's
 own queries alone; an early chunk sees few keys and a late one many, so that every rank has the same work to do.

@@ -80,7 +80,7 @@ def majority_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> fl
 
 
 def _minorities(sizes: Sequence[int], most: int, limit: int) -> Counter[tuple[int, int]]:
-    """Ways to draw at most `limit` responses, at most `most` of each answer, by (responses drawn, answers with `most`).
+    """Counts ways to draw at most `limit` responses, `most` of each answer, by (responses drawn, answers with `most`).
 
     Args:
         sizes: Responses there are with each answer.

@@ -64,7 +64,7 @@ class DriftTest:
     floor: float
 
     def after(self, state: DriftState, z: float) -> DriftState:
-        """The state after one more step, whose mean was `z`. After an alarm nothing is bet any more."""
+        """The state after one more step, whose mean was `z`. After an alarm there are no more bets."""
         if state.bound is None:
             return self._with_baseline(state, z)
         if state.alarm:

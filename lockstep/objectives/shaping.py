@@ -12,7 +12,7 @@ from lockstep.objectives.masks import rows
 
 
 class Shaping(Protocol):
-    """Changes a score."""
+    """A change of a score."""
 
     def __call__(self, score_B: Tensor, length_B: Tensor, truncated_B: Tensor, /) -> Tensor:
         """Takes score, length of the response in tokens, and whether a limit cut it off; returns the new score [B]."""

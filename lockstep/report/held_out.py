@@ -15,7 +15,7 @@ HELD_OUT: dict[str, tuple[str, Better]] = {
     "validation/loss": ("held-out loss", "lower"),
     "validation/acc": ("held-out pairs ranked right", "higher"),
 }
-"""Metrics by which a model is said to be good: what people call each, and what is better."""
+"""The metrics that measure a model: the label of each, and which direction is better."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def best(series: Sequence[Figure], better: Better) -> Figure:
 
 
 TWINS = ("val/loss", "val/acc", "val/generated_rewards")
-"""Metrics of self-rewarding on held-out prompts that are told of beside the headlines."""
+"""Metrics of self-rewarding on held-out prompts that are shown beside the headlines."""
 
 
 def headlines(rows: Sequence[Mapping[str, float]]) -> list[str]:

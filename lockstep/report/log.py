@@ -32,7 +32,7 @@ def encode(step: int, row: Mapping[str, Any]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """The same value in what JSON has words for."""
+    """Converts a value to what JSON can express."""
     match value:
         case float() if math.isnan(value):
             return None

@@ -129,7 +129,7 @@ class Progress:
             self._timings[key] = self._timings.get(key, 0.0) + self._clock() - since
 
     def step(self, step: int, metrics: Mapping[str, float], tokens: int, steps: int = 1) -> None:
-        """A step is over.
+        """Ends a step.
 
         Args:
             step: Steps done.
@@ -144,7 +144,7 @@ class Progress:
         self._display.step(self.view())
 
     def take_timings(self) -> dict[str, float]:
-        """Seconds spent in each phase since the last call; asked when nothing is under way beside."""
+        """Seconds spent in each phase since the last call; to be called when nothing runs beside."""
         self._switch(self._phase)
         timings, self._timings = self._timings, {}
         return timings
@@ -185,7 +185,7 @@ def show_progress(
     """Shows a run while the `with` block lasts.
 
     Args:
-        title: What is run.
+        title: Of the run.
         total_steps: Steps of the whole run; where it is not known yet, `Progress.total` says it later.
         stream: Where to; standard error if None. On a terminal a bar moves, elsewhere there are lines, at most one a
             second, the first and the last step always.
@@ -239,7 +239,7 @@ class _Bar:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, view: ProgressView) -> None:
-        """Nothing to do: the next redrawing shows it."""
+        """Does nothing: the next redraw shows the step."""
 
 
 def _draw(view: ProgressView, width: int) -> RenderableType:
@@ -250,7 +250,7 @@ def _draw(view: ProgressView, width: int) -> RenderableType:
 
 
 def _flow(parts: Sequence[str], width: int) -> str:
-    """Lines that end only between parts, never between a metric and its value."""
+    """Wraps parts into lines, never between a metric and its value."""
     unbroken = " · ".join(part.replace(" ", "\xa0") for part in parts)
     return "\n".join(textwrap.wrap(unbroken, width, break_on_hyphens=False)).replace("\xa0", " ")
 

@@ -17,7 +17,7 @@ _BEGINNING = 96  # characters of a response that the index has
 _TOKENS_PER_BLOCK, _ROWS_PER_BLOCK = 16384, 1024
 
 Store = Callable[[int, bytes], object]
-"""Takes the number of a block and the block."""
+"""Function that stores a block under its number."""
 
 
 def pack_samples(folder: Path, store: Store) -> bytes:
@@ -65,7 +65,7 @@ class _Index:
 
 
 class _Block:
-    """Neighbouring samples with their texts and their tokens' columns."""
+    """Neighboring samples with their texts and their tokens' columns."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []

@@ -38,7 +38,7 @@ def _series(rows: list[dict[str, float]], name: str) -> list[float]:
 
 
 def _headline(rows: list[dict[str, float]], kept: Collection[int], compared: AgreementSummary | None) -> str:
-    """First, last and best of what matters, and whether both sides agreed in all steps."""
+    """First, last and best of the headlines, and whether both sides agreed in all steps."""
     lines: list[tuple[str, str]] = []
     for name, (label, better) in HELD_OUT.items():
         series = figures(rows, name)
@@ -69,7 +69,7 @@ def _headline(rows: list[dict[str, float]], kept: Collection[int], compared: Agr
 
 
 def _best(found: Figure, last: int, kept: Collection[int]) -> str:
-    """The best figure, its step, and whether that model can still be had."""
+    """The best figure, its step, and whether that model is kept."""
     at = f"{found.text()} at step {found.step}"
     if found.step == 0:
         return f"{at}, before training"

@@ -16,11 +16,11 @@ from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.transfer import Bucket
 
 Piece = tuple[Sequence[int], Batch]
-"""Some of the requests, by their places, and their responses in that order."""
+"""Places of some requests, and a batch of their responses in that order."""
 
 
 class Sampler(Protocol):
-    """Turns requests into responses."""
+    """A sampler: it turns requests into responses."""
 
     @property
     def dtype(self) -> torch.dtype:

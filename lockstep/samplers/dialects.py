@@ -11,7 +11,7 @@ from lockstep.errors import InputError
 from lockstep.types import SamplingParams
 
 _PLAIN = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""Nothing but `SamplingParams` shapes the distribution; unless told, servers take defaults from the model's folder."""
+"""Options that leave the distribution to `SamplingParams`; else servers take defaults from the model's folder."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Dialect:
     Attributes:
         name: Of the kind.
         every_token: What `top_k` says when all are kept; None: the server knows neither top_k nor stop tokens.
-        ids: Asks for token ids in the answer.
-        only_our_stops: Asks to stop at our stop tokens alone, and not at those of the model besides.
+        ids: Options that request token ids in the answer.
+        only_our_stops: Options to stop at our stop tokens alone, and not at those of the model besides.
         logprobs: Whether completions come with log-probabilities.
     """
 
@@ -57,7 +57,7 @@ class Dialect:
         if not sampling.unshaped:
             raise InputError(
                 f"{self.name} does not say of which distribution its log-probabilities are; they are exact with "
-                "temperature 0 or 1, top_k 0 and top_p 1 only: draw so, or do without them"
+                "temperature 0 or 1, top_k 0 and top_p 1 only: sample so, or do without them"
             )
 
 
@@ -155,7 +155,7 @@ class Ends:
         return True
 
     def _fills_the_context(self, answer: Completion) -> bool:
-        """Some servers leave the last place free."""
+        """True if a response fills the context; some servers leave the last place free."""
         return self.context is not None and answer.usage.prompt_tokens + answer.num_tokens >= self.context - 1
 
 

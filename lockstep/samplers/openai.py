@@ -31,33 +31,33 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 _CONNECT_S = 10.0
-"""A machine that is there accepts a connection within this, however long it then thinks."""
+"""Timeout of a connection; an answer may take longer."""
 
 _WARN_FROM = 0.01
-"""Share of bad ends."""
+"""Share of bad ends from which on the user is warned."""
 
 _SEED_BITS = 2**63 - 1
-"""Seeds that every server takes are not negative, and fit into a signed 64-bit integer."""
+"""Mask of seeds that every server takes: not negative, in a signed 64-bit integer."""
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 
 
 class ServerError(RunError):
-    """A server that is not there, refuses, or says what it should not; one sentence."""
+    """A server cannot be reached, refuses, or answers wrongly; one sentence."""
 
 
 Lost = Callable[[int, ServerError], object]
-"""Told the place of a request, and why there is no answer to it."""
+"""Callback with the place of a request, and why there is no answer to it."""
 
 
 class OpenAIClient:
-    """Asks a server for responses to prompts, and for answers to conversations.
+    """A client that requests completions of prompts and answers to conversations from a server.
 
     Args:
         options: Which server, and how to ask it.
         timeout_s: A request that is not answered within this is sent again.
         vocabulary: Size of the model's vocabulary, to find token ids outside of it; None: they are not checked.
-        note: Tells the user something.
+        note: Shows the user a line.
 
     Attributes:
         answers: How many replies there were.
@@ -91,7 +91,7 @@ class OpenAIClient:
             Places in `requests` and their replies, as they come.
 
         Raises:
-            ValueError: If the server lacks what is asked for.
+            ValueError: If the server lacks a requested option.
             ServerError: While iterating, if the server fails after all retries.
         """
         if logprobs:
@@ -112,7 +112,7 @@ class OpenAIClient:
 
         Args:
             conversations: Messages with `role` and `content`.
-            sampling: How to draw.
+            sampling: The sampling distribution.
             keys: Of the random numbers, one per conversation.
             lost: Takes each failure after all retries, and the others continue; None: the first failure is an error.
 
@@ -128,7 +128,7 @@ class OpenAIClient:
         return self._replies("/chat/completions", bodies, self._ends(sampling, None), lost)
 
     def _ask_model(self) -> Model:
-        """Asks what is served."""
+        """Queries the model that is served."""
         with self._server.connection() as (portal, client):
             served = {model.id: model for model in portal.call(self._server.ask, client, Models, "/models").data}
         if self._options.model not in served:
@@ -157,7 +157,7 @@ class OpenAIClient:
     def _replies(
         self, path: str, bodies: Sequence[Mapping[str, object]], ends: Ends, lost: Lost | None = None
     ) -> Iterator[tuple[int, Reply]]:
-        """Sends all, and counts how they end."""
+        """Sends all requests, and counts how their responses end."""
         for place, answer in self._server.answers(path, bodies, lost):
             choice = answer.choices[0]
             logprobs = tuple(choice.logprobs.token_logprobs) if choice.logprobs else None
@@ -173,7 +173,7 @@ class OpenAIClient:
         self._warn()
 
     def _warn(self) -> None:
-        """Says once that responses end badly."""
+        """Warns once that responses end badly."""
         if not self._warned and self.bad_ends and self.bad_ends >= _WARN_FROM * self.answers:
             self._warned = True
             self._note(
@@ -184,7 +184,7 @@ class OpenAIClient:
 
 
 class _Server:
-    """Connections to a server, and sentences for what goes wrong with them."""
+    """Connections to a server, with error sentences for their failures."""
 
     def __init__(self, options: config.OpenAI, timeout_s: float) -> None:
         self._options, self._timeout_s = options, timeout_s
@@ -195,7 +195,7 @@ class _Server:
     def answers(
         self, path: str, bodies: Sequence[Mapping[str, object]], lost: Lost | None
     ) -> Iterator[tuple[int, Completion]]:
-        """Sends all, `max_concurrency` at once; what is under way when the caller leaves is called off."""
+        """Sends all requests, `max_concurrency` at once; those under way when the caller leaves are canceled."""
         gate = Semaphore(self._options.max_concurrency)
 
         async def answer(client: openai.AsyncOpenAI, body: Mapping[str, object]) -> Completion:
@@ -211,7 +211,7 @@ class _Server:
 
     @contextmanager
     def connection(self) -> Iterator[tuple[BlockingPortal, openai.AsyncOpenAI]]:
-        """A thread with a loop, and a client that lives in it."""
+        """Opens a thread with an event loop, and a client in it."""
         client = openai.AsyncOpenAI(
             base_url=self._options.base_url,
             api_key=self._key or "none",

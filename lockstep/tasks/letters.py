@@ -1,4 +1,4 @@
-"""Orders to write letters, made instead of read: a program can check the answers, and the judgements of answers.
+"""Generated orders to write letters: a program can check the answers, and the judgements of answers.
 
     start k end c has g has a no m        write: begins with k, ends with c, holds g and a, does not hold m
      k g f a c                            an answer that is worth 5, one point for each order that it keeps
@@ -39,7 +39,7 @@ _ASKED = re.compile(r"start (\w) end (\w) has (\w) has (\w) no (\w)")
 
 
 class Letters(Task):
-    """Orders to write letters, that are made, not read."""
+    """The task of generated orders to write letters."""
 
     shared = ("train_prompts", "validation_prompts", "seed")
     train_prompts: PositiveInt = Field(description="distinct orders to train on")
@@ -185,7 +185,7 @@ def _distinct(count: int, seed: int) -> list[Orders]:
 
 
 def _write_answer(orders: Orders, draws: _Draws, probability: float) -> list[str]:
-    """An answer that keeps each order with some probability."""
+    """Writes an answer that keeps each order with some probability."""
     first, last, one, other, none = orders.letters
     fill = [letter for letter in LETTERS if letter not in orders.letters]
     answer = [draws.pick(fill) for _ in range(draws.between(_SHORTEST, _LONGEST))]
@@ -206,7 +206,7 @@ def _answer(orders: Orders, draws: _Draws) -> dict[str, str]:
 
 
 def _judgement(orders: Orders, draws: _Draws) -> dict[str, str]:
-    """A judgement of an answer of any worth; answers with strange words in them are worth nothing, without a doubt."""
+    """Writes a judgement of an answer of any score; answers with strange words in them score 0."""
     answer, noise = _write_answer(orders, draws, draws.share()), _JUDGED_WRONG
     if draws.chance(_MALFORMED):
         answer, noise = _spoil(answer, draws), 0.0
@@ -216,7 +216,7 @@ def _judgement(orders: Orders, draws: _Draws) -> dict[str, str]:
 
 
 def _reasons(orders: Orders, verdicts: Sequence[bool]) -> str:
-    """A judgement without its score."""
+    """Writes a judgement without its score."""
     return " ".join(f"{letter} {_yes_or_no(kept)}" for letter, kept in zip(orders.letters, verdicts, strict=True))
 
 

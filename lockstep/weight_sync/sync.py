@@ -1,4 +1,4 @@
-"""Handing the learner's weights to the sampler, and proving that they arrived and that it computes with them."""
+"""Weight sync from learner to sampler, with proof that the weights arrived and that the sampler uses them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WeightSource(HasWeights, Protocol):
 
 
 class Receiver(Protocol):
-    """An inference engine that takes weights: what of a sampler a weight sync needs."""
+    """An inference engine that takes weights: the part of a sampler that a weight sync needs."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -95,7 +95,7 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Outgoing:
-    """The learner's weights in the sampler's type, on their way; they can be gone through again.
+    """The learner's weights in the sampler's type, as they are sent; they can be iterated again.
 
     Attributes:
         sent: By name, what went out.
@@ -116,7 +116,7 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
     """Streams the weights, and compares fingerprints of what was sent with what each engine now holds.
 
     Args:
-        learner: Whose weights.
+        learner: The source of the weights.
         sampler: Takes them.
         version: Of the weights.
         probe: Sequences that both score, where an engine holds something that it cannot show.
@@ -149,7 +149,7 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
 
 
 def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
-    """The tensors that an engine does not hold as they were sent, and the caches that it kept, each with why."""
+    """Finds tensors that an engine does not hold as they were sent, and caches that it kept, each with a reason."""
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
     faults |= {name: fault for name, one in expected.items() if (fault := _fault(name, one, held)) is not None}

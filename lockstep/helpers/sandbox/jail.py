@@ -118,7 +118,7 @@ class Jail:
         return 1 if self.folder is None else _tasks_of(os.getuid())
 
     def _become(self, program: Program, user: int | None, others: int, watch: int) -> NoReturn:
-        """`watch` is closed where the parent has ended."""
+        """Becomes the program; `watch` is closed where the parent has ended."""
         os.setsid()
         if self.folder is None:
             self._change_root()
@@ -142,7 +142,7 @@ class Jail:
         os.execve(self.interpreter, [self.interpreter, *program.arguments], {})
 
     def _change_root(self) -> None:
-        """Puts a file system together of what the program may see."""
+        """Makes a file system of what the program may see."""
         linux.mount("none", "/", flags=linux.PRIVATE | linux.RECURSIVE)
         room = f"mode=0755,size={self.limits.file_mb + _ROOM_MB}m,nr_inodes={_FILES}"
         linux.mount("tmpfs", _ROOT, "tmpfs", linux.NOSUID | linux.NODEV, room)

@@ -20,12 +20,12 @@ _INTERPRETER = os.path.realpath(f"{sys.base_exec_prefix}/bin/python{_VERSION}")
 
 
 class SandboxError(InputError):
-    """Programs cannot be run apart from everything else; the message says why."""
+    """Programs cannot be run in a sandbox; the message says why."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Runs untrusted Python programs, one at a time; may be asked from any thread.
+    """Runs untrusted Python programs, one at a time; usable from any thread.
 
     Attributes:
         limits: What each program may use.
@@ -43,7 +43,7 @@ class Sandbox:
         object.__setattr__(self, "_warden", Child(warden.__name__, json.dumps(options)))
 
     def start(self) -> None:
-        """Tries whether programs can be run here.
+        """Starts the sandbox, if programs can run here.
 
         Raises:
             SandboxError: They cannot.

@@ -66,7 +66,7 @@ def answers(options: str) -> Answers:
 
 
 class _Warden:
-    """Runs programs.
+    """The warden: it runs programs in jails.
 
     Args:
         limits: What each may use.
@@ -115,7 +115,7 @@ class _Warden:
 
 
 def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
-    """Also returns, so to say, in the process that would become the program, where it cannot."""
+    """Enters the jail, in a fork; an error, also one in the program's own fork, goes to the report."""
     try:
         jail.enter(program, report)
     except BaseException as error:
@@ -125,7 +125,7 @@ def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
 
 
 def _end_children() -> None:
-    """Kills what is left of a program until nothing is; what lost its parent has become a child of this process."""
+    """Kills a program's processes until none is left; orphans have become children of this process."""
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

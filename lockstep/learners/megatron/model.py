@@ -1,4 +1,4 @@
-"""One pipeline stage of a Megatron model with a head: what stands between a batch and the learner's outputs."""
+"""One pipeline stage of a Megatron model with a head, from a batch to the learner's outputs."""
 
 from __future__ import annotations
 

@@ -79,6 +79,6 @@ class TorchLearner(RankLearner):
         self._forget_gathered()
 
     def _forget_gathered(self) -> None:
-        """Weights that were gathered for a pass are not those of after an update."""
+        """Frees weights that were gathered for a pass, since an update changes them."""
         if isinstance(self.model, FSDPModule):
             self.model.reshard()

@@ -46,7 +46,7 @@ class TorchPiece(Piece):
         yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def gradient(self) -> Tensor:
-        """Summed over the ranks that hold the same."""
+        """Gradient, summed over the ranks that hold the same piece."""
         gradient = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.local)

@@ -27,7 +27,7 @@ from lockstep.types import Head
 def build_model(
     folder: str, head: Head, seed: int, section: LearnerSection, ranks: Ranks, device: torch.device
 ) -> nn.Module:
-    """A head of `models.heads` on the backbone of a folder, on its device, cut over the ranks.
+    """Builds a head of `models.heads` on the backbone of a folder, on its device, cut over the ranks.
 
     No rank ever holds the whole model, if its family `reads_boxes`; others are read whole by each, and then cut.
 
@@ -86,7 +86,7 @@ def _load_value_unit(model: ValueHead, network: PreTrainedModel, folder: str) ->
 
 @torch.no_grad()
 def _fill(model: LogitsHead | ValueHead, network: PreTrainedModel, folder: str, adapters: Mapping[str, Tensor]) -> None:
-    """Gives memory that holds nothing yet what the folder's files say, and what is computed from the configuration."""
+    """Fills empty memory from the folder's files, and buffers from the configuration."""
     network.tie_weights()
     for module in network.modules():
         if any(True for _ in module.buffers(recurse=False)):

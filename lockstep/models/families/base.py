@@ -47,7 +47,7 @@ class MegatronLayers:
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture of `transformers`; with nothing but its type, one that is computed like any other.
+    """An architecture of `transformers`; with nothing but its type, it is computed like any other.
 
     Attributes:
         model_type: As configurations say it.

@@ -61,7 +61,7 @@ class TorchSampler:
         return gather_pieces(self.pieces(requests, sampling))
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """Prompts of like length go together, the short ones first; so what is left over is cut as it was before."""
+        """Samples prompts of like length together, short ones first, so that a repeated rest is batched as before."""
         require_room(requests, self._context)
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
         size = self._max_batch_size
@@ -128,7 +128,7 @@ class TorchSampler:
     def _decode(
         self, prompts: Batch, requests: Sequence[Request], sampling: SamplingParams, room_B: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Token by token. Returns tokens and log-probabilities [B, K], lengths [B], and who met a stop token [B]."""
+        """Decodes token by token. Returns tokens and log-probabilities [B, K], lengths [B], and stopped rows [B]."""
         device, rows, most = self._lm.device, len(requests), int(room_B.max())
         cache = self._cache(prompts, int(prompts.lengths.max()) + most)
         tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)

@@ -25,7 +25,7 @@ _KEYWORDS = ("past_key_values", "cache_params")
 
 
 class OwnCache(SideBySide, Cached):
-    """Keys, values and states of rows of one length, in the model's own cache; see `Cached` for what the rest means."""
+    """Keys, values and states of rows of one length, in the model's own cache; see `Cached` for the rest."""
 
     def __init__(self, lm: PreTrainedModel, prompts: Batch) -> None:
         known = inspect.signature(lm.forward).parameters

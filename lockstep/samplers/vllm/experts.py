@@ -80,7 +80,7 @@ def _places(kernel: CPUUnquantizedExperts, parameter: str, shape: tuple[int, ...
 
 
 def _pack(kernel: CPUUnquantizedExperts, parameter: str, digit_1NK: Tensor) -> Tensor:
-    """One expert's matrix by the kernel's own hand; the other matrix of the layer is there for its shape."""
+    """Packs one expert's matrix by the kernel's own code; the other matrix of the layer is there for its shape."""
     _, rows, columns = digit_1NK.shape
     other = (1, columns, rows // 2) if parameter == "w13_weight" else (1, 2 * columns, rows)
     stand_in = nn.Module()

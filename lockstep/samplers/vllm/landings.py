@@ -78,12 +78,12 @@ def find_sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the names, and cut as, files of the model have them: `transformers` puts experts together."""
+    """Yields tensors as files of the model have them, by name and cut: `transformers` joins experts."""
     return revert_weight_conversion(network, dict(tensors))
 
 
 def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
-    """Has vLLM's model load tensors without memory, and leaves it as it was.
+    """Surveys how vLLM's model loads tensors, without memory, and leaves it as it was.
 
     Args:
         model: vLLM's.
@@ -111,7 +111,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
 
 
 class _Copies(TorchDispatchMode):
-    """Notes copies and makes none; what would be a new tensor, in other order or type, stays a view."""
+    """A mode that records copies and makes none; what would be a new tensor, in other order or type, stays a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _Copies(TorchDispatchMode):
 
 
 def _plainly_loaded(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:
-    """Parameters and buffers by their memory; loaders work at once, where a reload would have them wait."""
+    """Maps memory to parameters and buffers, while loaders run at once, which a reload would defer."""
     places: dict[int, tuple[nn.Module, str, Tensor]] = {}
     for layer in model.modules():
         for name, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):

@@ -64,7 +64,7 @@ class Readable:
         return fingerprint(whole)
 
     def tensor(self) -> Tensor:
-        """All of it, as it is computed with."""
+        """The whole tensor, as it is computed with."""
         whole = torch.empty(self.shape, dtype=self.dtype, device=_parameter(self.landings[0]).device)
         for landing in self.landings:
             landing.source.on(whole).copy_(landing.target.on(_plain(landing)))
@@ -90,7 +90,7 @@ def readable(model: nn.Module, landings: Landings, network: PreTrainedModel, dty
 
 
 def find_tied_names(network: PreTrainedModel) -> dict[str, str]:
-    """A head that is not sent, since it is the embedding, and whose second name that is."""
+    """Maps a head that is not sent, since it is tied, to the embedding's name."""
     names = {id(module): name for name, module in network.named_modules()}
     head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
     if head is None or head.weight is not embedding.weight:

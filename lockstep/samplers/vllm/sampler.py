@@ -1,4 +1,4 @@
-"""The vLLM sampler: its engine within this process, which is its own. Token ids go in and come out, never text."""
+"""The vLLM sampler, with its engine in this process, which holds no other. Token ids go in and come out, never text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.transfer import Bucket
 
 ENGINE_DIED = 70
-"""Exit code of a sampler's process that has lost a tensor-parallel worker of its engine: it is of no use without."""
+"""Exit code of a sampler's process that has lost a tensor-parallel worker of its engine: it is useless without."""
 
 _CPU_CACHE_GIB = 1.0
 _CPU_BLOCK = 32
@@ -38,7 +38,7 @@ _ANY_SHARE = {"gpu_memory_utilization": 0.01}
 _COLDEST = 0.01
 
 Asked = tuple[Sequence[int], dict[str, Any]]
-"""A prompt, and what is wanted, in vLLM's words."""
+"""A prompt, and its sampling options in vLLM's words."""
 
 
 class VLLMSampler:
@@ -146,7 +146,7 @@ class VLLMSampler:
 
         Returns:
             `cached`, of each request in turn how many tokens of its prompt came out of the prefix cache; and what
-            `WeightReceiver.observe_passes` tells.
+            `WeightReceiver.observe_passes` returns.
         """
         cached, self._cached = self._cached, {}
         return {"cached": [cached[number] for number in sorted(cached)]} | json.loads(self._on_worker("observe_passes"))
@@ -222,7 +222,7 @@ class VLLMSampler:
         }
 
     def _ask(self, tokens: Sequence[int], options: dict[str, Any]) -> str:
-        """Gives vLLM a prompt; it answers under the name that is returned, and only when all is there."""
+        """Adds a request to vLLM; returns its name, under which the whole output comes."""
         from vllm import SamplingParams as Options
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -255,7 +255,7 @@ class VLLMSampler:
         )
 
     def _probe(self) -> Any:
-        """One token behind a prompt that is the same every time and fills two blocks of the prefix cache."""
+        """Samples a token behind a fixed prompt that fills two blocks of the prefix cache."""
         blocks = 2 * self._engine.vllm_config.cache_config.block_size
         tokens = [1] * min(self._context - 1, blocks + 1)
         ((_, output),) = chain.from_iterable(self._stream_outputs([(tokens, {"max_tokens": 1})]))
@@ -272,7 +272,7 @@ class VLLMSampler:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Ends this process where a call fails because a tensor-parallel worker is gone."""
+        """A context that ends this process where a call fails because a tensor-parallel worker is gone."""
         try:
             yield
         except RuntimeError:
@@ -313,14 +313,14 @@ def _options(section: SamplerSection, computation: Computation, context: int) ->
         "kv_cache_memory_bytes": int((gib or _CPU_CACHE_GIB) * 2**30),
         "block_size": _CPU_BLOCK,
         "enforce_eager": True,
-        # vLLM dies where it takes a prompt in parts and has a seed: on a CPU it cannot take a draw back.
+        # vLLM dies where it takes a prompt in parts and has a seed: on a CPU it cannot take a sample back.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, context),
     }
 
 
 def _pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
-    """The log-probability of each token, out of all that vLLM tells of its position."""
+    """Picks the log-probability of each token from vLLM's output for its position."""
     return [entry[token].logprob for token, entry in zip(tokens, entries, strict=True)]
 
 

@@ -32,7 +32,7 @@ if current_platform.is_cpu():
 
 
 class WeightReceiver:
-    """Mixed into vLLM's worker, whose `model_runner` and `device` it uses."""
+    """A mix-in of vLLM's worker, whose `model_runner` and `device` it uses."""
 
     model_runner: Any
     vllm_config: Any
@@ -90,7 +90,7 @@ class WeightReceiver:
             return safetensors.torch.save({name: found.tensor().contiguous().cpu()})
 
     def observe_passes(self) -> str:
-        """Begins to watch. Returns as JSON what was seen since it last began: `rows` of the largest pass, `dtype`."""
+        """Starts observing passes. Returns, as JSON, `rows` of the largest pass and `dtype` since the last start."""
         if self._rows is None:
             self.model_runner.execute_model = self._watch(self.model_runner.execute_model)
         rows, self._rows = self._rows, 0
