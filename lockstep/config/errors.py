@@ -61,8 +61,8 @@ class Shape:
     def within(self, name: str) -> Shape | None:
         """The shape of a section by its name; None where the option is no section."""
         section = section_of(self.fields[name].annotation) if name in self.fields else None
-        said = self.said.get(name) if isinstance(self.said, dict) else None
-        return None if section is None else Shape(section.narrow(said), said)
+        value = self.said.get(name) if isinstance(self.said, dict) else None
+        return None if section is None else Shape(section.narrow(value), value)
 
 
 def kinds_at(recipe: Shape, path: KeyPath) -> set[object]:
@@ -101,8 +101,8 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
         case "missing":
             return f"{key} is missing{_description(recipe, path)}"
         case "value_error":
-            said = message.removeprefix("Value error, ")
-            return f"{key}: {said}" if key else said
+            text = message.removeprefix("Value error, ")
+            return f"{key}: {text}" if key else text
     expected = _EXPECTED.get(problem["type"])
     if expected is None and not message.startswith("Input should be "):
         return f"{key}: {message}"
@@ -113,11 +113,11 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
     return f"{key} is {format_value(problem['input'])}, but should be {expected}{quoting}"
 
 
-def _wrong(said: Any, path: KeyPath, recipe: Shape) -> KeyPath:
+def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
     """The option to name as wrong: of an unknown section the only one in it, where another section has it."""
     found = list(path)
-    while isinstance(said, dict) and len(said) == 1:
-        [(key, said)] = said.items()
+    while isinstance(value, dict) and len(value) == 1:
+        [(key, value)] = value.items()
         found.append(key)
     known = {key.rsplit(".", 1)[-1] for key in _all_keys(recipe, ())}
     return found if found[-1] in known else path

@@ -105,8 +105,8 @@ class Loaded:
 
     def origin(self, keys: Keys) -> str:
         """The file or override that set the option with these keys; an option within a list is its list's."""
-        said = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
-        return next((origin for origin in said if origin), "default")
+        found = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
+        return next((origin for origin in found if origin), "default")
 
     @property
     def warm_start(self) -> Loaded | None:
@@ -185,38 +185,38 @@ def load_run(folder: Path) -> Loaded:
     """
     recipe = str(folder / "recipe.yaml")
     path = _find(recipe, Path(), "")
-    said = [Layer(layer.source, old_names.translate(layer.tree)) for layer in _layers(path, ())]
-    return _resolve(path, said, (), (recipe,), folder)
+    layers = [Layer(layer.source, old_names.translate(layer.tree)) for layer in _layers(path, ())]
+    return _resolve(path, layers, (), (recipe,), folder)
 
 
 def _resolve(
-    path: Path, said: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
+    path: Path, layers: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
 ) -> Loaded:
     """Merges files and then overrides, the later over the earlier, and validates the result."""
-    below = _join(said)
+    below = _join(layers)
     if distrusted is not None:
         refuse_code(below, path, distrusted)
     given = [text.partition("=")[2].strip(" \"'") for text in overrides if text.startswith("algorithm=")]
     known = registry.find(given[-1] if given else str(below.get("algorithm")))
     overriding = _overrides(overrides, None if known is None else Shape(known, below))
-    kind = _kind(said, overriding)
-    said, overriding = _expand(said, kind), _expand(overriding, kind)
+    kind = _kind(layers, overriding)
+    layers, overriding = _expand(layers, kind), _expand(overriding, kind)
     exclusive = _EXCLUSIVE if kind.steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
     tree: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
-    for layer in [*said, Layer("override", _join(overriding))]:
+    for layer in [*layers, Layer("override", _join(overriding))]:
         tree = _overlay(tree, layer.tree, exclusive)
         origins |= dict.fromkeys(_options(layer.tree), layer.source)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
-    return Loaded(path.stem, _validate(kind, tree, said, overriding), standing, arguments, distrusted)
+    return Loaded(path.stem, _validate(kind, tree, layers, overriding), standing, arguments, distrusted)
 
 
-def _kind(said: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
+def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
     """The recipe class that the layers name."""
-    algorithm = _join([*said, *overriding]).get("algorithm")
+    algorithm = _join([*layers, *overriding]).get("algorithm")
     kind = registry.find(algorithm) if isinstance(algorithm, str) else None
     if kind is None:
-        raise RecipeError(f"{_source(said, overriding, ['algorithm'])}: {algorithm_sentence(algorithm)}")
+        raise RecipeError(f"{_source(layers, overriding, ['algorithm'])}: {algorithm_sentence(algorithm)}")
     return kind
 
 
@@ -359,14 +359,14 @@ def _override_value(text: str, key: str, value: str, recipe: Shape | None) -> An
         raise RecipeError(f"""override {text}: # begins a comment in YAML; quote the text: {key}='"{value}"'""")
     only_text = str in kinds and kinds <= {str, type(None)}
     try:
-        said = yaml12.parse(value)
+        parsed = yaml12.parse(value)
     except ValueError as error:
         if only_text:
             raise RecipeError(f"override {text}: {_quoting(key, value)}") from None
         raise RecipeError(f"override {text}: {error}") from None
-    if only_text and isinstance(said, dict | list):
+    if only_text and isinstance(parsed, dict | list):
         raise RecipeError(f"override {text}: {_quoting(key, value)}")
-    return said
+    return parsed
 
 
 def _nothing(key: str, kinds: set[object]) -> str:
@@ -442,23 +442,23 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _validate(kind: type[R], tree: dict[str, Any], said: Sequence[Layer], overriding: Sequence[Layer]) -> R:
+def _validate(kind: type[R], tree: dict[str, Any], layers: Sequence[Layer], overriding: Sequence[Layer]) -> R:
     """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number."""
     try:
         return kind.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
     sentences = [
-        f"{_source(said, overriding, problem['loc'])}: {sentence(problem, problem['loc'], Shape(kind, tree))}"
+        f"{_source(layers, overriding, problem['loc'])}: {sentence(problem, problem['loc'], Shape(kind, tree))}"
         for problem in problems
     ]
     raise RecipeError("\n".join(sentences))
 
 
-def _source(said: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> str:
+def _source(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> str:
     """Returns the layer that last set `path`; the recipe itself for what no layer sets."""
-    sayers = [layer.source for layer in [*said, *overriding] if path and _says(layer.tree, path)]
-    return sayers[-1] if sayers else said[-1].source
+    sources = [layer.source for layer in [*layers, *overriding] if path and _says(layer.tree, path)]
+    return sources[-1] if sources else layers[-1].source
 
 
 def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:

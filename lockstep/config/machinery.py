@@ -163,23 +163,23 @@ class LearnerSection(Computation):
                 assert_never(self.backend)
 
     @model_validator(mode="after")
-    def _a_backend_has_what_is_asked_of_it(self) -> LearnerSection:
+    def _backend_supports_options(self) -> LearnerSection:
         match self.backend:
             case "torch":
                 if self.parallel.pp > 1:
                     raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
             case "megatron":
-                self._megatron_has_what_is_asked_of_it()
+                self._megatron_supports_options()
             case _:
                 assert_never(self.backend)
         return self
 
-    def _megatron_has_what_is_asked_of_it(self) -> None:
+    def _megatron_supports_options(self) -> None:
         if self.parallel.dp_replicate > 1:
             raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
         torchs = {"compile": self.compile, "cpu_offload": self.cpu_offload, "lora": self.lora is not None}
-        for name, asked in torchs.items():
-            if asked:
+        for name, is_set in torchs.items():
+            if is_set:
                 raise ValueError(f"{name} is of learner.backend=torch; leave it out")
 
     @model_validator(mode="after")
@@ -342,7 +342,7 @@ class SamplerSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_server_has_engines_of_its_own(self) -> SamplerSection:
+    def _server_has_its_own_engines(self) -> SamplerSection:
         ours = {"max_batch_size", "replicas", "max_restarts"}
         if self.backend == "openai" and self.model_dump(include=ours) != SamplerSection().model_dump(include=ours):
             raise ValueError(

@@ -51,22 +51,22 @@ class Command:
         """
         first, own = recipe or self.recipe, Path(model) / "recipe.yaml"
         require_command(self.kind, first)
-        said: dict[str, Any] = {"model": {"path": str(weights_of(model))}, "data": {self.rows: data}}
+        options: dict[str, Any] = {"model": {"path": str(weights_of(model))}, "data": {self.rows: data}}
         if folder is not None:
-            said["run"] = {"folder": folder}
-        begun = [self._as_trained(own)] if own.is_file() and recipe is None else []
-        loaded = load(first, overrides, [*begun, Layer(f"lockstep {self.name}", said)])
+            options["run"] = {"folder": folder}
+        base = [self._as_trained(own)] if own.is_file() and recipe is None else []
+        loaded = load(first, overrides, [*base, Layer(f"lockstep {self.name}", options)])
         return replace(loaded, name=f"{Path(model).resolve().name}-{Path(data).stem}")
 
     def _as_trained(self, own: Path) -> Layer:
         """Returns the options of a run's recipe that the command has too, under the same words."""
         training = load_run(own.parent).training
         tree = training.model_dump(mode="json")
-        said: dict[str, Any] = {name: tree[name] for name in self.sections if name in tree}
+        options: dict[str, Any] = {name: tree[name] for name in self.sections if name in tree}
         names = self.data.model_fields.keys() - {"max_validation_samples"}
-        said["data"] = training.data.model_dump(mode="json", include=names)
-        said["learner"] = computation_of(training)
-        return Layer(str(own), said | self.sampling(tree, room_of_demonstrations(training)))
+        options["data"] = training.data.model_dump(mode="json", include=names)
+        options["learner"] = computation_of(training)
+        return Layer(str(own), options | self.sampling(tree, room_of_demonstrations(training)))
 
 
 def computation_of(training: Common) -> dict[str, str]:

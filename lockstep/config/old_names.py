@@ -59,8 +59,8 @@ def translate(tree: Mapping[str, Any]) -> dict[str, Any]:
         if value is None and not rest and new.also:
             continue
         _put(renamed, (*new.key.split("."), *rest), value)
-        for key, said in new.also.items():
-            _put(renamed, tuple(key.split(".")), said)
+        for key, addition in new.also.items():
+            _put(renamed, tuple(key.split(".")), addition)
     return renamed
 
 

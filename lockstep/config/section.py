@@ -42,12 +42,12 @@ class Section(BaseModel):
             if value != default:
                 shown = default if isinstance(default, str) else json.dumps(default, default=BaseModel.model_dump)
                 defaults[reason].append(f"{key}={shown}")
-        for reason, said in defaults.items():
-            names = " and ".join(text.partition("=")[0] for text in said)
-            one = len(said) == 1
+        for reason, options in defaults.items():
+            names = " and ".join(text.partition("=")[0] for text in options)
+            one = len(options) == 1
             raise ValueError(
                 f"{names} {'does' if one else 'do'} nothing {reason}; leave {'it' if one else 'them'} out, or say "
-                f"{' '.join(said)}"
+                f"{' '.join(options)}"
             )
         return self
 

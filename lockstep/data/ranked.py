@@ -49,14 +49,14 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
             if is_error(section.bad_rows):
                 raise DataError(f"{faults[-1]}; correct the row, or set data.bad_rows=skip") from error
     skipped = rows.skipped + Skipped(len(faults), tuple(faults[:NUM_NAMED]))
-    told = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]
+    usable = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]
     if skipped.count:
         note(f"{skipped.count} bad rows skipped, the first of them:\n  " + "\n  ".join(skipped.first))
-    if not told:
+    if not usable:
         raise DataError(
             f"{', '.join(part.name for part in rows.parts)}: has no responses of which one is ranked above another"
         )
-    return told, skipped
+    return usable, skipped
 
 
 def _of_row(row: Row, name: str, section: RankedSection) -> list[RankedResponses]:
@@ -118,11 +118,11 @@ def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[RankedResponses
 
 
 def _role(message: Mapping[str, Any], tree: TreeSection) -> str:
-    said = _field(message, tree.role, str)
+    name = _field(message, tree.role, str)
     roles = {tree.user: "user", tree.assistant: "assistant"}
-    if said not in roles:
-        raise DataError(f"has in the field {tree.role!r} {said!r}, and neither {tree.user!r} nor {tree.assistant!r}")
-    return roles[said]
+    if name not in roles:
+        raise DataError(f"has in the field {tree.role!r} {name!r}, and neither {tree.user!r} nor {tree.assistant!r}")
+    return roles[name]
 
 
 def _fill(template: str, row: Row) -> str:

@@ -270,8 +270,8 @@ def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequenc
     for numbers in _blocks(rows):
         contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted, asking) or needs.fault(row))
         yield [], _BAD, faults
-        said = needs.lengths(list(contents), list(contents.values())) if contents else []
-        long = {i: why for i, why in zip(contents, said, strict=True) if why is not None}
+        lengths = needs.lengths(list(contents), list(contents.values())) if contents else []
+        long = {i: why for i, why in zip(contents, lengths, strict=True) if why is not None}
         yield [i for i in contents if data.truncates or i not in long], _OVERLONG, long
         ticker.at(numbers[-1])
 

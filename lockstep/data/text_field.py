@@ -27,8 +27,8 @@ class TextField:
         """The text of a row; empty where its messages have none of a user."""
         if not self.talk:
             return render(f"{{{self.name}}}", row, "row")
-        said = (str(message["content"]) for message in row[self.name] if message["role"] == "user")
-        return next(said, "")
+        texts = (str(message["content"]) for message in row[self.name] if message["role"] == "user")
+        return next(texts, "")
 
     def row(self, text: str) -> dict[str, Any]:
         """A row with this text."""

@@ -40,7 +40,7 @@ def token_scores(
         Nats, fp32 like the tokens, and [M].
     """
     if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
-        return _of_all(logits_MV, token, sampling)
+        return _score_all(logits_MV, token, sampling)
     floor_M, scoring = _floor(logits_MV, sampling, shard), _scoring(sampling, shard=shard)
     return _like(token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M))
 
@@ -54,7 +54,7 @@ def hidden_scores(
     return _like(token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring))
 
 
-def _of_all(logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+def _score_all(logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """Scores so many tokens that one pass over the vocabulary costs less than a search for each."""
     assert sampling.full_support, "only a sampled token is known to belong to the support"
     logprob_MV = (logits_MV.float() / sampling.divisor).log_softmax(-1)

@@ -174,12 +174,12 @@ class _Running:
         """The next reply; what the child printed before it is printed here."""
         deadline = time.monotonic() + timeout_s
         while True:
-            kind, said = json.loads(self._line(deadline))
+            kind, text = json.loads(self._line(deadline))
             if kind == "failed":
-                raise ChildError(said)
+                raise ChildError(text)
             if kind != "printed":
-                return said
-            print(said, flush=True)
+                return text
+            print(text, flush=True)
 
     def end(self, at_once: bool = False) -> None:
         if self.owner != os.getpid():
@@ -238,12 +238,12 @@ def _serve(descriptor: str, module: str, *arguments: str) -> None:
     """Main loop of the child. Signals that end a run are the parent's to handle, which ends its children."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
     connection = socket.socket(fileno=int(descriptor))
 
-    def say(kind: str, said: Any) -> None:
-        line = json.dumps([kind, said]).encode() + b"\n"
-        with _leaving_with_the_parent():
+    def say(kind: str, content: Any) -> None:
+        line = json.dumps([kind, content]).encode() + b"\n"
+        with _exit_with_parent():
             connection.sendall(line)
 
     sys.stdout = sys.stderr = _Printed(say)
@@ -260,12 +260,12 @@ def _serve(descriptor: str, module: str, *arguments: str) -> None:
 
 
 def _next_line(questions: io.BufferedReader) -> bytes:
-    with _leaving_with_the_parent():
+    with _exit_with_parent():
         return questions.readline()
 
 
 @contextmanager
-def _leaving_with_the_parent() -> Iterator[None]:
+def _exit_with_parent() -> Iterator[None]:
     """Ends the process where the connection is closed: the parent has left, and nothing would read a traceback."""
     try:
         yield
@@ -273,7 +273,7 @@ def _leaving_with_the_parent() -> Iterator[None]:
         os._exit(0)
 
 
-def _end_with(parent: int) -> None:
+def _watch_parent(parent: int) -> None:
     """Ends this process with its parent: a child that hangs in an answer does not see its connection close."""
     while os.getppid() == parent:
         time.sleep(1.0)

@@ -82,7 +82,7 @@ class Boxes:
     def __enter__(self) -> Boxes:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
 
     def __contains__(self, name: str) -> bool:

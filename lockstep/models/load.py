@@ -44,7 +44,7 @@ def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
         ModelError: If the folder cannot be used.
     """
     check_weights(folder, skeleton(read_config(folder, headless=True), str(folder)), headless=True)
-    with _no_word_of_heads():
+    with _silence_head_warnings():
         backbone = _open(folder).base_model
     assert isinstance(backbone, PreTrainedModel), "a causal language model of transformers has its own backbone"
     return backbone
@@ -68,7 +68,7 @@ def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
 
 
 @contextmanager
-def _no_word_of_heads() -> Iterator[None]:
+def _silence_head_warnings() -> Iterator[None]:
     """Silences the warnings of `transformers` about missing heads, which are expected here."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()

@@ -60,7 +60,7 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
         raise InputError(f"learner.lora: a {network.config.model_type} has no linear maps in its layers; leave it out")
     endings = there if section.target_modules is None else list(section.target_modules)
     for ending in endings:
-        named = [module for name, module in linear.items() if _is_called(name, ending)]
+        named = [module for name, module in linear.items() if _has_ending(name, ending)]
         if not named or not within.issuperset(named):
             raise InputError(
                 f"learner.lora.target_modules: no linear maps of the layers, and only of them, are called {ending}; "
@@ -73,10 +73,10 @@ def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
     """Finds the maps that get adapters; raises as `targets`."""
     endings = targets(network, section)
     linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    return [module for name, module in linear if any(_is_called(name, ending) for ending in endings)]
+    return [module for name, module in linear if any(_has_ending(name, ending) for ending in endings)]
 
 
-def _is_called(name: str, ending: str) -> bool:
+def _has_ending(name: str, ending: str) -> bool:
     """True if peft takes `ending` as the end of a module's name: whole parts of it."""
     return f".{name}".endswith(f".{ending}")
 

@@ -48,15 +48,15 @@ def _verdict(bound: Bound, rows: Sequence[Mapping[str, float]]) -> BoundResult:
         int(row["step"]): row[bound.metric] for row in rows if bound.metric in row and first <= row["step"] <= last
     }
     value = _measure(bound, list(found.values())) if found else None
-    asked = f"{_window(bound)}, {_range(bound)}"
+    promise = f"{_window(bound)}, {_range(bound)}"
     if value is None or len(found) < bound.min_rows:
         there = "" if value is None else f"; over what is there, {value:.6g}"
-        sentence = f"failed: {asked}: {_absence(bound, rows, sorted(found))}{there}"
+        sentence = f"failed: {promise}: {_absence(bound, rows, sorted(found))}{there}"
         return BoundResult(bound, False, value, len(found), sentence)
     low, high = -math.inf if bound.min is None else bound.min, math.inf if bound.max is None else bound.max
     passed = math.isfinite(value) and low <= value <= high
     measured = f"{value:.6g} ({len(found)} row{'s' * (len(found) > 1)})"
-    return BoundResult(bound, passed, value, len(found), f"{'passed' if passed else 'failed'}: {asked}: {measured}")
+    return BoundResult(bound, passed, value, len(found), f"{'passed' if passed else 'failed'}: {promise}: {measured}")
 
 
 def _measure(bound: Bound, values: Sequence[float]) -> float:

@@ -69,8 +69,8 @@ class Columns:
     @cached_property
     def index(self) -> Numbers:
         """Place of each sampled token among those of its sequence, from 1 [M]."""
-        drawn = np.bincount(self.row, minlength=self.lengths.size)
-        return np.arange(self.row.size) - np.repeat(np.cumsum(drawn) - drawn, drawn) + 1
+        counts = np.bincount(self.row, minlength=self.lengths.size)
+        return np.arange(self.row.size) - np.repeat(np.cumsum(counts) - counts, counts) + 1
 
     def sequence(self, row: int) -> Numbers:
         """The ids of one sequence."""

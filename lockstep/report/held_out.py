@@ -55,15 +55,15 @@ TWINS = ("val/loss", "val/acc", "val/generated_rewards")
 
 def headlines(rows: Sequence[Mapping[str, float]]) -> list[str]:
     """First, last and best of each headline that lines of metrics have, in words."""
-    told: list[str] = []
+    lines: list[str] = []
     for metric, (label, better) in HELD_OUT.items():
         series = figures(rows, metric)
         if series:
-            told.append(f"{label} {from_to(series)}")
+            lines.append(f"{label} {from_to(series)}")
         if len(series) > 1:
             found = best(series, better)
-            told.append(f"best {found.text()} at step {found.step}")
-    return told
+            lines.append(f"best {found.text()} at step {found.step}")
+    return lines
 
 
 def from_to(series: Sequence[Figure]) -> str:

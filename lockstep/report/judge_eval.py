@@ -39,8 +39,8 @@ def judge_table(folder: Path) -> str:
             rows.append((label, *(_figure(figure, results["prompts"]) for figure in figures)))
     rows.append(("no verdict", *(_no_verdict(way["judgements"]) for way in ways.values())))
     rows.append(("shown in part", *(f"{way['judgements']['shortened']:.0f}" for way in ways.values())))
-    asked = f"{results['prompts']} prompts, {results['responses']} responses, {results['skipped_rows']} rows skipped"
-    head = f"{results['judge']} on {results['data']}: {asked}; in brackets 95 % intervals\n\n{summary_table(rows)}"
+    counts = f"{results['prompts']} prompts, {results['responses']} responses, {results['skipped_rows']} rows skipped"
+    head = f"{results['judge']} on {results['data']}: {counts}; in brackets 95 % intervals\n\n{summary_table(rows)}"
     return f"{head}{''.join(map(_warning, ways.items()))}"
 
 

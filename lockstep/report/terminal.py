@@ -37,10 +37,10 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
         if finite:
             steps, heights = zip(*points, strict=True)
             figure.draw(figure.signal(list(steps), list(heights), marker="hd").lines())
-    drawn = str(figure.build())
+    plot = str(figure.build())
     if not colours:
-        drawn = plotext.uncolorize(drawn)
-    return "\n".join(line.rstrip() for line in drawn.splitlines())
+        plot = plotext.uncolorize(plot)
+    return "\n".join(line.rstrip() for line in plot.splitlines())
 
 
 def summary_table(rows: Sequence[Sequence[str]]) -> str:

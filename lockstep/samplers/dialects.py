@@ -38,13 +38,13 @@ class Dialect:
         Raises:
             ValueError: If the server has no words for it.
         """
-        said: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        options: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         if self.every_token is not None:
             stops = {"stop_token_ids": list(sampling.stop_token_ids)}
-            return said | _PLAIN | stops | self.ids | {"top_k": sampling.top_k or self.every_token}
+            return options | _PLAIN | stops | self.ids | {"top_k": sampling.top_k or self.every_token}
         if sampling.top_k:
             raise InputError(f"{self.name} is not known to understand top_k; leave it at 0")
-        return said
+        return options
 
     def require_exact(self, sampling: SamplingParams) -> None:
         """Raises ValueError where the server's log-probabilities may not be those of the sampling distribution.

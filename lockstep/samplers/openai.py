@@ -96,9 +96,9 @@ class OpenAIClient:
         """
         if logprobs:
             self._dialect.require_exact(sampling)
-        said = self._fields(sampling) | {"max_tokens": sampling.max_tokens, **self._dialect.only_our_stops}
-        said |= {"logprobs": 1} if logprobs else {}
-        bodies = [said | {"prompt": list(request.tokens), "seed": _seed(request.key)} for request in requests]
+        options = self._fields(sampling) | {"max_tokens": sampling.max_tokens, **self._dialect.only_our_stops}
+        options |= {"logprobs": 1} if logprobs else {}
+        bodies = [options | {"prompt": list(request.tokens), "seed": _seed(request.key)} for request in requests]
         return self._replies("/completions", bodies, self._ends(sampling, sampling.stop_token_ids))
 
     def chat(
@@ -122,9 +122,9 @@ class OpenAIClient:
         Raises:
             ValueError, ServerError: As `replies`.
         """
-        said = self._fields(sampling) | {"max_completion_tokens": sampling.max_tokens}
+        options = self._fields(sampling) | {"max_completion_tokens": sampling.max_tokens}
         pairs = zip(conversations, keys, strict=True)
-        bodies = [said | {"messages": [dict(m) for m in messages], "seed": _seed(key)} for messages, key in pairs]
+        bodies = [options | {"messages": [dict(m) for m in messages], "seed": _seed(key)} for messages, key in pairs]
         return self._replies("/chat/completions", bodies, self._ends(sampling, None), lost)
 
     def _ask_model(self) -> Model:
@@ -230,8 +230,8 @@ class _Server:
                 return shape.model_validate(await client.get(path, cast_to=object))
             return shape.model_validate(await client.post(path, cast_to=object, body=body))
         except (openai.OpenAIError, ValueError) as error:
-            said = f"{self._options.base_url}: {self._sentence(error)}"
-            raise ServerError(said.replace(self._key, "[key]") if self._key else said) from error
+            message = f"{self._options.base_url}: {self._sentence(error)}"
+            raise ServerError(message.replace(self._key, "[key]") if self._key else message) from error
 
     def _sentence(self, error: Exception) -> str:
         variable, attempts = self._options.api_key_env, f"{self._options.max_retries + 1} attempts"
@@ -272,8 +272,8 @@ def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Comp
 
 def _detail(error: openai.APIStatusError) -> str:
     """Returns the server's own account of an error, in one line."""
-    said = error.body.get("message") if isinstance(error.body, dict) else error.body
-    return " ".join(str(said or "no more is said").split())[:300]
+    detail = error.body.get("message") if isinstance(error.body, dict) else error.body
+    return " ".join(str(detail or "no more is said").split())[:300]
 
 
 def _seed(key: int) -> int:

@@ -117,10 +117,10 @@ class Orders:
 
 def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
     """Scores an answer from 0 to 5; a reward function (docs/guides/rewards.md)."""
-    asked = _ASKED.search(prompt)
-    if asked is None:
+    orders = _ASKED.search(prompt)
+    if orders is None:
         raise InputError(f"{prompt!r} gives no orders of the form: start k end c has g has a no m")
-    first, last, one, other, none = asked.groups()
+    first, last, one, other, none = orders.groups()
     return float(sum(Orders((first, last, one, other, none)).check(response.split())))
 
 
@@ -241,13 +241,13 @@ class _Compared:
     def marks(self) -> list[str]:
         """The judgement that is right about each order: A, B, both, or none."""
         right = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "none"}
-        told = zip(self.kept, self.first, self.second, strict=True)
-        return [right[first == kept, second == kept] for kept, first, second in told]
+        verdicts = zip(self.kept, self.first, self.second, strict=True)
+        return [right[first == kept, second == kept] for kept, first, second in verdicts]
 
 
-def _wrong(said: Sequence[bool], kept: Sequence[bool]) -> int:
+def _wrong(verdicts: Sequence[bool], kept: Sequence[bool]) -> int:
     """Counts the wrong verdicts."""
-    return sum(own != right for own, right in zip(said, kept, strict=True))
+    return sum(own != right for own, right in zip(verdicts, kept, strict=True))
 
 
 def _compare(orders: Orders, draws: _Draws) -> _Compared:
@@ -265,9 +265,9 @@ def _comparison(orders: Orders, draws: _Draws) -> dict[str, str]:
     one = _compare(orders, draws)
     judgements = f"A {_reasons(orders, one.first)} B {_reasons(orders, one.second)}"
     verdicts = zip(orders.letters, one.kept, one.marks, strict=True)
-    said = [f"{letter} {_yes_or_no(kept)} {mark}" for letter, kept, mark in verdicts]
+    lines = [f"{letter} {_yes_or_no(kept)} {mark}" for letter, kept, mark in verdicts]
     question = f"compare {orders} answer{_text(one.answer)} {judgements}"
-    return {"question": question, "answer": _text([*said, f"Winner: {one.winner}"])}
+    return {"question": question, "answer": _text([*lines, f"Winner: {one.winner}"])}
 
 
 def _build_judgement(orders: Orders, draws: _Draws) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class _Warden:
 
     def _run_to_end(self, jail: Jail, program: Program) -> dict[str, Any]:
         """Runs a program to its end, and ends what it leaves."""
-        said, report = os.pipe()
-        with open(said, "rb") as wrong:
+        errors, report = os.pipe()
+        with open(errors, "rb") as wrong:
             first = os.fork()
             if first == 0:
                 _enter(jail, program, report)

@@ -91,8 +91,8 @@ class VLLMSampler:
         self._lost: Callable[[], bool] = lambda: executor.world_size > 1 and executor.is_failed
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        asked = [(request.tokens, self._drawing(request, sampling)) for request in requests]
-        for answers in self._stream_outputs(asked):
+        prompts = [(request.tokens, self._drawing(request, sampling)) for request in requests]
+        for answers in self._stream_outputs(prompts):
             places, outputs = zip(*answers, strict=True)
             yield places, self._batch([requests[place] for place in places], outputs, sampling)
 
@@ -186,9 +186,9 @@ class VLLMSampler:
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
-    def _stream_outputs(self, asked: Sequence[Asked]) -> Iterator[list[tuple[int, Any]]]:
+    def _stream_outputs(self, prompts: Sequence[Asked]) -> Iterator[list[tuple[int, Any]]]:
         """vLLM's final outputs with the places of their prompts, as many at a time as are ready."""
-        waiting = {self._ask(tokens, options): place for place, (tokens, options) in enumerate(asked)}
+        waiting = {self._ask(tokens, options): place for place, (tokens, options) in enumerate(prompts)}
         try:
             while waiting:
                 outputs = self._step()
@@ -201,7 +201,7 @@ class VLLMSampler:
 
     def _step(self) -> Sequence[Any]:
         try:
-            with self._whole():
+            with self._exit_if_worker_lost():
                 return self._engine.step()
         except (ValueError, NotImplementedError) as error:
             raise InputError(f"vLLM cannot compute with this model ({_reason(error)}); use sampler=torch") from error
@@ -266,12 +266,12 @@ class VLLMSampler:
 
     def _on_worker(self, verb: str, *arguments: str) -> Any:
         """Runs a method of `worker.WeightReceiver`; of several workers, the first one's answer."""
-        with self._whole():
+        with self._exit_if_worker_lost():
             result, *_ = self._engine.collective_rpc(verb, args=arguments)
         return result
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _exit_if_worker_lost(self) -> Iterator[None]:
         """A context that ends this process where a call fails because a tensor-parallel worker is gone."""
         try:
             yield
