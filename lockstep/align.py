@@ -1,9 +1,9 @@
-"""The one alignment: every per-token column speaks of its own token, and the right shift happens here and nowhere else.
+"""The one alignment: every per-token column describes its own token, and the right shift happens here and nowhere else.
 
 A causal model's output at position t−1 is computed from x_0 … x_{t−1}, so it describes token t: its logits give
 log π(x_t | x_<t), its value head gives V(x_<t), the value of the state *before* token t is emitted. A critic read at
 position t instead would give V(x_≤t) = Q(x_<t, x_t): a baseline that knows the action, whose advantage is noise around
-zero once the critic is good. (docs/algorithms/ppo.md tells how such a fault looks in a run.)
+zero once the critic is good. (docs/algorithms/ppo.md shows how such a fault looks in a run.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lockstep.batch import Batch
 
 
 def state_before(position_M: Tensor) -> Tensor:
-    """Where a model's output describes the tokens at flat positions `position_M`: one to the left.
+    """The flat positions of the model outputs that predict the tokens at `position_M`: one to the left.
 
     Args:
         position_M: Flat indices of own tokens, none of them the first of its sequence, int64 [M].

@@ -10,12 +10,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SIGNAL_CHECK_S = 0.5
-"""No wait of the main thread is longer than this at a stretch. A signal that arrives just before the thread blocks does
+"""Longest single wait of the main thread. A signal that arrives just before the thread blocks does
 not wake it: Python raises `KeyboardInterrupt` only once the call has returned."""
 
 
 def run_in_background(work: Callable[[], T]) -> Future[T]:
-    """Calls `work` in a daemon thread of its own, so that an interrupted process can exit while it hangs.
+    """Calls `work` in a separate daemon thread, so that an interrupted process can exit while it hangs.
 
     Returns:
         Its result, or what it raised.
@@ -33,7 +33,7 @@ def run_in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def wait_for_all(futures: Sequence[Future[T]]) -> set[Future[T]]:
-    """Waits until all are done, or one has raised; an interrupt is heard at any time.
+    """Waits until all are done, or one has raised; an interrupt ends the wait at any time.
 
     Returns:
         Those that are done.

@@ -1,6 +1,6 @@
 """Ragged batches: flat tokens plus lengths, with named columns; no padding crosses a process border.
 
-Legend: N flat tokens of all sequences, B sequences. Every per-token column speaks of its own token (see `align`).
+Legend: N flat tokens of all sequences, B sequences. Every per-token column describes its own token (see `align`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Batch:
         lengths: Tokens of each sequence, int64 [B], on the CPU; their sum is N.
         token: Per-token columns, [N] or [N, …]. `mask` is True where the policy chose the token and is trained on it.
         sample: Per-sequence columns, each [B].
-        sampling: The distribution the masked tokens were drawn from; a learner scores under the same one.
-        group_size: So many neighbouring sequences belong together, such as 2 of a pair: whoever cuts the batch, into
-            micro-batches or shares of ranks, cuts it between groups.
-        top_k: What a learner is asked for: 0, the log-probabilities of the tokens themselves; or so many of the
+        sampling: The distribution the masked tokens were sampled from; a learner scores under the same one.
+        group_size: Number of neighboring sequences that belong together, such as 2 of a pair; a batch is split, into
+            micro-batches or shares of ranks, only between groups.
+        top_k: What a learner computes: 0, the log-probabilities of the tokens themselves; or so many of the
             likeliest tokens in the place of each.
     """
 
@@ -74,13 +74,13 @@ class Batch:
 
     @property
     def row(self) -> Tensor:
-        """For each token the sequence it belongs to, int64 [N], on the device of the tokens."""
+        """Index of the sequence that each token belongs to, int64 [N], on the device of the tokens."""
         rows = torch.repeat_interleave(torch.arange(len(self)), self.lengths, output_size=self.tokens.numel())
         return rows.to(self.tokens.device)
 
     @property
     def position(self) -> Tensor:
-        """For each token its index within its sequence, int64 [N], on the device of the tokens."""
+        """Index of each token within its sequence, int64 [N], on the device of the tokens."""
         starts = torch.repeat_interleave(self.starts, self.lengths, output_size=self.tokens.numel())
         return (torch.arange(self.tokens.numel()) - starts).to(self.tokens.device)
 
@@ -155,7 +155,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
         if other.group_size != first.group_size:
             raise ValueError("batches with groups of different sizes cannot be joined")
         if other.sampling != first.sampling:
-            raise ValueError("batches drawn with different sampling parameters cannot be joined")
+            raise ValueError("batches sampled with different sampling parameters cannot be joined")
     return Batch(
         torch.cat([b.tokens for b in batches]),
         torch.cat([b.lengths for b in batches]),

@@ -14,7 +14,7 @@ from lockstep.errors import LockstepError
 from lockstep.run.stop import Stopped, hear_interrupts
 
 COMMANDS = (train, plan, config, evaluate, generate, judge_eval, check, export, report, doctor)
-"""As --help lists them; each has `add`, which declares its arguments, and `run`."""
+"""The commands in the order of --help; each has `add`, which declares its arguments, and `run`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"lockstep: {stopped}", file=sys.stderr)
         return stopped.code
     except KeyboardInterrupt:
-        print("lockstep: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
+        print("lockstep: interrupted; the same command resumes from the newest checkpoint", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except Exception:
         if options.traceback:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What argparse leaves over are overrides: behind an option, or with dashes that the recipe's own have not."""
+    """Parses the command line; what argparse leaves over are overrides: behind an option, or with unknown dashes."""
     parser = build_parser()
     options, left = parser.parse_known_args(arguments)
     if "--traceback" in left:  # wherever it stands

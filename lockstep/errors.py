@@ -1,4 +1,4 @@
-"""Errors that are told to the user in one sentence. Whatever else is raised is a crash, and leaves its trace."""
+"""Errors that are shown to the user in one sentence. Any other exception is a crash, and leaves its traceback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lockstep import exit_codes
 
 
 class LockstepError(Exception):
-    """Its message is one sentence for the user: what is wrong, where, and what to do.
+    """Base of errors for the user; the message is one sentence: what is wrong, where, and what to do.
 
     Attributes:
         exit_code: What the command exits with.

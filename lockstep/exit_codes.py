@@ -1,10 +1,10 @@
-"""What every command exits with, the doctor's too. docs/errors.md has the table for users."""
+"""Exit codes of every command, the doctor's too. docs/errors.md has the table for users."""
 
 OK = 0
 CRASH = 1
 """An error inside the program, or a worker, engine or disk that was lost on the way."""
 INPUT = 2
-"""What the user gave cannot be used."""
+"""The user's input cannot be used."""
 INCONCLUSIVE = 3
 """Too little was measured to tell, or nothing was trained on."""
 BROKEN = 4
@@ -14,4 +14,4 @@ OUT_OF_TIME = 75
 HUNG_UP = 129
 INTERRUPTED = 130
 TERMINATED = 143
-"""As shells count signals: SIGHUP, Ctrl-C and SIGTERM."""
+"""Killed by a signal, as shells number them: SIGHUP, Ctrl-C and SIGTERM."""

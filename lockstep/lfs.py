@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 MARK = b"version https://git-lfs.github.com/spec/"
-"""What every pointer begins with."""
+"""First bytes of every pointer."""
 
 _LONGEST = 1024  # bytes, by the specification
 
 
 def is_pointer(file: Path) -> bool:
-    """Whether a file is only a pointer to its content."""
+    """True if a file is only a pointer to its content."""
     if not file.is_file() or file.stat().st_size > _LONGEST:
         return False
     with file.open("rb") as content:

@@ -1,4 +1,4 @@
-"""Metrics that carry their reduction, so that micro-batches, epochs and ranks merge exactly, whatever their sizes.
+"""Metrics that carry their reduction, so that micro-batches, epochs and ranks merge exactly, for any sizes.
 
 Values may stay tensors on a device until `floats` is called, so that no metric makes the host wait on a hot path.
 """
@@ -163,5 +163,5 @@ def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> Metrics:
 
 
 def _exact(number: Number) -> Tensor:
-    """In fp64 and on its device: nothing is rounded, and nobody waits."""
+    """Converts to fp64 on the number's device, without rounding and without a device sync."""
     return torch.as_tensor(number, dtype=torch.float64)

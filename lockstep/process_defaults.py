@@ -1,4 +1,4 @@
-"""What a process of Lockstep's finds in its environment before torch is imported; what the user has set stays.
+"""Environment defaults of a Lockstep process, set before torch is imported; what the user has set stays.
 
 Children inherit it. Bits depend on the number of threads, so a run notes its own and keeps it (`runtime.machine`).
 """
@@ -9,13 +9,13 @@ import os
 from pathlib import Path
 
 MOST_THREADS = 8
-"""More only wait for each other in models that are trained on a CPU; `OMP_NUM_THREADS` takes more."""
+"""Limit on threads: more only wait for each other in models trained on a CPU; `OMP_NUM_THREADS` overrides it."""
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def limit_threads() -> None:
-    """Sets how many threads torch and numpy take, and that those that wait soon leave their core to others.
+    """Limits the threads of torch and numpy, and makes waiting threads leave their core to others soon.
 
     Threads that spin for long while they wait starve a busy machine.
     """
@@ -29,7 +29,7 @@ def stay_offline() -> None:
 
 
 def usual_threads() -> int:
-    """One for each core that this process may use, `MOST_THREADS` at most."""
+    """Number of threads: one for each core that this process may use, `MOST_THREADS` at most."""
     return max(1, min(len(os.sched_getaffinity(0)), _quota(), MOST_THREADS))
 
 

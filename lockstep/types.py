@@ -1,4 +1,4 @@
-"""The words that every floor shares: how to sample, what to complete, why a response ended."""
+"""Types that all of the package shares: how to sample, what to complete, why a response ended."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Head = Literal["logits", "value", "reward"]
-"""What a model computes: log-probabilities of tokens, values of the states before them, or the worth of a sequence. A
+"""Output of a model: log-probabilities of tokens, values of the states before them, or the score of a sequence. A
 reward model's head is a critic's without a bias, which pairs could not teach it."""
 
 Baseline = Literal["mean", "leave_one_out", "none"]
-"""What is subtracted from a response's reward: the mean of its group, that of the others in it, or nothing."""
+"""Baseline that is subtracted from a response's reward: the mean of its group, that of the others in it, or nothing."""
 
 ScaleRewards = Literal["group", "batch", "none"]
-"""Whose standard deviation divides it: the group's, the step's, or none."""
+"""Standard deviation that divides the advantage: the group's, the step's, or none."""
 
 LossMean = Literal["tokens", "responses", "constant"]
-"""Over what the mean of a loss is: all tokens; responses, each a mean of its own; or responses, by a fixed length."""
+"""Denominator of a loss: all tokens; responses, each with its own token mean; or responses, by a fixed length."""
 
 Divergence = Literal["forward", "reverse", "mixed", "jsd"]
-"""Of a student from its teacher."""
+"""Divergence of a student from its teacher."""
 
 Phase = Callable[[str], AbstractContextManager[None]]
-"""Names and times what happens inside the `with` block, for progress and timings."""
+"""A context that names and times its `with` block, for progress and timings."""
 
 
 def skip_timing(name: str) -> AbstractContextManager[None]:
-    """A phase that nobody looks at."""
+    """A phase that is not timed or displayed."""
     return nullcontext()
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The distribution that responses are drawn from, and where they stop.
+    """The distribution that responses are sampled from, and where they stop.
 
     Attributes:
         max_tokens: Longest response, in tokens.
@@ -57,17 +57,17 @@ class SamplingParams:
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by: the temperature, and 1 where greedy."""
+        """Divisor of the logits: the temperature, and 1 where greedy."""
         return self.temperature or 1.0
 
     @property
     def full_support(self) -> bool:
-        """Whether every token can be drawn, so that only the temperature shapes the distribution."""
+        """True if every token can be sampled, so that only the temperature shapes the distribution."""
         return self.greedy or (self.top_k == 0 and self.top_p == 1.0)
 
     @property
     def unshaped(self) -> bool:
-        """Whether log-probabilities are those of temperature 1 and of all tokens; greedy ones are."""
+        """True if log-probabilities are those of temperature 1 and of all tokens; greedy ones are."""
         return self.temperature in (0.0, 1.0) and self.full_support
 
 
@@ -93,13 +93,13 @@ class Prompt:
 
     @property
     def conversation(self) -> tuple[Mapping[str, Any], ...]:
-        """The conversation; a text that was made of none is what a user says."""
+        """The prompt as a conversation; plain text becomes a user message."""
         return self.messages or ({"role": "user", "content": self.text.strip()},)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One response wanted: what to complete, and the key of its random numbers (see `lockstep.keyed`)."""
+    """A request for one response: what to complete, and the key of its random numbers (see `lockstep.keyed`)."""
 
     tokens: tuple[int, ...]
     key: int
@@ -111,9 +111,9 @@ class Reply:
 
     Attributes:
         text: What was written, without its stop token.
-        num_tokens: How many tokens were drawn, the stop token among them.
+        num_tokens: How many tokens were sampled, the stop token among them.
         finish_reason: `stop`, or `length` where a limit cut the response off before its end; a server may have others.
-        logprobs: Of each drawn token, in nats, under the distribution it was drawn from; None where nobody asked.
+        logprobs: Of each sampled token, in nats, under the sampling distribution; None where not requested.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""What callers hand in by mistake, said in one sentence; nothing here waits for a device."""
+"""Checks of callers' arguments, each with a one-sentence error; nothing here waits for a device."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def check_temperature(temperature: float) -> None:
 
 
 def check_on_device(condition: Tensor, sentence: str) -> None:
-    """Raises RuntimeError unless a boolean tensor is true; a GPU does so by itself, later, and nobody waits for it."""
+    """Raises RuntimeError unless a boolean tensor is true; a GPU does so by itself, later, without a device sync."""
     torch._assert_async(condition, sentence)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def is_integer(x: Tensor) -> bool:
-    """Whether a tensor holds integers; booleans are none."""
+    """True if a tensor holds integers; booleans are none."""
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 

@@ -76,7 +76,7 @@ def all_gather(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = 
 
 
 def reduce_scatter(stacked: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """What all ranks hold for this one, summed: of [C, …] on each rank the sum over ranks of [rank, …]."""
+    """Sums what all ranks hold for this one: of [C, …] on each rank the sum over ranks of [rank, …]."""
     if group is None:
         return stacked[0]
     own = stacked.new_empty(stacked.shape[1:])

@@ -62,7 +62,7 @@ def vocab_parallel_full_log_softmax(
 ) -> Tensor:
     """`vocab_parallel_log_softmax` with the columns of all ranks, [..., V] on each.
 
-    A loss that every rank computes alike counts once: each keeps the gradient of its own columns.
+    A loss that every rank computes alike counts once: each rank keeps the gradient of its columns.
     """
     own = vocab_parallel_log_softmax(logits, temperature, tp_group=tp_group)
     return torch.cat(all_gather(own, tp_group, gradient="local").unbind(), -1)
@@ -96,7 +96,7 @@ def vocab_parallel_argmax(logits: Tensor, *, tp_group: dist.ProcessGroup | None 
 
 
 def _own(logits: Tensor) -> Tensor:
-    """What this rank holds of a DTensor; other tensors as they are."""
+    """Returns this rank's part of a DTensor; other tensors as they are."""
     return logits.to_local() if isinstance(logits, DTensor) else logits
 
 

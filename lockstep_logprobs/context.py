@@ -15,7 +15,7 @@ from lockstep_logprobs.collectives import Gradient, all_gather, group_size
 
 
 def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor:
-    """Which positions each rank holds.
+    """Returns the positions that each rank holds.
 
     Args:
         length: Of the sequence.

@@ -1,6 +1,6 @@
-"""From the gradients of log-probabilities and entropies to those of the logits; no exchange between ranks.
+"""Gradients of logits from those of log-probabilities and entropies; no exchange between ranks.
 
-Letters: M rows, v this rank's columns, K tokens asked for in each row.
+Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lockstep_logprobs.softmax import (
 
 @dataclass(frozen=True)
 class RowGradient:
-    """What turns a row's logits into their gradient: a few numbers per row.
+    """The numbers, a few per row, that turn a row's logits into their gradient.
 
     For the gradient g of log p of the tokens and h of the entropy,
 
@@ -45,7 +45,7 @@ class RowGradient:
     SCHEMA: ClassVar = (
         "Tensor maximum, Tensor log_total, Tensor? slope, Tensor offset, Tensor token, Tensor own, Tensor? floor"
     )
-    """The tensors as a kernel is handed them."""
+    """The tensors in the signature of a kernel."""
 
     maximum: Tensor
     log_total: Tensor
@@ -65,7 +65,7 @@ class RowGradient:
         gradient_MK: Tensor | None,
         gradient_M: Tensor | None,
     ) -> RowGradient:
-        """From the gradients of the log-probabilities and of the entropy; None for one that no loss uses."""
+        """Builds it from the gradients of the log-probabilities and of the entropy; None for one that no loss uses."""
         own_MK = torch.zeros_like(scores.logprob) if gradient_MK is None else gradient_MK.float()
         own_MK = own_MK.masked_fill(scores.token < 0, 0.0).div_(scoring.temperature)
         offset, slope = -own_MK.sum(-1), None
@@ -83,11 +83,11 @@ class RowGradient:
     def tensors(
         self,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None]:
-        """As in `SCHEMA`."""
+        """The tensors in the order of `SCHEMA`."""
         return self.maximum, self.log_total, self.slope, self.offset, self.token, self.own, self.floor
 
     def __getitem__(self, rows: slice) -> RowGradient:
-        """The same for some of the rows."""
+        """The numbers of some of the rows."""
         return RowGradient(
             self.maximum[rows],
             self.log_total[rows],
@@ -126,9 +126,9 @@ def save_for_gradient(ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tenso
 
 
 def load_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> tuple[RowGradient, list[Tensor]]:
-    """What `save_for_gradient` saved: how these gradients act on logits, and the inputs.
+    """Loads what `save_for_gradient` saved: how these gradients act on logits, and the inputs.
 
-    The tensors are asked for once: hooks unpack them at every request, and checkpointing allows no second.
+    The tensors are unpacked once: hooks unpack them at every request, and checkpointing allows no second.
     """
     *numbers, floor_M = (saved := ctx.saved_tensors)[:7]
     return RowGradient.of(Scores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(saved[7:])

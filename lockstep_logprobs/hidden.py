@@ -1,10 +1,10 @@
 """Log-probabilities and entropy from hidden states: the logits are multiplied out tile by tile and never exist whole.
 
 The sums, exchange and gradient are those of `softmax`. Forward takes one matrix product; backward three, one of which
-makes the logits anew. A tile is some rows by some columns, so memory does not grow with the vocabulary; columns are the
+recomputes the logits. A tile is some rows by some columns, so memory does not grow with the vocabulary; columns are the
 outer loop, so that each piece of the head has its gradient finished in fp32 before it is rounded.
 
-Letters: M rows, D hidden size, v this rank's columns of the vocabulary, K tokens asked for in each row.
+Letters: M rows, D hidden size, v this rank's columns of the vocabulary, K wanted tokens in each row.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def score_gradient(
 def _hidden_row_sums(
     hidden: Tensor, weight: Tensor, token: Tensor, start: int, temperature: float, entropy: bool, max_rows: int | None
 ) -> tuple[Tensor, Tensor]:
-    """As `vocab._row_sums`, of the logits that are multiplied out."""
+    """Computes what `vocab._row_sums` does, of the logits that are multiplied out."""
     sums = RowSums.zeros(len(hidden), entropy, hidden.device)
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
     for columns, head_cD in _pieces(weight, hidden.dtype):

@@ -1,4 +1,4 @@
-"""Megatron's `GPTModel`, taught to give log-probabilities of tokens instead of logits, which then never exist.
+"""A patch of Megatron's `GPTModel` that returns log-probabilities of tokens instead of logits, which then never exist.
 
 For training loops of Megatron's own; Lockstep's own Megatron learner scores its last hidden states by itself. Names and
 parameters are NeMo RL's.
@@ -17,7 +17,7 @@ from lockstep_logprobs.next_token import from_parallel_hidden_states_to_logprobs
 
 @dataclass
 class _Patched:
-    """How many positions are scored at once, and what `GPTModel.forward` was before."""
+    """State of the patch: how many positions are scored at once, and `GPTModel.forward` before it."""
 
     chunk_size: int = 1024
     plain: Any = None
@@ -27,7 +27,7 @@ _patched = _Patched()
 
 
 def patch_gpt_model_forward_for_linear_ce_fusion(*, chunk_size: int) -> None:
-    """From now on every `GPTModel` knows `return_logprobs_for_linear_ce_fusion`; asked again, only the size changes.
+    """Patches `GPTModel` to know `return_logprobs_for_linear_ce_fusion`; called again, only the size changes.
 
     Args:
         chunk_size: Positions that are scored at once; bounds memory.
@@ -55,7 +55,7 @@ def _gpt_forward_with_linear_ce_fusion(
     padding_mask: Tensor | None = None,
     return_logprobs_for_linear_ce_fusion: bool = False,
 ) -> Tensor:
-    """As `GPTModel.forward`, but where it is asked for, log-probabilities of `labels`.
+    """Replaces `GPTModel.forward`; where requested, returns log-probabilities of `labels`.
 
     Args:
         self: The model.
@@ -63,7 +63,7 @@ def _gpt_forward_with_linear_ce_fusion(
         position_ids: As Megatron has them.
         attention_mask: As Megatron has it.
         decoder_input: As Megatron has it.
-        labels: Token ids of the whole sequences, not shifted [B, S]; of need where log-probabilities are asked for.
+        labels: Token ids of the whole sequences, not shifted [B, S]; needed where log-probabilities are requested.
         inference_context: As Megatron has it.
         packed_seq_params: As Megatron has it.
         extra_block_kwargs: As Megatron has it.
@@ -78,7 +78,7 @@ def _gpt_forward_with_linear_ce_fusion(
         gives.
 
     Raises:
-        ValueError: If log-probabilities are asked for without labels.
+        ValueError: If log-probabilities are requested without labels.
     """
     given = {"inference_context": inference_context, "packed_seq_params": packed_seq_params}
     if not return_logprobs_for_linear_ce_fusion:
@@ -105,7 +105,7 @@ def _gpt_forward_with_linear_ce_fusion(
 
 
 def _score(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
-    """Of positions first [S/CP, B, H], or this rank's share of these under sequence parallelism."""
+    """Scores positions [S/CP, B, H], or this rank's share of these under sequence parallelism."""
     from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
     tp, cp = model.pg_collection.tp, model.pg_collection.cp

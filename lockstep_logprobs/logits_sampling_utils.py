@@ -15,7 +15,7 @@ TOP_K_TOP_P_CHUNK_SIZE = 256
 
 @dataclass(frozen=True)
 class TrainingSamplingParams:
-    """What shaped the distribution that tokens were sampled from.
+    """Parameters of the distribution that tokens were sampled from.
 
     Attributes:
         top_k: How many of the likeliest tokens; None, or a number below 1: all.
@@ -39,7 +39,7 @@ class SamplingFilters(Protocol):
 
 
 def need_top_k_or_top_p_filtering(sampling_params: SamplingFilters | None) -> bool:
-    """Whether top-k or top-p excludes any token."""
+    """True if top-k or top-p excludes any token."""
     if sampling_params is None:
         return False
     return _filters(sampling_params.top_k, sampling_params.top_p)

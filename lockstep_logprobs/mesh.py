@@ -1,4 +1,4 @@
-"""What a DTensor's mesh says of the vocabulary and the sequences: dimension "tp" cuts the one, "cp" the other."""
+"""Shards of the vocabulary and the sequences by a DTensor's mesh: dimension "tp" cuts the one, "cp" the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def vocab_range(logits: DTensor) -> tuple[int, int]:
 
 
 def own_range(total: int, size: int, rank: int) -> tuple[int, int]:
-    """What a rank holds of a dimension that DTensor cuts over `size` ranks: from where, and up to where."""
+    """Returns a rank's range of a dimension that DTensor cuts over `size` ranks: start and end."""
     share = -(-total // size)
     start = min(rank * share, total)
     return start, min(start + share, total)

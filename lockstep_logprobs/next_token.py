@@ -275,7 +275,7 @@ def _token_logprobs(
     chunk_size: int | None,
     sampling_params: SamplingFilters | None,
 ) -> Tensor:
-    """log p of targets that are shifted already, fp32, in their shape; under top-k and top-p where asked for."""
+    """log p of targets that are shifted already, fp32, in their shape; under top-k and top-p where requested."""
     rows, shard = own_columns(logits, *vocab), Shard(vocab[0], group)
     most = block_rows(logits.shape[:-2].numel(), chunk_size)
     floor = None

@@ -1,6 +1,6 @@
-"""Several sequences in one row, each cut zig-zag over context-parallel ranks on its own: which token lies where.
+"""Packed rows: several sequences in one row, each cut zig-zag over context-parallel ranks by itself.
 
-Everything is computed on the device from the sequences' bounds, in a few operations whatever their number, and nothing
+Everything is computed on the device from the sequences' bounds, in a few operations for any number of them, and nothing
 waits for the device.
 
 Letters: T tokens of the row, B sequences, C ranks.
@@ -60,7 +60,7 @@ class Packing:
         return self._positions_on(torch.full((1, 1), rank, device=self.cu_seqlens.device))[0]
 
     def gather_index(self) -> Tensor:
-        """Where each position lies when the ranks' rows are laid end to end, int64 [T]."""
+        """Place of each position when the ranks' rows are laid end to end, int64 [T]."""
         held = self._positions_on(torch.arange(self.size, device=self.cu_seqlens.device)[:, None]).view(-1)
         return torch.zeros_like(held).scatter(0, held, torch.arange(self.tokens, device=held.device))
 
@@ -71,7 +71,7 @@ class Packing:
         return torch.where(position + 1 < end, position + 1, start)
 
     def rows(self, width: int) -> Tensor:
-        """Lays what each sequence's tokens say of their successors into rows of their own; the last has none.
+        """Index that lays the next-token values of each sequence into its own row; the last token has none.
 
         Args:
             width: Of the rows; longer sequences lose their ends.

@@ -10,7 +10,7 @@ from lockstep_logprobs.collectives import group_size
 
 
 def all_to_all_vp2sq(vocab_parallel_logits: Tensor, tp_group: dist.ProcessGroup | None) -> Tensor:
-    """From this rank's columns of all rows [BS, V/TP] to all columns of this rank's rows [BS/TP, V]; no gradient.
+    """Exchanges this rank's columns of all rows [BS, V/TP] for all columns of its rows [BS/TP, V]; no gradient.
 
     Raises:
         ValueError: The logits are no matrix, or their rows cannot be dealt out evenly.

@@ -13,7 +13,7 @@ from lockstep_logprobs.collectives import all_gather, group_rank, group_size, su
 
 
 def _get_tokens_on_this_cp_rank(input_ids: Tensor, cp_rank: int, cp_size: int, seq_dim: int = 1) -> Tensor:
-    """What rank `cp_rank` of `cp_size` holds of a sequence: chunks r and 2·CP−1−r of 2·CP.
+    """Selects the part of a sequence that rank `cp_rank` of `cp_size` holds: chunks r and 2·CP−1−r of 2·CP.
 
     Raises:
         ValueError: The length is no multiple of 2·CP.
@@ -28,7 +28,7 @@ def allgather_cp_sharded_tensor(tensor: Tensor, cp_group: dist.ProcessGroup | No
 
 
 def cp_load_balanced_to_contiguous(x: Tensor, *, cp_group: dist.ProcessGroup | None = None, seq_dim: int = 1) -> Tensor:
-    """From this rank's zig-zag share of a sequence to its share in the order of positions; differentiable.
+    """Redistributes a sequence from zig-zag shares to shares in the order of positions; differentiable.
 
     Args:
         x: The share, or a DTensor that holds it.
@@ -43,7 +43,7 @@ def cp_load_balanced_to_contiguous(x: Tensor, *, cp_group: dist.ProcessGroup | N
 
 
 def cp_shift_next(x: Tensor, cp_group: dist.ProcessGroup | None = None, *, fill: float) -> Tensor:
-    """What stands one position later, where ranks hold consecutive pieces of a sequence; differentiable.
+    """Shifts by one position: the value one later, where ranks hold consecutive pieces of a sequence; differentiable.
 
     Args:
         x: This rank's piece [B, S/CP, ...].

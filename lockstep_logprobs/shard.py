@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 _BLOCK_BYTES = {"cpu": 2 * 2**20}
 _BLOCK_BYTES_ELSEWHERE = 32 * 2**20
-"""On a CPU a block stays in the cache between the operations on it; elsewhere it is large enough to fill the device."""
+"""Bytes of a block off the CPU, enough to fill the device; on a CPU it stays in the cache between its operations."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ def even_shard(columns: int, group: dist.ProcessGroup | None, rank: int | None) 
 
 
 def blocks(rows: int, columns: int, device: torch.device, most: int | None = None) -> Iterator[slice]:
-    """Cuts rows into pieces whose fp32 logits take a fixed number of bytes, whatever the vocabulary.
+    """Cuts rows into pieces whose fp32 logits take a fixed number of bytes, for any vocabulary.
 
     Args:
         rows: How many there are.
-        columns: Numbers in each; where there are none, there is nothing to go through.
+        columns: Numbers in each; where there are none, there are no blocks.
         device: Where they lie.
         most: A bound on the rows of a piece; it changes memory and speed, never values.
     """

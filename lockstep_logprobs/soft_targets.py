@@ -52,7 +52,7 @@ def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup
     lambda logits, target: logits.new_empty((5, logits.shape[0]), dtype=torch.float32),
 )
 def _cross_entropy_sums(logits: Tensor, target: Tensor) -> Tensor:
-    """Over these columns: maximum and total of p, of q, and Σ exp(zq − mq)·(zp − mp); fp32 [5, M]."""
+    """Sums over these columns: maximum and total of p, of q, and Σ exp(zq − mq)·(zp − mp); fp32 [5, M]."""
     of_p, of_q = (RowSums.zeros(len(logits), entropy=False, device=logits.device) for _ in range(2))
     cross_M = torch.zeros_like(of_p.total)
     for piece in blocks(len(logits), logits.shape[1], logits.device):

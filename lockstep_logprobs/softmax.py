@@ -1,14 +1,14 @@
 """The softmax of rows whose vocabulary lies in shards: the sums of each row, their one exchange, and the gradient.
 
 A pass over this rank's columns keeps of each row the maximum m, Σ exp(z − m), Σ exp(z − m)·(z − m) where the entropy is
-asked for, and the logits of the tokens asked for. Two all-reduces make these numbers those of the whole row. With the
+wanted, and the logits of the wanted tokens. Two all-reduces make these numbers those of the whole row. With the
 log-sum-exp kept, the gradient of each shard follows from its own logits:
 
     log p_t = z_t − lse               ∂/∂z_j  =  1[j = t] − p_j
     H = −Σ_j p_j log p_j              ∂/∂z_j  =  −p_j (log p_j + H)
 
 `vocab` and `hidden` make the pass, over logits that are there or that are multiplied out block by block; `gradient`
-has the way back. Letters: M rows, v this rank's columns, K tokens asked for in each row.
+has the way back. Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.shard import WHOLE, Shard
 
 NOTHING = -150.0
-"""2 to this power is 0 in fp32, and so is e to it; unlike −∞ it may be multiplied by that 0."""
+"""A log-probability of 0 in fp32, by 2 or e to its power; unlike −∞ it may be multiplied by that 0."""
 
 LOG2_E = math.log2(math.e)
 
@@ -37,13 +37,13 @@ _NOT_WHOLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How rows of logits become log-probabilities.
+    """Options of the map from logits to log-probabilities.
 
     Attributes:
         shard: This rank's columns.
         temperature: Divides the logits.
         entropy: Also compute the entropy.
-        sampled: The one token asked for was sampled, so it belongs to the support even where it lies below the floor.
+        sampled: The one wanted token was sampled, so it belongs to the support even where it lies below the floor.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
     """
 
@@ -65,12 +65,12 @@ PLAIN = Scoring()
 
 @dataclass(frozen=True)
 class RowSums:
-    """What a pass over columns keeps of each row, in fp32; d = (z − m)/T.
+    """Sums of each row over columns, in fp32; d = (z − m)/T.
 
     Attributes:
         maximum: m, the largest logit z [M].
         total: Σ exp d over the support [M].
-        weighted: Σ exp d · d [M], or None where no entropy is asked for.
+        weighted: Σ exp d · d [M], or None without entropy.
     """
 
     maximum: Tensor
@@ -118,7 +118,7 @@ class RowSums:
 
 @dataclass(frozen=True)
 class Scores:
-    """What every rank knows of each row after the exchange.
+    """Results of each row after the exchange, the same on every rank.
 
     Attributes:
         logprob: log p of the tokens [M, K], nats, fp32; 0 for a token that is in no shard, −∞ outside the support.
@@ -138,7 +138,7 @@ class Scores:
 
 
 def locate(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Where the columns from `start` on hold the tokens: column numbers [M, K], any where they do not; and whether."""
+    """Finds tokens' columns among those from `start` on: column numbers [M, K], arbitrary where none; and a mask."""
     column_MK = token_MK - start
     return column_MK.clamp(0, max(columns - 1, 0)), (column_MK >= 0) & (column_MK < columns)
 
@@ -155,7 +155,7 @@ def to_fp32(z: Tensor, work: Tensor) -> Tensor:
 
 
 def support_mask(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
-    """1 inside the support and 0 outside, fp32 like z: a product with it is far cheaper than a masked fill."""
+    """Mask, 1 inside the support and 0 outside, fp32 like z: a product with it is far cheaper than a masked fill."""
     return None if floor_M is None else torch.ge(z, floor_M[:, None], out=torch.empty_like(z))
 
 
@@ -191,11 +191,11 @@ def finite_maximum(maximum_M: Tensor) -> Tensor:
 def exchange(
     local: RowSums, picked_MK: Tensor, token_MK: Tensor, columns: int, scoring: Scoring, floor_M: Tensor | None
 ) -> Scores:
-    """Makes each rank's sums those of the whole row: one all-reduce for the maxima, one for the sums.
+    """Reduces each rank's sums to those of the whole row: one all-reduce for the maxima, one for the sums.
 
     Args:
         local: The sums over this rank's columns.
-        picked_MK: Logits of the tokens asked for, fp32; 0 where another rank has the token.
+        picked_MK: Logits of the wanted tokens, fp32; 0 where another rank has the token.
         token_MK: The tokens.
         columns: How many this rank holds.
         scoring: As the sums were made.
@@ -210,7 +210,7 @@ def exchange(
     shares = [share.total] if share.weighted is None else [share.total, share.weighted]
     message = torch.cat([*shares, picked_MK.flatten(), end.new_full((1,), columns)])
     *sums, logits, held = all_reduce(message, group).split([rows] * len(shares) + [picked_MK.numel(), 1])
-    if picked_MK.shape[1]:  # where no token is asked for, it does not matter which columns a rank holds
+    if picked_MK.shape[1]:  # without wanted tokens, it does not matter which columns a rank holds
         check_on_device(held == highest[-1:], _NOT_WHOLE)
     whole = RowSums(finite_maximum(highest[:-1]), sums[0], sums[1] if len(sums) == 2 else None)
     return _scores(whole, logits.view(picked_MK.shape), token_MK, scoring, floor_M)

@@ -1,7 +1,7 @@
-"""Which tokens top-k and top-p keep: all whose logit reaches a threshold, one number per row, found without a sort.
+"""The tokens that top-k and top-p keep: all whose logit reaches a threshold, one number per row, found without a sort.
 
 A rank that holds some columns of the vocabulary needs no more than this number to know which of its tokens can be
-drawn, and equal logits stay or go together (docs/adr/0005).
+sampled, and equal logits stay or go together (docs/adr/0005).
 
 Letters: M rows, v this rank's columns, k likeliest tokens, C ranks.
 """
@@ -24,18 +24,18 @@ from lockstep_logprobs.shard import WHOLE, Shard, blocks
 from lockstep_logprobs.topk import local_topk
 
 _FEW = 128
-"""A vocabulary up to this size is sorted faster than searched."""
+"""Size up to which a vocabulary is sorted faster than searched."""
 
 _BASE = 256
 _DIGITS = 3
 _VOCABULARY_BITS = 22
-"""No vocabulary has more than 2 to this power of tokens."""
+"""Bits of a token id: no vocabulary has more than 2 to this power of tokens."""
 
 _ONE = 2.0**40
 """The probability of the likeliest token, as an integer: sums of integers do not depend on their order."""
 
 _COPIES = 6
-"""A pass of the search takes two fp32 and two int64 arrays."""
+"""Memory of a search pass in fp32 copies: two fp32 and two int64 arrays."""
 
 
 @torch.no_grad()
@@ -83,7 +83,7 @@ def support_floor(
 
 @dataclass(frozen=True)
 class _Search:
-    """What `support_floor` was given."""
+    """The arguments of `support_floor`."""
 
     logits: Tensor
     shard: Shard
@@ -147,7 +147,7 @@ def _one_per_row(logits: Tensor, *_: object) -> Tensor:
 
 @kernel("(Tensor logits, Tensor value, int? max_rows) -> Tensor", _one_per_row)
 def _count_equal(logits: Tensor, value: Tensor, max_rows: int | None) -> Tensor:
-    """How many of each row's logits equal its value [M, 1]."""
+    """Counts each row's logits that equal its value [M, 1]."""
     count_M1 = torch.zeros_like(value)
     for rows in _blocks(logits, 1, max_rows):
         z = logits[rows]

@@ -15,12 +15,12 @@ from lockstep_logprobs.shard import WHOLE, Shard, blocks
 
 _GROUP = 16
 _GROUPS_PER_K = 8
-"""Rows with no more groups than this, per number wanted, are searched without groups."""
+"""Number of groups, per number wanted, up to which rows are searched without groups."""
 
 _ID_BITS = 32
 _NO_KEY = torch.iinfo(torch.int64).min
 _MERGE_ARRAYS = 8
-"""Merging takes four int64 arrays of the keys' shape."""
+"""Memory of a merge in fp32 arrays: four int64 arrays of the keys' shape."""
 
 
 @torch.no_grad()
@@ -102,7 +102,7 @@ def _merge_keys(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`topk`, which is slow on wide rows, of a few: the k largest lie in the k groups with the largest maxima.
+    """`topk` by groups, since it is slow on wide rows: the k largest lie in the k groups with the largest maxima.
 
     A group's columns lie far apart, so that the maxima are taken of whole vectors.
     """
@@ -119,7 +119,7 @@ def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _keys(value: Tensor, token: Tensor) -> Tensor:
-    """fp32 values and token ids as integers that are ordered as the values are, and equal ones by token."""
+    """Packs fp32 values and token ids into integers that are ordered as the values are, and equal ones by token."""
     bits = value.view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # of negative numbers, the larger has the smaller magnitude
     return (ordered.long() << _ID_BITS) | ~token & 0xFFFFFFFF

@@ -1,6 +1,6 @@
 """Log-probabilities and entropy from logits of a vocabulary in shards: one pass, two all-reduces, none on the way back.
 
-Letters: M rows, v this rank's columns, K tokens asked for in each row.
+Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def vocab_softmax(logits_Mv: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def _score_nothing(logits_Mv: Tensor, group: dist.ProcessGroup | None, temperature: float) -> Scores:
-    """The maximum and log-sum-exp of each row, without any token."""
+    """The maximum and log-sum-exp of each row, without scoring a token."""
     nothing = torch.empty(len(logits_Mv), 0, dtype=torch.int64, device=logits_Mv.device)
     return score(logits_Mv, nothing, Scoring(shard=Shard(0, group), temperature=temperature))
 

@@ -1,11 +1,16 @@
 """The house speaks plainly: functions are named by imperative verbs, never by participles, and no two classes alike.
 
-A property is a value and may be named as one: `spec.frozen`, `rows.skipped`. Variables and fields are free.
+A property is a value and may be named as one: `spec.frozen`, `rows.skipped`. Variables and fields are free. A docstring
+says what a thing is, with the noun or verb in front, and no text holds a word of `BANNED`.
 """
 
 from __future__ import annotations
 
 import ast
+import io
+import os
+import re
+import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -39,6 +44,18 @@ FIELD_NAMES = {
     "distributed_vocab_topk": "NeMo RL calls it so",
 }
 """Functions that begin with a participle because everyone knows them by it → who does."""
+
+_RIDDLES = "as at by for from how if in of on that to what when where whether which who whoever whose why with"
+RIDDLES = frozenset(_RIDDLES.split())
+"""First words of a docstring after which a reader still does not know what it is about."""
+
+BANNED = re.compile(
+    r"\b(goes on|nobody|of one's own|somebody|to be told|what there is|who trains|whoever)\b", re.IGNORECASE
+)
+"""Words that name no actor, or `resume` by another name."""
+
+ROOMS = tuple(os.environ.get("LOCKSTEP_ROOMS", "lockstep lockstep_logprobs").split())
+"""Folders and files whose words are looked at; `LOCKSTEP_ROOMS="lockstep/data lockstep/cli.py"` names others."""
 
 
 def files() -> dict[str, str]:
@@ -75,6 +92,45 @@ def classes(files: Mapping[str, str]) -> dict[str, list[str]]:
             if isinstance(node, ast.ClassDef) and not path.startswith(LEFT_OUT):
                 found.setdefault(node.name, []).append(f"{path}:{node.lineno}")
     return found
+
+
+def in_rooms(path: str, rooms: tuple[str, ...]) -> bool:
+    return not path.startswith(LEFT_OUT) and any(path == room or path.startswith(f"{room}/") for room in rooms)
+
+
+def docstrings(text: str) -> Iterator[tuple[int, str]]:
+    """Lines and texts of the docstrings of a file: strings that stand alone, below a definition or an assignment."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(words))):
+                yield node.lineno, words
+
+
+def riddles(text: str) -> Iterator[str]:
+    """Docstrings of a file that begin with a word of `RIDDLES`, `line: beginning`."""
+    for line, words in docstrings(text):
+        first = re.match(r"\w+", words.lstrip())
+        if first is not None and first[0].lower() in RIDDLES:
+            yield f"{line}: {words.strip()[:60]}"
+
+
+def banned(text: str) -> Iterator[str]:
+    """Docstrings, comments and strings of a file with a word of `BANNED`, `line: word`."""
+    kinds = (tokenize.COMMENT, tokenize.STRING)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in kinds:
+            for found in BANNED.finditer(re.sub(r"\s", " ", token.string)):
+                yield f"{token.start[0] + token.string[: found.start()].count(chr(10))}: {found[0]}"
+
+
+def test_docstrings_begin_with_what_they_are_about() -> None:
+    found = [f"{path}:{one}" for path, text in files().items() if in_rooms(path, ROOMS) for one in riddles(text)]
+    assert not found, "begin these with a noun, or with a verb such as Returns:\n" + "\n".join(found)
+
+
+def test_no_text_holds_a_banned_word() -> None:
+    found = [f"{path}:{one}" for path, text in files().items() if in_rooms(path, ROOMS) for one in banned(text)]
+    assert not found, "name who acts, and say resume for a run that is continued:\n" + "\n".join(found)
 
 
 def test_no_function_is_named_by_a_participle() -> None:
@@ -131,3 +187,43 @@ def test_two_classes_of_one_name_are_found() -> None:
         "lockstep/doctor/c.py": "class B: 1",
     }
     assert classes(texts) == {"A": ["lockstep/a.py:1", "lockstep_logprobs/b.py:2"], "B": ["lockstep/a.py:2"]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""What a file holds."""',
+        'def f():\n  """Whether it holds."""',
+        'class A:\n  """ Of a row, its length."""',
+        'class A:\n  a: int = 1\n  """Where it lies."""',
+        'async def f():\n  """\n  Who, and when."""',
+        'LIMIT = 1\n"""How many."""',
+    ],
+)
+def test_a_riddle_is_found(text: str) -> None:
+    assert len(list(riddles(text))) == 1
+
+
+def test_other_docstrings_are_none() -> None:
+    assert not list(
+        riddles('"""Rows of a file: what a run reads."""\ndef f():\n  """`what` by name."""\n  return "what"')
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["# whoever reads it", 'x = "the run\\n goes on"', 'x = f"{1} for Somebody"', '"""It is what\nthere is."""'],
+)
+def test_a_banned_word_is_found(text: str) -> None:
+    assert [one.partition(":")[0] for one in banned(text)] == ["1"]
+
+
+def test_names_and_words_that_hold_one_are_none() -> None:
+    assert not list(banned('whoever = somebody  # goes one by one, and on\nx = "nobodys"'))
+
+
+def test_a_room_is_a_folder_or_a_file_and_never_the_doctors() -> None:
+    assert in_rooms("lockstep/data/rows.py", ("lockstep/data",))
+    assert in_rooms("lockstep/cli.py", ("lockstep/cli.py",))
+    assert not in_rooms("lockstep/database.py", ("lockstep/data",))
+    assert not in_rooms("lockstep/doctor/table.py", ("lockstep",))

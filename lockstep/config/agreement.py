@@ -38,7 +38,7 @@ class AgreementSection(Section):
 
     @property
     def stops(self) -> bool:
-        """Whether a run ends where the bound is broken."""
+        """True if a run ends where the bound is broken."""
         match self.on_breach:
             case "stop":
                 return True
@@ -48,7 +48,7 @@ class AgreementSection(Section):
                 assert_never(self.on_breach)
 
     def bound(self, is_bf16: bool) -> float:
-        """On the mean of e^|Δ|, for a run that computes in bf16 or in fp32."""
+        """The bound on the mean of e^|Δ|, for a run that computes in bf16 or in fp32."""
         if self.max_mult_prob_error is not None:
             return self.max_mult_prob_error
         return _CEILING_BF16 if is_bf16 else _CEILING_FP32

@@ -8,7 +8,7 @@ from lockstep.config.section import LocalPath, Probability, Section
 
 
 class EnvironmentSection(Section):
-    """What answers the policy's responses, until the episode ends."""
+    """The environment that answers the policy's responses, until the episode ends."""
 
     class_name: LocalPath = Field(
         description="file.py:Class or package.module:Class, with reset(row, seed) and step(response) → (observation, "
@@ -19,7 +19,7 @@ class EnvironmentSection(Section):
         description="tokens that end a turn, besides those that end a response, so that what the environment says "
         "follows them at once; each must be one token",
     )
-    max_turns: PositiveInt = Field(default=8, description="responses of an episode; one that goes on is truncated")
+    max_turns: PositiveInt = Field(default=8, description="responses of an episode; a longer one is truncated")
     max_tokens: PositiveInt = Field(
         description="of an episode, observations among them; one that has no room left for a response of "
         "sampling.max_tokens is truncated"

@@ -1,4 +1,4 @@
-"""Sentences for what is wrong with a recipe: the option by its full name, and what would be right. Imports no torch."""
+"""Messages about faults in a recipe: the option by its full name, and what would be right. Imports no torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Shape:
 
     Attributes:
         kind: The class of the recipe, or of a section in it.
-        said: What the recipe says there, whatever that is.
+        said: The recipe's value there, of any type.
     """
 
     kind: type[Section]
@@ -59,10 +59,10 @@ class Shape:
         return self.kind.model_fields
 
     def within(self, name: str) -> Shape | None:
-        """The same of the section that an option is; None where it is none."""
+        """The shape of a section by its name; None where the option is no section."""
         section = section_of(self.fields[name].annotation) if name in self.fields else None
-        said = self.said.get(name) if isinstance(self.said, dict) else None
-        return None if section is None else Shape(section.narrow(said), said)
+        value = self.said.get(name) if isinstance(self.said, dict) else None
+        return None if section is None else Shape(section.narrow(value), value)
 
 
 def kinds_at(recipe: Shape, path: KeyPath) -> set[object]:
@@ -83,7 +83,7 @@ def _kinds(annotation: Any) -> Iterator[object]:
 
 
 def algorithm_sentence(given: Any) -> str:
-    """For a recipe that is none, because its `algorithm` is missing or unknown."""
+    """Describes a missing or unknown `algorithm`."""
     found = "is missing" if given is None else f"is {format_value(given)}"
     return (
         f"algorithm {found}; there are: {', '.join(registry.names())}; one of your own is named by its place, "
@@ -92,7 +92,7 @@ def algorithm_sentence(given: Any) -> str:
 
 
 def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
-    """For one problem that validation found at `path`."""
+    """Describes one problem that validation found at `path`."""
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
         case "extra_forbidden":
@@ -101,8 +101,8 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
         case "missing":
             return f"{key} is missing{_description(recipe, path)}"
         case "value_error":
-            said = message.removeprefix("Value error, ")
-            return f"{key}: {said}" if key else said
+            text = message.removeprefix("Value error, ")
+            return f"{key}: {text}" if key else text
     expected = _EXPECTED.get(problem["type"])
     if expected is None and not message.startswith("Input should be "):
         return f"{key}: {message}"
@@ -113,11 +113,11 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
     return f"{key} is {format_value(problem['input'])}, but should be {expected}{quoting}"
 
 
-def _wrong(said: Any, path: KeyPath, recipe: Shape) -> KeyPath:
-    """The option that is told to be wrong: of an unknown section the only one in it, where another section has it."""
+def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
+    """The option to name as wrong: of an unknown section the only one in it, where another section has it."""
     found = list(path)
-    while isinstance(said, dict) and len(said) == 1:
-        [(key, said)] = said.items()
+    while isinstance(value, dict) and len(value) == 1:
+        [(key, value)] = value.items()
         found.append(key)
     known = {key.rsplit(".", 1)[-1] for key in _all_keys(recipe, ())}
     return found if found[-1] in known else path
@@ -135,7 +135,7 @@ def format_value(value: Any) -> str:
 
 
 def nearest(recipe: Shape, path: KeyPath) -> str:
-    """What may have been meant: a neighbour, an option of that name elsewhere, or one that reads alike."""
+    """Suggests what may have been meant: a neighbor, an option of that name elsewhere, or one that reads alike."""
     *parents, wrong = map(str, path)
     if [*parents, wrong] == ["doctor"] and "agreement" in recipe.fields:
         return "the drift monitor's options are in agreement.drift now, and agreement.drift=null switches it off"

@@ -1,4 +1,4 @@
-"""What the options of a recipe are: value, kind, range, default, meaning. Imports no torch."""
+"""Help on the options of a recipe: value, kind, range, default, meaning. Imports no torch."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _schema(section: type[Section]) -> dict[str, Any]:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """What an option may be, in words."""
+    """Describes the values that an option may have, in words."""
     if "anyOf" in schema:
         return " or ".join(_kind(choice) for choice in schema["anyOf"])
     if "const" in schema or "enum" in schema:

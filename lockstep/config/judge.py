@@ -1,4 +1,4 @@
-"""The options of a judge: who judges, what is asked, how a reply becomes a score."""
+"""The options of a judge: its model, its question, and how a reply becomes a score."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lockstep.config.machinery import SamplerSection, Sampling
 from lockstep.config.section import LocalPath, Probability, Section
 
 SCALE = (0.0, 5.0)
-"""Of the rubric that ships."""
+"""Scores of the rubric that ships, lowest and highest."""
 
 
 class AskedSection(Section):
-    """Who is asked to judge, and how; for judges of every kind."""
+    """The model or server that is asked to judge, and how; for judges of every kind."""
 
     path: LocalPath | None = Field(
         default=None,
@@ -43,7 +43,7 @@ class AskedSection(Section):
 
     @property
     def truncates_responses(self) -> bool:
-        """Whether a response is cut where the question is over-long."""
+        """True if a response is cut where the question is over-long."""
         match self.overlong_judge_prompts:
             case "drop":
                 return False
@@ -54,7 +54,7 @@ class AskedSection(Section):
 
     @property
     def reads_unfinished(self) -> bool:
-        """Whether a reply that was cut off can have a verdict."""
+        """True if a reply that was cut off can have a verdict."""
         match self.unfinished_judgements:
             case "no_verdict":
                 return False
@@ -65,7 +65,7 @@ class AskedSection(Section):
 
     @property
     def is_policy(self) -> bool:
-        """Whether the policy judges, where there is one."""
+        """True if the policy judges, where there is one."""
         return self.path is None and self.sampler is None
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""From the name of a recipe and overrides to one validated, frozen recipe. Imports no torch.
+"""Loading of recipes: from a name and overrides to one validated, frozen recipe. Imports no torch.
 
 A recipe is a YAML file, one that ships with Lockstep or one of yours. It may name another one as `base:` and then says
 only what differs: mappings are merged key by key, everything else, lists included, is replaced. Overrides `key=value`
@@ -54,7 +54,7 @@ _EXCLUSIVE = (
     ("reward", ("marker", "function")),
 )
 _NAMED = (("data", "task"),)
-"""Sections whose `name` decides which options they have: another name takes back what was said before."""
+"""Sections whose `name` decides which options they have: another name drops the options set before."""
 _LENGTH = ("run", ("max_steps", "max_epochs"))
 """Likewise, in recipes where only one of them counts; -1 is none."""
 Keys = yaml12.Keys
@@ -68,9 +68,9 @@ class Loaded:
 
     Attributes:
         name: Of the recipe: its file's name without the suffix.
-        recipe: What it says, after bases and overrides.
-        origins: Who said what, by an option's keys: a recipe or `override`; the rest are defaults.
-        arguments: What was asked for: the recipe and its overrides, as a command takes them.
+        recipe: Its options, after bases and overrides.
+        origins: Source of each option, by its keys: a recipe or `override`; the rest are defaults.
+        arguments: The recipe and its overrides, as a command takes them.
         distrusted: A folder in which no code is run that the recipe names; None: there is none.
     """
 
@@ -95,7 +95,7 @@ class Loaded:
         """The recipe, where it is one that trains.
 
         Raises:
-            RecipeError: It is one that only asks a model.
+            RecipeError: It is for a command that does not train.
         """
         return self.expect(Common)
 
@@ -104,9 +104,9 @@ class Loaded:
         return self.recipe.model_dump(mode="json")
 
     def origin(self, keys: Keys) -> str:
-        """Who said what the option with these keys is; an option within a list is its list's."""
-        said = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
-        return next((origin for origin in said if origin), "default")
+        """The file or override that set the option with these keys; an option within a list is its list's."""
+        found = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
+        return next((origin for origin in found if origin), "default")
 
     @property
     def warm_start(self) -> Loaded | None:
@@ -118,9 +118,9 @@ class Loaded:
         return load(name, [f"{key}={value}" for key, value in same.items()], distrusted=self.distrusted)
 
     def identity(self) -> dict[str, Any]:
-        """What makes it this run: without what changes no result, with the digest of what is trained first."""
+        """The options that identify the run: all that change a result, with the digest of what is trained first."""
         tree = self.dump()
-        for section in ("trackers", "acceptance"):  # who looks on, and what a finished run is measured by
+        for section in ("trackers", "acceptance"):  # what shows a run, and what a finished run is measured by
             tree.pop(section, None)
         for option in ("folder", "max_time_s", "require_doctor"):
             tree["run"].pop(option, None)
@@ -144,14 +144,14 @@ class Loaded:
 
     @property
     def run_folder(self) -> Path:
-        """Where the run lives: `run.folder`, or `runs/<name>-<digest>`."""
+        """The run's folder: `run.folder`, or `runs/<name>-<digest>`."""
         folder = self.recipe.folder
         return Path("runs") / f"{self.name}-{self.digest}" if folder is None else Path(folder)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Part of what a recipe says, and who says it."""
+    """Options from one source: a recipe file, an override or a command."""
 
     source: str
     tree: dict[str, Any]
@@ -176,52 +176,52 @@ def load(
 
 
 def load_run(folder: Path) -> Loaded:
-    """The recipe that a run's folder holds, which may be of before and have names of before, or be somebody else's.
+    """Loads the recipe in a run's folder, which may be another user's, or an older version's with option names of then.
 
-    Code that it names is looked for as ever, from the working directory, and refused where it lies in that folder.
+    Code that it names is found as usual, from the working directory, and refused where it lies in that folder.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
     recipe = str(folder / "recipe.yaml")
     path = _find(recipe, Path(), "")
-    said = [Layer(layer.source, old_names.translate(layer.tree)) for layer in _layers(path, ())]
-    return _resolve(path, said, (), (recipe,), folder)
+    layers = [Layer(layer.source, old_names.translate(layer.tree)) for layer in _layers(path, ())]
+    return _resolve(path, layers, (), (recipe,), folder)
 
 
 def _resolve(
-    path: Path, said: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
+    path: Path, layers: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
 ) -> Loaded:
-    """Lays what files say, and overrides over them, over each other, and validates it."""
-    below = _join(said)
+    """Merges files and then overrides, the later over the earlier, and validates the result."""
+    below = _join(layers)
     if distrusted is not None:
         refuse_code(below, path, distrusted)
     given = [text.partition("=")[2].strip(" \"'") for text in overrides if text.startswith("algorithm=")]
     known = registry.find(given[-1] if given else str(below.get("algorithm")))
     overriding = _overrides(overrides, None if known is None else Shape(known, below))
-    kind = _kind(said, overriding)
-    said, overriding = _expand(said, kind), _expand(overriding, kind)
+    kind = _kind(layers, overriding)
+    layers, overriding = _expand(layers, kind), _expand(overriding, kind)
     exclusive = _EXCLUSIVE if kind.steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
     tree: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
-    for layer in [*said, Layer("override", _join(overriding))]:
+    for layer in [*layers, Layer("override", _join(overriding))]:
         tree = _overlay(tree, layer.tree, exclusive)
         origins |= dict.fromkeys(_options(layer.tree), layer.source)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
-    return Loaded(path.stem, _validate(kind, tree, said, overriding), standing, arguments, distrusted)
+    return Loaded(path.stem, _validate(kind, tree, layers, overriding), standing, arguments, distrusted)
 
 
-def _kind(said: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
-    """The class of the recipe that the layers say."""
-    algorithm = _join([*said, *overriding]).get("algorithm")
+def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
+    """The recipe class that the layers name."""
+    algorithm = _join([*layers, *overriding]).get("algorithm")
     kind = registry.find(algorithm) if isinstance(algorithm, str) else None
     if kind is None:
-        raise RecipeError(f"{_source(said, overriding, ['algorithm'])}: {algorithm_sentence(algorithm)}")
+        raise RecipeError(f"{_source(layers, overriding, ['algorithm'])}: {algorithm_sentence(algorithm)}")
     return kind
 
 
 def algorithm_of(recipe: str) -> Any:
-    """What a recipe says its `algorithm` is, before anything is validated."""
+    """Returns a recipe's `algorithm` as it is written, before anything is validated."""
     return _join(_layers(_find(recipe, Path(), ""), ())).get("algorithm")
 
 
@@ -241,7 +241,7 @@ def require_command(kind: type[Recipe], recipe: str) -> None:
 def describe(loaded: Loaded, origins: bool = False) -> str:
     """The resolved recipe as YAML, with comments that say where each value comes from where `origins` are wanted.
 
-    As a recipe of its own it resolves to the same.
+    Loaded as a recipe, it resolves to the same.
     """
     return yaml12.annotate(loaded.dump(), loaded.origin) if origins else yaml12.dump(loaded.dump())
 
@@ -279,12 +279,12 @@ def _find(recipe: str, beside: Path, asker: str) -> Path:
 
 
 def _run_hint(path: Path) -> str:
-    """For a run's folder, which may be meant where a recipe is asked for."""
+    """Returns a hint where a path is a run's folder and a recipe is asked for."""
     return f"; {path} is a run, whose recipe is {path / 'recipe.yaml'}" if (path / "recipe.yaml").is_file() else ""
 
 
 def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
-    """What a file says, after what its base says."""
+    """Returns the layers of a file: those of its base, then its own."""
     source = path.stem if path in find_shipped().values() else str(path)
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
@@ -312,7 +312,7 @@ def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
 
 
 def _overrides(overrides: Sequence[str], recipe: Shape | None) -> list[Layer]:
-    """One layer per override, so that an error can quote it; all that are none are told at once."""
+    """Parses each override into a layer, so that an error can quote it; all faulty ones are reported at once."""
     layers: dict[str, Layer] = {}
     wrong: list[str] = []
     taken = False
@@ -335,7 +335,7 @@ def _overrides(overrides: Sequence[str], recipe: Shape | None) -> list[Layer]:
 
 
 def _override_tree(text: str, key: str, value: str, recipe: Shape | None) -> dict[str, Any]:
-    """What an override says, as a recipe would say it."""
+    """Returns an override as the tree that a recipe would have for it."""
     tree: Any = _override_value(text, key, value, recipe)
     for part in reversed(key.split(".")):
         tree = {part: tree}
@@ -343,7 +343,7 @@ def _override_tree(text: str, key: str, value: str, recipe: Shape | None) -> dic
 
 
 def _override_hint(text: str, following: str) -> str:
-    """What to say instead of something that is no override."""
+    """Suggests an override in place of a word that is none."""
     bare = text.lstrip("-").replace(" ", "")
     if not _OVERRIDE.fullmatch(bare) and following and "=" not in following:
         bare = f"{bare}={following}"
@@ -359,31 +359,31 @@ def _override_value(text: str, key: str, value: str, recipe: Shape | None) -> An
         raise RecipeError(f"""override {text}: # begins a comment in YAML; quote the text: {key}='"{value}"'""")
     only_text = str in kinds and kinds <= {str, type(None)}
     try:
-        said = yaml12.parse(value)
+        parsed = yaml12.parse(value)
     except ValueError as error:
         if only_text:
             raise RecipeError(f"override {text}: {_quoting(key, value)}") from None
         raise RecipeError(f"override {text}: {error}") from None
-    if only_text and isinstance(said, dict | list):
+    if only_text and isinstance(parsed, dict | list):
         raise RecipeError(f"override {text}: {_quoting(key, value)}")
-    return said
+    return parsed
 
 
 def _nothing(key: str, kinds: set[object]) -> str:
-    """How to say nothing of an option that takes values of these kinds."""
+    """Suggests how to leave an option empty that takes values of these kinds."""
     if type(None) in kinds:
         return f"{key}=null takes an option back"
     return f"""{key}='""' is empty text""" if str in kinds else "write it behind the =, or leave the override out"
 
 
 def _quoting(key: str, value: str) -> str:
-    """What to say instead of text that YAML reads as something else; where Jinja doubles braces, single ones do."""
+    """Suggests how to quote text that YAML reads as something else; where Jinja doubles braces, single ones do."""
     meant = "…" if set(value) & set("\"'\\") else re.sub(r"\{\{\s*(\w+)\s*\}\}", r"{\1}", value)
     return f"""{key} is text, and YAML reads braces, brackets and colons as more; quote it twice: {key}='"{meant}"'"""
 
 
 def _expand(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
-    """Spells out scalars that stand for a section."""
+    """Expands scalars that stand for a section."""
     backends = {name for name, field in kind.model_fields.items() if _has_backend(section_of(field.annotation))}
     meant = dict.fromkeys(backends, "backend") | {"run": "folder"}
     return [
@@ -426,7 +426,7 @@ def _overlay(
 
 
 def _renames(given: Any, taken: Any) -> bool:
-    """Whether a section is given another name than it had."""
+    """True if a section is given another `name` than it had."""
     return (
         isinstance(given, dict)
         and isinstance(taken, dict)
@@ -442,27 +442,27 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _validate(kind: type[R], tree: dict[str, Any], said: Sequence[Layer], overriding: Sequence[Layer]) -> R:
+def _validate(kind: type[R], tree: dict[str, Any], layers: Sequence[Layer], overriding: Sequence[Layer]) -> R:
     """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number."""
     try:
         return kind.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
     sentences = [
-        f"{_source(said, overriding, problem['loc'])}: {sentence(problem, problem['loc'], Shape(kind, tree))}"
+        f"{_source(layers, overriding, problem['loc'])}: {sentence(problem, problem['loc'], Shape(kind, tree))}"
         for problem in problems
     ]
     raise RecipeError("\n".join(sentences))
 
 
-def _source(said: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> str:
-    """Who said last what stands at `path`; the recipe itself for what nobody said."""
-    sayers = [layer.source for layer in [*said, *overriding] if path and _says(layer.tree, path)]
-    return sayers[-1] if sayers else said[-1].source
+def _source(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> str:
+    """Returns the layer that last set `path`; the recipe itself for what no layer sets."""
+    sources = [layer.source for layer in [*layers, *overriding] if path and _says(layer.tree, path)]
+    return sources[-1] if sources else layers[-1].source
 
 
 def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
-    """The keys of all that is no mapping, or an empty one."""
+    """Yields the keys of all values that are no mapping, or an empty one."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from _options(value, (*above, key))

@@ -1,4 +1,4 @@
-"""Who computes, and how: optimizers, learners, samplers, processes."""
+"""The options of computation: optimizers, learners, samplers, processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Optimizer(Section):
 
 
 class Parallel(Section):
-    """How many processes share the work: the product of all."""
+    """Number of processes that share the work: the product of all."""
 
     dp: PositiveInt = Field(default=1, description="ranks that share rows; what they hold of the model is cut (FSDP2)")
     tp: PositiveInt = Field(default=1, description="ranks that share heads, hidden units and the vocabulary")
@@ -71,29 +71,29 @@ class Parallel(Section):
 
     @property
     def ranks(self) -> int:
-        """How many processes that makes."""
+        """Number of processes: the product of all dimensions."""
         return self.dp_replicate * self.copy_ranks
 
     @property
     def copy_ranks(self) -> int:
-        """How many of them hold one copy of the model together."""
+        """Number of processes that hold one copy of the model together."""
         return self.dp * self.tp * self.cp * self.pp
 
     @property
     def row_shares(self) -> int:
-        """Among how many the rows of a batch are dealt."""
+        """Number of shares into which the rows of a batch are divided."""
         return self.dp_replicate * self.dp
 
 
 class Computation(Section):
-    """Where numbers are computed, and in which precision; a sampler computes where and as the learner does."""
+    """Device and precision of the computation; a sampler takes the learner's."""
 
     device: Device = Field(default="auto", description="auto: cuda where there is one")
     dtype: DType = Field(default="fp32", description="of the computation; weights and moments are always fp32")
 
     @property
     def may_use_gpu(self) -> bool:
-        """Whether it computes on a GPU where there is one."""
+        """True if it computes on a GPU where there is one."""
         match self.device:
             case "auto" | "cuda":
                 return True
@@ -104,7 +104,7 @@ class Computation(Section):
 
     @property
     def is_bf16(self) -> bool:
-        """Whether products are computed in bf16."""
+        """True if products are computed in bf16."""
         match self.dtype:
             case "bf16":
                 return True
@@ -127,7 +127,7 @@ class LoRA(Section):
 class LearnerSection(Computation):
     """The training backend, for policy, critic and reference alike."""
 
-    backend: TrainingBackend = Field(default="torch", description="who trains")
+    backend: TrainingBackend = Field(default="torch", description="training backend")
     parallel: Parallel = Parallel()
     micro_batch_tokens: PositiveInt = Field(
         default=8192, description="tokens packed into one forward and backward pass"
@@ -148,12 +148,12 @@ class LearnerSection(Computation):
     def of(
         cls, computation: Computation, backend: TrainingBackend = "torch", parallel: Parallel | None = None
     ) -> LearnerSection:
-        """A learner that computes so, and is else as it is by default."""
+        """A learner with this device and precision, and otherwise defaults."""
         return cls(device=computation.device, dtype=computation.dtype, backend=backend, parallel=parallel or Parallel())
 
     @property
     def in_process(self) -> bool:
-        """Whether the learner can be in the process that asks it: one of torch, on one rank."""
+        """True if the learner can run in the caller's process: one of torch, on one rank."""
         match self.backend:
             case "torch":
                 return self.parallel.ranks == 1
@@ -163,23 +163,23 @@ class LearnerSection(Computation):
                 assert_never(self.backend)
 
     @model_validator(mode="after")
-    def _a_backend_has_what_is_asked_of_it(self) -> LearnerSection:
+    def _backend_supports_options(self) -> LearnerSection:
         match self.backend:
             case "torch":
                 if self.parallel.pp > 1:
                     raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
             case "megatron":
-                self._megatron_has_what_is_asked_of_it()
+                self._megatron_supports_options()
             case _:
                 assert_never(self.backend)
         return self
 
-    def _megatron_has_what_is_asked_of_it(self) -> None:
+    def _megatron_supports_options(self) -> None:
         if self.parallel.dp_replicate > 1:
             raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
         torchs = {"compile": self.compile, "cpu_offload": self.cpu_offload, "lora": self.lora is not None}
-        for name, asked in torchs.items():
-            if asked:
+        for name, is_set in torchs.items():
+            if is_set:
                 raise ValueError(f"{name} is of learner.backend=torch; leave it out")
 
     @model_validator(mode="after")
@@ -205,13 +205,13 @@ class LearnerSection(Computation):
 
 
 class Sampling(Section):
-    """The distribution that responses are drawn from."""
+    """The distribution that responses are sampled from."""
 
     max_tokens: PositiveInt = Field(description="longest response")
     temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
     top_k: NonNegativeInt = Field(default=0, description="0: all")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        default=1.0, description="draw from the fewest likeliest tokens that together have this probability; 1: all"
+        default=1.0, description="sample from the fewest likeliest tokens that together have this probability; 1: all"
     )
 
     @model_validator(mode="after")
@@ -221,7 +221,7 @@ class Sampling(Section):
         return self
 
     def params(self, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
-        """What samplers are told, with the tokens of a model that end a response."""
+        """The sampling parameters for a sampler, with the tokens of a model that end a response."""
         return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -257,7 +257,7 @@ class RepeatedSampling(Sampling):
 
 
 class VLLM(Section):
-    """What only vLLM has."""
+    """The options of vLLM alone."""
 
     kv_cache_gib: PositiveFloat | None = Field(
         default=None, description="memory for keys and values; null: 1 on a CPU, on a GPU what vLLM takes"
@@ -292,9 +292,9 @@ class OpenAI(Section):
 
 
 class SamplerSection(Section):
-    """The engine that generates."""
+    """The inference engine that generates."""
 
-    backend: SamplerBackend = Field(default="torch", description="who generates")
+    backend: SamplerBackend = Field(default="torch", description="inference engine")
     max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
     replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
     max_restarts: NonNegativeInt = Field(
@@ -304,14 +304,14 @@ class SamplerSection(Section):
         default=600.0, description="an engine that is silent for longer, or starts for longer, is taken to hang"
     )
     transfer: Literal["shared_memory", "process_group"] = Field(
-        default="shared_memory", description="how weights come to an engine in a process of its own"
+        default="shared_memory", description="how weights come to an engine in another process"
     )
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None
 
     @property
     def engines(self) -> int:
-        """Those that Lockstep starts; a server has its own."""
+        """Number of engines that Lockstep starts; a server has its own."""
         match self.backend:
             case "torch" | "vllm":
                 return self.replicas
@@ -322,7 +322,7 @@ class SamplerSection(Section):
 
     @property
     def in_process(self) -> bool:
-        """Whether the engine can be in the process that asks it: one of torch, alone."""
+        """True if the engine can run in the caller's process: one of torch, alone."""
         match self.backend:
             case "torch":
                 return self.replicas == 1
@@ -342,12 +342,12 @@ class SamplerSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_server_has_engines_of_its_own(self) -> SamplerSection:
+    def _server_has_its_own_engines(self) -> SamplerSection:
         ours = {"max_batch_size", "replicas", "max_restarts"}
         if self.backend == "openai" and self.model_dump(include=ours) != SamplerSection().model_dump(include=ours):
             raise ValueError(
                 "max_batch_size, replicas and max_restarts are of engines that Lockstep starts; a server has its own, "
-                "and openai.max_concurrency bounds what it is asked at once"
+                "and openai.max_concurrency bounds its requests at once"
             )
         return self
 
@@ -366,7 +366,7 @@ def _holds_weights(section: SamplerSection) -> SamplerSection:
 
 
 EngineSection = Annotated[SamplerSection, AfterValidator(_holds_weights)]
-"""A sampler that is given weights."""
+"""A sampler that takes weights."""
 
 
 class RaySection(Section):
@@ -384,7 +384,7 @@ class RaySection(Section):
     timeout_s: PositiveFloat = Field(default=300.0, description="how long to wait until the cluster has room")
 
     def places(self, learners: int, samplers: int) -> tuple[int, int]:
-        """How many places so many ranks of a learner and samplers take, and which is the first with a sampler."""
+        """Returns how many places so many ranks of a learner and samplers take, and the first with a sampler."""
         match self.placement:
             case "separate":
                 return learners + samplers, learners
@@ -395,7 +395,7 @@ class RaySection(Section):
 
 
 class ClusterSection(Section):
-    """Where processes live."""
+    """The cluster on which processes run."""
 
     backend: Literal["local", "ray"] = Field(
         default="local", description="local: child processes of this machine, none where every size is 1; ray: actors"
@@ -404,7 +404,7 @@ class ClusterSection(Section):
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether processes are children of the one that asks for them."""
+        """True if processes are children of the one that starts them."""
         match self.backend:
             case "local":
                 return True
@@ -421,10 +421,10 @@ class ClusterSection(Section):
 
 
 class Cluster(ClusterSection):
-    """Where processes live, and how long a run bears with them."""
+    """The cluster on which processes run, and how long and how often a run waits for them."""
 
     timeout_s: PositiveFloat = Field(default=1800.0, description="a worker that takes longer over one call is given up")
     max_restarts: NonNegativeInt = Field(
         default=3,
-        description="how often, in one session, a run whose learner is lost goes on from its newest checkpoint",
+        description="how often, in one session, a run whose learner is lost resumes from its newest checkpoint",
     )

@@ -1,4 +1,4 @@
-"""What `lockstep eval MODEL DATA` and its like ask for: a recipe, begun from a run's own where MODEL is one."""
+"""Recipes of `lockstep eval MODEL DATA` and its like: begun from a run's own where MODEL is one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lockstep.config.loading import Layer, Loaded, RecipeError, load, load_run, 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that asks a model the rows of a file.
+    """A command that runs a model on the rows of a file.
 
     Attributes:
         name: Of the command.
         kind: The class of its recipes.
-        recipe: The one that ships, where to begin.
+        recipe: The shipped recipe that it starts from.
         rows: The option of `data` that names the file.
-        sections: What a run says under the same words.
+        sections: The sections that it takes over from a run's recipe.
         data: Of the rows, likewise.
         sampling: What a run's options say about responses, given as JSON, and how much room demonstrations left them.
     """
@@ -51,31 +51,31 @@ class Command:
         """
         first, own = recipe or self.recipe, Path(model) / "recipe.yaml"
         require_command(self.kind, first)
-        said: dict[str, Any] = {"model": {"path": str(weights_of(model))}, "data": {self.rows: data}}
+        options: dict[str, Any] = {"model": {"path": str(weights_of(model))}, "data": {self.rows: data}}
         if folder is not None:
-            said["run"] = {"folder": folder}
-        begun = [self._as_trained(own)] if own.is_file() and recipe is None else []
-        loaded = load(first, overrides, [*begun, Layer(f"lockstep {self.name}", said)])
+            options["run"] = {"folder": folder}
+        base = [self._as_trained(own)] if own.is_file() and recipe is None else []
+        loaded = load(first, overrides, [*base, Layer(f"lockstep {self.name}", options)])
         return replace(loaded, name=f"{Path(model).resolve().name}-{Path(data).stem}")
 
     def _as_trained(self, own: Path) -> Layer:
-        """What a run's recipe says that the command needs too, under the same words."""
+        """Returns the options of a run's recipe that the command has too, under the same words."""
         training = load_run(own.parent).training
         tree = training.model_dump(mode="json")
-        said: dict[str, Any] = {name: tree[name] for name in self.sections if name in tree}
+        options: dict[str, Any] = {name: tree[name] for name in self.sections if name in tree}
         names = self.data.model_fields.keys() - {"max_validation_samples"}
-        said["data"] = training.data.model_dump(mode="json", include=names)
-        said["learner"] = computation_of(training)
-        return Layer(str(own), said | self.sampling(tree, room_of_demonstrations(training)))
+        options["data"] = training.data.model_dump(mode="json", include=names)
+        options["learner"] = computation_of(training)
+        return Layer(str(own), options | self.sampling(tree, room_of_demonstrations(training)))
 
 
 def computation_of(training: Common) -> dict[str, str]:
-    """What a run's recipe says of where and in which precision it computes."""
+    """Returns the device and precision of a run's recipe."""
     return {"device": training.learner.device, "dtype": training.learner.dtype}
 
 
 def room_of_demonstrations(training: Common) -> dict[str, int] | None:
-    """As much room for a response as demonstrations that a run learned from had; None where there were none."""
+    """Returns as much room for a response as a run's demonstrations had; None where there were none."""
     longest, prompt = training.longest_demonstration, training.data.max_prompt_tokens
     return None if longest is None or longest <= prompt else {"max_tokens": longest - prompt}
 

@@ -11,7 +11,7 @@ from lockstep.config.section import Section
 
 
 class WritingSampling(Sampling):
-    """The distribution that new prompts are drawn from; Yuan et al. 2024 draw them so."""
+    """The distribution that new prompts are sampled from, as Yuan et al. 2024 do."""
 
     temperature: NonNegativeFloat = Field(
         default=0.6, description="0: greedy, where only the examples make a difference"

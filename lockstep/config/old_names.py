@@ -1,6 +1,6 @@
 """Keys of recipes that have another name now: the one table of them. Imports no torch.
 
-A recipe that somebody writes is refused with the new name. The recipe that a run's folder holds is read through the
+A user's recipe is refused with the new name. The recipe that a run's folder holds is read through the
 table, so that `report`, `eval`, `export` and the like know runs of before.
 """
 
@@ -15,11 +15,11 @@ from lockstep.yaml12 import Keys
 
 @dataclass(frozen=True)
 class NewName:
-    """What a key is called now.
+    """The new name of a renamed key.
 
     Attributes:
         key: Its new name, dotted; what stands in a section goes along.
-        also: What has to be said besides, by dotted keys, where the old key has a value; null then means nothing.
+        also: Options to set besides, by dotted keys, where the old key has a value; null then means nothing.
         values: New values by old ones, where these changed, too.
     """
 
@@ -28,7 +28,7 @@ class NewName:
     values: Mapping[Any, Any] = field(default_factory=dict)
 
     def describe(self, rest: Keys) -> str:
-        """How to say now what the old key said, or the option `rest` within it."""
+        """Says how to write now what the old key said, or the option `rest` within it."""
         others = " and ".join(f"{key}: {value}" for key, value in self.also.items())
         return f"it is {'.'.join((self.key, *rest))} now{f', with {others}' if others else ''}"
 
@@ -40,11 +40,11 @@ RENAMED = {
         "self_rewarding.first_iteration", values={True: {"algorithm": "sft"}, False: None}
     ),
 }
-"""By the dotted old key."""
+"""The new name of each dotted old key."""
 
 
 def find(keys: Keys) -> tuple[NewName, Keys] | None:
-    """The new name of an option or of the innermost section around it that has one, and the keys within that."""
+    """Finds the new name of an option or of the innermost renamed section around it, and the keys within that."""
     for length in range(len(keys), 0, -1):
         new = RENAMED.get(".".join(keys[:length]))
         if new is not None:
@@ -53,7 +53,7 @@ def find(keys: Keys) -> tuple[NewName, Keys] | None:
 
 
 def translate(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe with the keys of today."""
+    """Translates a recipe to today's keys."""
     renamed: dict[str, Any] = {}
     for keys, value in _leaves(tree, ()):
         found = find(keys)
@@ -64,8 +64,8 @@ def translate(tree: Mapping[str, Any]) -> dict[str, Any]:
         if value is None and not rest and new.also:
             continue
         _put(renamed, (*new.key.split("."), *rest), new.values.get(value, value) if new.values else value)
-        for key, said in new.also.items():
-            _put(renamed, tuple(key.split(".")), said)
+        for key, addition in new.also.items():
+            _put(renamed, tuple(key.split(".")), addition)
     return renamed
 
 

@@ -1,6 +1,6 @@
 """Classes that recipes name: built in, of an installed package, or named by where they are. Imports no torch.
 
-What is built in is named by where it is, too, and imported when a recipe asks for it. A package brings classes by entry
+Built-in classes are named by where they are, too, and imported when a recipe asks. A package brings classes by entry
 points; a recipe may also say `file.py:Class` or `package.module:Class`.
 """
 
@@ -22,7 +22,7 @@ class Plugins(Generic[T]):
     """The classes that one option can name."""
 
     def __init__(self, option: str, base: type[T], derive_from: str, built_in: Mapping[str, str]) -> None:
-        """Notes where they are, and imports none.
+        """Takes the places of the classes, and imports none.
 
         Args:
             option: The option, for messages.
@@ -34,7 +34,7 @@ class Plugins(Generic[T]):
         self._group = ".".join(derive_from.split(".")[:2])
 
     def names(self) -> tuple[str, ...]:
-        """All that have a name of their own."""
+        """The names of all built-in and installed classes."""
         installed = (point.name for point in _find_installed(self._group))
         return (*self._built_in, *(name for name in installed if name not in self._built_in))
 
@@ -56,7 +56,7 @@ class Plugins(Generic[T]):
         return found
 
     def place(self, name: str) -> str:
-        """Where a class is: of a name that stands for a place, that; all else is taken for a place."""
+        """Returns the place of a class: that of a built-in or installed name; any other name is a place itself."""
         installed = {point.name: point.value for point in _find_installed(self._group)}
         return self._built_in.get(name) or installed.get(name, name)
 

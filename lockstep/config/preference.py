@@ -12,7 +12,7 @@ PreferenceLoss = Literal["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd
 
 
 class PreferenceSection(Section):
-    """What is learned from a pair; see `lockstep.objectives.preference` for the losses."""
+    """The options of the loss of a pair; see `lockstep.objectives.preference` for the losses."""
 
     preference_loss: PreferenceLoss = Field(default="dpo", description="of a pair; `scale` and `rpo_…` read its scores")
     preference_loss_weight: NonNegativeFloat = Field(default=1.0, description="of that loss in the whole")
@@ -31,7 +31,7 @@ class PreferenceSection(Section):
 
     @property
     def reads_scores(self) -> bool:
-        """Whether pairs need the scores of their answers."""
+        """True if pairs need the scores of their answers."""
         match self.preference_loss:
             case "dpo" | "ipo":
                 return False

@@ -27,7 +27,7 @@ class TreeSection(Section):
 
 
 class RankedSection(Section):
-    """How rows of data files become ranked responses."""
+    """The options by which rows of data files become ranked responses."""
 
     ranked: Paths = Field(description="file of rows, or a list of files: JSONL, a JSON list, Parquet, data set folders")
     prompt: str = Field(default="{prompt}", description="template of what the user asked")

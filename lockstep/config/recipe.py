@@ -1,4 +1,4 @@
-"""The ground of every recipe: options of one command, and what loading them has to know."""
+"""The base class of every recipe: options of one command, and what loading them has to know."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Recipe(Section, ABC):
     """The options of one command."""
 
     command: ClassVar[str]
-    """Of the command line, such as `train {recipe}`."""
+    """The command line of the recipe, such as `train {recipe}`."""
     steps_and_epochs: ClassVar[bool] = True
-    """Whether run.max_steps and run.max_epochs, where a recipe has them, both count; else the first goes before."""
+    """True if run.max_steps and run.max_epochs, where a recipe has them, both count; else the first goes before."""
     placement: ClassVar[tuple[str, ...]] = ("max_restarts", "timeout_s")
     """Options of samplers that change no result."""
     algorithm: str = Field(description="what is run")
@@ -25,7 +25,7 @@ class Recipe(Section, ABC):
     @property
     @abstractmethod
     def folder(self) -> str | None:
-        """Where results go; None: a folder named by all that matters."""
+        """The folder of results; None: a folder named by all that matters."""
 
     @property
     def trained_first(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Which recipe belongs to an `algorithm`: built in, of an installed package, or named by where it is. Imports no torch.
+"""The recipe class of each `algorithm`: built in, of an installed package, or named by where it is. Imports no torch.
 
 A package brings algorithms by entry points of the group `lockstep.algorithms`; a recipe may also say
 `algorithm: file.py:Class` or `package:Class`.
@@ -31,7 +31,7 @@ _ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm",
 
 
 def names() -> tuple[str, ...]:
-    """Every `algorithm` that has a name of its own."""
+    """Every `algorithm` that has a name."""
     return _ALGORITHMS.names()
 
 
@@ -50,7 +50,7 @@ def find_code(algorithm: str) -> Path | None:
 
 
 def every() -> Iterator[tuple[str, type[Recipe]]]:
-    """All that have names, with their classes."""
+    """Yields all named algorithms with their classes."""
     for name in names():
         found = find(name)
         assert found is not None, "a name stands for a class"

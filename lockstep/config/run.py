@@ -1,4 +1,4 @@
-"""What every recipe has, and how long, how often, where to; and what those share that sample nothing."""
+"""The options that every recipe has: length, intervals, folder; and those of all recipes that sample nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Best(Section):
 
 
 class Run(Section):
-    """How long, how often, where to."""
+    """Length of a run, intervals between its events, and its folder."""
 
     max_steps: int = Field(default=-1, ge=-1, description="stop after so many steps; -1: after max_epochs")
     max_epochs: PositiveInt = Field(default=1, description="passes over the training data, where max_steps is -1")
@@ -32,7 +32,7 @@ class Run(Section):
     keep: PositiveInt = Field(default=2, description="newest checkpoints that are kept")
     best: Best | None = Field(default=None, description="checkpoints that are kept besides, by a metric")
     max_time_s: PositiveFloat | None = Field(
-        default=None, description="save and stop before so many seconds are over; the same command goes on later"
+        default=None, description="save and stop before so many seconds are over; the same command resumes later"
     )
     num_logged_samples: NonNegativeInt = Field(default=8, description="responses a step writes to samples.jsonl")
     folder: LocalPath | None = Field(
@@ -55,13 +55,13 @@ class Run(Section):
 
 
 Statistic = Literal["mean", "median", "max"]
-"""What is made of the rows of a window."""
+"""Statistic over the rows of a window."""
 
 
 class Bound(Section):
     """A metric that `lockstep check` expects over a window of steps: its mean, median or largest value in [min, max].
 
-    A window has less noise than a step, and a row that is missing in it is told: the bound is broken then.
+    A window has less noise than a step, and a row that is missing in it breaks the bound.
     """
 
     metric: str = Field(description="a name in metrics.jsonl")
@@ -94,7 +94,7 @@ class Bound(Section):
         if self.min_rows > self.length:
             raise ValueError(f"rows is {self.rows}, but the window {list(self.steps)} has {self.length} steps")
         if self.min is None and self.max is None:
-            raise ValueError(f"a bound on {self.metric} needs min or max, or it would hold whatever the run logs")
+            raise ValueError(f"a bound on {self.metric} needs min or max, or it would hold for any value")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"nothing lies between min {self.min:g} and max {self.max:g} of {self.metric}")
         return self
@@ -162,6 +162,6 @@ class Common(Recipe):
     def _the_doctor_can_have_seen_it(self) -> Common:
         if self.run.require_doctor and self.model.path is None:
             raise ValueError(
-                "run.require_doctor asks for a report on a model that is made only now; give a folder by model.path"
+                "run.require_doctor needs a report on a model that is made only now; give a folder by model.path"
             )
         return self

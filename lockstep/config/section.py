@@ -1,4 +1,4 @@
-"""The ground of every section: frozen, and strict about its keys."""
+"""The base class of every section: frozen, and strict about its keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Section(BaseModel):
 
     @classmethod
     def narrow(cls, said: object) -> type[Section]:
-        """The class of what a recipe says in this place: this one, unless what is said names another."""
+        """The class that validates a value in this place: this one, unless the value names another."""
         return cls
 
     @model_validator(mode="after")
@@ -42,17 +42,17 @@ class Section(BaseModel):
             if value != default:
                 shown = default if isinstance(default, str) else json.dumps(default, default=BaseModel.model_dump)
                 defaults[reason].append(f"{key}={shown}")
-        for reason, said in defaults.items():
-            names = " and ".join(text.partition("=")[0] for text in said)
-            one = len(said) == 1
+        for reason, options in defaults.items():
+            names = " and ".join(text.partition("=")[0] for text in options)
+            one = len(options) == 1
             raise ValueError(
                 f"{names} {'does' if one else 'do'} nothing {reason}; leave {'it' if one else 'them'} out, or say "
-                f"{' '.join(said)}"
+                f"{' '.join(options)}"
             )
         return self
 
     def _value_and_default(self, key: str) -> tuple[object, object]:
-        """Of an option of this section, or of one within."""
+        """Returns the value and the default of an option of this section, or of one within."""
         name, _, rest = key.partition(".")
         value = getattr(self, name)
         if rest and isinstance(value, Section):

@@ -1,4 +1,4 @@
-"""Where things come from: the first weights, the rows, the rewards."""
+"""The options of a run's sources: the first weights, the rows, the rewards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Scratch(Section):
 
 
 class ModelSection(Section):
-    """Where the first weights come from: exactly one of the three."""
+    """The source of the first weights: exactly one of the three."""
 
     path: LocalPath | None = Field(default=None, description="a Hugging Face folder on this machine")
     from_recipe: LocalPath | None = Field(
@@ -48,13 +48,13 @@ class ModelSection(Section):
 
 
 class ModelFolder(Section):
-    """A model that is asked and does not learn."""
+    """A model that is used and not trained."""
 
     path: LocalPath = Field(description="a Hugging Face folder on this machine, or the folder of a finished run")
 
 
 class OneSentence:
-    """One complaint about a value, instead of one for each thing that it could have been."""
+    """One message about a wrong value, instead of one for each type that it could have."""
 
     def __init__(self, expected: str) -> None:
         self._message = f"Input should be {expected}"
@@ -78,7 +78,7 @@ BatchLimit = Annotated[
 
 
 class PromptSection(Section):
-    """How rows of data files become prompts. `{field}` in a template stands for a field of the row."""
+    """The options by which rows of data files become prompts. `{field}` in a template stands for a field of the row."""
 
     prompt: str = Field(
         default="{question}", description="template of the prompt, or of the user's message where `chat` is on"
@@ -105,12 +105,12 @@ class PromptSection(Section):
 
     @property
     def prompt_templates(self) -> dict[str, str]:
-        """Whose fields a row needs for its prompt, by their options."""
+        """The templates whose fields a row needs for its prompt, by their options."""
         return {"data.prompt": self.prompt} if self.messages is None else {}
 
     @property
     def truncates(self) -> bool:
-        """Whether the end of an over-long prompt is used."""
+        """True if the end of an over-long prompt is used."""
         match self.overlong_prompts:
             case "error" | "skip":
                 return False
@@ -122,7 +122,7 @@ class PromptSection(Section):
     def as_data(
         self, rows: Paths, answer: str, max_validation_samples: int | None = None, room: int | None = None
     ) -> DataSection:
-        """The same for whoever reads `rows`: in their order, no prompt longer than `room`, if any, leaves it."""
+        """The same prompts from the files `rows`: in their order, no prompt longer than `room`, if any, leaves it."""
         longest = self.max_prompt_tokens if room is None else min(room, self.max_prompt_tokens)
         return DataSection(
             train=rows,
@@ -167,7 +167,7 @@ class DataSection(QuestionSection):
     )
     validation: Paths | None = Field(default=None, description="file to validate on, or a list of files")
     weights: tuple[PositiveFloat, ...] | None = Field(
-        default=None, description="how often each file of `train` is drawn from, relative to the others; null: by rows"
+        default=None, description="how often each file of `train` is used, relative to the others; null: by rows"
     )
     task: SerializeAsAny[Annotated[Task, WrapValidator(validate_as_named)]] | None = Field(
         default=None, description="make the rows instead of reading them: `name` says which task does"
@@ -187,7 +187,7 @@ class DataSection(QuestionSection):
 
     @property
     def completion_templates(self) -> dict[str, str]:
-        """Whose fields a row needs for what is learned, by their options; none where its messages have it."""
+        """The templates whose fields a row needs for its completion, by their options; none where messages have it."""
         completion = "{answer}" if self.completion is None and self.messages is None else self.completion
         return {} if completion is None else {"data.completion": completion}
 
@@ -237,7 +237,7 @@ class CodeSection(Section):
 
     @property
     def is_namespaced(self) -> bool:
-        """Whether programs are cut off from the rest of the machine."""
+        """True if programs are cut off from the rest of the machine."""
         match self.isolation:
             case "namespaces":
                 return True
@@ -251,7 +251,7 @@ Verifier = Literal["math", "instructions", "code", "python"]
 
 
 class RewardSection(Section):
-    """What a response is worth."""
+    """The options of a response's reward."""
 
     type: Literal["math", "instructions", "code", "python", "by_row"] = Field(
         description="`math`: right or wrong by math-verify; `instructions`: the share that is followed; `code`: the "
@@ -280,7 +280,7 @@ class RewardSection(Section):
 
     @property
     def verifiers(self) -> tuple[Verifier, ...]:
-        """What rows may name, of what a program can tell."""
+        """The verifiers that rows may name."""
         others: dict[Verifier, object] = {"instructions": self.instructions, "code": self.code, "python": self.function}
         return ("math", *(name for name, given in others.items() if given is not None))
 

@@ -59,7 +59,7 @@ class Task(Section, ABC):
     def narrow(cls, said: object) -> type[Section]:
         try:
             return find(said)
-        except InputError:  # which is told where the recipe is validated
+        except InputError:  # reported when the recipe is validated
             return cls
 
 

@@ -1,4 +1,4 @@
-"""Where a run is shown besides its own files. Addresses, users and keys come from each tool's own environment."""
+"""The trackers that a run is logged to besides its own files. Addresses and keys come from each tool's environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TensorBoard(Section):
 
 
 class WandB(Section):
-    """Weights & Biases; `wandb login` or WANDB_API_KEY says who you are."""
+    """Weights & Biases; `wandb login` or WANDB_API_KEY identifies the user."""
 
     project: str = Field(default="lockstep", min_length=1, description="W&B project")
     name: str | None = Field(default=None, min_length=1, description="of the run; null: its folder's name")
@@ -24,7 +24,7 @@ class WandB(Section):
 
     @property
     def is_online(self) -> bool:
-        """Whether the run is uploaded while it lasts."""
+        """True if the run is uploaded while it lasts."""
         match self.mode:
             case "offline":
                 return False

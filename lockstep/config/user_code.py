@@ -1,4 +1,4 @@
-"""What a recipe names of the user's code, found in the process that is to run it. Imports nothing heavy."""
+"""The user's code that a recipe names, imported in the process that is to run it. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def refuse_code(tree: Mapping[str, Any], recipe: Path, folder: Path, above: str 
         if file is not None and file.resolve().is_relative_to(folder.resolve()):
             raise InputError(
                 f"{recipe}: {above}{key} {value} is code that lies in the run's own folder, where nothing is run, "
-                "since a run may come from somebody else; if you trust it, copy it elsewhere and name that place"
+                "since a run may come from another user; if you trust it, copy it elsewhere and name that place"
             )
 
 
@@ -73,18 +73,18 @@ def find_own_file(kind: type) -> Path | None:
 
 
 def describe_error(error: Exception) -> str:
-    """What the user's code raised, and in which line of the file that was called; whatever it had called itself."""
+    """Describes the user's error, and the line of the called file that raised it, also where it called other code."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])
     return f"raised {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 _MODULES: dict[Path, tuple[bytes, ModuleType]] = {}
-"""What a file held when it was run, and the module that it became."""
+"""Content of each file when it was run, and the module that it became."""
 
 
 def import_file(path: Path) -> ModuleType:
-    """Runs a file once for as long as it says the same, so that all who name it mean the same classes.
+    """Imports a file once for as long as its content stays, so that all uses of it get the same classes.
 
     Its module's name depends on the file alone: what is pickled in one process is found in another that has loaded it.
     """

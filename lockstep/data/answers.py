@@ -1,4 +1,4 @@
-"""What is given and what is learned: tokens of a prompt, and of an answer with its stop token, as rows of a batch."""
+"""Prompts and answers as rows of a batch: tokens of a prompt, then of an answer with its stop token, masked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.errors import InputError
 
 
 class AnswerEncoder:
-    """How answers become tokens: with the stop token that a sampler would wait for.
+    """Encoder of answers to tokens: with the stop token that a sampler would wait for.
 
     Args:
         tokenizer: The model's; its end-of-sequence token ends an answer.

@@ -1,4 +1,4 @@
-"""What was found out about a file once and need not be found out again, in the user's cache folder.
+"""Cache of facts about data files, in the user's cache folder, so that each is computed once.
 
 An entry is one file, written aside and renamed into place: it is there whole, or it is not there. Its name is a hash of
 all that it follows from, so an entry is never wrong, only unused; any of them may be deleted at any time.
@@ -30,7 +30,7 @@ Write = Callable[[BinaryIO], None]
 
 @dataclass(frozen=True)
 class Stamp:
-    """Tells whether a file is still the one it was, without reading it."""
+    """Size and times of a file, which show whether it has changed, without reading it."""
 
     path: str
     size: int
@@ -50,7 +50,7 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Table:
-    """Whole numbers, memory-mapped, and what else is to be known.
+    """An array of integers, memory-mapped, with facts about it.
 
     Attributes:
         numbers: int64 [rows, columns].
@@ -111,7 +111,7 @@ def entry(kind: str, family: object, *key: object) -> str:
 
 
 def folder() -> Path:
-    """Where entries lie: $LOCKSTEP_CACHE, or `lockstep` in the user's cache folder; a folder for this process only,
+    """The cache folder: $LOCKSTEP_CACHE, or `lockstep` in the user's cache folder; a folder for this process only,
     if that cannot be written."""
     chosen = os.environ.get("LOCKSTEP_CACHE")
     return _writable(chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lockstep"))

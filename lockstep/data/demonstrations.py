@@ -41,14 +41,14 @@ def batch_of(demonstrations: Sequence[Demonstration]) -> Batch:
 
 
 def answer_of(row: Row, where: str, data: DataSection) -> str:
-    """What the template makes of a row, or the last word of its messages."""
+    """Returns the template filled from a row, or the last message of the row."""
     if data.messages is not None and not data.completion_templates:
         return messages.read_answer(row, data.messages)
     return "".join(render(template, row, where) for template in data.completion_templates.values())
 
 
 class Demonstrations:
-    """The demonstrations of a data file, read and tokenised when asked for; indexed and ordered as `Prompts` are.
+    """The demonstrations of a data file, read and tokenized on demand; indexed and ordered as `Prompts` are.
 
     Args:
         rows: The data.
@@ -120,7 +120,7 @@ class Demonstrations:
         return [Demonstration(*parts) for parts in zip(prompts, self._answers(texts), strict=True)]
 
     def _fault(self, row: Row) -> str | None:
-        """What is wrong with a row that has the fields of the templates, if anything."""
+        """Says what is wrong with a row that has the fields of the templates; None if nothing is."""
         data, wrong = self._data, self._prompt_fault(row)
         if wrong is None and data.messages is not None and not data.completion_templates:
             wrong = messages.answer_fault(row, data.messages)

@@ -1,4 +1,4 @@
-"""Data files as rows: of whatever format, one or several."""
+"""Data files as rows: of any supported format, one or several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FileGroup:
 
     Attributes:
         paths: JSONL, packed or not, a JSON list, Parquet, or folders of a Hugging Face data set.
-        weights: How often each is drawn from, relative to the others; None: their rows stand one after the other.
+        weights: How often rows of each are used, relative to the others; None: the files stand one after the other.
     """
 
     paths: tuple[Path, ...]
@@ -57,7 +57,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     found = [path.resolve() for path in paths]
     for path in found:
         if found.count(path) > 1:
-            raise DataError(f"{path}: is named twice; name it once, and set data.weights to draw from it more often")
+            raise DataError(f"{path}: is named twice; name it once, and set data.weights to use it more often")
     depths = range(1, max(len(path.parts) for path in found) + 1)
     labels = (["/".join(path.parts[-depth:]) for path in found] for depth in depths)
     return next(names for names in labels if len(set(names)) == len(names))
@@ -68,7 +68,7 @@ class Together:
 
     Args:
         opened: What belongs together.
-        weights: How often each is drawn from, relative to the others; None: as one long file.
+        weights: How often rows of each are used, relative to the others; None: as one long file.
     """
 
     def __init__(self, opened: Sequence[Rows], weights: Sequence[float] | None = None) -> None:
@@ -81,7 +81,7 @@ class Together:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """One for each file, where they are weighted; else one for all."""
+        """Parts of the rows: one for each file, where they are weighted; else one for all."""
         names = [part.name for rows in self._opened for part in rows.parts]
         if self._weights is None:
             return (Part(", ".join(names), len(self)),)
@@ -90,21 +90,21 @@ class Together:
 
     @property
     def skipped(self) -> Skipped:
-        """Of all files."""
+        """The skipped rows of all files."""
         return sum((rows.skipped for rows in self._opened), Skipped())
 
     @property
     def digest(self) -> str:
-        """Of the digests of the files, in their order."""
+        """SHA-256 of the digests of the files, in their order."""
         return hashlib.sha256(" ".join(rows.digest for rows in self._opened).encode()).hexdigest()
 
     def where(self, i: int) -> str:
-        """As its file names the row."""
+        """Returns the place of row `i` as its file names it."""
         k, own = self._place(i)
         return self._opened[k].where(own)
 
     def id(self, i: int) -> str:
-        """As its file names the row."""
+        """Returns the id of row `i` as its file names it."""
         k, own = self._place(i)
         return self._opened[k].id(own)
 
@@ -118,6 +118,6 @@ class Together:
         return [found[place] for place in places]
 
     def _place(self, i: int) -> tuple[int, int]:
-        """Which of the files, and which of its rows."""
+        """Returns the file of a row and its number there."""
         k = bisect_right(self._starts, i) - 1
         return k, i - self._starts[k]

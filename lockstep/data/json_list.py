@@ -56,7 +56,7 @@ class JsonList:
         return (Part(str(self._path), len(self)),)
 
     def where(self, i: int) -> str:
-        """How messages name row `i`; people count items from 1."""
+        """Returns the name of row `i` in messages; people count items from 1."""
         return self._at(self._rows[i][0])
 
     def id(self, i: int) -> str:

@@ -1,7 +1,7 @@
 """Rows of a JSONL file by number: only byte offsets are kept, and a row comes back exactly as it was written.
 
 Lines end with a newline byte and nothing else, so that jagged rows, carriage returns, form feeds and Unicode line
-separators inside strings are harmless. Each row is parsed by itself: '007' stays '007' whatever other rows hold.
+separators inside strings are harmless. Each row is parsed by itself: '007' stays '007' regardless of other rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class JsonlIndex:
 
     Every line is looked at once, so that a broken one is known before training starts and `len` is exact; blank lines
     are passed over. What was found stays in the cache, so the same file opens at once the next time. A packed file is
-    unpacked into the cache. Rows are read again from the file whenever they are asked for.
+    unpacked into the cache. Rows are read again from the file at each use.
 
     Args:
         path: A UTF-8 file with one JSON object per line; packed, if its name ends in `.gz`.
@@ -84,11 +84,11 @@ class JsonlIndex:
         return (Part(str(self.path), len(self)),)
 
     def line_number(self, i: int) -> int:
-        """The line of row `i` in the file, counted from 1."""
+        """Line number of row `i` in the file, counted from 1."""
         return int(self._numbers[i, 1])
 
     def where(self, i: int) -> str:
-        """How messages name row `i`."""
+        """Returns the name of row `i` in messages."""
         return _where(self.path, self.line_number(i))
 
     def id(self, i: int) -> str:
@@ -190,7 +190,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int | AsWritten:
-    """Whole numbers have one spelling only, but for minus zero."""
+    """Parses a whole number, which has one spelling only, but for minus zero."""
     return AsWritten(text) if text == "-0" else int(text)
 
 
@@ -205,7 +205,7 @@ def json_type(value: object) -> str:
 
 
 def _check_encodable(value: Any) -> None:
-    """Half a surrogate pair is legal JSON but no text: no tokenizer takes it and no UTF-8 file holds it."""
+    """Refuses half a surrogate pair: legal JSON, but no tokenizer takes it and no UTF-8 file holds it."""
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
@@ -242,7 +242,7 @@ def _scan(text: BinaryIO, path: Path, stop: bool, file: BinaryIO) -> dict[str, A
 
 
 class _Watched(io.RawIOBase):
-    """Shows each block to `seen` as it is read."""
+    """A file that passes each block to `seen` as it is read."""
 
     def __init__(self, source: BinaryIO, seen: Callable[[memoryview], None]) -> None:
         self._source, self._seen = source, seen
@@ -258,7 +258,7 @@ class _Watched(io.RawIOBase):
 
 
 def _fault(line: bytes) -> str | None:
-    """What is wrong with a line: nothing (None), that it is blank (""), or a sentence.
+    """Says what is wrong with a line: nothing (None), that it is blank (""), or a sentence.
 
     orjson is five times as fast as `parse` and stricter than it, save that it takes a key twice. It cannot stand in for
     `parse`, for it rounds large whole numbers.

@@ -37,7 +37,7 @@ def render_prompt(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBas
 
 
 def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ChatTemplateError where a tokenizer's chat template can render no conversation whatever."""
+    """Raises ChatTemplateError where a tokenizer's chat template can render no conversation at all."""
     try:
         _text([{"role": "user", "content": "Question."}], tokenizer, add_generation_prompt=True)
     except ChatTemplateError as error:
@@ -76,7 +76,7 @@ def end_of_answer(tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) ->
 
 
 def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """What a conversation goes on with behind the text of an answer, where a user says `text` to it: the end of the
+    """Returns the text that follows an answer in a conversation where the user then says `text`: the end of the
     answer, the message, and the opening of the next reply.
 
     Raises:
@@ -89,7 +89,7 @@ def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """What is wrong with the messages of a row that are to be answered, if anything."""
+    """Says what is wrong with the messages of a row that are to be answered; None if nothing is."""
     wrong = _shape_fault(row, field)
     if wrong is not None:
         return wrong
@@ -103,7 +103,7 @@ def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase) -> str | Non
 
 
 def answer_fault(row: Row, field: str) -> str | None:
-    """What is wrong with the answer at the end of the messages in a field, if anything."""
+    """Says what is wrong with the answer at the end of the messages in a field; None if nothing is."""
     wrong = _shape_fault(row, field)
     if wrong is None and (not row[field] or row[field][-1]["role"] != "assistant"):
         return f"has in the field {field!r} no answer by the assistant at the end"
@@ -111,7 +111,7 @@ def answer_fault(row: Row, field: str) -> str | None:
 
 
 def _shape_fault(row: Row, field: str) -> str | None:
-    """Whether a field holds messages at all."""
+    """Says why a field does not hold messages; None if it does."""
     wrong = complaint(row, {field: "list"})
     if wrong is not None:
         return wrong

@@ -1,4 +1,4 @@
-"""What is said to people while data is read: on standard error, where a live display shows it above its bar."""
+"""Notes on the reading of data, on standard error, where a live display shows them above its bar."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _FIRST_AFTER_S, _EVERY_S = 1.0, 5.0
 
 
 def note(text: str) -> None:
-    """Says something that stays."""
+    """Prints a note."""
     print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 class Ticker:
-    """Says how far long work is: nothing during the first second, then a line every few seconds.
+    """Progress of long work: nothing during the first second, then a line every few seconds.
 
     Args:
         what: The work, as in "indexing rows.jsonl".
@@ -26,7 +26,7 @@ class Ticker:
         self._next = time.monotonic() + _FIRST_AFTER_S
 
     def at(self, done: int) -> None:
-        """So much is done."""
+        """Prints how much is done, at most every few seconds."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _EVERY_S

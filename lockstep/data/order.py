@@ -1,4 +1,4 @@
-"""Which row stands at a position of a run: a pure function of position and seed, so nothing has to be remembered."""
+"""Order of rows in a run: a pure function of position and seed, so nothing has to be remembered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def order(length: int, epoch: int, seed: int, shuffle: bool) -> Tensor | range:
 
 
 def rows_at(position: int, count: int, length: int, seed: int, shuffle: bool) -> list[int]:
-    """Which of `length` rows stand at `position` … `position + count − 1` of a run.
+    """Returns the rows of `length` that stand at `position` … `position + count − 1` of a run.
 
     Position p is row p mod `length` of epoch p div `length`, so a batch may reach into the next epoch.
 
@@ -27,7 +27,7 @@ def rows_at(position: int, count: int, length: int, seed: int, shuffle: bool) ->
         count: How many to take.
         length: Rows in the data.
         seed: Key of the orders.
-        shuffle: Whether each epoch has an order of its own.
+        shuffle: Whether each epoch is shuffled anew.
     """
     places = (divmod(p, length) for p in range(position, position + count))
     return [int(order(length, epoch, seed, shuffle)[place]) for epoch, place in places]
@@ -36,7 +36,7 @@ def rows_at(position: int, count: int, length: int, seed: int, shuffle: bool) ->
 def mix_rows_at(
     position: int, count: int, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool
 ) -> list[int]:
-    """The same for rows in several parts, which are drawn in proportion to their weights.
+    """Returns the rows of several parts, mixed in proportion to their weights.
 
     Each part has its own epochs and orders: it is gone through whole before one of its rows comes again. Rows are
     numbered through all parts. With one part this is `rows_at`.
@@ -47,7 +47,7 @@ def mix_rows_at(
         sizes: Rows in each part.
         weights: Of each part; positive.
         seed: Key of the orders.
-        shuffle: Whether each epoch of a part has an order of its own.
+        shuffle: Whether each epoch of a part is shuffled anew.
     """
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     seeds = [seed, *(keyed.key(seed, "part", k) for k in range(1, len(sizes)))]
@@ -61,10 +61,10 @@ def mix_rows_at(
 
 
 def count_drawn(position: int, weights: tuple[float, ...]) -> list[int]:
-    """How many of the first `position` rows come from each part.
+    """Counts how many of the first `position` rows come from each part.
 
     The first part gives the whole number below its share, the second likewise of what is left to the others, and so on.
-    So the proportions hold after any number of rows, not only at the end of a block, and each position draws from
+    So the proportions hold after any number of rows, not only at the end of a block, and each position takes a row of
     exactly one part.
     """
     counts, left = [], position

@@ -44,7 +44,7 @@ class PreferencePair:
 
 
 class Pairs:
-    """The pairs of a data file, read and tokenised when asked for; indexed and ordered as `Prompts` are.
+    """The pairs of a data file, read and tokenized on demand; indexed and ordered as `Prompts` are.
 
     Args:
         rows: The data.
@@ -123,7 +123,7 @@ class Pairs:
         return [PreferencePair(*parts) for parts in zip(prompts, chosen, rejected, scores, strict=True)]
 
     def _fault(self, row: Row) -> str | None:
-        """What is wrong with a row that has the fields of the templates, if anything."""
+        """Says what is wrong with a row that has the fields of the templates; None if nothing is."""
         data = self._data
         wrong = self._prompt_fault(row) or complaint(row, dict.fromkeys(data.score_fields, "number"))
         wrong = wrong or _answer_fault(data.chosen, row) or _answer_fault(data.rejected, row)
@@ -152,7 +152,7 @@ def _answer(template: str, row: Row, where: str) -> str:
 
 
 def _answer_fault(template: str, row: Row) -> str | None:
-    """What is wrong with an answer; lists are conversations, or nothing that a model could have said."""
+    """Says what is wrong with an answer: lists must be conversations. None if nothing is."""
     talk = _talk(template, row)
     if talk is not None:
         return messages.answer_fault(row, talk)

@@ -1,4 +1,4 @@
-"""Prompts from rows: templates filled and tokenised. Nothing is remembered: read twice, a row gives the same prompt."""
+"""Prompts from rows: templates filled and tokenized. Nothing is remembered: read twice, a row gives the same prompt."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from lockstep.types import Prompt
 def read_prompts(
     rows: Rows, numbers: Sequence[int], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> list[Prompt]:
-    """Reads, renders and tokenises the rows `numbers`."""
+    """Reads, renders and tokenizes the rows `numbers`."""
     return prompts_of(rows, numbers, rows.rows(numbers), tokenizer, data)
 
 
 def prompts_of(
     rows: Rows, numbers: Sequence[int], contents: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> list[Prompt]:
-    """Renders and tokenises rows that were read; the same rows always give the same prompts, whatever their length.
+    """Renders and tokenizes rows that were read; the same rows always give the same prompts, of any length.
 
     A plain prompt gets the special tokens that the tokenizer puts around text; a chat template brings its own.
     """
@@ -37,7 +37,7 @@ def prompts_of(
 def _build_prompts(
     names: Sequence[tuple[str, str]], contents: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> list[Prompt]:
-    """The same for rows by their id, and by how messages name them."""
+    """Renders and tokenizes rows, given with their ids and their names in messages."""
     if is_chat(data):
         talks = [_messages(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
         texts = [_render_prompt(talk, where, tokenizer) for (_, where), talk in zip(names, talks, strict=True)]
@@ -53,7 +53,7 @@ def _build_prompts(
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
-    """What is wrong with a row's messages, if anything; for rows that have the fields of the templates.
+    """Returns the check of a row's messages: what is wrong, if anything; for rows with the fields of the templates.
 
     Raises:
         ValueError: A chat template is wanted and missing.
@@ -73,7 +73,7 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
 
 
 def is_chat(data: DataSection) -> bool:
-    """Whether prompts go through the tokenizer's chat template."""
+    """True if prompts go through the tokenizer's chat template."""
     return data.chat or data.messages is not None
 
 
@@ -107,7 +107,7 @@ def _truncate(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSect
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Tokenises texts in one call, each to its own length."""
+    """Tokenizes texts in one call, each to its own length."""
     if not texts:  # a tokenizer cannot be called with none
         return []
     # verbose=False: over-long rows are our own to complain of, with their place in the file.
@@ -116,7 +116,7 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_s
 
 
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
-    """What is wrong with a prompt's length, or was before it was truncated, if anything."""
+    """Says that a prompt is too long, or was before it was truncated; None if not."""
     length = len(prompt.tokens) + prompt.tokens_cut
     if length <= max_prompt_tokens:
         return None
@@ -124,7 +124,7 @@ def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
 
 
 class Prompts:
-    """The prompts of a data file, read and tokenised when asked for.
+    """The prompts of a data file, read and tokenized on demand.
 
     Args:
         rows: The data.
@@ -184,7 +184,7 @@ class Prompts:
         return list(self.selection.rows.rows(self.selection.numbers(places)))
 
     def short_enough(self, contents: Sequence[Row]) -> list[bool]:
-        """Whether rows that are not of this data would make prompts of the length that is allowed."""
+        """True for each row, not of this data, whose prompt has at most the allowed length."""
         prompts = _build_prompts([("new", "a new row")] * len(contents), contents, self._tokenizer, self._data)
         return [too_long(prompt, self._data.max_prompt_tokens) is None for prompt in prompts]
 

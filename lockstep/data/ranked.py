@@ -33,7 +33,7 @@ class RankedResponses:
 def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponses], Skipped]:
     """Reads all ranked responses of some rows, in their order, and what was left out.
 
-    A row of which people say nothing (all ranks the same, or, in a tree, missing) has no part in it, without fault.
+    A row without a ranking (all ranks the same, or, in a tree, missing) has no part in it, without fault.
 
     Raises:
         DataError: A row lacks what the section asks for, and is not to be skipped; or none is left.
@@ -49,18 +49,18 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
             if is_error(section.bad_rows):
                 raise DataError(f"{faults[-1]}; correct the row, or set data.bad_rows=skip") from error
     skipped = rows.skipped + Skipped(len(faults), tuple(faults[:NUM_NAMED]))
-    told = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]
+    usable = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]
     if skipped.count:
         note(f"{skipped.count} bad rows skipped, the first of them:\n  " + "\n  ".join(skipped.first))
-    if not told:
+    if not usable:
         raise DataError(
             f"{', '.join(part.name for part in rows.parts)}: has no responses of which one is ranked above another"
         )
-    return told, skipped
+    return usable, skipped
 
 
 def _of_row(row: Row, name: str, section: RankedSection) -> list[RankedResponses]:
-    """Raises DataError with what is wrong, without saying where."""
+    """Reads the ranked responses of a flat row; raises DataError that does not name the row."""
     if section.tree is not None:
         return list(_of_tree(row, name, section.tree))
     responses = _responses(row, section)
@@ -101,7 +101,7 @@ def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
 
 
 def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[RankedResponses]:
-    """Every message with two ranked replies or more, as a prompt with all that was said before it."""
+    """Reads a tree: every message with two ranked replies or more is a prompt, with the messages before it."""
     waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [(_field(row, tree.root, dict), (), name)]
     while waiting:
         message, before, where = waiting.pop()
@@ -118,11 +118,11 @@ def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[RankedResponses
 
 
 def _role(message: Mapping[str, Any], tree: TreeSection) -> str:
-    said = _field(message, tree.role, str)
+    name = _field(message, tree.role, str)
     roles = {tree.user: "user", tree.assistant: "assistant"}
-    if said not in roles:
-        raise DataError(f"has in the field {tree.role!r} {said!r}, and neither {tree.user!r} nor {tree.assistant!r}")
-    return roles[said]
+    if name not in roles:
+        raise DataError(f"has in the field {tree.role!r} {name!r}, and neither {tree.user!r} nor {tree.assistant!r}")
+    return roles[name]
 
 
 def _fill(template: str, row: Row) -> str:
@@ -144,6 +144,6 @@ def _is_number(value: object) -> bool:
 
 
 def describe(ranked: Sequence[RankedResponses], skipped: Skipped) -> str:
-    """How many there are, for people."""
+    """Describes the number of prompts, of responses and of skipped rows, for people."""
     responses = sum(len(one.responses) for one in ranked)
     return f"{len(ranked)} prompts with {responses} ranked responses ({skipped.count or 'no'} rows skipped)"

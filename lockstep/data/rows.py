@@ -1,4 +1,4 @@
-"""Rows by number: what every kind of data file offers, and what becomes of a row that cannot be used."""
+"""The protocol of rows by number, which every kind of data file implements, and the policy on bad rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Literal, Protocol, assert_never
 from lockstep.errors import InputError
 
 Policy = Literal["error", "skip"]
-"""What to do about a row that cannot be used: stop, or leave it out and count it."""
+"""Policy for a row that cannot be used: stop, or skip it and count it."""
 
 Row = Mapping[str, Any]
 
 NUM_NAMED = 5
-"""So many of the rows that were left out are named; all are counted."""
+"""Number of skipped rows that are named; all are counted."""
 
 
 class DataError(InputError):
@@ -51,12 +51,12 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of rows that is gone through in an order of its own.
+    """A stretch of rows that has its own order.
 
     Attributes:
         name: For messages.
         size: How many rows it has.
-        weight: How often it is drawn from, relative to the other parts.
+        weight: How often its rows are used, relative to the other parts.
     """
 
     name: str
@@ -65,10 +65,10 @@ class Part:
 
 
 class Rows(Protocol):
-    """Rows that are read when asked for."""
+    """Rows that are read on demand."""
 
     def __len__(self) -> int:
-        """How many rows there are; those skipped are not among them."""
+        """Number of rows; those skipped are not among them."""
         ...
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ class Rows(Protocol):
         ...
 
     def where(self, i: int) -> str:
-        """How messages name row `i`."""
+        """Returns the name of row `i` in messages."""
         ...
 
     def id(self, i: int) -> str:
@@ -95,7 +95,7 @@ class Rows(Protocol):
 
     @property
     def skipped(self) -> Skipped:
-        """Lines that are no rows and were left out."""
+        """Lines that are no rows and were skipped."""
         ...
 
     @property
@@ -105,7 +105,7 @@ class Rows(Protocol):
 
 
 def is_error(policy: Policy | Literal["truncate"]) -> bool:
-    """Whether a row that cannot be used as it is ends the run."""
+    """True if a row that cannot be used as it is ends the run."""
     match policy:
         case "error":
             return True

@@ -1,4 +1,4 @@
-"""Which rows a run uses: all are gone over once, before the first step, and those left out are counted and named."""
+"""Selection of the rows that a run uses: one pass before the first step; rows left out are counted and named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DECIDE_NOTHING = {
 
 
 Head = int | float | None
-"""How many of the usable rows are used, the first in the order of the data: so many, or that share; None: all."""
+"""Limit on the usable rows, the first in the order of the data: so many, or that share; None: all."""
 
 
 def head(limit: int | float | None, batch_size: int) -> Head:
@@ -47,12 +47,12 @@ def head(limit: int | float | None, batch_size: int) -> Head:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a row must be like to be used.
+    """Requirements on a row.
 
     Attributes:
         templates: By the options that say them: whose fields it must have, besides `data.fields`.
         fault: What else is wrong with a row that has them, if anything.
-        lengths: For rows in which nothing is wrong, what is wrong with the length of each; None where nothing is.
+        lengths: For rows without a fault, what is wrong with the length of each; None where nothing is.
         key: What `lengths` follows from besides the rows, the tokenizer and the data section.
         optional: Templates whose fields a row may lack.
     """
@@ -66,13 +66,13 @@ class Needs:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a row must be like for whoever uses it, besides what its data section says.
+    """Requirements on a row by its user, besides those of its data section.
 
     Attributes:
         fault: What is wrong with a row, if anything.
         key: What that, and what is below, follow from besides the row.
-        reads_answer: Whether anybody reads the right answer of a row.
-        unread: What to do where nobody does, and that is not known here; empty: nothing can be done.
+        reads_answer: True if the reward of a row reads its right answer.
+        unread: Advice on a missing answer that the reward may not read; empty: there is none.
     """
 
     fault: Callable[[Row], str | None]
@@ -85,14 +85,14 @@ ANY_ROW = Rule(lambda row: None, None)
 
 
 class Selection:
-    """The rows of a data set that a run uses, in its order, and what became of the others.
+    """The rows of a data set that a run uses, in its order, and counts of the others.
 
     The tokens of the pass over all rows are thrown away and made again when a row is used: only one integer per row is
     kept. It stays in the cache, for on a large file the pass takes long.
 
     Args:
         rows: The data.
-        tokenizer: Whose tokens are counted.
+        tokenizer: It counts the tokens.
         data: Fields, limits, and what to do about rows that break them.
         needs: What else a row must be like.
         head: How many of the usable rows are used; of several weighted files, of each its part.
@@ -137,19 +137,19 @@ class Selection:
 
     @property
     def skipped(self) -> int:
-        """How many rows of the data are not used: bad ones and over-long ones."""
+        """Number of rows of the data that are not used: bad ones and over-long ones."""
         return self.bad.count + self.overlong.count
 
     @property
     def account(self) -> str:
-        """How many rows were skipped, by reason, and how many prompts truncated, for people."""
+        """Describes the number of rows that were skipped, by reason, and of truncated prompts, for people."""
         counts = ((self.bad.count, _BAD), (self.overlong.count, _OVERLONG))
         skipped = f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} skipped"
         cut = f", {self.truncated.count} {_OVERLONG} truncated" if self.truncated.count else ""
         return f"{skipped}{cut}{f', {self._unused} beyond the limit' if self._unused else ''}"
 
     def numbers(self, places: Sequence[int]) -> list[int]:
-        """Which rows of the data stand at these places among those that are used."""
+        """Returns the numbers in the data of the rows at these places among those that are used."""
         return self._kept[list(places)].tolist()
 
     def at(self, position: int, count: int, seed: int) -> list[int]:
@@ -161,7 +161,7 @@ class Selection:
         return self.numbers(range(len(self))[:limit])
 
     def _keep_first(self, head: int | float) -> None:
-        """Leaves the first rows of each part, in proportion to its size."""
+        """Keeps the first rows of each part, in proportion to its size."""
         usable = len(self._kept)
         used = min(head, usable) if isinstance(head, int) else int(head * usable)
         ends = np.cumsum(self._sizes)
@@ -191,7 +191,7 @@ class Selection:
 def texts(
     rows: Rows, data: DataSection, templates: Mapping[str, str], optional: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """Templates, by their options, filled from every row that has their fields, whatever its length.
+    """Templates, by their options, filled from every row that has their fields, of any length.
 
     Args:
         rows: The data.
@@ -215,7 +215,7 @@ def texts(
 
 @dataclass
 class _Faults:
-    """What is wrong with rows of one kind of fault: how many, and the first few."""
+    """The rows with one kind of fault: how many, and the first few."""
 
     count: int = 0
     first: list[tuple[int, str]] = field(default_factory=list)
@@ -264,14 +264,14 @@ def _select(
 
 
 def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
-    """Block by block: the rows that can be used, and what is wrong with others, first the bad, then the over-long."""
+    """Yields by block the usable rows, and the faults of the others: the bad, then the over-long."""
     ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
     wanted, asking = _field_types(data, needs.templates), askers(needs.templates)
     for numbers in _blocks(rows):
         contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted, asking) or needs.fault(row))
         yield [], _BAD, faults
-        said = needs.lengths(list(contents), list(contents.values())) if contents else []
-        long = {i: why for i, why in zip(contents, said, strict=True) if why is not None}
+        lengths = needs.lengths(list(contents), list(contents.values())) if contents else []
+        long = {i: why for i, why in zip(contents, lengths, strict=True) if why is not None}
         yield [i for i in contents if data.truncates or i not in long], _OVERLONG, long
         ticker.at(numbers[-1])
 

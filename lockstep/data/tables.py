@@ -65,7 +65,7 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 class TableRows:
-    """The rows of a table with typed columns. A column that a row has no value for is None in it.
+    """The rows of a table with typed columns. A column without a value is None in its row.
 
     Args:
         dataset: The rows.
@@ -91,7 +91,7 @@ class TableRows:
         return (Part(str(self._path), len(self)),)
 
     def where(self, i: int) -> str:
-        """How messages name row `i`; people count rows from 1."""
+        """Returns the name of row `i` in messages; people count rows from 1."""
         return f"{self._path}, row {i + 1}"
 
     def id(self, i: int) -> str:

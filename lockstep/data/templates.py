@@ -41,7 +41,7 @@ def render(template: str, row: Row, where: str) -> str:
 
 
 def fields(template: str) -> list[str]:
-    """The fields that a template asks for.
+    """The fields that a template needs.
 
     Raises:
         ValueError: The template is malformed.
@@ -50,7 +50,7 @@ def fields(template: str) -> list[str]:
 
 
 def fills(row: Row, template: str) -> bool:
-    """Whether a row has the fields of a template."""
+    """True if a row has the fields of a template."""
     return complaint(row, dict.fromkeys(fields(template), "any")) is None
 
 
@@ -62,17 +62,17 @@ def find_doubled_braces(template: str, row: Row) -> str | None:
 
 
 def askers(templates: Mapping[str, str]) -> dict[str, str]:
-    """The fields that templates ask for, each with the option that says so; templates stand by their options."""
+    """Maps the fields that templates need to the options that hold the templates."""
     return {name: f"{option}={template!r}" for option, template in templates.items() for name in fields(template)}
 
 
 def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, str] | None = None) -> str | None:
-    """What is wrong with the fields of a row, if anything.
+    """Says what is wrong with the fields of a row; None if nothing is.
 
     Args:
         row: The row.
         wanted: Fields that it must have, with their types.
-        asking: Who asks for a field, where that is known.
+        asking: The options that ask for fields, where known.
     """
     for name, kind in wanted.items():
         value = row.get(name)
@@ -133,7 +133,7 @@ def _field(row: Row, name: str, where: str) -> str:
 
 
 def as_written(value: Any) -> str:
-    """JSON in which every number stands as it was written; Python's own encoder would write 3.1 for 3.10.
+    """Encodes JSON with every number stands as it was written; Python's own encoder would write 3.1 for 3.10.
 
     Raises:
         TypeError: JSON does not know such a value.

@@ -1,4 +1,4 @@
-"""Rows that consist of one written text: what stands in a row where the user speaks, and a row made of it."""
+"""Rows that consist of one text: the user's part of a row, and a row made of such a text."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TextField:
     talk: bool
 
     def text(self, row: Row) -> str:
-        """The text of a row; of messages without a user's, nothing."""
+        """The text of a row; empty where its messages have none of a user."""
         if not self.talk:
             return render(f"{{{self.name}}}", row, "row")
-        said = (str(message["content"]) for message in row[self.name] if message["role"] == "user")
-        return next(said, "")
+        texts = (str(message["content"]) for message in row[self.name] if message["role"] == "user")
+        return next(texts, "")
 
     def row(self, text: str) -> dict[str, Any]:
         """A row with this text."""
@@ -36,7 +36,7 @@ class TextField:
 
 
 def text_field(data: DataSection) -> TextField:
-    """Where a section's rows have their text.
+    """Returns the field in which a section's rows have their text.
 
     Raises:
         ValueError: A prompt is made of several fields, or of none.

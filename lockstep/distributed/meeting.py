@@ -1,6 +1,6 @@
-"""How processes find each other: one of them hosts a store, the others are told where it is.
+"""Rendezvous of processes: one of them hosts a store, the others are given its address.
 
-The host listens where it is told to, and nowhere else.
+The host listens at the given address alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import TCPStore
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where a process finds the others, and who it is among how many."""
+    """The address of the store, and this process's rank among `size`."""
 
     host: str
     port: int
@@ -24,24 +24,24 @@ class Meeting:
 
     @property
     def timeout(self) -> timedelta:
-        """Of a collective."""
+        """Timeout of a collective."""
         return timedelta(seconds=self.timeout_s)
 
     def store(self) -> TCPStore:
-        """A connection to the host's."""
+        """Connects to the host's store."""
         return TCPStore(self.host, self.port, is_master=False, timeout=self.timeout)
 
     def of(self, rank: int) -> Meeting:
-        """The same for another."""
+        """Returns the same for another rank."""
         return replace(self, rank=rank)
 
 
 class Host:
-    """Holds the store for as long as it lives.
+    """The host's side: it holds the store for as long as it lives.
 
     Args:
-        address: To listen on; who is to come must be able to reach it.
-        size: How many meet.
+        address: To listen on; all ranks must be able to reach it.
+        size: Number of processes.
         timeout_s: Of a collective.
 
     Attributes:

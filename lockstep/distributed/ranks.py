@@ -1,4 +1,4 @@
-"""The ranks that hold one model together, as a mesh: who shares rows, layers, positions, and heads and vocabulary."""
+"""The ranks that hold one model together, as a mesh over rows, layers, positions, and heads and vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 Dimension = Literal["dp_replicate", "dp", "pp", "cp", "tp"]
 DIMENSIONS: tuple[Dimension, ...] = ("dp_replicate", "dp", "pp", "cp", "tp")
-"""From the outermost to the innermost: neighbours in a row of tensor-parallel ranks are neighbours on a machine."""
+"""Dimensions from the outermost to the innermost: neighboring tensor-parallel ranks are neighbors on a machine."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class Ranks:
         return cls(init_device_mesh(device, tuple(sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS))
 
     def size(self, name: Dimension) -> int:
-        """How many ranks share what this dimension cuts."""
+        """Number of ranks that share what this dimension cuts."""
         return 1 if self.mesh is None else self.mesh.size(DIMENSIONS.index(name))
 
     def index(self, name: Dimension) -> int:
-        """Which of them this is."""
+        """Index of this rank among them."""
         return 0 if self.mesh is None else self.mesh.get_local_rank(name)
 
     def group(self, name: Dimension) -> dist.ProcessGroup | None:
-        """Those ranks; None for one alone."""
+        """The process group of those ranks; None for one alone."""
         return None if self.mesh is None or self.size(name) == 1 else self.mesh.get_group(name)
 
     @property
     def number(self) -> int:
-        """Of this rank among all, in the order of the mesh."""
+        """Number of this rank among all, in the order of the mesh."""
         number = 0
         for name in DIMENSIONS:
             number = number * self.size(name) + self.index(name)

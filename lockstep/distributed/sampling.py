@@ -1,4 +1,4 @@
-"""The distribution that tokens are drawn from, computed the same way for drawing and for scoring.
+"""The distribution that tokens are sampled from, computed the same way for sampling and for scoring.
 
 A learner that scores under another distribution than the sampler drew from (temperature forgotten, top-p not
 renormalised) sees importance ratios that are wrong by a factor, however equal the weights are.
@@ -20,7 +20,7 @@ from lockstep_logprobs.vocab import vocab_logprobs
 _ROWS = 256
 
 _BLOCK = 1024
-"""So many columns are first drawn from as one: only the sums of blocks, and one block, are summed in float64."""
+"""Number of columns that are first sampled as one: only the sums of blocks, and one block, are summed in float64."""
 
 
 def token_scores(
@@ -30,9 +30,9 @@ def token_scores(
 
     Args:
         logits_MV: Logits, of any floating type; this rank's columns.
-        token: Tokens already drawn [M]. They belong to the support even where rounding, or an update since, puts them
-            outside, so that scoring a drawn token never gives minus infinity. Or several at each place [M, K], where
-            every token can be drawn.
+        token: Tokens already sampled [M]. They belong to the support even where rounding, or an update since, puts them
+            outside, so that scoring a sampled token never gives minus infinity. Or several at each place [M, K], where
+            every token can be sampled.
         sampling: The distribution; greedy scoring is that of temperature 1.
         shard: Which columns these are.
 
@@ -40,7 +40,7 @@ def token_scores(
         Nats, fp32 like the tokens, and [M].
     """
     if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
-        return _of_all(logits_MV, token, sampling)
+        return _score_all(logits_MV, token, sampling)
     floor_M, scoring = _floor(logits_MV, sampling, shard), _scoring(sampling, shard=shard)
     return _like(token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M))
 
@@ -48,15 +48,15 @@ def token_scores(
 def hidden_scores(
     hidden_MD: Tensor, weight_vD: Tensor, token: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
 ) -> tuple[Tensor, Tensor]:
-    """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be drawn."""
+    """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be sampled."""
     assert sampling.full_support, "top-k and top-p need the logits"
     scoring = _scoring(sampling, shard=shard)
     return _like(token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring))
 
 
-def _of_all(logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The same where so many tokens are asked for that one pass over the vocabulary is less than a search for each."""
-    assert sampling.full_support, "only a drawn token is known to belong to the support"
+def _score_all(logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Scores so many tokens that one pass over the vocabulary costs less than a search for each."""
+    assert sampling.full_support, "only a sampled token is known to belong to the support"
     logprob_MV = (logits_MV.float() / sampling.divisor).log_softmax(-1)
     return logprob_MV.gather(1, token_MK), -(logprob_MV.exp() * logprob_MV).sum(-1)
 
@@ -89,7 +89,7 @@ def _scoring(sampling: SamplingParams, entropy: bool = True, shard: Shard = WHOL
 
 
 def _as_columns(token: Tensor, sampling: SamplingParams) -> Tensor:
-    assert token.dim() == 1 or sampling.full_support, "only a drawn token is known to belong to the support"
+    assert token.dim() == 1 or sampling.full_support, "only a sampled token is known to belong to the support"
     return token if token.dim() == 2 else token[:, None]
 
 
@@ -100,11 +100,11 @@ def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, 
 
 
 def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Draws one token per row by inverting the distribution function at a uniform number; the argmax where greedy.
+    """Samples one token per row by inverting the distribution function at a uniform number; the argmax where greedy.
 
     Args:
         logits_MV: Logits.
-        uniform_M: Numbers in (0, 1), float64; the same number draws the same token in any batch.
+        uniform_M: Numbers in (0, 1), float64; the same number gives the same token in any batch.
 
     Returns:
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M]; NaN, and any token of
@@ -119,7 +119,7 @@ def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tupl
 
 
 def _invert(weight_MV: Tensor, uniform_M: Tensor) -> Tensor:
-    """Where the running sum of a row's weights passes uniform · total: first the block, then the column in it."""
+    """Inverts the running sum of a row's weights at uniform · total: first finds the block, then the column in it."""
     columns = weight_MV.shape[1]
     if columns <= _BLOCK:
         return _pass_point(weight_MV, uniform_M)[0]
@@ -135,7 +135,7 @@ def _invert(weight_MV: Tensor, uniform_M: Tensor) -> Tensor:
 
 
 def _pass_point(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the running sum passes uniform · total [M], and by how much, float64 [M]."""
+    """Finds where the running sum passes uniform · total [M], and by how much, float64 [M]."""
     sum_MK = weight_MK.cumsum(-1, dtype=torch.float64)
     aim_M1 = uniform_M[:, None] * sum_MK[:, -1:]
     place_M1 = torch.searchsorted(sum_MK, aim_M1, right=True).clamp_(max=sum_MK.shape[1] - 1)  # K, where sums are NaN

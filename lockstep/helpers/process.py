@@ -1,4 +1,4 @@
-"""A child process that is asked in lines of JSON: what may hang, crash or talk does so over there.
+"""A child process that answers lines of JSON: code that may hang, crash or print runs over there.
 
 `Child` is the asking side. The other side is this file run as a program: it imports a module, calls its
 `answers(*arguments)` once, and then gives what that returned every question, and back every reply it yields. Nothing
@@ -27,17 +27,17 @@ from typing import Any, Protocol
 from lockstep.background import SIGNAL_CHECK_S
 
 _START_S = 600.0  # importing what a user's module imports may take long on a busy disk
-_GRACE_S = 0.5  # for a child to leave by itself when nothing more is asked
+_GRACE_S = 0.5  # for a child to leave by itself when there are no more questions
 
 
 class Answers(Protocol):
-    """What `answers(*arguments)` of a child's module returns."""
+    """The function that answers questions in the child; `answers(*arguments)` of the child's module returns it."""
 
     def __call__(self, question: Any, /) -> Iterator[Any]: ...
 
 
 class ChildError(Exception):
-    """The child could not begin; the text is what its module said."""
+    """The child could not begin; the text is its module's error."""
 
 
 class ChildDied(Exception):
@@ -53,11 +53,11 @@ class ChildDied(Exception):
 
 
 class ChildHangs(Exception):
-    """The child took longer than it was given."""
+    """The child took longer than its timeout."""
 
 
 class Child:
-    """A child process, started when first needed and again after it ended; may be asked from any thread.
+    """A child process, started when first needed and again after it ended; usable from any thread.
 
     Args:
         module: Holds `answers`; is imported in the child only.
@@ -85,10 +85,9 @@ class Child:
 
     @contextmanager
     def ask_streaming(self, question: Any) -> Iterator[Callable[[float], Any]]:
-        """Asks, and gives a function that waits so many seconds for the next reply.
+        """Sends a question; yields a function that waits so many seconds for the next reply.
 
-        Whoever leaves the block by an exception leaves replies behind, so the child is then ended: they must not answer
-        the next question.
+        An exception in the block leaves replies behind, so it ends the child: they must not answer the next question.
 
         Raises:
             ChildDied, ChildHangs: Also from that function.
@@ -105,11 +104,11 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None where none runs."""
+        """Id of the process; None where none runs."""
         return self._running.process.pid if self._running is not None and self._running.usable() else None
 
     def kill(self) -> None:
-        """Ends the process at once and for good; another thread that starts or asks it hears that it died."""
+        """Ends the process at once and for good; a thread that starts or uses it gets ChildDied."""
         self._killed = True
         if self._running is not None and self._running.usable():
             self._running.process.kill()
@@ -175,12 +174,12 @@ class _Running:
         """The next reply; what the child printed before it is printed here."""
         deadline = time.monotonic() + timeout_s
         while True:
-            kind, said = json.loads(self._line(deadline))
+            kind, text = json.loads(self._line(deadline))
             if kind == "failed":
-                raise ChildError(said)
+                raise ChildError(text)
             if kind != "printed":
-                return said
-            print(said, flush=True)
+                return text
+            print(text, flush=True)
 
     def end(self, at_once: bool = False) -> None:
         if self.owner != os.getpid():
@@ -222,7 +221,7 @@ class _Running:
 
 
 class _Printed(io.TextIOBase):
-    """Output of a child: lines are told to the parent as they become whole, for its display knows where they belong."""
+    """Output of a child, sent to the parent line by line, since its display knows where lines belong."""
 
     def __init__(self, say: Callable[[str, Any], None]) -> None:
         self._say = say
@@ -236,15 +235,15 @@ class _Printed(io.TextIOBase):
 
 
 def _serve(descriptor: str, module: str, *arguments: str) -> None:
-    """The child's life. Signals that end a run are the parent's to handle, which ends its children."""
+    """Main loop of the child. Signals that end a run are the parent's to handle, which ends its children."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
     connection = socket.socket(fileno=int(descriptor))
 
-    def say(kind: str, said: Any) -> None:
-        line = json.dumps([kind, said]).encode() + b"\n"
-        with _leaving_with_the_parent():
+    def say(kind: str, content: Any) -> None:
+        line = json.dumps([kind, content]).encode() + b"\n"
+        with _exit_with_parent():
             connection.sendall(line)
 
     sys.stdout = sys.stderr = _Printed(say)
@@ -261,12 +260,12 @@ def _serve(descriptor: str, module: str, *arguments: str) -> None:
 
 
 def _next_line(questions: io.BufferedReader) -> bytes:
-    with _leaving_with_the_parent():
+    with _exit_with_parent():
         return questions.readline()
 
 
 @contextmanager
-def _leaving_with_the_parent() -> Iterator[None]:
+def _exit_with_parent() -> Iterator[None]:
     """Ends the process where the connection is closed: the parent has left, and nothing would read a traceback."""
     try:
         yield
@@ -274,8 +273,8 @@ def _leaving_with_the_parent() -> Iterator[None]:
         os._exit(0)
 
 
-def _end_with(parent: int) -> None:
-    """A child that hangs in an answer does not see its connection close."""
+def _watch_parent(parent: int) -> None:
+    """Ends this process with its parent: a child that hangs in an answer does not see its connection close."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)

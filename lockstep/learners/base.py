@@ -1,4 +1,4 @@
-"""The learner's protocol: the verbs that algorithms use, whatever trains behind them."""
+"""The learner's protocol: the verbs that algorithms use, for any training backend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Learner(Protocol):
 
         Returns:
             int64 and fp32 [N, k], likeliest first, or all tokens as they are numbered where k is the whole vocabulary;
-            0 elsewhere. π is the model's own distribution, whatever was sampled from.
+            0 elsewhere. π is the model's own distribution, not the sampling one.
         """
         ...
 
@@ -48,7 +48,7 @@ class Learner(Protocol):
         ...
 
     def reset_optimizer(self) -> None:
-        """Forgets the optimizer's moments; the schedule of the learning rate goes on."""
+        """Forgets the optimizer's moments; the schedule of the learning rate continues."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -58,12 +58,12 @@ class Learner(Protocol):
     def save(self, folder: Path) -> None:
         """Begins to write weights, optimizer moments and counters as they are now, as safetensors and JSON.
 
-        Returns as soon as training may go on; `poll_save` tells when all is written.
+        Returns as soon as training may continue; `poll_save` tells when all is written.
         """
         ...
 
     def poll_save(self, wait: bool) -> bool:
-        """Whether what `save` began is written; with `wait` returns when it is.
+        """True if what `save` began is written; with `wait` returns when it is.
 
         Raises:
             NotSavedError: If it could not be written.
@@ -101,7 +101,7 @@ def train(learner: Learner, batch: Batch, loss: Loss) -> Metrics:
 
 
 def hand_over(learner: Learner, successor: Learner) -> None:
-    """Gives a learner's weights to another one of its kind, through a folder: both may live in other processes."""
+    """Copies a learner's weights to another one of its kind, through a folder: both may live in other processes."""
     with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
         learner.save(Path(folder))
         learner.poll_save(wait=True)

@@ -27,14 +27,14 @@ _OFFSETS = "offsets"
 
 @dataclass(frozen=True)
 class FileContents:
-    """What a file is to hold: tensors, and where in the whole tensor each begins, if it is not all of it."""
+    """Content of a file: tensors, and the place in the whole tensor where each begins, if it is not all of it."""
 
     tensors: Mapping[str, Tensor]
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, boxes: Iterable[tuple[str, Tensor, Box]]) -> FileContents:
-        """Numbers of boxes by name, or tensors without dimensions."""
+        """Builds the content from numbers of boxes by name, or tensors without dimensions."""
         tensors, cut = dict[str, Tensor](), dict[str, Sequence[int]]()
         for name, tensor, box in boxes:
             tensors[name] = tensor
@@ -43,7 +43,7 @@ class FileContents:
         return cls(tensors, cut)
 
     def beside(self, tensors: Mapping[str, Tensor]) -> FileContents:
-        """The same file with whole tensors besides."""
+        """Adds whole tensors to the same file."""
         return replace(self, tensors={**self.tensors, **tensors})
 
     @property
@@ -82,14 +82,14 @@ class Boxes:
     def __enter__(self) -> Boxes:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._found
 
     def names(self) -> list[str]:
-        """Of all tensors."""
+        """Names of all tensors."""
         return list(self._found)
 
     def whole(self, name: str) -> Tensor:
@@ -127,6 +127,6 @@ class Boxes:
 
     @staticmethod
     def _place(file: Any, name: str, at: Sequence[int] | None) -> tuple[Sequence[int], Sequence[int]]:
-        """Where a file's box begins, and its shape."""
+        """Returns where a file's box begins, and its shape."""
         shape = file.get_slice(name).get_shape()
         return at or [0] * len(shape), shape

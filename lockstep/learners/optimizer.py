@@ -35,13 +35,13 @@ def _factor(schedule: Schedule, update: int) -> float:
 
 
 def _decay_progress(schedule: Schedule, update: int) -> float:
-    """Which share of the decay is over."""
+    """Share of the decay that is over."""
     assert schedule.decay_steps is not None, "a decay says how long it takes"
     return min(1.0, (update - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps))
 
 
 class AdamW:
-    """Of what one rank holds of each parameter; the learning rate is said at each update.
+    """AdamW over one rank's pieces of each parameter; the learning rate is given at each update.
 
     Args:
         pieces: Updated in place.
@@ -71,7 +71,7 @@ class AdamW:
         self._inner.zero_grad()
 
     def forget(self) -> None:
-        """Begins anew: no moments."""
+        """Drops all moments."""
         self._inner.state.clear()
 
     def moments(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Tensor, Box]]:

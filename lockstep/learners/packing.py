@@ -16,7 +16,7 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
     Args:
         lengths: Tokens per sequence.
-        budget: Tokens per bin; a longer sequence gets a bin of its own.
+        budget: Tokens per bin; a longer sequence gets a bin to itself.
 
     Returns:
         Bins of indices into `lengths`, every index once.
@@ -60,5 +60,5 @@ def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]
 
 
 def cost(lengths: Sequence[int]) -> float:
-    """What a pass over sequences takes, in tokens: attention grows with the square of each."""
+    """Cost of a pass over sequences, in tokens: attention grows with the square of each."""
     return sum(length + _ATTENTION * length * length for length in lengths)

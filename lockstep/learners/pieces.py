@@ -1,4 +1,4 @@
-"""What one rank holds of a model's parameters, and where that lies in the tensors of the checkpoint."""
+"""One rank's pieces of a model's parameters, and where they lie in the tensors of the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Box:
         whole: Its shape over all ranks.
         offset: Where the box begins.
         shape: Of the box.
-        view: The box's numbers in memory that is laid out as the piece, by whatever shape, in the box's order.
+        view: The box's numbers in memory that is laid out as the piece, in any shape, in the box's order.
     """
 
     name: str
@@ -65,15 +65,15 @@ class Piece(ABC):
 
     @abstractmethod
     def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole tensors, on every rank that has some of them; all those have to ask for them."""
+        """Gathers the whole tensors, on every rank that has some of them; all those have to call it."""
 
     @abstractmethod
     def gradient(self) -> Tensor:
-        """What backward passes of this rank have left for it; zeros where nothing depends on the parameter."""
+        """Gradient that backward passes of this rank have left; zeros where nothing depends on the parameter."""
 
 
 def norm(pieces: Sequence[Piece], tensors: Iterable[Tensor]) -> Tensor:
-    """The length of all tensors together, each laid out as its piece: every number counts once, over whatever mesh."""
+    """The length of all tensors together, each laid out as its piece: every number counts once, over any mesh."""
     squares: dict[frozenset[str], list[Tensor]] = {}
     groups: dict[str, dist.ProcessGroup] = {}
     for piece, tensor in zip(pieces, tensors, strict=True):

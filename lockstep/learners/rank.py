@@ -1,7 +1,7 @@
-"""What learners of every backend do alike, for one rank: packed passes, sums of gradients, updates, checkpoints.
+"""The common part of learners of every backend, for one rank: packed passes, gradient sums, updates, checkpoints.
 
 Ranks hold pieces of the parameters, and all make the same number of passes, since a pass may wait for others: what each
-reads is decided by whoever sends the rows.
+reads is decided by the sender of the rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _IDLE = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": tor
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """What each pass reads, in turn: its rows of a batch, and their batch, on the device."""
+    """The batch of each pass, in turn: its rows of a whole batch, on the device."""
 
     batch: Batch
     rows: list[list[int]]
@@ -125,10 +125,10 @@ class RankLearner(ABC):
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As in the protocol; all ranks have to go through it together, and each gets everything."""
+        """Yields weights as in the protocol; all ranks have to iterate it together, and each gets everything."""
 
     def take_part_in_weights(self) -> None:
-        """Goes through `weights` for the sake of the rank that hands them out."""
+        """Iterates `weights` for the sake of the rank that sends them."""
         for _ in self.weights():
             pass
 
@@ -164,14 +164,14 @@ class RankLearner(ABC):
 
     @abstractmethod
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
-        """Of each pass, without gradients; none where another rank has them."""
+        """Yields outputs of each pass, without gradients; none where another rank has them."""
 
     def _constants(self) -> dict[str, Tensor]:
         """Tensors of the model's files that are never trained, by name."""
         return {}
 
     def _gradients(self) -> list[Tensor]:
-        """Of the pieces, over all ranks."""
+        """Gradients of the pieces, over all ranks."""
         return [piece.gradient() for piece in self.pieces]
 
     def _forget_gradients(self) -> None:
@@ -179,11 +179,11 @@ class RankLearner(ABC):
             piece.parameter.grad = None
 
     def _computation(self) -> torch.autocast:
-        """bf16 casts weights for each product and keeps the masters, sums and norms in fp32."""
+        """The autocast context: bf16 casts weights for each product and keeps masters, sums and norms in fp32."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._section.is_bf16)
 
     def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
-        """What belongs together stays together."""
+        """Packs a batch into micro-batches; groups of sequences stay together."""
         if passes is None:
             passes = pack(batch.group_lengths.tolist(), self._section.micro_batch_tokens)
         return MicroBatches(batch, [batch.rows_of(groups) for groups in passes], self.device)
@@ -206,13 +206,13 @@ class RankLearner(ABC):
         )
 
     def _writes(self, piece: Piece) -> bool:
-        """Whether this rank, of all that hold the same, writes a piece."""
+        """True if this rank, of all that hold the same piece, writes it."""
         cut = {name for joined in piece.cut_over for name in joined.split("_")}
         return all(self._ranks.index(name) == 0 for name in DIMENSIONS if name not in cut)
 
 
 def nothing(outputs: Outputs) -> Tensor:
-    """A loss that depends on all that came out, and is 0."""
+    """A loss of 0 that depends on all outputs."""
     columns = (outputs.logprob, outputs.entropy, outputs.value, outputs.final_value, outputs.top_logprob)
     return torch.stack([column.sum() for column in columns if column is not None]).sum() * 0.0
 
@@ -226,7 +226,7 @@ def restore_order(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
 
 
 def resolve_device(device: Device) -> torch.device:
-    """`auto` is the GPU where there is one."""
+    """Resolves `auto` to the GPU where there is one."""
     match device:
         case "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")

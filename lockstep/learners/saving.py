@@ -1,4 +1,4 @@
-"""Writing a learner's state while training goes on: from a copy in host memory, where there is room for one."""
+"""Writing a learner's state while training continues: from a copy in host memory, where there is room for one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lockstep.learners.boxes import FileContents
 COUNTERS = "learner.json"
 
 _ROOM = 1.5
-"""A copy is made only where so many times its size is free: what trains must not be driven out of memory."""
+"""Free memory that a copy needs, in its size: training must not run out of memory."""
 
 Files = Mapping[str, FileContents]
 
 
 class StateWriter:
-    """Writes safetensors, one save at a time. The copy's memory is kept for the next save: to get it anew costs more
+    """Writes safetensors, one save at a time. The copy's memory is kept for the next save: allocating it costs more
     than to fill it."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class StateWriter:
         self._error: Exception | None = None
 
     def begin(self, folder: Path, files: Files, counters: Mapping[str, int] | None, still: bool = False) -> None:
-        """Returns when the tensors may change again.
+        """Begins a save; returns when the tensors may change again.
 
         Args:
             folder: Where to; made if missing.
@@ -46,12 +46,12 @@ class StateWriter:
             self._write(folder, files, counters)
             return
         unchanging = files if still else self._copy(files)
-        # Daemonic, so that whoever ends this process for good need not wait for a disk.
+        # Daemonic, so that ending this process for good need not wait for a disk.
         self._thread = threading.Thread(target=self._write, args=(folder, unchanging, counters), daemon=True)
         self._thread.start()
 
     def poll(self, wait: bool) -> bool:
-        """Whether all is written.
+        """True if all is written.
 
         Raises:
             NotSavedError: If it could not be.
@@ -75,7 +75,7 @@ class StateWriter:
                 (folder / name).chmod(folder.stat().st_mode & 0o666)  # as any file here; safetensors makes them private
             if counters is not None:
                 (folder / COUNTERS).write_text(json.dumps(counters))
-        except Exception as error:  # of whatever kind: nobody else sees what a thread raises
+        except Exception as error:  # of any kind: an error in a thread is seen nowhere else
             self._error = error
 
     def _has_room(self, files: Files) -> bool:

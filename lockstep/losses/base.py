@@ -15,7 +15,7 @@ Denominator = Literal["tokens", "rows", "pairs"]
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a learner's head says of each own token; fp32, the column of the other head is None.
+    """Outputs of a learner's head for each own token; fp32, the column of the other head is None.
 
     Attributes:
         logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the mask is off.
@@ -76,11 +76,11 @@ def split_pairs(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def active_pairs(batch: Batch) -> Tensor:
-    """Whether both sequences of a pair have a trainable token, bool [P]."""
+    """True for each pair of which both sequences have a trainable token, bool [P]."""
     first_P, second_P = split_pairs(batch, _active_rows(batch))
     return first_P & second_P
 
 
 def _active_rows(batch: Batch) -> Tensor:
-    """Whether a sequence has a trainable token, bool [B]."""
+    """True for each sequence that has a trainable token, bool [B]."""
     return batch.per_sample(batch.mask.float()) > 0

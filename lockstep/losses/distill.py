@@ -71,5 +71,5 @@ class Distillation:
 
 
 def _entropy(logprob_MV: Tensor) -> Tensor:
-    """Of whole distributions, nats [M]."""
+    """Entropy of whole distributions, nats [M]."""
     return -(logprob_MV.exp() * logprob_MV).sum(-1)

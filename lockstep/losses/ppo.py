@@ -150,13 +150,13 @@ class ClippedValue:
 
 
 def _of_response(x_N: Tensor, batch: Batch) -> Tensor:
-    """The mean over a response's trainable tokens, at each of them [N]."""
+    """Spreads the mean over a response's trainable tokens to each of them [N]."""
     mean_B = batch.per_sample(x_N) / batch.per_sample(batch.mask.float()).clamp(min=1)
     return trainable(mean_B[batch.row], batch.mask)
 
 
 def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N: Tensor) -> Metrics:
-    """How far the policy has moved since the rollout was scored. Log-probabilities are 0 off the mask."""
+    """Measures how far the policy has moved since the rollout was scored. Log-probabilities are 0 off the mask."""
     ratio_N, count = probability_ratio(logprob_N, old_N), mask_N.sum()
     return Metrics(
         probs_ratio=Mean(trainable(ratio_N, mask_N).sum(), count),

@@ -105,7 +105,7 @@ def _score_gap(batch: Batch) -> Tensor:
 
 
 def build(section: PreferenceSection, beta: float) -> Preference:
-    """The loss that a recipe asks for; β apart, since it may change over a run."""
+    """Builds the loss of a recipe; β apart, since it may change over a run."""
     by_length = section.preference_average_log_probs
     return Preference(
         kind=section.preference_loss,
@@ -119,7 +119,7 @@ def build(section: PreferenceSection, beta: float) -> Preference:
 
 
 def _of_answers(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
-    """What pairs of answers come to, and what their judge said."""
+    """Metrics of pairs of answers, with the scores of their judge."""
     metrics = _of_pairs(batch, rewards, active_P)
     if "score" in batch.sample:
         names = ("chosen_generated_rewards", "rejected_generated_rewards")
@@ -135,7 +135,7 @@ def _of_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) ->
 
 
 def measure_implicit_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:
-    """What either answer is worth (DPO: β·d, its implicit reward), and how often that ranks a pair as it was given."""
+    """Measures the rewards of both answers (DPO: β·d, the implicit reward), and how often they rank a pair as given."""
     both = torch.cat([chosen_P[active_P], rejected_P[active_P]]).double()
     right = trainable((chosen_P > rejected_P).float(), active_P).sum()
     return _means(("rewards_chosen_mean", "rewards_rejected_mean"), (chosen_P, rejected_P), active_P) + Metrics(
@@ -154,6 +154,6 @@ def interval_of_acc(metrics: Metrics) -> Metrics:
 
 
 def _means(names: tuple[str, str], pair: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
-    """Means over active pairs of what the chosen and the rejected answer have."""
+    """Means over active pairs of a column of the chosen and of the rejected answers."""
     totals = (trainable(column_P.float(), active_P).sum() for column_P in pair)
     return Metrics({name: Mean(total, active_P.sum()) for name, total in zip(names, totals, strict=True)})

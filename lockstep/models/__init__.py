@@ -1,4 +1,4 @@
-"""Models from folders and back. `transformers` shows no bars of its own: a run has one."""
+"""Models from folders and back. `transformers` shows no progress bars: a run has its own."""
 
 from transformers.utils import logging
 

@@ -23,11 +23,11 @@ from lockstep.errors import InputError
 NAME = "lockstep"
 
 _FILLED = 0.75
-"""Each row of a grid is filled at least so far. Less pays for padding, more for many small products."""
+"""Least filled share of each row of a grid. Less pays for padding, more for many small products."""
 
 
 class Layout(Protocol):
-    """Which tokens see which, and where keys and values are kept."""
+    """Layout of a batch for attention: which tokens see which, and where keys and values are kept."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
@@ -36,7 +36,7 @@ class Layout(Protocol):
         ...
 
 
-@torch.compiler.disable  # each batch has other grids, and would be compiled anew
+@torch.compiler.disable  # each batch has other grids, and would be compiled again
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -50,7 +50,7 @@ def attention(
     dropout: float = 0.0,
     **other: object,
 ) -> tuple[Tensor, None]:
-    """Registered with `transformers` as "lockstep". Never drops out: a policy must score what it sampled.
+    """The attention function that `transformers` knows as "lockstep". No dropout: a policy must score what it sampled.
 
     Raises:
         ValueError: If the model asks for something that is not built here, such as soft-capped scores.
@@ -106,7 +106,7 @@ class Packed:
         return out.index_select(0, self.from_cells)[None]
 
     def _grids(self, x: Tensor) -> list[Tensor]:
-        """[1, heads, N, size] to [rows, heads, width, size] of each grid."""
+        """Cuts [1, heads, N, size] into [rows, heads, width, size] of each grid."""
         cells = x[0].transpose(0, 1).index_select(0, self.to_cells)
         pieces = cells.split([rows * width for rows, width in self.shapes])
         return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, self.shapes, strict=True)]
@@ -149,7 +149,7 @@ class SideBySide:
 
 
 def _newest(new: int, known: int, window: int | None, device: torch.device) -> Tensor:
-    """Which of `known` tokens the newest `new` of them see, bool [new, known]."""
+    """Mask of the `known` tokens that the newest `new` of them see, bool [new, known]."""
     seen = torch.ones(new, known, dtype=torch.bool, device=device).tril(known - new)
     return seen if window is None else seen.triu(known - new + 1 - window)
 

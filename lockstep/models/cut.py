@@ -1,7 +1,7 @@
-"""What one rank reads of a micro-batch: everything, or its share of each sequence under context parallelism.
+"""One rank's share of a micro-batch: everything, or its share of each sequence under context parallelism.
 
 Sequences are filled up so that they can be cut, and so can their row; what fills them up lies to their right, where
-causality hides it, or behind the last one, as a sequence of its own. Numbers come back in the places of the batch.
+causality hides it, or behind the last one, as another sequence. Numbers come back in the places of the batch.
 
 Letters: N tokens of the batch, T of the filled row over all ranks, n of this rank's share of it, M of interest.
 """
@@ -71,7 +71,7 @@ class Cut:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """As `transformers` models take it."""
+        """Inputs as `transformers` models take them."""
         return {
             "input_ids": self.tokens.view(self.rows, -1),
             "position_ids": self.position.view(self.rows, -1),
@@ -80,7 +80,7 @@ class Cut:
         }
 
     def locate(self, state_M: Tensor) -> tuple[Tensor | slice, Tensor]:
-        """Which of some states this rank has, and where in its share: indices [m] into M, and into n."""
+        """Finds which of some states this rank has: their indices [m] into M, and their places in its share, [m]."""
         if self.place is None:
             return slice(None), state_M
         place_M = self.place[state_M]
@@ -102,7 +102,7 @@ class Cut:
 
 
 def _pad(batch: Batch, multiple: int, tp: int) -> tuple[Batch, Tensor]:
-    """Every sequence as long as a multiple, and a row that divides among tensor-parallel ranks; where tokens went."""
+    """Pads sequences to a multiple, and the row to divide among tensor-parallel ranks; returns where tokens went."""
     lengths = -(-batch.lengths // multiple) * multiple
     tail = -int(lengths.sum()) % (multiple * tp)
     start_B = (lengths.cumsum(0) - lengths).to(batch.tokens.device)

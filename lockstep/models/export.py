@@ -32,7 +32,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     aside = _aside(folder)
     model.save_pretrained(aside)
     tokenizer.save_pretrained(aside)
-    _appear(aside, folder)
+    _rename_into_place(aside, folder)
 
 
 def copy_frame(source: Path, folder: Path) -> None:
@@ -87,7 +87,7 @@ def assemble(
     (aside / "README.md").write_text(card, encoding="utf-8")
     if adapter is not None:
         adapter(aside / "adapter")
-    _appear(aside, folder)
+    _rename_into_place(aside, folder)
 
 
 def save_adapter(
@@ -117,7 +117,7 @@ def save_adapter(
     config.save_pretrained(str(aside))
     named = {in_adapter_file(name): tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}
     save_file(named, aside / "adapter_model.safetensors", metadata={"format": "pt"})
-    _appear(aside, folder)
+    _rename_into_place(aside, folder)
 
 
 def _frame(source: Path) -> list[Path]:
@@ -131,8 +131,8 @@ def _aside(folder: Path) -> Path:
     return aside
 
 
-def _appear(aside: Path, folder: Path) -> None:
-    """Gives a folder that is whole its name, and its weights the mode of any file: safetensors makes them private."""
+def _rename_into_place(aside: Path, folder: Path) -> None:
+    """Renames a complete folder into place; its weights get the mode of any file: safetensors makes them private."""
     for path in aside.glob("*.safetensors"):
         path.chmod(aside.stat().st_mode & 0o666)
     os.rename(aside, folder)

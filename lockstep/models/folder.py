@@ -1,4 +1,4 @@
-"""What a Hugging Face folder holds, by its configuration; its weights are read in `lockstep.models.weight_files`.
+"""Hugging Face folders, by their configuration; weights are read in `lockstep.models.weight_files`.
 
 What is wrong with a folder is found there and here, and said in one sentence, before `transformers` opens it.
 """
@@ -31,12 +31,12 @@ _MOST = (
     (re.compile("experts"), 100_000),
     (re.compile(r"(size|dim|_embd|_inner|heads)$"), 2**31),
 )
-"""How large what a configuration says can be, by the name; `transformers` builds layers one by one, for hours."""
+"""Largest sizes that a configuration may give, by name; `transformers` builds layers one by one, for hours."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 CONFIG_ERRORS = (OSError, ValueError, KeyError, TypeError, StrictDataclassError)
-"""What `transformers` raises for a configuration that it cannot use."""
+"""Errors that `transformers` raises for a configuration that it cannot use."""
 
 
 class ModelError(InputError):
@@ -114,7 +114,7 @@ def require_usable(fields: Mapping[str, Any], source: str) -> None:
 
 
 def _why(fields: Mapping[str, Any], error: Exception) -> str:
-    """Why `transformers` cannot use a configuration."""
+    """Explains why `transformers` cannot use a configuration."""
     kind = fields.get("model_type")
     if kind is None or is_known(kind):
         return config_reason(error)
@@ -133,7 +133,7 @@ def require_classifier(folder: str | os.PathLike[str]) -> None:
 
 
 def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
-    """The model without memory for its weights: names, shapes and sizes.
+    """Builds the model without memory for its weights: names, shapes and sizes.
 
     Raises:
         ModelError: If `transformers` cannot build it; begins with `source`.
@@ -175,15 +175,15 @@ def context_of(config: PreTrainedConfig) -> int:
 
 
 def carries_state(config: PreTrainedConfig) -> bool:
-    """Whether layers carry a state along the sequence, beside keys and values: Mamba, delta nets, short convolutions.
+    """True if layers carry a state along the sequence, beside keys and values: Mamba, delta nets, short convolutions.
 
-    By the cache that `transformers` itself decodes such a model with.
+    Judged by the cache that `transformers` itself decodes such a model with.
     """
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
 def config_reason(error: BaseException) -> str:
-    """What an error of a configuration says first; of a wrong field the cause tells more."""
+    """Returns the first line of a configuration's error; for a wrong field, of its cause, which tells more."""
     cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
     return first_line(cause or error)
 

@@ -1,4 +1,4 @@
-"""Models as learners see them: a ragged batch in, one number per own token out. A head is a plug-in on a backbone."""
+"""Heads: models as learners use them, a ragged batch in, one number per own token out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LARGE = 1e4
 
 
 def scores_tokens(head: Head) -> bool:
-    """Whether a head gives log-probabilities of tokens; the others give one number for each state."""
+    """True if a head gives log-probabilities of tokens; the others give one number for each state."""
     match head:
         case "logits":
             return True
@@ -44,7 +44,7 @@ def scores_tokens(head: Head) -> bool:
 
 
 def scores_sequences(head: Head) -> bool:
-    """Whether a head gives one number for a whole sequence, as classifiers do."""
+    """True if a head gives one number for a whole sequence, as classifiers do."""
     match head:
         case "reward":
             return True
@@ -55,7 +55,7 @@ def scores_sequences(head: Head) -> bool:
 
 
 def _has_bias(head: Head) -> bool:
-    """Whether the unit of a head has one."""
+    """True if the unit of a head has a bias."""
     match head:
         case "value":
             return True
@@ -71,7 +71,7 @@ def canonical(name: str) -> str:
 
 
 def in_folder(backbone: str, name: str) -> str:
-    """What files of a causal language model, whose backbone is called so, name a parameter of a head."""
+    """Returns the name of a head's parameter in files of a causal language model with this name of its backbone."""
     if name.startswith("backbone."):
         return f"{backbone}.{canonical(name.removeprefix('backbone.'))}"
     if name.startswith("value."):  # as sequence classifiers of transformers have it
@@ -126,7 +126,7 @@ class ValueHead(nn.Module):
         return value_outputs(batch, cut, states(self.backbone, cut), self.value)
 
     def first_weights(self) -> dict[str, Tensor]:
-        """What the unit begins with, by the names of its parameters."""
+        """First weights of the unit, by the names of its parameters."""
         return first_value_weights(self._size, self._seed, self._head)
 
 
@@ -148,7 +148,7 @@ class Logits:
 
 @dataclass(frozen=True)
 class Products:
-    """The same as products of hidden states [m, D] and this rank's rows of a vocabulary head [v, D]."""
+    """Logits as products of hidden states [m, D] and this rank's rows of a vocabulary head [v, D]."""
 
     hidden_mD: Tensor
     weight_vD: Tensor
@@ -171,7 +171,7 @@ Places = Logits | Products
 
 
 def policy_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Places]) -> Outputs:
-    """What a batch asks for at masked tokens; the vocabulary is only computed for these.
+    """Computes the outputs that a batch asks for at masked tokens; the vocabulary is only computed for these.
 
     Args:
         batch: Of N tokens.
@@ -219,7 +219,7 @@ def value_unit(size: int, head: Head) -> nn.Linear:
 
 
 def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
-    """What such a unit begins with, by the names of its parameters."""
+    """First weights of a head's unit, by the names of its parameters."""
     # A final norm leaves states of length about √size, so first values have a spread of about 0.1.
     weight = torch.empty(1, size, device="cpu")
     weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
@@ -228,7 +228,7 @@ def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
 
 
 def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:
-    """This rank's rows of a vocabulary head, and which tokens' they are."""
+    """This rank's rows of a vocabulary head, and the shard of tokens to which they belong."""
     if not isinstance(weight, DTensor):
         return weight, WHOLE
     start, _ = own_range(weight.shape[0], ranks.size("tp"), ranks.index("tp"))
@@ -237,7 +237,7 @@ def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:
 
 @torch.no_grad()
 def logits_are_products(lm: PreTrainedModel) -> bool:
-    """Whether logits are the last hidden states times the head's weight, without bias, cap or factor.
+    """True if logits are the last hidden states times the head's weight, without bias, cap or factor.
 
     It is tried, on a few tokens: what the head is given must be what the backbone gives, and what the head gives must
     come out as it is, also where it is so large that a cap would show. For that it is replaced by numbers up to 10,000.

@@ -44,14 +44,14 @@ def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
         ModelError: If the folder cannot be used.
     """
     check_weights(folder, skeleton(read_config(folder, headless=True), str(folder)), headless=True)
-    with _no_word_of_heads():
+    with _silence_head_warnings():
         backbone = _open(folder).base_model
-    assert isinstance(backbone, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
+    assert isinstance(backbone, PreTrainedModel), "a causal language model of transformers has its own backbone"
     return backbone
 
 
 def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
-    """The model; its folder has been compared with its configuration."""
+    """Opens the model, after its folder has been compared with its configuration."""
     require_finite(folder)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -68,8 +68,8 @@ def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
 
 
 @contextmanager
-def _no_word_of_heads() -> Iterator[None]:
-    """`transformers` reports a language model's head that is missing and a reward model's that nobody asked for."""
+def _silence_head_warnings() -> Iterator[None]:
+    """Silences the warnings of `transformers` about missing heads, which are expected here."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

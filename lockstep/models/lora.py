@@ -27,17 +27,17 @@ _ADAPTER = "default"
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of a head is one of an adapter, by its name."""
+    """True if a parameter of a head is one of an adapter, by its name."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def learns(name: str) -> bool:
-    """Whether a parameter of a head with adapters learns: theirs do, and a value head's unit."""
+    """True if a parameter of a head with adapters learns: adapters do, and a value head's unit."""
     return is_adapter(name) or name.startswith("value.")
 
 
 def in_adapter_file(name: str) -> str:
-    """What peft's files call a tensor, from its name in the model's files."""
+    """Returns the name of a tensor in peft's files, from its name in the model's files."""
     return f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}"
 
 
@@ -60,7 +60,7 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
         raise InputError(f"learner.lora: a {network.config.model_type} has no linear maps in its layers; leave it out")
     endings = there if section.target_modules is None else list(section.target_modules)
     for ending in endings:
-        named = [module for name, module in linear.items() if _is_called(name, ending)]
+        named = [module for name, module in linear.items() if _has_ending(name, ending)]
         if not named or not within.issuperset(named):
             raise InputError(
                 f"learner.lora.target_modules: no linear maps of the layers, and only of them, are called {ending}; "
@@ -70,14 +70,14 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
 
 
 def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
-    """Those that get adapters; raises as `targets`."""
+    """Finds the maps that get adapters; raises as `targets`."""
     endings = targets(network, section)
     linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    return [module for name, module in linear if any(_is_called(name, ending) for ending in endings)]
+    return [module for name, module in linear if any(_has_ending(name, ending) for ending in endings)]
 
 
-def _is_called(name: str, ending: str) -> bool:
-    """As peft reads it."""
+def _has_ending(name: str, ending: str) -> bool:
+    """True if peft takes `ending` as the end of a module's name: whole parts of it."""
     return f".{name}".endswith(f".{ending}")
 
 
@@ -103,9 +103,9 @@ def config_of(network: PreTrainedModel, section: LoRA, **fields: Any) -> Any:
 
 
 def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """What adapters begin with, by the names of their parameters in a head: A as peft draws it, B zero.
+    """First weights of adapters, by the names of their parameters in a head: A as peft initializes it, B zero.
 
-    Drawn by name, so that no layout of ranks changes them.
+    Keyed by name, so that no layout of ranks changes them.
     """
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -118,7 +118,7 @@ def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def merging(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
-    """By the name of each W in a head that has an adapter: what makes W + (α / r) · B·A of it, and leaves it alone."""
+    """Maps each W in a head that has an adapter to the function that returns W + (α / r) · B·A and leaves W alone."""
     from peft.tuners.lora import LoraLayer
 
     adapted = ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))

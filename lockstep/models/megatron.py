@@ -1,8 +1,8 @@
-"""Where the tensors of a Hugging Face checkpoint lie in the parameters of a Megatron model of the same sizes.
+"""Map from the tensors of a Hugging Face checkpoint to the parameters of a Megatron model of the same sizes.
 
 A family names the tensors (`models.families`); how they lie there is the same for all. Megatron lays matrices that read
 the same states into one: queries, keys and values group by group, gate and up one after the other. Tensor-parallel
-ranks have rows of what comes in and columns of what goes out.
+ranks have rows of input matrices and columns of output matrices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """Where a tensor of the checkpoint lies in a parameter of one tensor-parallel rank.
+    """Slice of a parameter of one tensor-parallel rank that holds a tensor of the checkpoint.
 
     Attributes:
         name: Of the tensor, without what stands before all layers.
@@ -41,7 +41,7 @@ class ParameterSlice:
 
 
 _ACTIVATION = "silu"
-"""Of the gated units in the layers."""
+"""Activation of the gated units in the layers."""
 
 
 def require_known(config: PreTrainedConfig) -> None:
@@ -60,7 +60,7 @@ def require_known(config: PreTrainedConfig) -> None:
 
 
 def layers_of(config: PreTrainedConfig) -> MegatronLayers:
-    """How Megatron's layers compute a model's family; raises ValueError if they cannot."""
+    """Returns the Megatron layers of a model's family; raises ValueError if there are none."""
     family = family_of(config)
     if family.megatron is None:
         raise InputError(
@@ -88,7 +88,7 @@ def stages(layers: int, pp: int) -> list[int]:
 
 
 def places(parameter: str, config: PreTrainedConfig, first_layer: int = 0) -> tuple[ParameterSlice, ...]:
-    """What of the checkpoint lies in a Megatron parameter.
+    """Lists the tensors of the checkpoint that lie in a Megatron parameter.
 
     Args:
         parameter: Its name in a `GPTModel` of Megatron's own layers.
@@ -107,7 +107,7 @@ def places(parameter: str, config: PreTrainedConfig, first_layer: int = 0) -> tu
 
 
 def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor], Tensor], ...]:
-    """Of the tensors that Megatron lays into one parameter, in the order in which a family names them."""
+    """Returns views of the tensors that Megatron lays into one parameter, in the family's order."""
     if parameter.endswith(_QKV):
         groups = _Groups.of(config)
         return groups.queries, groups.keys, groups.values
@@ -116,7 +116,7 @@ def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor],
 
 @dataclass(frozen=True)
 class _Groups:
-    """Of queries that share a key: the queries of a group, then its key and its value."""
+    """Groups of queries that share a key: the queries of a group, then its key and its value."""
 
     heads: int
     size: int
@@ -137,7 +137,7 @@ class _Groups:
         return self._heads(parameter)[:, -1]
 
     def _heads(self, parameter: Tensor) -> Tensor:
-        """[groups, heads of one, size of a head, …]."""
+        """Views a matrix as [groups, heads of one, size of a head, …]."""
         return parameter.view(-1, self.heads + 2, self.size, *parameter.shape[1:])
 
 

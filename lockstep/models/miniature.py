@@ -1,4 +1,4 @@
-"""A model in small: every kind of layer that a configuration asks for, once, with random weights.
+"""A miniature of a model: every kind of layer of its configuration, once, with random weights.
 
 Widths that only cost time are cut (vocabulary, hidden units of MLPs, experts), and windows and chunks, so that short
 sequences already reach beyond them. Hidden size, heads, rotary positions and the kinds of layers stay.
@@ -36,11 +36,11 @@ _HEAD_FIELDS = (
     "linear_num_heads", "mamba_num_heads", "mamba_d_ssm", "num_heads",
 )  # fmt: skip
 _WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size")
-"""What a token sees, or how many a state is computed for at once: shorter than a sequence, so both ends are met."""
+"""Fields that limit what a token sees, or chunks of a state: made shorter than a sequence, so both ends are met."""
 _TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Fields = dict[str, Any]
-"""Of a configuration, as config.json holds them."""
+"""Fields of a configuration, as config.json holds them."""
 
 
 def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
@@ -67,7 +67,7 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
 
 
 def _smaller(config: PreTrainedConfig, full: PreTrainedModel) -> Iterator[Callable[[], PreTrainedConfig]]:
-    """What makes smaller configurations, the smallest first; not each of them can be made."""
+    """Yields factories of smaller configurations, the smallest first; some may fail."""
     text, kinds = config.get_text_config(), _kinds(full)
     own, fields = text.attribute_map, text.to_dict()  # what this configuration calls a usual name
     common = _common({**fields, **{name: fields[called] for name, called in own.items() if called in fields}})
@@ -79,13 +79,13 @@ def _smaller(config: PreTrainedConfig, full: PreTrainedModel) -> Iterator[Callab
 
 
 def _own_names(fields: Fields, own: Mapping[str, str]) -> Fields:
-    """Usual names as a configuration itself calls them."""
+    """Translates the usual names of fields to those of a configuration."""
     called = {own[name]: value for name, value in fields.items() if name in own}
     return {**{name: value for name, value in fields.items() if name not in own}, **called}
 
 
 def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    """The model, after plain `transformers` has computed a few tokens with it."""
+    """Builds the model and tries a few tokens with it in plain `transformers`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed.key("miniature", seed) & (2**63 - 1))
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32)
@@ -110,7 +110,7 @@ def plain_logits(model: PreTrainedModel, tokens_T: torch.Tensor) -> torch.Tensor
 
 
 def _kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
-    """What sort each layer is: its modules, and what is switched on in them; sizes do not count."""
+    """Kind of each layer: its modules, and what is switched on in them; sizes do not count."""
     return [
         tuple((name, type(module).__name__, *_switches(module)) for name, module in layer.named_modules())
         for layer in layers(model)
@@ -124,7 +124,7 @@ def _switches(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _common(fields: Fields) -> Fields:
-    """Windows and chunks that short sequences leave."""
+    """Shortens windows and chunks, so that short sequences exceed them."""
     cut = dict(fields)
     for name in _WINDOW_FIELDS:
         if fields.get(name) is not None:
@@ -133,7 +133,7 @@ def _common(fields: Fields) -> Fields:
 
 
 def _narrow(fields: Fields) -> Fields:
-    """Narrower where width only costs time."""
+    """Narrows layers where width only costs time."""
     cut = dict(fields)
     cut["vocab_size"] = min(fields["vocab_size"], _VOCABULARY)
     for name in _HIDDEN_UNIT_FIELDS:
@@ -151,7 +151,7 @@ def _narrow(fields: Fields) -> Fields:
 
 
 def _thin(fields: Fields) -> Fields:
-    """Fewer heads of the same size, and states that are so much shorter."""
+    """Reduces the number of heads, at the same size, and states with them."""
     counts = {name: fields[name] for name in _HEAD_FIELDS if isinstance(fields.get(name), int)}
     heads = [counts[name] for name in ("num_attention_heads", "num_key_value_heads") if counts.get(name)]
     factor = 1
@@ -162,7 +162,7 @@ def _thin(fields: Fields) -> Fields:
 
 
 def _with_layers(fields: Fields, places: Sequence[int], count: int) -> Fields:
-    """Only these of `count` layers; lists with an entry for each layer are cut alike."""
+    """Keeps only these of `count` layers; lists with an entry for each layer are cut alike."""
     cut = {
         name: [value[place] for place in places] if isinstance(value, list) and len(value) == count else value
         for name, value in fields.items()

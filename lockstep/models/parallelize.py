@@ -49,7 +49,7 @@ def require_divisible(config: PreTrainedConfig, tp: int) -> None:
 
 
 def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, offload: bool) -> None:
-    """Cuts a head of `models.heads` and the network in it, in place; whoever gives it weights does so afterwards.
+    """Cuts a head of `models.heads` and the network in it, in place, before it has weights.
 
     Args:
         model: The head.
@@ -83,7 +83,7 @@ def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
-    """Each layer is compiled around its attention, once for batches of all sizes.
+    """Compiles each layer around its attention, once for batches of all sizes.
 
     Args:
         lm: The network; in place, so that names stay what they are. Cut it and checkpoint it afterwards.
@@ -99,7 +99,7 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
 
 
 def checkpoint_layers(blocks: Iterable[nn.Module]) -> None:
-    """Each layer keeps its inputs alone, and is computed again for its gradient."""
+    """Checkpoints each layer: it keeps its inputs alone, and is computed again for its gradient."""
     for layer in blocks:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
@@ -110,7 +110,7 @@ def layers(lm: PreTrainedModel) -> list[nn.Module]:
 
 
 def _cut_head(lm: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """A vocabulary head is cut as the embedding is; tied to it, it is the embedding's matrix."""
+    """Cuts a vocabulary head as the embedding is; tied to it, it is the embedding's matrix."""
     head = lm.get_output_embeddings()
     if head is None:
         return

@@ -38,7 +38,7 @@ class ModelSource:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def token_ids(self, text: str) -> list[int]:
-        """A text that goes on from another, as tokens: nothing is put around it."""
+        """Encodes a text that continues another: nothing is put around it."""
         return token_ids(self.tokenizer, [text], add_special_tokens=False)[0]
 
     def sampling(self, section: Sampling) -> SamplingParams:
@@ -58,7 +58,7 @@ def scratch_model(recipe: Common, files: FileGroup, folder: Path) -> Path:
     """Builds a model, and its tokenizer from the rows of `files`, once, into `folder`."""
     if not folder.exists():
         scratch, tokenizer = recipe.model.scratch, scratch_tokenizer(recipe, files)
-        assert scratch is not None, "only a recipe with model.scratch asks for a new model"
+        assert scratch is not None, "only a recipe with model.scratch builds a new model"
         save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, folder)
     return folder
 

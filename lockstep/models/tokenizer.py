@@ -61,7 +61,7 @@ def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def has_tokenizer(folder: str | Path) -> bool:
-    """Whether a folder holds a tokenizer's files."""
+    """True if a folder holds a tokenizer's files."""
     return any((Path(folder) / name).is_file() for name in _TOKENIZER_FILES)
 
 

@@ -25,12 +25,12 @@ _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _UNIT = "score.weight"
 _TYPES = ("F64", "F32", "BF16", "F16")
 _NAMED = 3
-"""So many tensors are named in a message."""
+"""Number of tensors that are named in a message."""
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """What a header says of a tensor.
+    """A tensor's entry in the header of a file.
 
     Attributes:
         file: That holds it.
@@ -45,7 +45,7 @@ class _Stored:
 
 @dataclass
 class _Report:
-    """What `transformers` takes names out of that an architecture may lack, or may bring and not use."""
+    """The report from which `transformers` removes names that an architecture may lack, or may bring and not use."""
 
     missing_keys: set[str]
     unexpected_keys: set[str]
@@ -163,7 +163,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class _Names:
-    """How `transformers` calls the tensors of files: it renames those of older checkpoints, and joins or cuts some.
+    """Renaming of the tensors of files as `transformers` does it: some are of older checkpoints, some joined or cut.
 
     Args:
         model: That is to hold them.
@@ -177,7 +177,7 @@ class _Names:
         self._prefix, self._wanted = model.base_model_prefix, dict(wanted)
 
     def targets(self, name: str) -> list[str]:
-        """The tensors of the model that one of a file goes into, whether they are there or not."""
+        """Names the model's tensors that a tensor of a file goes into, whether they are there or not."""
         renamed, source = self._rename(name, self._renamings, self._converters)
         if renamed not in self._wanted and name in self._wanted:
             renamed, source = self._rename(name, [], [])
@@ -193,7 +193,7 @@ class _Names:
 
 
 def _name_some(names: set[str]) -> str:
-    """Some names, and how many more there are."""
+    """Lists some names, and how many more there are."""
     some = sorted(names)
     more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
     return ", ".join(some[:_NAMED]) + more

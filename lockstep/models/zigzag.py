@@ -1,4 +1,4 @@
-"""Attention under context parallelism: each rank has two chunks of every sequence, and asks the keys of all ranks.
+"""Attention under context parallelism: each rank has two chunks of every sequence, and gathers the keys of all ranks.
 
 Keys and values are gathered, which for grouped heads is less than the states are. The product is made for the rank's
 own queries alone; an early chunk sees few keys and a late one many, so that every rank has the same work to do.
@@ -39,7 +39,7 @@ class Grid:
     back: Tensor
 
     def mask(self, window: int | None) -> Tensor:
-        """Who sees whom, bool [rows, 1, q, k]."""
+        """Mask of the keys that each query sees, bool [rows, 1, q, k]."""
         seen = self.back >= 0 if window is None else (self.back >= 0) & (self.back < window)
         return seen[:, None]
 

@@ -1,4 +1,4 @@
-"""Which of several judgements is best, by battles of two: Bradley & Terry (1952), as Wu et al. 2024 (§2.2) use it."""
+"""The best of several judgements by pairwise battles: Bradley & Terry (1952), as Wu et al. 2024 (§2.2) use it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 Winner = Literal["first", "second"]
 Battles = Mapping[tuple[int, int], Winner | None]
-"""Who won, by the players in the order in which they were shown; None: nobody said. Only what was fought is there."""
+"""Winner of each battle, by the players in the order in which they were shown; None: no verdict."""
 
 _STEPS, _EXACT = 100, 1e-12
 
@@ -30,7 +30,7 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
         back = battles.get((j, i))
         if i > j or winner is None or back is None:
             continue
-        if winner == back:  # the same place won, whoever stood there
+        if winner == back:  # the same place won both times: the order decided, not the answers
             wins_PP[i, j] += 1
             wins_PP[j, i] += 1
         elif winner == "first":
@@ -66,7 +66,7 @@ def position_weighted_wins(battles: Battles, players: int) -> Tensor:
 def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
     """Strengths θ that maximise Σ_ij wins_ij · log σ(θ_i − θ_j) − l2/2 · ‖θ‖², by Newton's method.
 
-    The small l2 makes the optimum finite and unique, also where somebody wins every battle.
+    The small l2 makes the optimum finite and unique, also where one player wins every battle.
 
     Args:
         wins_PP: How often (or with which weight) i beat j [P, P].

@@ -41,7 +41,7 @@ def k3(logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
 
 
 def kl_loss(logprob_N: Tensor, old_logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
-    """A term of a loss whose expected gradient is that of KL(π ‖ π_ref) at the states that were sampled.
+    """The KL term of a loss: its expected gradient is that of KL(π ‖ π_ref) at the states that were sampled.
 
     sg(ρ)·Δ²/2 with ρ = π/π_old, which is 1 on-policy. Its gradient is ρ·Δ·∇log π: token by token that of ρ·k3
     (DeepSeek-AI 2025, DeepSeek-V3.2), without the exponential of a log-ratio that must cancel.

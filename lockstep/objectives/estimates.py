@@ -1,7 +1,7 @@
-"""What several responses per question say about a model, and how surely.
+"""Estimates of a model's accuracy from several responses per question, with their uncertainty.
 
 A figure is a mean over questions of one number per question. For pass@k and majority@k that number is an average over
-*all* subsets of k of the question's n responses: unbiased for k fresh responses, whatever n is. Subsets are counted in
+*all* subsets of k of the question's n responses: unbiased for k fresh responses, for any n. Subsets are counted in
 integers and divided once, so there is nothing to lose to rounding.
 """
 
@@ -63,7 +63,7 @@ def majority_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> fl
     Args:
         right: Responses with the right answer.
         wrong: Responses with each wrong answer.
-        silent: Responses without an answer; they have no vote, and where nobody votes the right answer does not win.
+        silent: Responses without an answer; they have no vote, and without any vote the right answer does not win.
         k: Size of a subset.
 
     Raises:
@@ -80,7 +80,7 @@ def majority_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> fl
 
 
 def _minorities(sizes: Sequence[int], most: int, limit: int) -> Counter[tuple[int, int]]:
-    """Ways to draw at most `limit` responses, at most `most` of each answer, by (responses drawn, answers with `most`).
+    """Counts ways to draw at most `limit` responses, `most` of each answer, by (responses drawn, answers with `most`).
 
     Args:
         sizes: Responses there are with each answer.

@@ -18,7 +18,7 @@ def trainable(x_N: Tensor, mask_N: Tensor) -> Tensor:
 
 
 def rows(lengths: Tensor, device: torch.device) -> Tensor:
-    """For each token the sequence it belongs to. Returns int64 [N]."""
+    """Index of the sequence that each token belongs to. Returns int64 [N]."""
     return torch.repeat_interleave(torch.arange(lengths.numel()), lengths).to(device)
 
 

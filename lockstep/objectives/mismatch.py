@@ -1,6 +1,6 @@
 """Sampler against learner: how far their log-probabilities of the same tokens differ, and what to do about it.
 
-Both score what the sampler drew, under the distribution it was drawn from. See `masks` for the legend; Δ is the
+Both score the sampled tokens, under the sampling distribution. See `masks` for the legend; Δ is the
 learner's log-probability minus the sampler's, nats.
 """
 
@@ -19,7 +19,7 @@ from lockstep.objectives.masks import rows, sequence_sum, trainable
 
 
 class Correction(Protocol):
-    """Importance weights from what was sampled to what is trained."""
+    """Importance weights from the sampling policy to the trained one."""
 
     def __call__(
         self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor, /
@@ -112,7 +112,7 @@ def sequence_mismatch(
 
 
 def agreement(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Metrics:
-    """How well sampler and learner agree on what was sampled.
+    """Measures how well sampler and learner agree on the log-probabilities of sampled tokens.
 
     Returns:
         `token_mult_prob_error`, the mean of e^|Δ| (NeMo RL's measure); `sampler_kl_k1` and `sampler_kl_k3`, estimates

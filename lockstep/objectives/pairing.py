@@ -1,4 +1,4 @@
-"""From scored answers to the two that are learned from: Yuan et al. 2024 (§2.4), lengths held as Wu et al. 2024 do."""
+"""Choice of the two answers to learn from by score: Yuan et al. 2024 (§2.4), lengths held as Wu et al. 2024 do."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Status = Literal["ok", "unscored", "tie", "identical", "unfinished", "judge_pair"]
-"""What became of a row: a pair of answers to learn from; fewer than two scores; equal scores; equal answers; fewer than
+"""Outcome of a row: a pair of answers to learn from; fewer than two scores; equal scores; equal answers; fewer than
 two answers that were finished; a pair of judgements to learn from."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is known of an answer when two are chosen.
+    """An answer that may be chosen for a pair.
 
     Attributes:
         tokens: Of the answer, the stop token included.

@@ -39,7 +39,7 @@ def clip_surrogate(
     the loss by −c·A where A < 0, because there the minimum alone lets a grown ratio pull without limit.
 
     Args:
-        logprob_N: log π of the drawn tokens, nats, fp32 [N].
+        logprob_N: log π of the sampled tokens, nats, fp32 [N].
         old_logprob_N: log π_old of the same.
         advantage_N: A of each token.
         clip_low: ρ is clipped below at 1 − this.

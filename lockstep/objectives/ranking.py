@@ -1,4 +1,4 @@
-"""How far a judge agrees with people who ranked the responses to one prompt.
+"""Agreement of a judge with people who ranked the responses to one prompt.
 
 People give ranks, the best lowest; a judge gives scores, the best highest. Responses that people rank alike say nothing
 about a judge and are left out; a judge who scores responses alike has not told them apart, which is worth what a coin
@@ -68,7 +68,7 @@ def longer_preferred(right: Sequence[float], excess: Sequence[float]) -> float |
 
 
 def decide_pairs(ranks: Sequence[float], scores: Sequence[float]) -> Iterator[tuple[int, int, float]]:
-    """For each pair that people rank differently the better one, the other, and whether the judge is right (½: a tie).
+    """Yields, for each pair that people rank differently, the better, the other, and if the judge is right (½: a tie).
 
     Both are given by their places.
     """

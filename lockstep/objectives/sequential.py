@@ -55,7 +55,7 @@ class DriftTest:
         false_alarm_rate: α, over the whole stream.
         baseline_steps: n, steps that are averaged, and not tested.
         factor: How many times the baseline's mean is still healthy.
-        floor: A mean so small is healthy whatever the baseline.
+        floor: A mean so small is healthy for any baseline.
     """
 
     false_alarm_rate: float
@@ -64,7 +64,7 @@ class DriftTest:
     floor: float
 
     def after(self, state: DriftState, z: float) -> DriftState:
-        """The state after one more step, whose mean was `z`. After an alarm nothing is bet any more."""
+        """The state after one more step, whose mean was `z`. After an alarm there are no more bets."""
         if state.bound is None:
             return self._with_baseline(state, z)
         if state.alarm:
@@ -100,7 +100,7 @@ class DriftTest:
 
 @dataclass(frozen=True)
 class DriftState:
-    """What the test knows.
+    """State of the test.
 
     Attributes:
         seen: Steps so far.

@@ -1,4 +1,4 @@
-"""What is done to a response's score before it becomes a reward: small values that an algorithm applies in order."""
+"""Shaping of a response's score before it becomes a reward: small values that an algorithm applies in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.objectives.masks import rows
 
 
 class Shaping(Protocol):
-    """Changes a score."""
+    """A change of a score."""
 
     def __call__(self, score_B: Tensor, length_B: Tensor, truncated_B: Tensor, /) -> Tensor:
         """Takes score, length of the response in tokens, and whether a limit cut it off; returns the new score [B]."""

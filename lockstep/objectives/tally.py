@@ -1,4 +1,4 @@
-"""How far sampler and learner are apart on average, and how sure that is: sums over responses, which add up.
+"""Mean disagreement of sampler and learner, and its standard error: sums over responses, which add up.
 
 Let e = e^min(|Δ|, 3) − 1 of a token that the sampler drew, n_b the tokens of response b and E_b the sum of their e.
 The mean error is m = Σ E_b / Σ n_b. Tokens of one response share prompt and prefix, so responses are what is counted as
@@ -53,7 +53,7 @@ class Tally:
 
     @classmethod
     def of(cls, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tally:
-        """Of log-probabilities of the same tokens by both sides, nats [N]."""
+        """Tallies log-probabilities of the same tokens by both sides, nats [N]."""
         delta_N = trainable(learner_logprob_N.double() - sampler_logprob_N.double(), mask_N)
         finite_N = delta_N.isfinite()
         size_N = delta_N.abs().masked_fill(~finite_N, CAP).clamp(max=CAP)
@@ -95,5 +95,5 @@ class Tally:
         return math.sqrt(max(squares, 0.0) * self.responses / (self.responses - 1)) / self.tokens
 
     def breaks(self, bound: float) -> bool:
-        """Whether the mean of e^|Δ| is above `bound` beyond doubt."""
+        """True if the mean of e^|Δ| is above `bound` beyond doubt."""
         return self.unknown > 0 or self.mean - _STANDARD_ERRORS * self.standard_error > bound

@@ -1,4 +1,4 @@
-"""Whether a run reached what its recipe promises: `lockstep check RUN`."""
+"""Checks of a run against the bounds that its recipe promises: `lockstep check RUN`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BoundResult:
         passed: Whether the window has its rows, and what is made of them is a number within the bound.
         value: What was made of the rows that are there; None where there are none.
         num_rows: How many those are.
-        sentence: What was asked and what was found, for people.
+        sentence: The bound and the finding, for people.
     """
 
     bound: Bound
@@ -36,7 +36,7 @@ def check(bounds: Sequence[Bound], rows: Sequence[Mapping[str, float]]) -> list[
     """Compares a run's metrics with bounds, one verdict per bound, in order.
 
     Args:
-        bounds: What is asked.
+        bounds: Of the recipe.
         rows: Lines of metrics, each with `step`; a step may have several, and the last that has the metric counts.
     """
     return [_verdict(bound, rows) for bound in bounds]
@@ -48,19 +48,19 @@ def _verdict(bound: Bound, rows: Sequence[Mapping[str, float]]) -> BoundResult:
         int(row["step"]): row[bound.metric] for row in rows if bound.metric in row and first <= row["step"] <= last
     }
     value = _measure(bound, list(found.values())) if found else None
-    asked = f"{_window(bound)}, {_range(bound)}"
+    promise = f"{_window(bound)}, {_range(bound)}"
     if value is None or len(found) < bound.min_rows:
         there = "" if value is None else f"; over what is there, {value:.6g}"
-        sentence = f"failed: {asked}: {_absence(bound, rows, sorted(found))}{there}"
+        sentence = f"failed: {promise}: {_absence(bound, rows, sorted(found))}{there}"
         return BoundResult(bound, False, value, len(found), sentence)
     low, high = -math.inf if bound.min is None else bound.min, math.inf if bound.max is None else bound.max
     passed = math.isfinite(value) and low <= value <= high
     measured = f"{value:.6g} ({len(found)} row{'s' * (len(found) > 1)})"
-    return BoundResult(bound, passed, value, len(found), f"{'passed' if passed else 'failed'}: {asked}: {measured}")
+    return BoundResult(bound, passed, value, len(found), f"{'passed' if passed else 'failed'}: {promise}: {measured}")
 
 
 def _measure(bound: Bound, values: Sequence[float]) -> float:
-    """What a bound makes of the values of its window; NaN where one of them is none."""
+    """Computes the statistic of a bound over the values of its window; NaN where one of them is none."""
     if any(map(math.isnan, values)):
         return math.nan
     match bound.statistic:
@@ -88,7 +88,7 @@ def _range(bound: Bound) -> str:
 
 
 def _absence(bound: Bound, rows: Sequence[Mapping[str, float]], found: Sequence[int]) -> str:
-    """Why the window has too few rows."""
+    """Explains why the window has too few rows."""
     reached = max((int(row["step"]) for row in rows), default=None)
     if reached is None:
         return "not reached, the run has logged no step yet"

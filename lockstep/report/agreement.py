@@ -1,4 +1,4 @@
-"""Whether training and sampling agreed in a run: one word, and what it rests on, for everything that shows a run."""
+"""The verdict on whether training and sampling agreed in a run, with its figures, for everything that shows a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.report.log import read_metrics, read_recipe
 
 @dataclass(frozen=True)
 class AgreementSummary:
-    """What all steps of a run came to.
+    """Agreement over all steps of a run.
 
     Attributes:
         tokens: That both sides scored.
@@ -38,7 +38,7 @@ class AgreementSummary:
 
     @property
     def exit_code(self) -> int:
-        """What a command that ends such a run exits with."""
+        """Exit code of a command that ends such a run."""
         match self.word:
             case "AGREE" | "NOT MEASURED":
                 return exit_codes.OK
@@ -67,7 +67,7 @@ def read_agreement(folder: Path) -> AgreementSummary | None:
 
 
 def summarize_agreement(rows: Sequence[dict[str, float]]) -> AgreementSummary:
-    """Of lines of metrics."""
+    """Summarizes lines of metrics."""
     measured = [row for row in rows if row.get("agreement/tokens")]
     return AgreementSummary(
         tokens=int(sum(row["agreement/tokens"] for row in measured)),

@@ -49,7 +49,7 @@ tags: [lockstep, {algorithm}]
 
 
 def _agreement(rows: list[dict[str, float]]) -> str:
-    """A paragraph where something was sampled; empty elsewhere."""
+    """The paragraph on agreement; empty where nothing was sampled."""
     found = summarize_agreement(rows)
     return f"\nTraining and sampling: {found.sentence}\n" if found.tokens else ""
 

@@ -1,4 +1,4 @@
-"""A measurement's columns, millions of tokens perhaps, as the few hundred numbers that a page draws."""
+"""Curves of a measurement: its columns, millions of tokens perhaps, as a few hundred numbers to plot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEFORE, _AFTER = 16, 6  # tokens of context
 
 
 def pack_drawn(columns: Columns, decode: Decode | None) -> bytes:
-    """All plots of one set of tokens; `page/data.js` unpacks it.
+    """Packs all plots of one set of tokens; `page/data.js` unpacks them.
 
     Returns:
         `pack`ed: a header with `tokens`, `sequences`, `odd` (tokens whose Δ is not finite), bins of `index`, `position`
@@ -61,7 +61,7 @@ def worst(columns: Columns, decode: Decode | None) -> list[dict[str, Any]]:
 
 
 def _in_context(tokens: list[int], at: int, decode: Decode | None) -> dict[str, Any]:
-    """A token with what stands before and behind it; what it adds to a text depends on what stands before."""
+    """A token between the texts before and after it; the text that it adds depends on those before."""
     first, last = max(at - _BEFORE, 0), at + 1 + _AFTER
     if decode is None:
         ids = [" ".join(map(str, part)) for part in (tokens[first:at], tokens[at + 1 : last])]
@@ -94,14 +94,14 @@ def _equal_edges(values: Numbers) -> Numbers:
 
 
 def _bins(place: Numbers, edges: Numbers, size: Numbers, floor: Numbers) -> dict[str, list[float]]:
-    """Of each bin that holds a token: the median place, median and 99th percentile of |Δ|, and the floor's median."""
+    """Returns, for each bin with tokens: the median place, median and 99th percentile of |Δ|, the floor's median."""
     inside = np.searchsorted(edges, place, side="right") - 1
     known = np.flatnonzero((inside >= 0) & (inside < edges.size - 1))  # a log-probability may be no number
     inside, count = inside[known], np.bincount(inside[known])
     begin, count = (np.cumsum(count) - count)[count > 0], count[count > 0]
 
     def quantile(values: Numbers, share: float) -> list[float]:
-        """One of each bin's values, so that infinities stay what they are."""
+        """A quantile as one of each bin's values, so that infinities stay."""
         ordered = values[known][np.lexsort((values[known], inside))]
         return ordered[begin + np.ceil(share * (count - 1)).astype(np.int64)].astype(np.float64).tolist()
 
@@ -114,7 +114,7 @@ def _bins(place: Numbers, edges: Numbers, size: Numbers, floor: Numbers) -> dict
 
 
 def _survival(size: Numbers) -> dict[str, list[float]]:
-    """Of what share of tokens |Δ| is at least x; points lie evenly on a logarithmic axis of shares."""
+    """Returns the share of tokens whose |Δ| is at least x; points lie evenly on a logarithmic axis of shares."""
     falling = -np.sort(-size[np.isfinite(size) & (size > 0)])
     if not falling.size:
         return {"x": [], "share": []}

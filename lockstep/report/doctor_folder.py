@@ -1,4 +1,4 @@
-"""What `lockstep doctor` leaves behind, for whoever only looks at it; `doctor/report.py` writes it and says more.
+"""The results of `lockstep doctor`, for readers alone; `doctor/report.py` writes them and says more.
 
     report.json           what was asked, measured and decided; `diagnosis` is there once causes have been looked for
     columns.safetensors   the tokens, and what each backend says about them
@@ -31,12 +31,12 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True)
 class Columns:
-    """Two sides token by token: N tokens of B sequences, of which M were drawn and scored.
+    """Two sides token by token: N tokens of B sequences, of which M were sampled and scored.
 
     Attributes:
         tokens: Ids, prompts included [N].
         lengths: Tokens of each sequence [B].
-        mask: Which tokens were drawn, bool [N].
+        mask: Which tokens were sampled, bool [N].
         train: Log-probabilities of the training side, nats [M].
         infer: Of the inference side [M].
         floor: |Δ| that rounding alone makes, nats [M].
@@ -58,19 +58,19 @@ class Columns:
 
     @cached_property
     def row(self) -> Numbers:
-        """Of each drawn token its sequence [M]."""
+        """Sequence of each sampled token [M]."""
         return np.repeat(np.arange(self.lengths.size), self.lengths)[self.mask]
 
     @cached_property
     def position(self) -> Numbers:
-        """Of each drawn token its place in the sequence, from 1 [M]."""
+        """Place of each sampled token in its sequence, from 1 [M]."""
         return (np.arange(self.tokens.size) - np.repeat(self._starts, self.lengths))[self.mask] + 1
 
     @cached_property
     def index(self) -> Numbers:
-        """Of each drawn token its place among those of its sequence, from 1 [M]."""
-        drawn = np.bincount(self.row, minlength=self.lengths.size)
-        return np.arange(self.row.size) - np.repeat(np.cumsum(drawn) - drawn, drawn) + 1
+        """Place of each sampled token among those of its sequence, from 1 [M]."""
+        counts = np.bincount(self.row, minlength=self.lengths.size)
+        return np.arange(self.row.size) - np.repeat(np.cumsum(counts) - counts, counts) + 1
 
     def sequence(self, row: int) -> Numbers:
         """The ids of one sequence."""
@@ -82,7 +82,7 @@ class Columns:
 
 
 class DoctorFolder:
-    """What lies in a folder.
+    """The results in a folder.
 
     Attributes:
         report: As it was written.
@@ -97,7 +97,7 @@ class DoctorFolder:
 
     @staticmethod
     def there(folder: Path) -> bool:
-        """Whether a doctor wrote here."""
+        """True if a doctor wrote here."""
         return (folder / REPORT).is_file() and (folder / COLUMNS).is_file()
 
     def columns(self, named: Iterable[Mapping[str, Any]]) -> Iterator[Columns]:

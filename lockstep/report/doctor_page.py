@@ -34,10 +34,10 @@ def write_doctor_page(folder: Path, tokenizer_decode: Decode | None, out: Path) 
         ValueError: If the folder holds no doctor's result, or one that cannot be read.
     """
     result = DoctorFolder(folder)
-    about, drawn = _about(result.report)
+    about, samples = _about(result.report)
 
     def blocks(file: BinaryIO) -> None:
-        for number, columns in enumerate(result.columns(drawn)):
+        for number, columns in enumerate(result.columns(samples)):
             write_block(file, f"drawn-{number}", pack_drawn(columns, tokenizer_decode))
 
     _document().write(out, {"report": json.dumps(plain(about), allow_nan=False).encode()}, blocks)
@@ -47,18 +47,18 @@ def _about(report: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mapping[str,
     """All that the page shows without its plots, and the names of the columns of each of these."""
     rows, measured, columns = [], [], []
     for cell in report["cells"]:
-        asked = {name: cell[name] for name in ("length", "data", "batch_size", "state")}
-        asked["method"] = cell["method"]["name"]
+        settings = {name: cell[name] for name in ("length", "data", "batch_size", "state")}
+        settings["method"] = cell["method"]["name"]
         numbers = {}
         for pair in cell.get("pairs", ()):
             numbers[_pair_name(pair["train"], pair["infer"])] = len(measured)
-            drawn = [
+            samples = [
                 {"side": side, "block": len(columns) + at, **tokens}
                 for at, (side, tokens) in enumerate(pair["drawn"].items())
             ]
-            columns += [tokens.pop("columns") for tokens in drawn]
-            measured.append({**asked, **pair, "clauses": list(pair["clauses"].values()), "drawn": drawn})
-        rows.append({**asked, "measured": numbers})
+            columns += [tokens.pop("columns") for tokens in samples]
+            measured.append({**settings, **pair, "clauses": list(pair["clauses"].values()), "drawn": samples})
+        rows.append({**settings, "measured": numbers})
     return {
         "model": report["model"]["path"],
         "made": datetime.now().isoformat(" ", "minutes"),

@@ -1,6 +1,6 @@
 """One HTML file that needs nothing else: styles, scripts, libraries and data inside, and no way out.
 
-What a page shows was written by models, so nothing of it may ever be code. Data goes in as compressed blocks, in
+What a page shows was written by models, so none of it may ever be code. Data goes in as compressed blocks, in
 base64, whose alphabet has neither `<` nor a quote, and scripts put text on the page as text. Behind that stands a
 Content-Security-Policy: a script runs only if its hash is listed, and nothing is loaded from anywhere.
 """
@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 @dataclass(frozen=True)
 class Document:
-    """The parts of a page that are the same whatever it shows.
+    """The parts of a page that do not depend on what it shows.
 
     Attributes:
         title: Of the window, HTML.
@@ -38,7 +38,7 @@ class Document:
     def write(
         self, path: Path, blocks: Mapping[str, bytes], late_blocks: Callable[[BinaryIO], object] | None = None
     ) -> None:
-        """Writes the file aside and renames it, so that who opens it finds a whole one.
+        """Writes the file aside and renames it, so that a reader finds a whole one.
 
         Args:
             path: The file; one that is there is replaced.

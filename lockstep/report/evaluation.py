@@ -1,4 +1,4 @@
-"""What an evaluation came to, as a table: figures in rows, settings in columns."""
+"""The results of an evaluation as a table: figures in rows, settings in columns."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def results_table(folder: Path) -> str:
         ("no_verdict", "no verdict", "{:.0f}"),
     ):
         rows.append((label, *(form.format(setting["responses"][name]) for setting in settings.values())))
-    asked = f"{results['questions']} questions, {results['skipped_rows']} rows skipped; in brackets 95 % intervals"
-    return f"{results['model']} on {results['data']}: {asked}\n\n{summary_table(rows)}"
+    counts = f"{results['questions']} questions, {results['skipped_rows']} rows skipped; in brackets 95 % intervals"
+    return f"{results['model']} on {results['data']}: {counts}\n\n{summary_table(rows)}"
 
 
 def _heading(name: str, setting: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ HELD_OUT: dict[str, tuple[str, Better]] = {
     "validation/loss": ("held-out loss", "lower"),
     "validation/acc": ("held-out pairs ranked right", "higher"),
 }
-"""Metrics by which a model is said to be good: what people call each, and what is better."""
+"""The metrics that measure a model: the label of each, and which direction is better."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ def best(series: Sequence[Figure], better: Better) -> Figure:
 
 
 TWINS = ("val/loss", "val/acc", "val/generated_rewards")
-"""Metrics of self-rewarding on held-out prompts that are told of beside the headlines."""
+"""Metrics of self-rewarding on held-out prompts that are shown beside the headlines."""
 
 
 def headlines(rows: Sequence[Mapping[str, float]]) -> list[str]:
     """First, last and best of each headline that lines of metrics have, in words."""
-    told: list[str] = []
+    lines: list[str] = []
     for metric, (label, better) in HELD_OUT.items():
         series = figures(rows, metric)
         if series:
-            told.append(f"{label} {from_to(series)}")
+            lines.append(f"{label} {from_to(series)}")
         if len(series) > 1:
             found = best(series, better)
-            told.append(f"best {found.text()} at step {found.step}")
-    return told
+            lines.append(f"best {found.text()} at step {found.step}")
+    return lines
 
 
 def from_to(series: Sequence[Figure]) -> str:
@@ -72,7 +72,7 @@ def from_to(series: Sequence[Figure]) -> str:
 
 
 def sentence(step: int, values: Mapping[str, float]) -> str | None:
-    """What a validation came to, on one line; None where it has none of the headlines.
+    """Describes a validation on one line; None where it has none of the headlines.
 
     Args:
         step: Steps done.

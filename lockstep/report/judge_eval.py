@@ -1,4 +1,4 @@
-"""How far a judge agrees with people, as a table: figures in rows, ways of judging in columns."""
+"""Agreement of a judge with people as a table: figures in rows, ways of judging in columns."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def judge_table(folder: Path) -> str:
             rows.append((label, *(_figure(figure, results["prompts"]) for figure in figures)))
     rows.append(("no verdict", *(_no_verdict(way["judgements"]) for way in ways.values())))
     rows.append(("shown in part", *(f"{way['judgements']['shortened']:.0f}" for way in ways.values())))
-    asked = f"{results['prompts']} prompts, {results['responses']} responses, {results['skipped_rows']} rows skipped"
-    head = f"{results['judge']} on {results['data']}: {asked}; in brackets 95 % intervals\n\n{summary_table(rows)}"
+    counts = f"{results['prompts']} prompts, {results['responses']} responses, {results['skipped_rows']} rows skipped"
+    head = f"{results['judge']} on {results['data']}: {counts}; in brackets 95 % intervals\n\n{summary_table(rows)}"
     return f"{head}{''.join(map(_warning, ways.items()))}"
 
 
@@ -54,7 +54,7 @@ def _figure(figure: dict[str, Any], prompts: int) -> str:
 
 
 def _no_verdict(counts: dict[str, float]) -> str:
-    """How many, and by what cause."""
+    """Describes how many judgements have no verdict, and by what cause."""
     named = {"judgements", "no_verdict", "shortened"}
     causes = ", ".join(
         f"{count:.0f} {cause.replace('_', ' ')}" for cause, count in counts.items() if cause not in named
@@ -63,7 +63,7 @@ def _no_verdict(counts: dict[str, float]) -> str:
 
 
 def _warning(way: tuple[str, dict[str, Any]]) -> str:
-    """Where most judgements say nothing, no figure does."""
+    """Warns where most judgements have no verdict, so that no figure says anything."""
     name, counts = way[0], way[1]["judgements"]
     if counts["no_verdict"] * 2 <= counts["judgements"]:
         return ""

@@ -1,8 +1,8 @@
 """The logs of a run: JSON lines, a step first in each.
 
     metrics.jsonl   {"step": 3, "train/reward": 0.41, …}; a step may have several lines, training's and validation's
-    timings.jsonl   {"step": 3, "generate": 1.2, …}, seconds; apart, so that equal runs have equal metrics; what went on
-                    in the background meanwhile begins with `beside/`, and is no part of the time of the step
+    timings.jsonl   {"step": 3, "generate": 1.2, …}, seconds; apart, so that equal runs have equal metrics; work in
+                    the background begins with `beside/`, and is no part of the time of the step
     samples.jsonl   {"step": 3, "prompt": …}, several per step
 
 JSON has no word for what is no number: NaN is written as null, the infinities as the texts "Infinity" and "-Infinity",
@@ -32,7 +32,7 @@ def encode(step: int, row: Mapping[str, Any]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """The same value in what JSON has words for."""
+    """Converts a value to what JSON can express."""
     match value:
         case float() if math.isnan(value):
             return None

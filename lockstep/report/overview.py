@@ -1,4 +1,4 @@
-"""What a page shows of a run besides its samples: how far it is, its curves, its clock, its options."""
+"""The overview of a run on its page, besides its samples: progress, curves, clock, options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar on a terminal, plain lines anywhere else; and the seconds of each phase."""
+"""Progress of a run for people: a live bar on a terminal, plain lines anywhere else; and the seconds of each phase."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADLINES = (
 """The metrics that are shown, where a step has them; all are in metrics.jsonl."""
 
 BESIDE = "beside/"
-"""Begins the names of what went on while phases did; the phases alone add up to the time of a step."""
+"""Prefix of the names of work that ran beside phases; the phases alone add up to the time of a step."""
 
 _LINE_EVERY_S = 1.0
 _WINDOW = 10  # steps that the throughput and the time left are measured over
@@ -34,7 +34,7 @@ _WINDOW = 10  # steps that the throughput and the time left are measured over
 
 @dataclass(frozen=True)
 class ProgressView:
-    """What there is to show at one moment.
+    """The state of a run's progress at one moment.
 
     Attributes:
         unit: What is counted: steps, if not something else.
@@ -57,7 +57,7 @@ class ProgressView:
 
     @property
     def parts(self) -> list[str]:
-        """Everything but the title and the phase, each in words of its own."""
+        """Everything but the title and the phase, each as a few words."""
         parts = [f"{self.unit} {self.step}" if self.total is None else f"{self.unit} {self.step}/{self.total}"]
         parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         if self.tokens_per_s is not None:
@@ -73,7 +73,7 @@ class ProgressView:
 
 
 class _Display(Protocol):
-    """Where a run is shown."""
+    """The display on which a run is shown."""
 
     def open(self, view: Callable[[], ProgressView]) -> AbstractContextManager[object]: ...
 
@@ -83,7 +83,7 @@ class _Display(Protocol):
 
 
 class Progress:
-    """Told by the loop what happens; see `progress`."""
+    """The progress of a run, which the loop reports; see `show_progress`."""
 
     def __init__(self, title: str, total_steps: int | None, display: _Display, clock: Callable[[], float]) -> None:
         self._title, self._total, self._display, self._clock = title, total_steps, display, clock
@@ -120,7 +120,7 @@ class Progress:
 
     @contextmanager
     def beside(self, name: str) -> Iterator[None]:
-        """Times what happens inside while other phases go on, in another thread; it is no part of a step's seconds."""
+        """Times what happens inside beside other phases, in another thread; it is no part of a step's seconds."""
         since = self._clock()
         try:
             yield
@@ -129,7 +129,7 @@ class Progress:
             self._timings[key] = self._timings.get(key, 0.0) + self._clock() - since
 
     def step(self, step: int, metrics: Mapping[str, float], tokens: int, steps: int = 1) -> None:
-        """A step is over.
+        """Ends a step.
 
         Args:
             step: Steps done.
@@ -144,13 +144,13 @@ class Progress:
         self._display.step(self.view())
 
     def take_timings(self) -> dict[str, float]:
-        """Seconds spent in each phase since the last call; asked when nothing is under way beside."""
+        """Seconds spent in each phase since the last call; to be called when nothing runs beside."""
         self._switch(self._phase)
         timings, self._timings = self._timings, {}
         return timings
 
     def view(self) -> ProgressView:
-        """What there is to show now."""
+        """Returns the progress as it is now."""
         seconds, tokens, steps = map(sum, zip(*self._recent, strict=True)) if self._recent else (0.0, 0, 0)
         left_s = None
         if self._total is not None and steps:
@@ -185,7 +185,7 @@ def show_progress(
     """Shows a run while the `with` block lasts.
 
     Args:
-        title: What is run.
+        title: Of the run.
         total_steps: Steps of the whole run; where it is not known yet, `Progress.total` says it later.
         stream: Where to; standard error if None. On a terminal a bar moves, elsewhere there are lines, at most one a
             second, the first and the last step always.
@@ -200,7 +200,7 @@ def show_progress(
 
 
 class _Lines:
-    """For log files and pipes."""
+    """Display for log files and pipes: lines."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         self._stream, self._clock = stream, clock
@@ -221,7 +221,7 @@ class _Lines:
 
 
 class _Bar:
-    """For people: redrawn several times a second, so that a long phase is seen to be alive."""
+    """Display for people: redrawn several times a second, so that a long phase is seen to be alive."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -239,7 +239,7 @@ class _Bar:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, view: ProgressView) -> None:
-        """Nothing to do: the next redrawing shows it."""
+        """Does nothing: the next redraw shows the step."""
 
 
 def _draw(view: ProgressView, width: int) -> RenderableType:
@@ -250,7 +250,7 @@ def _draw(view: ProgressView, width: int) -> RenderableType:
 
 
 def _flow(parts: Sequence[str], width: int) -> str:
-    """Lines that end only between parts, never between a metric and its value."""
+    """Wraps parts into lines, never between a metric and its value."""
     unbroken = " · ".join(part.replace(" ", "\xa0") for part in parts)
     return "\n".join(textwrap.wrap(unbroken, width, break_on_hyphens=False)).replace("\xa0", " ")
 

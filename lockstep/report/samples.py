@@ -17,7 +17,7 @@ _BEGINNING = 96  # characters of a response that the index has
 _TOKENS_PER_BLOCK, _ROWS_PER_BLOCK = 16384, 1024
 
 Store = Callable[[int, bytes], object]
-"""Takes the number of a block and the block."""
+"""Function that stores a block under its number."""
 
 
 def pack_samples(folder: Path, store: Store) -> bytes:
@@ -42,7 +42,7 @@ def pack_samples(folder: Path, store: Store) -> bytes:
 
 
 class _Index:
-    """What the table of samples shows, sorts and filters by."""
+    """The index of samples: the columns that their table shows, sorts and filters by."""
 
     def __init__(self) -> None:
         self._logged: dict[str, list[float | None]] = {name: [] for name in _LOGGED}
@@ -65,7 +65,7 @@ class _Index:
 
 
 class _Block:
-    """Neighbouring samples with their texts and their tokens' columns."""
+    """Neighboring samples with their texts and their tokens' columns."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
@@ -100,7 +100,7 @@ class _Block:
 
 
 def _response(row: Mapping[str, Any]) -> str:
-    """What was written; of a pair, the answer that was preferred."""
+    """Returns the response of a row; of a pair, the answer that was preferred."""
     return row.get("response", row.get("chosen", ""))
 
 

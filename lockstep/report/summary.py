@@ -1,4 +1,4 @@
-"""What a run came to, on one screen: accuracy before, after and at its best, the reward curve, and whether the policies
+"""The result of a run on one screen: accuracy before, after and at its best, the reward curve, and whether the policies
 agreed."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def summary(folder: Path, kept: Collection[int]) -> str:
 
 
 def has_trained(folder: Path) -> bool:
-    """Whether a step of a run has learned from anything, weight decay aside; also where there has been no step yet."""
+    """True if a step of a run has learned from anything, weight decay aside; also where there has been no step yet."""
     rows = [row for row in read_metrics(folder) if row["step"] > 0]
     norms = [value for row in rows for name, value in row.items() if name.endswith("grad_norm")]
     return not rows or any(norm > 0 for norm in norms)
@@ -38,7 +38,7 @@ def _series(rows: list[dict[str, float]], name: str) -> list[float]:
 
 
 def _headline(rows: list[dict[str, float]], kept: Collection[int], compared: AgreementSummary | None) -> str:
-    """First, last and best of what matters, and whether both sides agreed in all steps."""
+    """First, last and best of the headlines, and whether both sides agreed in all steps."""
     lines: list[tuple[str, str]] = []
     for name, (label, better) in HELD_OUT.items():
         series = figures(rows, name)
@@ -69,7 +69,7 @@ def _headline(rows: list[dict[str, float]], kept: Collection[int], compared: Agr
 
 
 def _best(found: Figure, last: int, kept: Collection[int]) -> str:
-    """The best figure, its step, and whether that model can still be had."""
+    """The best figure, its step, and whether that model is kept."""
     at = f"{found.text()} at step {found.step}"
     if found.step == 0:
         return f"{at}, before training"

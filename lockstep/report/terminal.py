@@ -27,7 +27,7 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
     console = Console(file=sys.stdout)
     colours = console.is_terminal and not console.is_dumb_terminal and not console.no_color
     figure = plotext.figure
-    plotext.terminal.limit(False, False)  # as wide as asked for, whatever the terminal
+    plotext.terminal.limit(False, False)  # as wide as requested, on any terminal
     figure.clear()  # there is one figure for the whole process
     figure.theme("simple" if colours else "colorless")
     figure.plot_size(width, height)
@@ -37,10 +37,10 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
         if finite:
             steps, heights = zip(*points, strict=True)
             figure.draw(figure.signal(list(steps), list(heights), marker="hd").lines())
-    drawn = str(figure.build())
+    plot = str(figure.build())
     if not colours:
-        drawn = plotext.uncolorize(drawn)
-    return "\n".join(line.rstrip() for line in drawn.splitlines())
+        plot = plotext.uncolorize(plot)
+    return "\n".join(line.rstrip() for line in plot.splitlines())
 
 
 def summary_table(rows: Sequence[Sequence[str]]) -> str:

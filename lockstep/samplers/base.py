@@ -1,4 +1,4 @@
-"""The sampler's protocol: what algorithms ask of whatever generates."""
+"""The sampler's protocol: the verbs that algorithms use, for any inference engine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.transfer import Bucket
 
 Piece = tuple[Sequence[int], Batch]
-"""Some of the requests, by their places, and their responses in that order."""
+"""Places of some requests, and a batch of their responses in that order."""
 
 
 class Sampler(Protocol):
-    """Turns requests into responses."""
+    """A sampler: it turns requests into responses."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -29,15 +29,15 @@ class Sampler(Protocol):
 
     @property
     def version(self) -> int | None:
-        """Of the weights that were loaded last; None where an engine does not hold them (any more)."""
+        """Version of the weights that were loaded last; None where an engine does not hold them (any more)."""
         ...
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """Draws one response per request, and hands them over as they become ready, in any order.
+        """Samples one response per request, and hands them over as they become ready, in any order.
 
         Yields:
             Places in `requests`, and a batch of their sequences, each prompt then response, with per-token `mask` (True
-            on response tokens) and `sampler_logprob` (nats, of the drawn tokens under `sampling`, 0 elsewhere), and per
+            on response tokens) and `sampler_logprob` (nats, of sampled tokens under `sampling`, 0 elsewhere), and per
             sample `truncated` (True where `max_tokens` or the context ended the response) and `version`.
         """
         ...
@@ -69,7 +69,7 @@ class Sampler(Protocol):
 
 
 class Served(Protocol):
-    """What a process of its own holds for a `Sampler` elsewhere; all as there, but weights come in buckets."""
+    """A sampler as a process serves it to a `Sampler` elsewhere; all as there, but weights come in buckets."""
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]: ...
 
@@ -80,11 +80,11 @@ class Served(Protocol):
         ...
 
     def receive(self, bucket: Bucket) -> None:
-        """Takes some of the new weights; the bucket with the number 0 begins a refit."""
+        """Takes some of the new weights; the bucket with the number 0 begins a weight sync."""
         ...
 
     def attest(self, version: int) -> Attestation:
-        """Ends a refit: drops every cache that depended on the old weights, and says what is held."""
+        """Ends a weight sync: drops every cache that depended on the old weights, and says what is held."""
         ...
 
     def show(self, name: str) -> Tensor:
@@ -108,7 +108,7 @@ def gather_pieces(pieces: Iterable[Piece]) -> Batch:
 
 
 def require_room(requests: Sequence[Request], context: int) -> None:
-    """Raises ValueError for a prompt that has nothing to go on from, or leaves no room for a response."""
+    """Raises ValueError for a prompt that is empty, or leaves no room for a response."""
     for index, request in enumerate(requests):
         if not 0 < len(request.tokens) < context:
             raise InputError(

@@ -1,4 +1,4 @@
-"""What servers that speak OpenAI's protocol understand besides it, and what they answer."""
+"""Dialects of servers that speak OpenAI's protocol: what they understand besides it, and their answers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from lockstep.errors import InputError
 from lockstep.types import SamplingParams
 
 _PLAIN = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""Nothing but `SamplingParams` shapes the distribution; unless told, servers take defaults from the model's folder."""
+"""Options that leave the distribution to `SamplingParams`; else servers take defaults from the model's folder."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a kind of server understands besides OpenAI's own words.
+    """A kind of server, by the requests that it understands besides OpenAI's own.
 
     Attributes:
         name: Of the kind.
         every_token: What `top_k` says when all are kept; None: the server knows neither top_k nor stop tokens.
-        ids: Asks for token ids in the answer.
-        only_our_stops: Asks to stop at our stop tokens alone, and not at those of the model besides.
+        ids: Options that request token ids in the answer.
+        only_our_stops: Options to stop at our stop tokens alone, and not at those of the model besides.
         logprobs: Whether completions come with log-probabilities.
     """
 
@@ -33,23 +33,23 @@ class Dialect:
     logprobs: bool = False
 
     def fields(self, sampling: SamplingParams) -> dict[str, object]:
-        """A distribution and its stop tokens in the server's words.
+        """Returns a distribution and its stop tokens in the server's words.
 
         Raises:
             ValueError: If the server has no words for it.
         """
-        said: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        options: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         if self.every_token is not None:
             stops = {"stop_token_ids": list(sampling.stop_token_ids)}
-            return said | _PLAIN | stops | self.ids | {"top_k": sampling.top_k or self.every_token}
+            return options | _PLAIN | stops | self.ids | {"top_k": sampling.top_k or self.every_token}
         if sampling.top_k:
             raise InputError(f"{self.name} is not known to understand top_k; leave it at 0")
-        return said
+        return options
 
     def require_exact(self, sampling: SamplingParams) -> None:
-        """Raises ValueError where the server's log-probabilities may not be those of the distribution drawn from.
+        """Raises ValueError where the server's log-probabilities may not be those of the sampling distribution.
 
-        Servers give those of temperature 1 and the whole vocabulary, or those of the distribution drawn from, as they
+        Servers give those of temperature 1 and the whole vocabulary, or those of the sampling distribution, as they
         were started, and do not say which. Where the two differ, none are known to be exact.
         """
         if not self.logprobs:
@@ -57,7 +57,7 @@ class Dialect:
         if not sampling.unshaped:
             raise InputError(
                 f"{self.name} does not say of which distribution its log-probabilities are; they are exact with "
-                "temperature 0 or 1, top_k 0 and top_p 1 only: draw so, or do without them"
+                "temperature 0 or 1, top_k 0 and top_p 1 only: sample so, or do without them"
             )
 
 
@@ -66,7 +66,7 @@ DIALECTS = {
     "sglang": Dialect("SGLang", -1, logprobs=True),
     "tensorrt_llm": Dialect("TensorRT-LLM", 0),
 }
-"""By what a server calls itself in `owned_by` of the models that it lists."""
+"""The dialects, by the name that a server gives itself in `owned_by` of the models that it lists."""
 
 
 class Model(BaseModel):
@@ -78,19 +78,19 @@ class Model(BaseModel):
 
 
 class Models(BaseModel):
-    """What a server answers to /models."""
+    """A server's answer to /models."""
 
     data: list[Model]
 
 
 class Message(BaseModel):
-    """Of a conversation; None where a server keeps the reasoning apart and there was nothing else."""
+    """A message of a conversation; None where a server keeps the reasoning apart and there was nothing else."""
 
     content: str | None = None
 
 
 class Logprobs(BaseModel):
-    """Of the drawn tokens, in nats."""
+    """Log-probabilities of the sampled tokens, in nats."""
 
     token_logprobs: list[float]
 
@@ -114,7 +114,7 @@ class Usage(BaseModel):
 
 
 class Completion(BaseModel):
-    """What a server answers to /completions and /chat/completions."""
+    """A server's answer to /completions and /chat/completions."""
 
     choices: list[Choice] = Field(min_length=1)
     usage: Usage
@@ -127,7 +127,7 @@ class Completion(BaseModel):
 
 @dataclass(frozen=True)
 class Ends:
-    """Where responses may end, and with what.
+    """Limits within which responses end.
 
     Attributes:
         max_tokens: Longest response.
@@ -142,7 +142,7 @@ class Ends:
     context: int | None
 
     def are_broken_by(self, answer: Completion) -> bool:
-        """Whether a response ended as it should not, as far as the server's words tell."""
+        """True if a response ended as it should not, as far as the server's words tell."""
         choice = answer.choices[0]
         ids = choice.token_ids or ()
         if self.vocabulary is not None and not all(0 <= token < self.vocabulary for token in ids):
@@ -155,12 +155,12 @@ class Ends:
         return True
 
     def _fills_the_context(self, answer: Completion) -> bool:
-        """Some servers leave the last place free."""
+        """True if a response fills the context; some servers leave the last place free."""
         return self.context is not None and answer.usage.prompt_tokens + answer.num_tokens >= self.context - 1
 
 
 def _is_stopped(choice: Choice, stops: Collection[int]) -> bool:
-    """Whether the last token is a stop token; where there are no ids, what the server says about it counts."""
+    """True if the last token is a stop token; where there are no ids, what the server says about it counts."""
     if choice.token_ids is not None:
         return bool(choice.token_ids) and choice.token_ids[-1] in stops
     return choice.stop_reason is None or choice.stop_reason in stops

@@ -31,38 +31,38 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 _CONNECT_S = 10.0
-"""A machine that is there accepts a connection within this, however long it then thinks."""
+"""Timeout of a connection; an answer may take longer."""
 
 _WARN_FROM = 0.01
-"""Share of bad ends."""
+"""Share of bad ends from which on the user is warned."""
 
 _SEED_BITS = 2**63 - 1
-"""Seeds that every server takes are not negative, and fit into a signed 64-bit integer."""
+"""Mask of seeds that every server takes: not negative, in a signed 64-bit integer."""
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 
 
 class ServerError(RunError):
-    """A server that is not there, refuses, or says what it should not; one sentence."""
+    """A server cannot be reached, refuses, or answers wrongly; one sentence."""
 
 
 Lost = Callable[[int, ServerError], object]
-"""Told the place of a request, and why there is no answer to it."""
+"""Callback with the place of a request, and why there is no answer to it."""
 
 
 class OpenAIClient:
-    """Asks a server for responses to prompts, and for answers to conversations.
+    """A client that requests completions of prompts and answers to conversations from a server.
 
     Args:
         options: Which server, and how to ask it.
         timeout_s: A request that is not answered within this is sent again.
         vocabulary: Size of the model's vocabulary, to find token ids outside of it; None: they are not checked.
-        note: Tells the user something.
+        note: Shows the user a line.
 
     Attributes:
         answers: How many replies there were.
         bad_ends: How many of them ended as they should not: at no stop token, short of `max_tokens`, for a reason that
-            nobody asked for, or with a token that is not in the vocabulary.
+            is none of these, or with a token that is not in the vocabulary.
 
     Raises:
         ServerError: If the server cannot be reached, refuses the key, or does not serve the model.
@@ -91,14 +91,14 @@ class OpenAIClient:
             Places in `requests` and their replies, as they come.
 
         Raises:
-            ValueError: If the server lacks what is asked for.
+            ValueError: If the server lacks a requested option.
             ServerError: While iterating, if the server fails after all retries.
         """
         if logprobs:
             self._dialect.require_exact(sampling)
-        said = self._fields(sampling) | {"max_tokens": sampling.max_tokens, **self._dialect.only_our_stops}
-        said |= {"logprobs": 1} if logprobs else {}
-        bodies = [said | {"prompt": list(request.tokens), "seed": _seed(request.key)} for request in requests]
+        options = self._fields(sampling) | {"max_tokens": sampling.max_tokens, **self._dialect.only_our_stops}
+        options |= {"logprobs": 1} if logprobs else {}
+        bodies = [options | {"prompt": list(request.tokens), "seed": _seed(request.key)} for request in requests]
         return self._replies("/completions", bodies, self._ends(sampling, sampling.stop_token_ids))
 
     def chat(
@@ -112,9 +112,9 @@ class OpenAIClient:
 
         Args:
             conversations: Messages with `role` and `content`.
-            sampling: How to draw.
+            sampling: The sampling distribution.
             keys: Of the random numbers, one per conversation.
-            lost: Is told what failed after all retries, and the others go on; None: the first failure is an error.
+            lost: Takes each failure after all retries, and the others continue; None: the first failure is an error.
 
         Returns:
             As `replies`.
@@ -122,13 +122,13 @@ class OpenAIClient:
         Raises:
             ValueError, ServerError: As `replies`.
         """
-        said = self._fields(sampling) | {"max_completion_tokens": sampling.max_tokens}
+        options = self._fields(sampling) | {"max_completion_tokens": sampling.max_tokens}
         pairs = zip(conversations, keys, strict=True)
-        bodies = [said | {"messages": [dict(m) for m in messages], "seed": _seed(key)} for messages, key in pairs]
+        bodies = [options | {"messages": [dict(m) for m in messages], "seed": _seed(key)} for messages, key in pairs]
         return self._replies("/chat/completions", bodies, self._ends(sampling, None), lost)
 
     def _ask_model(self) -> Model:
-        """Asks what is served."""
+        """Queries the model that is served."""
         with self._server.connection() as (portal, client):
             served = {model.id: model for model in portal.call(self._server.ask, client, Models, "/models").data}
         if self._options.model not in served:
@@ -157,7 +157,7 @@ class OpenAIClient:
     def _replies(
         self, path: str, bodies: Sequence[Mapping[str, object]], ends: Ends, lost: Lost | None = None
     ) -> Iterator[tuple[int, Reply]]:
-        """Sends all, and counts how they end."""
+        """Sends all requests, and counts how their responses end."""
         for place, answer in self._server.answers(path, bodies, lost):
             choice = answer.choices[0]
             logprobs = tuple(choice.logprobs.token_logprobs) if choice.logprobs else None
@@ -173,7 +173,7 @@ class OpenAIClient:
         self._warn()
 
     def _warn(self) -> None:
-        """Says once that responses end badly."""
+        """Warns once that responses end badly."""
         if not self._warned and self.bad_ends and self.bad_ends >= _WARN_FROM * self.answers:
             self._warned = True
             self._note(
@@ -184,7 +184,7 @@ class OpenAIClient:
 
 
 class _Server:
-    """Connections to a server, and sentences for what goes wrong with them."""
+    """Connections to a server, with error sentences for their failures."""
 
     def __init__(self, options: config.OpenAI, timeout_s: float) -> None:
         self._options, self._timeout_s = options, timeout_s
@@ -195,7 +195,7 @@ class _Server:
     def answers(
         self, path: str, bodies: Sequence[Mapping[str, object]], lost: Lost | None
     ) -> Iterator[tuple[int, Completion]]:
-        """Sends all, `max_concurrency` at once; what is under way when the caller leaves is called off."""
+        """Sends all requests, `max_concurrency` at once; those under way when the caller leaves are canceled."""
         gate = Semaphore(self._options.max_concurrency)
 
         async def answer(client: openai.AsyncOpenAI, body: Mapping[str, object]) -> Completion:
@@ -211,7 +211,7 @@ class _Server:
 
     @contextmanager
     def connection(self) -> Iterator[tuple[BlockingPortal, openai.AsyncOpenAI]]:
-        """A thread with a loop, and a client that lives in it."""
+        """Opens a thread with an event loop, and a client in it."""
         client = openai.AsyncOpenAI(
             base_url=self._options.base_url,
             api_key=self._key or "none",
@@ -224,14 +224,14 @@ class _Server:
     async def ask(
         self, client: openai.AsyncOpenAI, shape: type[_Shape], path: str, body: Mapping[str, object] | None = None
     ) -> _Shape:
-        """What the server answers, to a bare question where there is no body."""
+        """Returns the server's answer; without a body it is a plain GET."""
         try:
             if body is None:
                 return shape.model_validate(await client.get(path, cast_to=object))
             return shape.model_validate(await client.post(path, cast_to=object, body=body))
         except (openai.OpenAIError, ValueError) as error:
-            said = f"{self._options.base_url}: {self._sentence(error)}"
-            raise ServerError(said.replace(self._key, "[key]") if self._key else said) from error
+            message = f"{self._options.base_url}: {self._sentence(error)}"
+            raise ServerError(message.replace(self._key, "[key]") if self._key else message) from error
 
     def _sentence(self, error: Exception) -> str:
         variable, attempts = self._options.api_key_env, f"{self._options.max_retries + 1} attempts"
@@ -271,9 +271,9 @@ def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Comp
 
 
 def _detail(error: openai.APIStatusError) -> str:
-    """What the server says about it, in one line."""
-    said = error.body.get("message") if isinstance(error.body, dict) else error.body
-    return " ".join(str(said or "no more is said").split())[:300]
+    """Returns the server's own account of an error, in one line."""
+    detail = error.body.get("message") if isinstance(error.body, dict) else error.body
+    return " ".join(str(detail or "no more is said").split())[:300]
 
 
 def _seed(key: int) -> int:

@@ -1,4 +1,4 @@
-"""Word problems in GSM8K's form, made instead of read: small enough that a toy model learns them in a minute.
+"""Generated word problems in GSM8K's form: small enough that a toy model learns them in a minute.
 
 A question takes a starting number through three or four additions and subtractions. The demonstrations hold two styles
 of answer: step by step, which a small model can carry out, and direct, which it cannot. A model that has seen both is
@@ -30,7 +30,7 @@ _BLOCK = 1024
 
 
 class Arithmetic(Task):
-    """Word problems that are made, not read."""
+    """The task of generated word problems."""
 
     shared = ("train_questions", "validation_questions", "seed")
     train_questions: PositiveInt = Field(description="distinct training questions")
@@ -115,7 +115,7 @@ def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str,
 
 
 def _problems(block: int, seed: int) -> Iterator[Problem]:
-    """A block of problems, not yet distinct: each is made from uniform numbers of its own key."""
+    """A block of problems, not yet distinct: each is made from uniform numbers by its own key."""
     rows = range(block * _BLOCK, (block + 1) * _BLOCK)
     for draws in sample_uniforms(rows, _DRAWS, seed, "arithmetic"):
         yield _problem(iter(draws))

@@ -1,4 +1,4 @@
-"""What tasks are made of: their class, the files that they write, and random numbers. Imports no torch.
+"""The ground of tasks: their class, the files that they write, and random numbers. Imports no torch.
 
 A task is one file, beside this one or anywhere (docs/guides/data.md). Its options are read from it wherever a recipe
 names it, so it imports no torch at its top either.
@@ -20,7 +20,7 @@ __all__ = ["Task", "TaskFiles", "permute", "sample_uniforms", "write_rows"]
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes JSONL aside and renames it into place, so that no one ever reads half a file.
 
-    A file that already holds these rows is left alone, so that whoever reads it is not disturbed.
+    A file that already holds these rows is left alone, so that its readers are not disturbed.
     """
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     if path.is_file() and path.read_bytes() == content:

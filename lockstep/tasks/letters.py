@@ -1,4 +1,4 @@
-"""Orders to write letters, made instead of read: a program can check the answers, and the judgements of answers.
+"""Generated orders to write letters: a program can check the answers, and the judgements of answers.
 
     start k end c has g has a no m        write: begins with k, ends with c, holds g and a, does not hold m
      k g f a c                            an answer that is worth 5, one point for each order that it keeps
@@ -28,7 +28,7 @@ from lockstep.errors import InputError
 from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 LETTERS = tuple("abcdefghijklmopq")
-"""Without n, which would be near to no."""
+"""The letters in use: without n, which would be near to no."""
 _ORDERS = ("start", "end", "has", "has", "no")
 _SHORTEST, _LONGEST = 5, 10
 _DRAWS = 96  # random numbers of a row, more than any row takes
@@ -39,7 +39,7 @@ _ASKED = re.compile(r"start (\w) end (\w) has (\w) has (\w) no (\w)")
 
 
 class Letters(Task):
-    """Orders to write letters, that are made, not read."""
+    """The task of generated orders to write letters."""
 
     shared = ("train_prompts", "validation_prompts", "seed")
     train_prompts: PositiveInt = Field(description="distinct orders to train on")
@@ -108,7 +108,7 @@ class Orders:
         return " ".join(f"{order} {letter}" for order, letter in zip(_ORDERS, self.letters, strict=True))
 
     def check(self, answer: Sequence[str]) -> list[bool]:
-        """Which orders an answer keeps; none, where it is empty or holds anything but letters."""
+        """Checks which orders an answer keeps; none, where it is empty or holds anything but letters."""
         if not answer or any(word not in LETTERS for word in answer):
             return [False] * len(_ORDERS)
         first, last, one, other, none = self.letters
@@ -116,11 +116,11 @@ class Orders:
 
 
 def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
-    """What an answer is worth, from 0 to 5; a reward function (docs/guides/rewards.md)."""
-    asked = _ASKED.search(prompt)
-    if asked is None:
+    """Scores an answer from 0 to 5; a reward function (docs/guides/rewards.md)."""
+    orders = _ASKED.search(prompt)
+    if orders is None:
         raise InputError(f"{prompt!r} gives no orders of the form: start k end c has g has a no m")
-    first, last, one, other, none = asked.groups()
+    first, last, one, other, none = orders.groups()
     return float(sum(Orders((first, last, one, other, none)).check(response.split())))
 
 
@@ -185,7 +185,7 @@ def _distinct(count: int, seed: int) -> list[Orders]:
 
 
 def _write_answer(orders: Orders, draws: _Draws, probability: float) -> list[str]:
-    """An answer that keeps each order with some probability."""
+    """Writes an answer that keeps each order with some probability."""
     first, last, one, other, none = orders.letters
     fill = [letter for letter in LETTERS if letter not in orders.letters]
     answer = [draws.pick(fill) for _ in range(draws.between(_SHORTEST, _LONGEST))]
@@ -196,7 +196,7 @@ def _write_answer(orders: Orders, draws: _Draws, probability: float) -> list[str
     for place, letter in ((0, first), (-1, last)):
         if draws.chance(probability):
             answer[place] = letter
-        elif inner and draws.chance(0.3):  # so that it is no rule that whoever is there is in its place
+        elif inner and draws.chance(0.3):  # so that a letter that is there is not always in its place
             answer[inner.pop()] = letter
     return answer
 
@@ -206,7 +206,7 @@ def _answer(orders: Orders, draws: _Draws) -> dict[str, str]:
 
 
 def _judgement(orders: Orders, draws: _Draws) -> dict[str, str]:
-    """A judgement of an answer of any worth; answers with strange words in them are worth nothing, without a doubt."""
+    """Writes a judgement of an answer of any score; answers with strange words in them score 0."""
     answer, noise = _write_answer(orders, draws, draws.share()), _JUDGED_WRONG
     if draws.chance(_MALFORMED):
         answer, noise = _spoil(answer, draws), 0.0
@@ -216,7 +216,7 @@ def _judgement(orders: Orders, draws: _Draws) -> dict[str, str]:
 
 
 def _reasons(orders: Orders, verdicts: Sequence[bool]) -> str:
-    """A judgement without its score."""
+    """Writes a judgement without its score."""
     return " ".join(f"{letter} {_yes_or_no(kept)}" for letter, kept in zip(orders.letters, verdicts, strict=True))
 
 
@@ -239,15 +239,15 @@ class _Compared:
 
     @property
     def marks(self) -> list[str]:
-        """Of each order, whose verdict is right: that of A, of B, of both, or no one's."""
+        """The judgement that is right about each order: A, B, both, or none."""
         right = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "none"}
-        told = zip(self.kept, self.first, self.second, strict=True)
-        return [right[first == kept, second == kept] for kept, first, second in told]
+        verdicts = zip(self.kept, self.first, self.second, strict=True)
+        return [right[first == kept, second == kept] for kept, first, second in verdicts]
 
 
-def _wrong(said: Sequence[bool], kept: Sequence[bool]) -> int:
-    """How many verdicts are wrong."""
-    return sum(own != right for own, right in zip(said, kept, strict=True))
+def _wrong(verdicts: Sequence[bool], kept: Sequence[bool]) -> int:
+    """Counts the wrong verdicts."""
+    return sum(own != right for own, right in zip(verdicts, kept, strict=True))
 
 
 def _compare(orders: Orders, draws: _Draws) -> _Compared:
@@ -261,13 +261,13 @@ def _compare(orders: Orders, draws: _Draws) -> _Compared:
 
 
 def _comparison(orders: Orders, draws: _Draws) -> dict[str, str]:
-    """Which of two judgements is better, found by going through the orders; without a mistake."""
+    """Writes which of two judgements is better, found by going through the orders; without a mistake."""
     one = _compare(orders, draws)
     judgements = f"A {_reasons(orders, one.first)} B {_reasons(orders, one.second)}"
     verdicts = zip(orders.letters, one.kept, one.marks, strict=True)
-    said = [f"{letter} {_yes_or_no(kept)} {mark}" for letter, kept, mark in verdicts]
+    lines = [f"{letter} {_yes_or_no(kept)} {mark}" for letter, kept, mark in verdicts]
     question = f"compare {orders} answer{_text(one.answer)} {judgements}"
-    return {"question": question, "answer": _text([*said, f"Winner: {one.winner}"])}
+    return {"question": question, "answer": _text([*lines, f"Winner: {one.winner}"])}
 
 
 def _build_judgement(orders: Orders, draws: _Draws) -> dict[str, Any]:
@@ -290,5 +290,5 @@ def _spoil(answer: list[str], draws: _Draws) -> list[str]:
 
 
 def _text(words: Sequence[str]) -> str:
-    """With a space in front of each, so that a letter is the same token wherever it stands."""
+    """Joins words with a space in front of each, so that a letter is the same token at any place."""
     return "".join(f" {word}" for word in words)

@@ -1,4 +1,4 @@
-"""What an inference engine attests after a weight sync."""
+"""The attestation of an inference engine after a weight sync."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Attestation:
-    """What one engine holds after a refit. Names are those of the weights that were sent.
+    """The weights that one engine holds after a weight sync. Names are those of the weights that were sent.
 
     Attributes:
         version: Of the weights.
         fingerprints: Of each tensor (`weight_sync.fingerprints.fingerprint`), read from where the engine computes with
             it; of those in `columns` and `received`, of the bytes that came.
-        columns: Of matrices that the engine keeps in a form of its own, which only shows in what it computes:
+        columns: Of matrices that the engine keeps packed, which only shows in what it computes:
             `weight_sync.fingerprints.column_fingerprint` of the columns that it computes with.
-        received: Tensors that could not be read back at all; the engine makes tables of its own of them, for instance.
-        tied: Tensors that were not sent, since they are others' under a second name, and whose.
-        kept_caches: Caches that still hold what old weights made.
+        received: Tensors that could not be read back at all; the engine makes its own tables of them, for instance.
+        tied: Tensors that were not sent, since they are others under a second name, with that of the other.
+        kept_caches: Caches that still depend on old weights.
     """
 
     version: int

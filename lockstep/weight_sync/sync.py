@@ -1,4 +1,4 @@
-"""Handing the learner's weights to the sampler, and proving that they arrived and that it computes with them."""
+"""Weight sync from learner to sampler, with proof that the weights arrived and that the sampler uses them."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Sent:
 
 
 class HasWeights(Protocol):
-    """A learner, or whatever else has weights to hand over."""
+    """A learner, or another holder of weights to send."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
 class WeightSource(HasWeights, Protocol):
-    """What a sampler's weights come from: a learner as it is, or a `Snapshot` of it."""
+    """The source of a sampler's weights: a learner as it is, or a `Snapshot` of it."""
 
     def logprobs(self, batch: Batch) -> Tensor: ...
 
 
 class Receiver(Protocol):
-    """An inference engine that takes weights: what of a sampler a weight sync needs."""
+    """An inference engine that takes weights: the part of a sampler that a weight sync needs."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -58,7 +58,7 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A learner's weights as they were once, for a sampler that works while the learner goes on.
+    """A copy of a learner's weights, for a sampler that works while the learner trains.
 
     Attributes:
         version: Of the weights.
@@ -72,7 +72,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Batch | None) -> Snapshot:
-        """Of the learner as it is now."""
+        """Copies the weights of the learner as it is now."""
         copies = {name: _copy(tensor, dtype) for name, tensor in learner.weights()}
         return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe))
 
@@ -80,12 +80,12 @@ class Snapshot:
         yield from self.tensors.items()
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """Of the probe, and of nothing else."""
+        """Log-probabilities of the probe, and of nothing else."""
         return self.probe_logprob
 
 
 def _type_of(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """In which it goes to a sampler that holds this type; what is no floating-point number stays as it is."""
+    """Returns the type of a tensor for a sampler of this type; only floating-point numbers are converted."""
     return dtype if tensor.is_floating_point() else tensor.dtype
 
 
@@ -95,7 +95,7 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Outgoing:
-    """The learner's weights in the sampler's type, on their way; they can be gone through again.
+    """The learner's weights in the sampler's type, as they are sent; they can be iterated again.
 
     Attributes:
         sent: By name, what went out.
@@ -116,13 +116,13 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
     """Streams the weights, and compares fingerprints of what was sent with what each engine now holds.
 
     Args:
-        learner: Whose weights.
+        learner: The source of the weights.
         sampler: Takes them.
         version: Of the weights.
         probe: Sequences that both score, where an engine holds something that it cannot show.
 
     Raises:
-        RefitError: With the names of the tensors that differ or are missing on one side, or of caches that were kept.
+        WeightSyncError: Names the tensors that differ or are missing on one side, or the caches that were kept.
     """
     outgoing = Outgoing(learner, sampler.dtype)
     attestations = sampler.load_weights(outgoing, version)
@@ -149,7 +149,7 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
 
 
 def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
-    """The tensors that an engine does not hold as they were sent, and the caches that it kept, each with why."""
+    """Finds tensors that an engine does not hold as they were sent, and caches that it kept, each with a reason."""
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
     faults |= {name: fault for name, one in expected.items() if (fault := _fault(name, one, held)) is not None}
@@ -157,7 +157,7 @@ def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
 
 
 def _fault(name: str, sent: Sent, held: Attestation) -> str | None:
-    """What is wrong with a tensor, if anything."""
+    """Says what is wrong with a tensor; None if nothing is."""
     if name not in held.fingerprints:
         return "did not arrive"
     if held.fingerprints[name] != sent.whole:

@@ -1,4 +1,4 @@
-"""Weights on their way to another process, in buckets: no side ever holds a second copy of the whole model.
+"""Transfer of weights to another process, in buckets: no side ever holds a second copy of the whole model.
 
 A bucket is a stretch of bytes that both sides see, and a list of what lies where in it. On one machine the bytes lie in
 shared memory; where there is none they are broadcast in a process group, by gloo.
@@ -38,7 +38,7 @@ class Slot:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.numel * self.torch_dtype.itemsize
 
     @property
@@ -59,7 +59,7 @@ class Bucket:
     """Some of the weights.
 
     Attributes:
-        number: Counted from 0 in a refit.
+        number: Counted from 0 in a weight sync.
         place: The file that holds the bytes; empty: they come by the process group.
         size: Bytes.
         slots: What lies where.
@@ -71,19 +71,19 @@ class Bucket:
     slots: tuple[Slot, ...]
 
     def json(self) -> str:
-        """For engines that take nothing but plain values."""
+        """JSON, for engines that take nothing but plain values."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of(cls, text: str) -> Bucket:
-        """What `json` wrote."""
+        """Reads what `json` wrote."""
         fields = json.loads(text)
         slots = (Slot(**{**slot, "shape": tuple(slot["shape"])}) for slot in fields.pop("slots"))
         return cls(**fields, slots=tuple(slots))
 
 
 def join_group(store: Store, own: Meeting) -> dist.ProcessGroup:
-    """A group for weights alone, no part of torch's default one, which an engine may have for itself.
+    """Joins a process group for weights alone, apart from torch's default one, which an engine may use itself.
 
     Returns when all are there. The sender has rank 0.
     """
@@ -92,14 +92,14 @@ def join_group(store: Store, own: Meeting) -> dist.ProcessGroup:
 
 
 class Carrier(Protocol):
-    """The sender's side."""
+    """The sender's side of a transfer."""
 
     def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
-        """Fills buckets. A bucket's bytes stay until the one after the next is asked for."""
+        """Fills buckets. A bucket's bytes stay until the one after the next is requested."""
         ...
 
     def ship(self, bucket: Bucket) -> None:
-        """Sends the bytes to the receivers, which have been told of the bucket; returns when they have them."""
+        """Sends the bytes to the receivers, which know of the bucket; returns when they have them."""
         ...
 
 
@@ -118,7 +118,7 @@ class SharedMemory:
             yield Bucket(number, file.path, _end(slots), slots)
 
     def ship(self, bucket: Bucket) -> None:
-        """Nothing to do: receivers see what was written."""
+        """Does nothing: receivers see the written memory."""
 
 
 class _SharedFile:

@@ -222,7 +222,7 @@ def test_a_program_ends_with_the_process_that_started_it() -> None:
     assert pid is not None
 
     def wait() -> None:
-        with pytest.raises(SandboxError, match=r"ended \(killed by SIGKILL\); the same command goes on"):
+        with pytest.raises(SandboxError, match=r"ended \(killed by SIGKILL\); the same command resumes"):
             printed(sandbox, "import time", "time.sleep(100)")
         failures.append(None)
 

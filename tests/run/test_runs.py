@@ -163,4 +163,4 @@ def test_an_interrupt_is_one_sentence(
 
     monkeypatch.setattr(TorchSampler, "generate", interrupted)
     assert main(["train", "tiny.yaml"]) == 130
-    assert capsys.readouterr().err.endswith("interrupted; the same command goes on from the newest checkpoint\n")
+    assert capsys.readouterr().err.endswith("interrupted; the same command resumes from the newest checkpoint\n")

@@ -1,1 +1,1 @@
-"""A sandbox for programs that nobody has read: what a model writes, run with limits and apart from everything else."""
+"""A sandbox for untrusted programs: those that a model writes, run with limits and apart from everything else."""

@@ -1,4 +1,4 @@
-"""What lies between a fork and a program that nobody has read: namespaces, a user without rights, limits.
+"""The jail between a fork and an untrusted program: namespaces, a user without rights, limits.
 
 With namespaces the program sees no network and no other process, and of all files only the system's and Python's,
 read-only, and an empty folder in memory that goes away with it. Without them there are the limits alone.
@@ -25,13 +25,13 @@ _ROOM_MB = 16  # for them, besides one of the largest
 _ROOT = "/proc"  # where it is put together: every Linux has the folder, and the program should not see into it
 _OPEN_FILES = 64
 _NOBODY = 65534
-_FIRST_USER = (1 << 31) - (1 << 22)  # process ids are below 2²², and nobody's user id is up there
+_FIRST_USER = (1 << 31) - (1 << 22)  # process ids are below 2²², and user ids are not that high
 _MB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use.
+    """The limits of a program.
 
     Attributes:
         cpu_s: Seconds of CPU time of each process.
@@ -50,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Program:
-    """What is to be run.
+    """A program to run.
 
     Attributes:
         arguments: Of the interpreter.
@@ -65,7 +65,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Jail:
-    """How a program is shut in.
+    """The jail of a program.
 
     Attributes:
         limits: What it may use.
@@ -106,19 +106,19 @@ class Jail:
         if os.fork() == 0:
             os.close(hold)
             self._become(program, user, others, watch)
-        for descriptor in for_the_program:  # whoever reads them must see the program end
+        for descriptor in for_the_program:  # the reader must see the program end
             os.close(descriptor)
         code = os.waitstatus_to_exitcode(os.wait()[1])
         os._exit(code if code >= 0 else 128 - code)
 
     def _others(self, user: int | None) -> int:
-        """How many processes besides the program's count with them."""
-        if user is not None:  # that nobody else is
+        """Returns how many processes besides the program's count with them."""
+        if user is not None:  # an id that no other process has
             return 0
         return 1 if self.folder is None else _tasks_of(os.getuid())
 
     def _become(self, program: Program, user: int | None, others: int, watch: int) -> NoReturn:
-        """`watch` is closed where the parent has ended."""
+        """Becomes the program; `watch` is closed where the parent has ended."""
         os.setsid()
         if self.folder is None:
             self._change_root()
@@ -142,7 +142,7 @@ class Jail:
         os.execve(self.interpreter, [self.interpreter, *program.arguments], {})
 
     def _change_root(self) -> None:
-        """Puts a file system together of what the program may see."""
+        """Makes a file system of what the program may see."""
         linux.mount("none", "/", flags=linux.PRIVATE | linux.RECURSIVE)
         room = f"mode=0755,size={self.limits.file_mb + _ROOM_MB}m,nr_inodes={_FILES}"
         linux.mount("tmpfs", _ROOT, "tmpfs", linux.NOSUID | linux.NODEV, room)
@@ -170,7 +170,7 @@ class Jail:
 
 
 def _unshare(users: bool) -> None:
-    """Enters namespaces of its own; without root's rights that needs users of its own, of whom there is one."""
+    """Enters new namespaces; without root's rights that needs a user namespace, with one user."""
     user, group = os.geteuid(), os.getegid()
     kinds = linux.NEW_MOUNTS | linux.NEW_PROCESSES | linux.NEW_NETWORK | linux.NEW_IPC
     linux.unshare(kinds | (linux.NEW_USERS if users else 0))
@@ -198,12 +198,12 @@ def _show(path: str) -> None:
 
 
 def _is_root() -> bool:
-    """Whether this is the system's own root and not that of a container with users of its own."""
+    """True if this is the system's own root and not that of a container with its own user namespace."""
     return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", str((1 << 32) - 1)]
 
 
 def _tasks_of(user: int) -> int:
-    """How many threads a user has at the moment."""
+    """Counts the threads that a user has at the moment."""
     count = 0
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # it may have ended meanwhile

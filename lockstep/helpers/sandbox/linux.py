@@ -1,4 +1,4 @@
-"""Calls of the Linux kernel that Python's own library has not, with its errors as `OSError`."""
+"""Linux system calls that Python's standard library lacks, with errors as `OSError`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Gives this process namespaces of its own; of processes, only its children to come."""
+    """Moves this process into new namespaces; that of processes holds only its children to come."""
     _require_success("unshare", _LIBC.unshare(flags))
 
 
@@ -58,7 +58,7 @@ def adopt_orphans() -> None:
 
 
 def forbid_privileges() -> None:
-    """No program that this process starts gets more rights than it has."""
+    """Keeps programs that this process starts from gaining rights."""
     _prctl(_SET_NO_NEW_PRIVILEGES, 1)
 
 

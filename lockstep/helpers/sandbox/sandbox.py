@@ -1,4 +1,4 @@
-"""The asking side of the sandbox: what a program printed, and whether test code passes with it."""
+"""The asking side of the sandbox: the output of a program, and whether test code passes with it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _INTERPRETER = os.path.realpath(f"{sys.base_exec_prefix}/bin/python{_VERSION}")
 
 
 class SandboxError(InputError):
-    """Programs cannot be run apart from everything else; the message says why."""
+    """Programs cannot be run in a sandbox; the message says why."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Runs Python programs that nobody has read, one at a time; may be asked from any thread.
+    """Runs untrusted Python programs, one at a time; usable from any thread.
 
     Attributes:
         limits: What each program may use.
-        namespaces: Whether each is put into namespaces of its own; else there are the limits alone.
+        namespaces: Whether each is put into its own namespaces; else there are the limits alone.
         interpreter: The Python that runs them, with its standard library and no other packages.
     """
 
@@ -43,7 +43,7 @@ class Sandbox:
         object.__setattr__(self, "_warden", Child(warden.__name__, json.dumps(options)))
 
     def start(self) -> None:
-        """Tries whether programs can be run here.
+        """Starts the sandbox, if programs can run here.
 
         Raises:
             SandboxError: They cannot.
@@ -54,7 +54,7 @@ class Sandbox:
             raise SandboxError(f"programs cannot be run in a sandbox here ({error})") from None
 
     def output(self, program: str, given: str) -> str | None:
-        """What a program prints that reads `given`; None where it fails or reaches a limit.
+        """Returns what a program prints that reads `given`; None where it fails or reaches a limit.
 
         Raises:
             SandboxError: It could not be run.
@@ -62,7 +62,7 @@ class Sandbox:
         return self._run_to_end(program, given, tested=False).get("output")
 
     def passes(self, program: str, test: str) -> bool:
-        """Whether test code runs to its end in a module that holds what the program defines; errors as `output`."""
+        """True if test code runs to its end in a module that holds what the program defines; errors as `output`."""
         # A program that ends the process before the test has run exits with 0, too, and does not say the word.
         word = secrets.token_hex()
         end = f"import os as o; o.write(1, b'{word}'); o._exit(0)"
@@ -81,8 +81,8 @@ class Sandbox:
         except (ChildDied, ChildHangs) as error:
             how = f"ended ({error})" if isinstance(error, ChildDied) else "does not answer"
             raise SandboxError(
-                f"the process that starts programs in a sandbox {how}; the same command goes on"
+                f"the process that starts programs in a sandbox {how}; the same command resumes"
             ) from None
         if "wrong" in ended:
-            raise SandboxError(f"a program could not be run in a sandbox ({ended['wrong']}); the same command goes on")
+            raise SandboxError(f"a program could not be run in a sandbox ({ended['wrong']}); the same command resumes")
         return ended

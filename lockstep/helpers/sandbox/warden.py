@@ -39,7 +39,7 @@ exec(compile(test, "test.py", "exec"), vars(module))
 
 
 def answers(options: str) -> Answers:
-    """In the child: reads {program, input, tested}, and says {code, output}, or {wrong} where a program cannot start.
+    """Returns the child's answer function: {program, input, tested} to {code, output}, or {wrong} where none can start.
 
     `code` is the program's exit code, 128 + n if it was ended by the signal n, None if by its limit on the clock.
     `tested` says that the input is test code for the program as a module.
@@ -66,12 +66,12 @@ def answers(options: str) -> Answers:
 
 
 class _Warden:
-    """Runs programs.
+    """The warden: it runs programs in jails.
 
     Args:
         limits: What each may use.
         interpreter: The Python that runs them.
-        namespaces: Whether each is put into namespaces of its own.
+        namespaces: Whether each is put into its own namespaces.
     """
 
     def __init__(self, limits: Limits, interpreter: str, namespaces: bool) -> None:
@@ -92,8 +92,8 @@ class _Warden:
 
     def _run_to_end(self, jail: Jail, program: Program) -> dict[str, Any]:
         """Runs a program to its end, and ends what it leaves."""
-        said, report = os.pipe()
-        with open(said, "rb") as wrong:
+        errors, report = os.pipe()
+        with open(errors, "rb") as wrong:
             first = os.fork()
             if first == 0:
                 _enter(jail, program, report)
@@ -115,7 +115,7 @@ class _Warden:
 
 
 def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
-    """Also returns, so to say, in the process that would become the program, where it cannot."""
+    """Enters the jail, in a fork; an error, also one in the program's own fork, goes to the report."""
     try:
         jail.enter(program, report)
     except BaseException as error:
@@ -125,7 +125,7 @@ def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
 
 
 def _end_children() -> None:
-    """Kills what is left of a program until nothing is; what lost its parent has become a child of this process."""
+    """Kills a program's processes until none is left; orphans have become children of this process."""
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -23,7 +23,7 @@ from lockstep.models.heads import canonical
 
 
 class MegatronLearner(RankLearner):
-    """Implements `learners.base.Learner` for one rank; only those of the last stage have something to tell.
+    """Implements `learners.base.Learner` for one rank; only those of the last stage return results.
 
     Args:
         stage: With weights, on its device.
@@ -58,7 +58,7 @@ class MegatronLearner(RankLearner):
         self._copy_embedding()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Stage by stage; each tensor goes to the other stages as soon as its own ranks have put it together."""
+        """Yields weights stage by stage; each tensor goes to the other stages once its own ranks have gathered it."""
         group, here = self._ranks.group("pp"), self._ranks.index("pp")
         own = (found for piece in self._own for found in piece.gather())
         for stage, names in enumerate(self._announced):
@@ -84,7 +84,7 @@ class MegatronLearner(RankLearner):
         return iter(self._run_passes(micros, keep, forward_only=True))
 
     def _run_passes(self, micros: MicroBatches, judge: Callable[..., Any], forward_only: bool) -> list[Any]:
-        """What `judge` says of each pass, on the last stage; nothing on others."""
+        """Runs the passes; returns the results of `judge` for each, on the last stage, and nothing on others."""
 
         def step(waiting: Iterator[Any], stage: Stage) -> tuple[Any, Callable[..., Any]]:
             rows, batch = next(waiting)
@@ -118,7 +118,7 @@ class MegatronLearner(RankLearner):
         self._stage.zero_grad()
 
     def _add_gradient_of_head(self, gradients: list[Tensor]) -> None:
-        """The first stage's embedding learns from what the last stage's copy of it was used for, too."""
+        """Adds the gradient of the last stage's copy of the embedding to that of the first stage."""
         group, stage = self._ranks.group("pp"), self._stage
         if group is None or not stage.tied:
             return
@@ -130,7 +130,7 @@ class MegatronLearner(RankLearner):
             gradients[0] += share
 
     def _copy_embedding(self) -> None:
-        """The last stage's head is a copy of the first one's embedding, if they are tied."""
+        """Copies the first stage's embedding to the last stage's head, if they are tied."""
         group, stage = self._ranks.group("pp"), self._stage
         if group is None or not stage.tied:
             return
@@ -144,7 +144,7 @@ class MegatronLearner(RankLearner):
 
 
 def _of_all_stages(pieces: list[MegatronPiece], ranks: Ranks) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Names and shapes of the tensors of each stage."""
+    """Gathers names and shapes of the tensors of each stage."""
     own = [(canonical(box.name), box.whole) for piece in pieces for box in piece.boxes]
     found: list[Any] = [own] * ranks.size("pp")
     if ranks.size("pp") > 1:

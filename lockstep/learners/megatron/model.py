@@ -1,4 +1,4 @@
-"""One pipeline stage of a Megatron model with a head: what stands between a batch and the learner's outputs."""
+"""One pipeline stage of a Megatron model with a head, from a batch to the learner's outputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LayoutAttention(nn.Module):
         self._layer, self._scale = layer_number, float(config.kv_channels or 0) ** -0.5
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any) -> Tensor:
-        """Of tokens [n, 1, heads, size]; returns [n, 1, heads · size]."""
+        """Attends over tokens [n, 1, heads, size]; returns [n, 1, heads · size]."""
         q, k, v = (x[:, 0].transpose(0, 1)[None] for x in (query, key, value))
         return attention_mask.attend(self._layer, q, k, v, self._scale, None).flatten(2).transpose(0, 1)
 
@@ -100,7 +100,7 @@ class Stage(nn.Module):
                     self.get_parameter(name).copy_(tensor)
 
     def set_input_tensor(self, tensors: Any) -> None:
-        """What the stage before this one gave; Megatron's schedules hand it over."""
+        """Takes the output of the stage before this one; Megatron's schedules call it."""
         self.gpt.set_input_tensor(tensors)
 
     def forward(self, batch: Batch) -> Outputs | Tensor:

@@ -1,4 +1,4 @@
-"""What Megatron's modules need where there is no GPU; nothing of this is used where there is one.
+"""Megatron's modules on a machine without a GPU; nothing of this is used where there is one.
 
 They ask for memory "on the current GPU", by that name, and wait for it. Here the names of a few modules stand for the
 CPU instead. Nothing outside of these modules sees that.
@@ -29,6 +29,6 @@ class _TorchOfCPU:
 
 
 def compute_on_cpu() -> None:
-    """From now on Megatron computes here on the CPU."""
+    """Makes Megatron compute on the CPU in this process."""
     for module in _MODULES:
         module.torch = _TorchOfCPU()

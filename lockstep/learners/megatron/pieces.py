@@ -1,4 +1,4 @@
-"""What one rank of a Megatron learner holds: parameters in each of which several tensors of the checkpoint may lie."""
+"""One rank's pieces of a Megatron learner: parameters in each of which several tensors of the checkpoint may lie."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lockstep.models.megatron import ParameterSlice, places
 
 @dataclass(frozen=True, eq=False)
 class MegatronPiece(Piece):
-    """Of a parameter of one stage.
+    """A piece of a parameter of one stage.
 
     Attributes:
         dim: Along which tensor-parallel ranks share its tensors; None: each has all of them.
@@ -58,7 +58,7 @@ class MegatronPiece(Piece):
 
 
 def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -> Iterator[MegatronPiece]:
-    """Of all parameters of a stage, but the copy that a tied head has of the embedding.
+    """Yields the pieces of all parameters of a stage, but the copy that a tied head has of the embedding.
 
     Args:
         stage: With the parameters.

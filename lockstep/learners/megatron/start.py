@@ -1,4 +1,4 @@
-"""How a Megatron learner comes to be on a rank: its stage without weights, then box by box from a folder's files."""
+"""Start of a Megatron learner on a rank: its stage without weights, then box by box from a folder's files."""
 
 from __future__ import annotations
 

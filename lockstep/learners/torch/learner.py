@@ -44,7 +44,7 @@ class TorchLearner(RankLearner):
             piece.parameter.requires_grad_(False)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As in the protocol; with adapters merged, which changes nothing that is held here."""
+        """Yields weights as in the protocol; with adapters merged, which changes nothing that is held here."""
         for piece in self._held:
             if not is_adapter(piece.name):
                 yield from piece.gather()
@@ -79,6 +79,6 @@ class TorchLearner(RankLearner):
         self._forget_gathered()
 
     def _forget_gathered(self) -> None:
-        """Weights that were gathered for a pass are not those of after an update."""
+        """Frees weights that were gathered for a pass, since an update changes them."""
         if isinstance(self.model, FSDPModule):
             self.model.reshard()

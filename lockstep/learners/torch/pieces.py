@@ -1,4 +1,4 @@
-"""What one rank of a torch learner holds of each parameter: the tensor itself, or a box that FSDP or DTensor cut."""
+"""One rank's pieces of a torch learner: each parameter itself, or the box of it that FSDP or DTensor cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.models.heads import canonical
 
 @dataclass(frozen=True, eq=False)
 class TorchPiece(Piece):
-    """Of a parameter, which is one tensor of the checkpoint.
+    """A piece of a parameter, which is one tensor of the checkpoint.
 
     Attributes:
         merged: The weight that is computed with, from a parameter that has an adapter; None: it has none.
@@ -46,7 +46,7 @@ class TorchPiece(Piece):
         yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def gradient(self) -> Tensor:
-        """Summed over the ranks that hold the same."""
+        """Gradient, summed over the ranks that hold the same piece."""
         gradient = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.local)

@@ -1,4 +1,4 @@
-"""How a learner's model comes to be on a rank: read whole, or, cut over ranks, box by box into memory of that size."""
+"""Start of a learner's model on a rank: read whole, or, cut over ranks, box by box into memory of that size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lockstep.types import Head
 def build_model(
     folder: str, head: Head, seed: int, section: LearnerSection, ranks: Ranks, device: torch.device
 ) -> nn.Module:
-    """A head of `models.heads` on the backbone of a folder, on its device, cut over the ranks.
+    """Builds a head of `models.heads` on the backbone of a folder, on its device, cut over the ranks.
 
     No rank ever holds the whole model, if its family `reads_boxes`; others are read whole by each, and then cut.
 
@@ -54,7 +54,7 @@ def build_model(
     whole = skeleton(config, folder)
     check_weights(folder, whole, headless=not scores_tokens(head))
     network = whole if scores_tokens(head) else whole.base_model
-    assert isinstance(network, PreTrainedModel), "a causal language model of transformers has a backbone of its own"
+    assert isinstance(network, PreTrainedModel), "a causal language model of transformers has its own backbone"
     with torch.device("meta"):
         model = (
             LogitsHead(network, ranks, products=True) if scores_tokens(head) else ValueHead(network, seed, ranks, head)
@@ -86,7 +86,7 @@ def _load_value_unit(model: ValueHead, network: PreTrainedModel, folder: str) ->
 
 @torch.no_grad()
 def _fill(model: LogitsHead | ValueHead, network: PreTrainedModel, folder: str, adapters: Mapping[str, Tensor]) -> None:
-    """Gives memory that holds nothing yet what the folder's files say, and what is computed from the configuration."""
+    """Fills empty memory from the folder's files, and buffers from the configuration."""
     network.tie_weights()
     for module in network.modules():
         if any(True for _ in module.buffers(recurse=False)):

@@ -1,1 +1,1 @@
-"""What is particular to one architecture: a file for each family, and the registry of them all."""
+"""Particulars of single architectures: a file for each family, and the registry of them all."""

@@ -1,4 +1,4 @@
-"""A model family: what Lockstep has to be told of an architecture, because no configuration says it."""
+"""A model family: particulars of an architecture that no configuration holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """How a backbone is cut over tensor-parallel ranks.
+    """Tensor-parallel plan of a backbone.
 
     Attributes:
         plan: Makes the style of each module that takes part, by its name in the backbone; `*` stands for each layer.
@@ -23,7 +23,7 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class MegatronLayers:
-    """How a family is computed by Megatron's own layers: RMS norms, gated SiLU, rotary positions, grouped queries.
+    """Particulars of a family on Megatron's own layers: RMS norms, gated SiLU, rotary positions, grouped queries.
 
     Attributes:
         tensors: For each parameter of a `GPTModel` the tensors of a checkpoint that lie in it, in their order; `*` is
@@ -36,18 +36,18 @@ class MegatronLayers:
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether queries, keys and values have biases: then there are tensors for them."""
+        """True if queries, keys and values have biases: then there are tensors for them."""
         return "decoder.layers.*.self_attention.linear_qkv.bias" in self.tensors
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys have norms of their own."""
+        """True if queries and keys have norms."""
         return "decoder.layers.*.self_attention.q_layernorm.weight" in self.tensors
 
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture of `transformers`; with nothing but its type, one that is computed like any other.
+    """An architecture of `transformers`; with nothing but its type, it is computed like any other.
 
     Attributes:
         model_type: As configurations say it.

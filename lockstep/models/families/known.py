@@ -1,4 +1,4 @@
-"""Which architectures `transformers` itself knows, by their types."""
+"""Architectures that `transformers` itself knows, by their types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 
 def is_known(model_type: object) -> bool:
-    """Whether it has a configuration of this type."""
+    """True if `transformers` has a configuration of this type."""
     return model_type in CONFIG_MAPPING
 
 
@@ -19,5 +19,5 @@ def find_nearest(model_type: object) -> str | None:
 
 
 def has_classifier(model_type: str) -> bool:
-    """Whether it has a sequence classifier on this backbone."""
+    """True if `transformers` has a sequence classifier on this backbone."""
     return model_type in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES

@@ -1,4 +1,4 @@
-"""The families that Lockstep is told about, and the one of a configuration. A new one is a file here, and its name."""
+"""The registry of families, and the family of a configuration. A new one is a file here, and its name."""
 
 from __future__ import annotations
 

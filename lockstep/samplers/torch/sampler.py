@@ -44,7 +44,7 @@ class TorchSampler:
         lm: A causal language model with Lockstep's attention.
         max_batch_size: Sequences generated side by side.
         bf16: Compute as a bf16 learner does; weights are fp32 all the same.
-        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, whatever is drawn from.
+        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
     """
 
     dtype = torch.float32
@@ -61,7 +61,7 @@ class TorchSampler:
         return gather_pieces(self.pieces(requests, sampling))
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """Prompts of like length go together, the short ones first; so what is left over is cut as it was before."""
+        """Samples prompts of like length together, short ones first, so that a repeated rest is batched as before."""
         require_room(requests, self._context)
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
         size = self._max_batch_size
@@ -98,13 +98,13 @@ class TorchSampler:
         return dict(self._tensors())[name].detach()
 
     def wake(self) -> None:
-        """It is always awake."""
+        """Does nothing: the sampler is always awake."""
 
     def sleep(self) -> None:
-        """It holds nothing but weights between rollouts."""
+        """Does nothing: only weights are held between rollouts."""
 
     def close(self) -> None:
-        """It has no processes of its own."""
+        """Does nothing: there are no other processes."""
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         return chain(self._lm.named_parameters(), self._lm.named_buffers())
@@ -128,7 +128,7 @@ class TorchSampler:
     def _decode(
         self, prompts: Batch, requests: Sequence[Request], sampling: SamplingParams, room_B: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Token by token. Returns tokens and log-probabilities [B, K], lengths [B], and who met a stop token [B]."""
+        """Decodes token by token. Returns tokens and log-probabilities [B, K], lengths [B], and stopped rows [B]."""
         device, rows, most = self._lm.device, len(requests), int(room_B.max())
         cache = self._cache(prompts, int(prompts.lengths.max()) + most)
         tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)
@@ -172,7 +172,7 @@ class TorchSampler:
         )
 
     def _cache(self, prompts: Batch, capacity: int) -> Cached:
-        """Where keys and values are kept."""
+        """Returns the layout that keeps keys and values."""
         return Cached(prompts, capacity)
 
     def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:

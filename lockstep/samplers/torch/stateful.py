@@ -21,11 +21,11 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
 _KEYWORDS = ("past_key_values", "cache_params")
-"""What models of `transformers` call their cache."""
+"""Names of the cache in the signatures of `transformers` models."""
 
 
 class OwnCache(SideBySide, Cached):
-    """Keys, values and states of rows of one length, in the model's own cache; see `Cached` for what the rest means."""
+    """Keys, values and states of rows of one length, in the model's own cache; see `Cached` for the rest."""
 
     def __init__(self, lm: PreTrainedModel, prompts: Batch) -> None:
         known = inspect.signature(lm.forward).parameters

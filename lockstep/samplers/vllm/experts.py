@@ -1,4 +1,4 @@
-"""Weights of experts on a CPU: vLLM's kernels pad them and put their numbers in an order of their own."""
+"""Weights of experts on a CPU: vLLM's kernels pad them and put their numbers in an order that only they know."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DIGITS = 255
 
 
 def kernel_of(layer: nn.Module, parameter: str) -> CPUUnquantizedExperts | None:
-    """The kernel for CPUs that has this parameter in an order of its own, if one has."""
+    """Returns the kernel for CPUs that keeps this parameter in its own order, if one does."""
     if not isinstance(layer, RoutedExperts) or parameter not in _MATRICES:
         return None
     method = layer.quant_method
@@ -27,9 +27,9 @@ def kernel_of(layer: nn.Module, parameter: str) -> CPUUnquantizedExperts | None:
 
 
 class SetAside:
-    """Kernels of experts, taken away during a refit.
+    """Kernels of experts, taken away during a weight sync.
 
-    vLLM 0.32 packs new weights of experts only where their layer has no kernel yet; a kernel that it finds would go on
+    vLLM 0.32 packs new weights of experts only where their layer has no kernel yet; a kernel that is there would go on
     with weights in the order in which they came, and its numbers would be wrong.
     """
 
@@ -64,7 +64,7 @@ def in_loaded_order(kernel: CPUUnquantizedExperts, parameter: str, held_ENK: Ten
 
 
 def _places(kernel: CPUUnquantizedExperts, parameter: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """For each element of one packed expert, 1 + its place in the loaded one, int64; 0 is padding.
+    """Returns, for each element of one packed expert, 1 + its place in the loaded one, int64; 0 is padding.
 
     Found by having the kernel pack the places, digit by digit.
     """
@@ -80,7 +80,7 @@ def _places(kernel: CPUUnquantizedExperts, parameter: str, shape: tuple[int, ...
 
 
 def _pack(kernel: CPUUnquantizedExperts, parameter: str, digit_1NK: Tensor) -> Tensor:
-    """One expert's matrix by the kernel's own hand; the other matrix of the layer is there for its shape."""
+    """Packs one expert's matrix by the kernel's own code; the other matrix of the layer is there for its shape."""
     _, rows, columns = digit_1NK.shape
     other = (1, columns, rows // 2) if parameter == "w13_weight" else (1, 2 * columns, rows)
     stand_in = nn.Module()

@@ -1,4 +1,4 @@
-"""Where vLLM puts each tensor of a checkpoint, found by watching its own loaders at work on tensors without memory.
+"""Places to which vLLM copies each tensor of a checkpoint, found by watching its loaders on tensors without memory.
 
 vLLM renames tensors, lays several into one, cuts and turns them; each model's `load_weights` does as it likes. All of
 that ends in copies from a stretch of a tensor that was given to a stretch of a layer's parameter, and those are noted.
@@ -46,7 +46,7 @@ class Landing:
     Attributes:
         layer: Whose parameter it is.
         parameter: Its name in the layer.
-        shape: Of the parameter as it is loaded, before a kernel brings it into a form of its own.
+        shape: Of the parameter as it is loaded, before a kernel packs it.
         source: Of the tensor.
         target: Of the parameter.
     """
@@ -60,7 +60,7 @@ class Landing:
 
 @dataclass(frozen=True)
 class Landings:
-    """What a survey found.
+    """The result of a survey.
 
     Attributes:
         of: By name of the tensor.
@@ -72,18 +72,18 @@ class Landings:
 
 
 def find_sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
-    """What a learner sends of a model: parameters, each once, and those buffers that belong to a checkpoint."""
+    """Returns the tensors of a model that a learner sends: parameters, each once, and a checkpoint's buffers."""
     kept = network.state_dict().keys()
     return dict(network.named_parameters()) | {name: b for name, b in network.named_buffers() if name in kept}
 
 
 def as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the names, and cut as, files of the model have them: `transformers` puts experts together."""
+    """Yields tensors as files of the model have them, by name and cut: `transformers` joins experts."""
     return revert_weight_conversion(network, dict(tensors))
 
 
 def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
-    """Has vLLM's model load tensors without memory, and leaves it as it was.
+    """Surveys how vLLM's model loads tensors, without memory, and leaves it as it was.
 
     Args:
         model: vLLM's.
@@ -111,7 +111,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
 
 
 class _Copies(TorchDispatchMode):
-    """Notes copies and makes none; what would be a tensor of its own, in other order or type, stays a view."""
+    """A mode that records copies and makes none; what would be a new tensor, in other order or type, stays a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _Copies(TorchDispatchMode):
 
 
 def _plainly_loaded(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:
-    """Parameters and buffers by their memory; loaders work at once, where a reload would have them wait."""
+    """Maps memory to parameters and buffers, while loaders run at once, which a reload would defer."""
     places: dict[int, tuple[nn.Module, str, Tensor]] = {}
     for layer in model.modules():
         for name, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):

@@ -17,7 +17,7 @@ NARROWEST = 32
 
 
 def widen_narrow_heads() -> None:
-    """From now on vLLM's attention layers take heads of any width."""
+    """Makes vLLM's attention layers take heads of any width, in this process."""
     plain_init, plain_forward = Attention.__init__, Attention.forward
 
     @wraps(plain_init)

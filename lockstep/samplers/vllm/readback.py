@@ -1,4 +1,4 @@
-"""What vLLM's model computes with, under the names that a learner has for its tensors.
+"""Tensors that vLLM's model computes with, under the names that a learner has for them.
 
 vLLM lays matrices that are used together into one, and on a CPU packs them in a form of its kernels and frees the rest.
 Such a matrix is read through its kernel: a product with a column of the identity gives that column, exactly.
@@ -44,15 +44,15 @@ class Readable:
 
     @property
     def packed(self) -> bool:
-        """Whether a kernel has some of it in a form of its own."""
+        """True if a kernel has packed some of it."""
         return any(is_packed(landing) for landing in self.landings)
 
     def fingerprint(self) -> int:
-        """Of the tensor; only where it is not packed."""
+        """Fingerprint of the tensor; only where it is not packed."""
         return fingerprint(self.tensor())
 
     def column_fingerprint(self) -> int:
-        """Of the columns that kernels compute with; see `weight_sync.fingerprints.column_fingerprint`."""
+        """Fingerprint of the columns that kernels compute with; see `weight_sync.fingerprints.column_fingerprint`."""
         if not all(self._straight(landing) for landing in self.landings):
             return column_fingerprint(self.tensor())
         columns = pick_columns(self.shape[1])
@@ -64,14 +64,14 @@ class Readable:
         return fingerprint(whole)
 
     def tensor(self) -> Tensor:
-        """All of it, as it is computed with."""
+        """The whole tensor, as it is computed with."""
         whole = torch.empty(self.shape, dtype=self.dtype, device=_parameter(self.landings[0]).device)
         for landing in self.landings:
             landing.source.on(whole).copy_(landing.target.on(_plain(landing)))
         return whole
 
     def _straight(self, landing: Landing) -> bool:
-        """Whether rows of the tensor are rows of a packed parameter."""
+        """True if rows of the tensor are rows of a packed parameter."""
         rows = landing.source.stride == (self.shape[-1], 1) and landing.target.stride == (landing.shape[-1], 1)
         return rows and is_packed(landing) and landing.shape[-1] == self.shape[-1] == landing.source.size[-1]
 
@@ -90,7 +90,7 @@ def readable(model: nn.Module, landings: Landings, network: PreTrainedModel, dty
 
 
 def find_tied_names(network: PreTrainedModel) -> dict[str, str]:
-    """A head that is not sent, since it is the embedding, and whose second name that is."""
+    """Maps a head that is not sent, since it is tied, to the embedding's name."""
     names = {id(module): name for name, module in network.named_modules()}
     head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
     if head is None or head.weight is not embedding.weight:
@@ -99,7 +99,7 @@ def find_tied_names(network: PreTrainedModel) -> dict[str, str]:
 
 
 def is_packed(landing: Landing) -> bool:
-    """Whether a kernel for CPUs has the matrix in a form of its own."""
+    """True if a kernel for CPUs has packed the matrix."""
     matrix = isinstance(landing.layer, LinearBase | ParallelLMHead) and landing.parameter == "weight"
     return matrix and len(landing.shape) == 2 and current_platform.is_cpu()
 

@@ -1,4 +1,4 @@
-"""The vLLM sampler: its engine within this process, which is its own. Token ids go in and come out, never text."""
+"""The vLLM sampler, with its engine in this process, which holds no other. Token ids go in and come out, never text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.transfer import Bucket
 
 ENGINE_DIED = 70
-"""Exit code of a sampler's process that has lost a tensor-parallel worker of its engine: it is of no use without."""
+"""Exit code of a sampler's process that has lost a tensor-parallel worker of its engine: it is useless without."""
 
 _CPU_CACHE_GIB = 1.0
 _CPU_BLOCK = 32
@@ -38,7 +38,7 @@ _ANY_SHARE = {"gpu_memory_utilization": 0.01}
 _COLDEST = 0.01
 
 Asked = tuple[Sequence[int], dict[str, Any]]
-"""A prompt, and what is wanted, in vLLM's words."""
+"""A prompt, and its sampling options in vLLM's words."""
 
 
 class VLLMSampler:
@@ -48,7 +48,7 @@ class VLLMSampler:
         model: A Hugging Face folder.
         section: Sizes, and options of vLLM's.
         computation: vLLM computes in the learner's type.
-        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, whatever is drawn from.
+        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
         options: More of vLLM's options, by its words; they go before those that are made of the section.
     """
 
@@ -91,8 +91,8 @@ class VLLMSampler:
         self._lost: Callable[[], bool] = lambda: executor.world_size > 1 and executor.is_failed
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        asked = [(request.tokens, self._drawing(request, sampling)) for request in requests]
-        for answers in self._stream_outputs(asked):
+        prompts = [(request.tokens, self._drawing(request, sampling)) for request in requests]
+        for answers in self._stream_outputs(prompts):
             places, outputs = zip(*answers, strict=True)
             yield places, self._batch([requests[place] for place in places], outputs, sampling)
 
@@ -117,7 +117,7 @@ class VLLMSampler:
         self._on_worker("receive_weights", bucket.json())
 
     def attest(self, version: int) -> Attestation:
-        """Ends a refit: drops caches, and says what is held."""
+        """Ends a weight sync: drops caches, and says what is held."""
         found = json.loads(self._on_worker("attest_weights"))
         self.forget_old_weights()
         self._version = version
@@ -125,7 +125,7 @@ class VLLMSampler:
         return Attestation(version, **found, kept_caches=self._find_kept_caches())
 
     def forget_old_weights(self) -> None:
-        """What a refit has to drop."""
+        """Drops what depended on old weights."""
         self.drop_caches()
 
     def drop_caches(self) -> None:
@@ -134,7 +134,7 @@ class VLLMSampler:
         self._engine.reset_mm_cache()
 
     def tensor_names(self) -> list[str]:
-        """Of the tensors that `show` knows: those of the checkpoint, and a head that is tied."""
+        """Names of the tensors that `show` knows: those of the checkpoint, and a head that is tied."""
         return json.loads(self._on_worker("tensor_names"))
 
     def show(self, name: str) -> Tensor:
@@ -142,11 +142,11 @@ class VLLMSampler:
         return safetensors.torch.load(self._on_worker("show_tensor", name))[name]
 
     def take_observations(self) -> dict[str, Any]:
-        """What was seen since this was last asked.
+        """Returns what was observed since the last call.
 
         Returns:
             `cached`, of each request in turn how many tokens of its prompt came out of the prefix cache; and what
-            `WeightReceiver.observe_passes` tells.
+            `WeightReceiver.observe_passes` returns.
         """
         cached, self._cached = self._cached, {}
         return {"cached": [cached[number] for number in sorted(cached)]} | json.loads(self._on_worker("observe_passes"))
@@ -156,7 +156,7 @@ class VLLMSampler:
         return self._engine.vllm_config.model_config.hf_text_config.to_dict()
 
     def settings(self) -> dict[str, Any]:
-        """How vLLM has set itself up, as far as that shapes its numbers."""
+        """The settings of vLLM that shape its numbers."""
         import vllm
 
         config = self._engine.vllm_config
@@ -186,9 +186,9 @@ class VLLMSampler:
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
-    def _stream_outputs(self, asked: Sequence[Asked]) -> Iterator[list[tuple[int, Any]]]:
+    def _stream_outputs(self, prompts: Sequence[Asked]) -> Iterator[list[tuple[int, Any]]]:
         """vLLM's final outputs with the places of their prompts, as many at a time as are ready."""
-        waiting = {self._ask(tokens, options): place for place, (tokens, options) in enumerate(asked)}
+        waiting = {self._ask(tokens, options): place for place, (tokens, options) in enumerate(prompts)}
         try:
             while waiting:
                 outputs = self._step()
@@ -201,13 +201,13 @@ class VLLMSampler:
 
     def _step(self) -> Sequence[Any]:
         try:
-            with self._whole():
+            with self._exit_if_worker_lost():
                 return self._engine.step()
         except (ValueError, NotImplementedError) as error:
             raise InputError(f"vLLM cannot compute with this model ({_reason(error)}); use sampler=torch") from error
 
     def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        """How to draw one response, in vLLM's words. Nothing but the listed tokens ends it before its time."""
+        """Returns the sampling parameters of one response for vLLM. Only the listed tokens end it before its time."""
         if 0 < sampling.temperature < _COLDEST:
             raise InputError(f"vLLM knows no temperature between 0 and {_COLDEST}; use 0, or a higher one")
         return {
@@ -222,7 +222,7 @@ class VLLMSampler:
         }
 
     def _ask(self, tokens: Sequence[int], options: dict[str, Any]) -> str:
-        """Gives vLLM a prompt; it answers under the name that is returned, and only when all is there."""
+        """Adds a request to vLLM; returns its name, under which the whole output comes."""
         from vllm import SamplingParams as Options
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -255,7 +255,7 @@ class VLLMSampler:
         )
 
     def _probe(self) -> Any:
-        """One token behind a prompt that is the same every time and fills two blocks of the prefix cache."""
+        """Samples a token behind a fixed prompt that fills two blocks of the prefix cache."""
         blocks = 2 * self._engine.vllm_config.cache_config.block_size
         tokens = [1] * min(self._context - 1, blocks + 1)
         ((_, output),) = chain.from_iterable(self._stream_outputs([(tokens, {"max_tokens": 1})]))
@@ -266,13 +266,13 @@ class VLLMSampler:
 
     def _on_worker(self, verb: str, *arguments: str) -> Any:
         """Runs a method of `worker.WeightReceiver`; of several workers, the first one's answer."""
-        with self._whole():
+        with self._exit_if_worker_lost():
             result, *_ = self._engine.collective_rpc(verb, args=arguments)
         return result
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Ends this process where a call fails because a tensor-parallel worker is gone."""
+    def _exit_if_worker_lost(self) -> Iterator[None]:
+        """A context that ends this process where a call fails because a tensor-parallel worker is gone."""
         try:
             yield
         except RuntimeError:
@@ -287,7 +287,7 @@ def _end_without_worker() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why vLLM does not start; what its configuration refuses stands behind a first line that only counts."""
+    """Explains why vLLM does not start; what its configuration refuses stands behind a first line that only counts."""
     if isinstance(error, ValidationError):
         return str(error.errors()[0]["msg"]).rstrip(".")
     return f"{type(error).__name__}: {first_line(error)}"
@@ -313,19 +313,19 @@ def _options(section: SamplerSection, computation: Computation, context: int) ->
         "kv_cache_memory_bytes": int((gib or _CPU_CACHE_GIB) * 2**30),
         "block_size": _CPU_BLOCK,
         "enforce_eager": True,
-        # vLLM dies where it takes a prompt in parts and has a seed: on a CPU it cannot take a draw back.
+        # vLLM dies where it takes a prompt in parts and has a seed: on a CPU it cannot take a sample back.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, context),
     }
 
 
 def _pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
-    """The log-probability of each token, out of all that vLLM tells of its position."""
+    """Picks the log-probability of each token from vLLM's output for its position."""
     return [entry[token].logprob for token, entry in zip(tokens, entries, strict=True)]
 
 
 def _is_truncated(response: Any) -> bool:
-    """Whether a response was cut off."""
+    """True if a response was cut off."""
     if response.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a response with {response.finish_reason!r} ({response.stop_reason})")
     return response.finish_reason == "length"

@@ -1,4 +1,4 @@
-"""What Lockstep adds to vLLM's worker, which holds the model: taking weights, and saying what it holds."""
+"""Lockstep's extension of vLLM's worker, which holds the model: it takes weights, and says what it holds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if current_platform.is_cpu():
 
 
 class WeightReceiver:
-    """Mixed into vLLM's worker, whose `model_runner` and `device` it uses."""
+    """A mix-in of vLLM's worker, whose `model_runner` and `device` it uses."""
 
     model_runner: Any
     vllm_config: Any
@@ -54,7 +54,7 @@ class WeightReceiver:
             self._model.load_weights(as_in_files(self._network, dict(self._loadable(bucket))).items())
 
     def attest_weights(self) -> str:
-        """Ends the refit. Returns the fields of an `Attestation` that only this process knows, as JSON."""
+        """Ends the weight sync. Returns the fields of an `Attestation` that only this process knows, as JSON."""
         model, config = self._model, self.vllm_config.model_config
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             finalize_layerwise_reload(model, config)
@@ -79,7 +79,7 @@ class WeightReceiver:
         )
 
     def tensor_names(self) -> str:
-        """Of the tensors that `show_tensor` knows, as JSON."""
+        """Names of the tensors that `show_tensor` knows, as JSON."""
         return json.dumps([tensor.name for tensor in self._readable])
 
     @torch.no_grad()
@@ -90,7 +90,7 @@ class WeightReceiver:
             return safetensors.torch.save({name: found.tensor().contiguous().cpu()})
 
     def observe_passes(self) -> str:
-        """Begins to watch. Returns as JSON what was seen since it last began: `rows` of the largest pass, `dtype`."""
+        """Starts observing passes. Returns, as JSON, `rows` of the largest pass and `dtype` since the last start."""
         if self._rows is None:
             self.model_runner.execute_model = self._watch(self.model_runner.execute_model)
         rows, self._rows = self._rows, 0
@@ -114,7 +114,7 @@ class WeightReceiver:
         return self.model_runner.get_model()
 
     def _begin_sync(self) -> None:
-        """Gets ready for a whole set of weights; what is left of a refit that broke off is put aside."""
+        """Gets ready for a whole set of weights; leftovers of a weight sync that broke off are dropped."""
         finalize_layerwise_reload(self._model, self.vllm_config.model_config)
         self._received: dict[str, int] = {}
         self._names = {tensor.name for tensor in self._readable}
@@ -142,7 +142,7 @@ class WeightReceiver:
         return readable(self._model, landings, self._network, config.dtype)
 
     def _repack_heads(self) -> None:
-        """A head that is tied to the embedding gets no weights of its own, and would keep its packed old ones."""
+        """Packs a tied head again: it gets no weights itself, and would keep its packed old ones."""
         for layer in self._model.modules():
             if isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)
