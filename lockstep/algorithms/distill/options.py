@@ -58,7 +58,7 @@ class Distill(Section):
 
     @property
     def responses(self) -> int:
-        """Of a step."""
+        """Responses of a step."""
         return self.num_prompts_per_step * self.num_generations
 
     @property

@@ -37,12 +37,12 @@ class DPORecipe(PairsRecipe):
 
     @property
     def policy_role(self) -> ModelRole:
-        """π."""
+        """The policy π."""
         return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property
     def reference_role(self) -> ModelRole:
-        """π_ref."""
+        """The reference policy π_ref."""
         return ModelRole("reference", "logits", self.learner)
 
     @property

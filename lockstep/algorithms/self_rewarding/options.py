@@ -96,7 +96,7 @@ class SelfRewarding(PreferenceSection):
         return _of(self.ref_policy_kl_penalty, iteration)
 
     def room_for_judge_pairs(self, iteration: int, answer_pairs: int) -> int:
-        """How many pairs of judgements may join so many pairs of answers, to be at most their share of them all."""
+        """Greatest number of pairs of judgements beside a number of pairs of answers, by their share of all pairs."""
         share = _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
         return int(share / (1 - share) * answer_pairs + 1e-9)
 
@@ -144,7 +144,7 @@ class SelfRewarding(PreferenceSection):
 
 
 class KnownSection(Section):
-    """Judgements that are known to be right, by which the policy is measured as a judge each time it is validated."""
+    """Judgements that are known to be right, on which the policy is validated as a judge."""
 
     judgements: LocalPath | None = Field(default=None, description="file of rows with prompt, response and score")
     comparisons: LocalPath | None = Field(
@@ -270,17 +270,17 @@ class SelfRewardingRecipe(Algorithm):
 
     @property
     def policy_role(self) -> ModelRole:
-        """π."""
+        """The policy π."""
         return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property
     def reference_role(self) -> ModelRole:
-        """π_ref: the policy of an iteration's beginning."""
+        """The reference policy π_ref: the policy of an iteration's beginning."""
         return ModelRole("reference", "logits", self.learner, follows=True)
 
     @property
     def reward_role(self) -> ModelRole | None:
-        """The reward model, where one scores in place of a judge."""
+        """The reward model, if one scores in place of a judge."""
         section = self.reward_model
         return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)
 
