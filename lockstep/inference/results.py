@@ -23,9 +23,9 @@ class Results:
     """A folder for the results of a recipe.
 
     Attributes:
+        loaded: The recipe.
         folder: Folder of the results.
         inputs: All that the results depend on.
-        inputs: What the results depend on.
     """
 
     loaded: Loaded

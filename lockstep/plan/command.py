@@ -31,9 +31,9 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> P
 
     Args:
         loaded: The recipe.
-        gpus: How many there are.
         gpus: Number of GPUs.
         memory: Memory of each, such as 80GB or 80GiB.
+        config: A model's config.json, or its folder, in place of the recipe's model.
 
     Raises:
         ValueError: If the recipe cannot be planned, or not for this number of GPUs.
