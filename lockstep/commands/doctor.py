@@ -72,8 +72,8 @@ def _add_analyze(asked: Parsers) -> None:
         ("ids", "token ids"),
         ("mask", "which tokens count"),
         ("prompt-length", "tokens of the prompt"),
-        ("temperature", "the temperature that was drawn with"),
-        ("top-p", "the top_p that was drawn with"),
+        ("temperature", "temperature of sampling"),
+        ("top-p", "top_p of sampling"),
         ("version", "the version of the weights"),
         ("prompt", "the prompt that a sequence answers"),
     ):

@@ -86,7 +86,7 @@ class Reader:
     def __post_init__(self) -> None:
         if self.chat and self.tokenizer.chat_template is None:
             raise InputError(
-                f"{self.section}.chat is on, but the tokenizer of who is asked has no chat template; set "
+                f"{self.section}.chat is on, but the tokenizer of the model that is asked has no chat template; set "
                 f"{self.section}.chat=false, or ask a model that has one"
             )
         if self.chat:

@@ -178,8 +178,8 @@ class Agreement:
         told = f"step {step}: sampler and learner disagree, {_figures(over, over is total, self._promise.bound)}"
         if self._promise.stops:
             raise Disagreement(
-                f"{told}; nothing of this step was trained on; find the cause with `{self._promise.command}`, or go on "
-                "with agreement.on_breach=warn",
+                f"{told}; nothing of this step was trained on; find the cause with `{self._promise.command}`, or "
+                "continue with agreement.on_breach=warn",
                 metrics,
             )
         if not self.state.broken:

@@ -178,10 +178,8 @@ def _too_few(search: Search, said: Sequence[str], gpus: int) -> str:
                 f"alone are {readable(alone.sampler.weights)}, on one GPU. sampler=vllm holds them in the learner's "
                 "type; else take a smaller model, or GPUs with more memory."
             )
-        return (
-            f"Nothing fits on {gpus} GPUs, whatever is changed, nor on more of them: GPUs with more memory are needed."
-        )
+        return f"Nothing fits on {gpus} GPUs, with any change, nor on more of them: GPUs with more memory are needed."
     return (
-        f"Nothing fits on {gpus} GPUs, whatever is changed. {more.learner.parallel.ranks} would do, with "
+        f"Nothing fits on {gpus} GPUs, with any change. {more.learner.parallel.ranks} would do, with "
         f"{readable(more.device)} each:\n{_command(said, overrides(search.recipe, more))}"
     )

@@ -142,7 +142,7 @@ class PolicyGradient(Section):
     correction: CorrectionSection | None = None
     one_step_ahead: bool = Field(
         default=False,
-        description="while a step learns, the sampler draws what the next step learns from; needs a correction",
+        description="while a step learns, the sampler generates the rollouts of the next step; needs a correction",
     )
     max_sequence_mismatch: Annotated[float, Field(ge=1.0)] | None = Field(
         default=None, description="drop responses whose mean exp|Δ| exceeds this"
@@ -198,10 +198,10 @@ class PolicyGradientRecipe(Algorithm):
     reward: RewardSection | None = None
     reward_model: ModelFolder | None = Field(
         default=None,
-        description="in place of `reward`: what `algorithm: reward_model` trained says what a response is worth",
+        description="in place of `reward`: a reward model of `algorithm: reward_model` scores responses",
     )
     validation_reward: RewardSection | None = Field(
-        default=None, description="what held-out responses are worth; null: as in training"
+        default=None, description="the reward of held-out responses; null: as in training"
     )
     environment: EnvironmentSection | None = Field(
         default=None,
@@ -288,7 +288,7 @@ class PolicyGradientRecipe(Algorithm):
         said = (self.reward is not None) + (self.reward_model is not None)
         if said > 1 or (said == 0 and self.environment is None):
             raise ValueError(
-                "say one of reward and reward_model, or an environment that rewards: who tells what a response is worth"
+                "say one of reward and reward_model, or an environment that rewards, to score the responses"
             )
         return self
 

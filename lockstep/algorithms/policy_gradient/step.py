@@ -115,7 +115,7 @@ def sample_and_read_back(
 
 def compare_sampled(step: int, snapshot: Snapshot, drawn: SampledStep, agreement: Agreement) -> Metrics:
     """Compares both sides on rollouts of older weights; `snapshot` has the weights that the learner has."""
-    assert drawn.read_N is not None, "what is drawn one step ahead is read as well"
+    assert drawn.read_N is not None, "rollouts that are sampled one step ahead are read back"
     return agreement.compare_later(step + 1, snapshot, drawn.rollouts.batch, drawn.read_N)
 
 
@@ -205,7 +205,7 @@ def _with_reference(
     section, coef = settings.options.kl, settings.kl
     if section is None or coef is None:
         return batch, Metrics()
-    assert workers.reference is not None, "a KL is asked for, so somebody has to say what the reference thinks"
+    assert workers.reference is not None, "a KL needs a reference policy"
     with workers.phase("reference"):
         ref_logprob_N = workers.reference.logprobs(batch)  # log π_ref(y_t | x, y_<t)
     kl_N = trainable(k1(batch["old_logprob"], ref_logprob_N), batch.mask)

@@ -62,7 +62,7 @@ class PPORecipe(PolicyGradientRecipe):
     critic: Optimizer
     critic_model: ModelFolder | None = Field(
         default=None,
-        description="what the critic begins with, such as a reward model; null: as the policy",
+        description="the critic's initial model, such as a reward model; null: the policy's",
     )
 
     @property
