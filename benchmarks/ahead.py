@@ -4,7 +4,7 @@
 
 Runs of `lockstep train ppo_arithmetic` in turn, from a model of its size with random weights, so that nothing is
 trained first. Every process computes on one thread: in order the sampler shares the learner's, one step ahead it has a
-process of its own. What is in the logs counts: elapsed seconds are the phases of a step but for validation and
+process of its own. The logs are measured: elapsed seconds are the phases of a step but for validation and
 checkpoints, of all steps but the first, in which nothing is ahead yet, and the last, in which nothing is any more. CPU
 seconds are of all processes, between those two. The best that can be had is the longer of what the sampler takes and
 what the learner takes, so both are shown, too.
@@ -42,7 +42,7 @@ NOT_OF_A_STEP = {"step", "validate", "save"}
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a step of one run, in seconds: elapsed, of the sampler, of the learner (medians), and CPU of all (mean)."""
+    """Seconds of a step of one run: elapsed, of the sampler, of the learner (medians), and CPU of all (mean)."""
 
     wall_s: float
     sampler_s: float
@@ -82,7 +82,7 @@ def is_of_step(name: str) -> bool:
 
 
 def cpu_when(step: int, log: Path, process: subprocess.Popen[bytes]) -> float:
-    """CPU seconds of a run and its children, when it has done so many steps or has ended."""
+    """CPU seconds of a run and its children, after a number of steps or at its end."""
     while process.poll() is None and not (log.exists() and len(log.read_bytes().splitlines()) >= step):
         time.sleep(0.01)
     used = 0.0

@@ -1,7 +1,7 @@
 """Proof that a change of the code changes no number: `make bits`.
 
 Runs every algorithm, training backend and sampler by a noted commit (bits_baseline) and by the working tree on this
-machine, and compares the trained weights, the metrics and the samples byte for byte. What the commit came to is kept in
+machine, and compares the trained weights, the metrics and the samples byte for byte. The commit's results are kept in
 build/bits/, so that a second time only the working tree runs. Exit code 1 where anything differs.
 """
 
@@ -26,15 +26,15 @@ BASELINE = Path(__file__).with_name("bits_baseline")
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a case.
+    """The outcome of a case.
 
     Attributes:
         case: Its name.
-        seconds: Of the baseline, when it ran, and of the working tree.
-        tensors: How many were compared.
-        metrics: How many values of metrics.
-        samples: How many rows of samples.
-        difference: The first thing that differs; None: nothing does.
+        seconds: Seconds of the baseline, when it ran, and of the working tree.
+        tensors: Number of compared tensors.
+        metrics: Number of compared metric values.
+        samples: Number of compared rows of samples.
+        difference: The first difference; None: there is none.
     """
 
     case: str
@@ -91,7 +91,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _compare_all(cases: Sequence[Case], baseline: Baseline, jobs: int) -> list[Finding]:
-    """Compares each case, and says as soon as one differs."""
+    """Compares each case, and reports a difference at once."""
     findings: dict[str, Finding] = {}
     pool = ThreadPoolExecutor(jobs)
     try:

@@ -26,14 +26,14 @@ class Case:
     """One run of a command of Lockstep.
 
     Attributes:
-        name: What it is called in the table and by `--only`.
+        name: Name in the table and for `--only`.
         recipe: Its recipe, in the baseline's words.
         files: Text of the other files of its folder, by name.
-        command: Of the command line.
+        command: The command of Lockstep.
         asked: Model and data of a command that asks a model; none for train.
         warm_start: The recipe that is trained first.
         needs: Cases whose trained models it reads.
-        module: A package without which it cannot run.
+        module: A package that it needs.
     """
 
     name: str
@@ -47,18 +47,18 @@ class Case:
 
     @property
     def runs_here(self) -> bool:
-        """Whether what it needs is installed."""
+        """True if the package that it needs is installed."""
         return self.module is None or find_spec(self.module) is not None
 
     @property
     def arguments(self) -> list[str]:
-        """What follows `python -m lockstep`."""
+        """Arguments of `python -m lockstep`."""
         if self.command == "train":
             return ["train", "recipe.yaml"]
         return [self.command, *self.asked, "--recipe", "recipe.yaml", "--out", RUN]
 
     def write(self, folder: Path, todays_names: bool) -> None:
-        """Writes recipes and files; with the names of today, or with those of the baseline."""
+        """Writes recipes and files, with the names of today or with those of the baseline."""
         recipes = {"recipe.yaml": self.recipe}
         if self.warm_start is not None:
             recipes["warm_start.yaml"] = self.warm_start
@@ -69,7 +69,7 @@ class Case:
             (folder / name).write_text(text, encoding="utf-8")
 
     def digest(self, cases: Mapping[str, Case]) -> str:
-        """Digest of all that it runs on, the cases that it needs among them."""
+        """Digest of all its inputs, the cases that it needs among them."""
         needed = [cases[name].digest(cases) for name in self.needs]
         whole = [self.recipe, self.files, self.arguments, self.warm_start, needed]
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a case of `make bits` came to: every tensor, metric and row of samples, and the first difference of two."""
+"""The outputs of a case of `make bits`: every tensor, metric and row of samples, and the first difference of two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.bits_names import rename_columns, rename_metrics, rename_tensors
 METRICS, RESULTS, SECONDS = "metrics.jsonl", "results.json", "seconds"
 CHECKPOINT = "checkpoint"
 CLOCKS = ("timings.jsonl",)
-"""Files that hold seconds, so that equal runs have different ones."""
+"""Files that hold seconds, which differ between equal runs."""
 
 Row = dict[str, Any]
 Value = float | str | bool | None
@@ -32,7 +32,7 @@ class Tensor:
     data: bytes
 
     def differs_from(self, other: Tensor) -> str:
-        """How another tensor differs from this one."""
+        """Describes the difference of another tensor from this one."""
         if (self.dtype, self.shape) != (other.dtype, other.shape):
             return f"is {self.dtype} {list(self.shape)} in the baseline and {other.dtype} {list(other.shape)} in HEAD"
         places = [place for place, (a, b) in enumerate(zip(self.data, other.data, strict=True)) if a != b]
@@ -43,13 +43,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What is compared of a run.
+    """The compared outputs of a run.
 
     Attributes:
-        tensors: Those of the model that was trained, and of the newest checkpoint, which has the critic's and the
+        tensors: Tensors of the trained model, and of the newest checkpoint, which has the critic's and the
             optimizers', by file and name.
         metrics: Rows of metrics by file; a row of results.json is flat, with dotted keys.
-        samples: Rows of what was answered, by file.
+        samples: Rows of responses, by file.
     """
 
     tensors: dict[str, Tensor]
@@ -72,12 +72,12 @@ class Outputs:
 
     @property
     def num_metrics(self) -> int:
-        """Values of all metrics."""
+        """Number of metric values."""
         return sum(len(flatten(row)) for rows in self.metrics.values() for row in rows)
 
     @property
     def num_samples(self) -> int:
-        """Rows of all samples."""
+        """Number of rows of samples."""
         return sum(map(len, self.samples.values()))
 
     def rename(
@@ -96,7 +96,7 @@ class Outputs:
 
 
 def keep(folder: Path, target: Path) -> None:
-    """Copies what is compared, and the trained model, which other cases read; whole, or not at all."""
+    """Copies the compared files, and the trained model, which other cases read; all of it or nothing."""
     aside = target.with_name(f"{target.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -112,7 +112,7 @@ def keep(folder: Path, target: Path) -> None:
 
 
 def find_difference(baseline: Outputs, head: Outputs) -> str | None:
-    """The first thing that differs, as a sentence; None where all is equal. Names must be today's in both."""
+    """Finds the first difference, as a sentence; None if all is equal. Names must be today's in both."""
     finders = (_find_in_tensors(baseline, head), _find_in_rows(baseline.metrics, head.metrics))
     for finder in (*finders, _find_in_rows(baseline.samples, head.samples)):
         for difference in finder:
@@ -163,7 +163,7 @@ def _find_in_row(where: str, baseline: Mapping[str, Value], head: Mapping[str, V
 
 
 def _weight_files(folder: Path) -> dict[str, Path]:
-    """Files of weights by their place, in which the newest checkpoint is called `checkpoint`, whatever its step."""
+    """Files of weights by their path, in which the newest checkpoint is called `checkpoint`, at any step."""
     files = {str(file.relative_to(folder)): file for file in sorted(folder.glob("final/*.safetensors"))}
     checkpoints = [*sorted((folder / "checkpoints").glob("step_*")), folder / CHECKPOINT]
     for newest in [one for one in checkpoints if one.is_dir()][-1:]:

@@ -30,7 +30,7 @@ class BitsError(Exception):
 
 
 class Processes:
-    """Those that run, so that none outlives an interrupt."""
+    """The running processes, so that none outlives an interrupt."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
@@ -55,7 +55,7 @@ class Processes:
                 self._running.discard(process)
 
     def stop(self) -> None:
-        """Kills them all with their children, and lets no other start."""
+        """Kills all with their children, and starts no more."""
         with self._lock:
             self._stopped = True
             for process in self._running:
@@ -81,7 +81,7 @@ class Baseline:
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
 
     def results(self, case: Case) -> Path:
-        """Folder of the results of a case, which is run where they are not kept."""
+        """Folder of the results of a case, which is run if they are not cached."""
         folder = self.cache / self.commit[:12] / _machine() / case.digest(load_cases())
         with self._lock:
             lock = self._locks.setdefault(case.name, threading.Lock())
@@ -100,7 +100,7 @@ class Baseline:
             (folder / "inputs" / name.replace("/", "-")).symlink_to(trained.resolve())
 
     def close(self) -> None:
-        """Takes the tree away."""
+        """Removes the tree."""
         if self._tree is not None:
             _git("worktree", "remove", "--force", str(self._tree))
             self._tree.parent.rmdir()
@@ -164,7 +164,7 @@ def usable_cores() -> int:
 
 
 def _environment(tree: Path) -> dict[str, str]:
-    """That of this process, with the tree's Lockstep and without GPUs."""
+    """The environment of this process, with the tree's Lockstep and without GPUs."""
     return os.environ | {"PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -175,7 +175,7 @@ def _git(*arguments: str) -> None:
 
 
 def _machine() -> str:
-    """Digest of all beside the code that bits depend on."""
+    """Digest of all beside the code that the bits depend on."""
     model = [line for line in _read("/proc/cpuinfo").splitlines() if line.startswith(("model name", "flags"))][:2]
     threads = [usable_cores(), _read("/sys/fs/cgroup/cpu.max"), os.environ.get("OMP_NUM_THREADS")]
     versions = [_version(package) for package in PACKAGES]

@@ -3,7 +3,7 @@
     python -m benchmarks.checkpoint [--save]
 
 Baseline: the same states by `torch.save` and fsync, training waiting, as most trainers do; no sums. Ours writes
-safetensors from a copy while training goes on, sums them, flushes them and renames the folder. Training is learner
+safetensors from a copy while training continues, sums them, flushes them and renames the folder. Training is learner
 updates on the same states; its pace while a checkpoint is written is compared with its pace alone.
 """
 
@@ -63,7 +63,7 @@ def waiting(learners: dict[str, TorchLearner], folder: Path) -> float:
 
 
 def saving(saver: Saver, number: int, learners: dict[str, TorchLearner]) -> tuple[float, float, list[float]]:
-    """Seconds that training stood still, seconds until the checkpoint had its name, and of each step meanwhile."""
+    """Seconds that training waited, seconds until the checkpoint had its name, and of each step meanwhile."""
     began = time.perf_counter()
     saver.begin(number, {"position": 0})
     still, steps = time.perf_counter() - began, []

@@ -1,4 +1,4 @@
-"""The runs of `benchmarks.published_curve`: what each is, where it lies, and the command that makes it."""
+"""The runs of `benchmarks.published_curve`: their options, folders and commands."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ RECIPES: dict[Backend, str] = {
     "megatron": "ppo_qwen2.5_1.5b_gsm8k_1n8g_megatron",
 }
 OURS = ("seed", "run.folder", "model.path", "data.train", "data.validation")
-"""What the kit tells each run, so that overrides cannot."""
+"""Options that the kit sets for each run, so overrides cannot."""
 
 TRAIN, TEST = "train.jsonl", "test.jsonl"
 
 LATE = "values are read one token late"
-"""What a process prints that computes values without the right shift."""
+"""Line printed by a process that computes values without the right shift."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One run: which backend trains, whether the right shift of values is on, and the seed."""
+    """One run: its training backend, the right shift of values on or off, and the seed."""
 
     backend: Backend
     shift: bool
@@ -39,13 +39,13 @@ class Arm:
 
     @property
     def module(self) -> str:
-        """What is run in place of the command `lockstep`."""
+        """The module to run, in place of the command `lockstep`."""
         return "lockstep" if self.shift else "benchmarks.unshifted"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One time that a run was started: what it exited with, and after how many seconds."""
+    """One attempt at a run: its exit code, and its seconds."""
 
     exit_code: int
     wall_s: float
@@ -53,13 +53,13 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Kit:
-    """What all runs share.
+    """The common options and folders of all runs.
 
     Attributes:
         model: Folder of the first model.
         data: Folder with `train.jsonl` and `test.jsonl`.
-        out: Where everything goes.
-        overrides: Of the recipes.
+        out: Folder of all outputs.
+        overrides: Overrides of the recipes.
     """
 
     model: Path
@@ -68,15 +68,15 @@ class Kit:
     overrides: tuple[str, ...] = ()
 
     def folder(self, arm: Arm) -> Path:
-        """Of a run."""
+        """Folder of a run."""
         return self.out / "runs" / arm.name
 
     def log(self, arm: Arm) -> Path:
-        """What a run has printed, in all attempts."""
+        """File of all that a run has printed, in all attempts."""
         return self.out / "logs" / f"{arm.name}.log"
 
     def finished(self, arm: Arm) -> bool:
-        """Whether a run has come to its end."""
+        """True if a run has finished."""
         return (self.folder(arm) / "final").exists()
 
     def train(self, arm: Arm, *options: str) -> list[str]:
@@ -86,7 +86,7 @@ class Kit:
         return [sys.executable, "-m", arm.module, "train", RECIPES[arm.backend], *own, *self.overrides, *options]
 
     def attempts(self, arm: Arm) -> list[Attempt]:
-        """Those that have come to an end, the first one first."""
+        """Finished attempts, in order."""
         file = self._attempts_file(arm)
         return [Attempt(**one) for one in json.loads(file.read_text())] if file.exists() else []
 
@@ -100,5 +100,5 @@ class Kit:
 
 
 def arms_of(seeds: Sequence[int]) -> list[Arm]:
-    """All runs, in an order in which the first ones are a comparison already."""
+    """All runs, ordered so that the first ones already make a comparison."""
     return [Arm(backend, shift, seed) for seed, backend, shift in product(seeds, RECIPES, (True, False))]

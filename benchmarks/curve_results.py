@@ -1,4 +1,4 @@
-"""What the runs of `benchmarks.published_curve` have come to, and the one file that is sent back.
+"""The results of the runs of `benchmarks.published_curve`, and the one file that is sent back.
 
     published_curve.tar.gz
       summary.md      which runs finished, passed, failed, and what the right shift was worth
@@ -35,22 +35,22 @@ WINDOW = 10
 SENT = ("recipe.yaml", "metrics.jsonl", "timings.jsonl", "environment.json", "crash.txt")
 LAST_LINES = 200
 COMPUTING = ("torch", "transformers", "tokenizers", "vllm", "megatron", "triton", "nvidia-", "flash", "numpy", "ray")
-"""How packages are named that a run may compute with."""
+"""Prefixes of packages that a run may compute with."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one run has come to.
+    """The result of one run.
 
     Attributes:
-        begun: Whether it was ever started.
-        finished: Whether it came to its end.
-        steps: That were trained.
-        verdicts: Of `lockstep check`; none where it was not started.
+        begun: True if it was ever started.
+        finished: True if it came to its end.
+        steps: Number of trained steps.
+        verdicts: Verdicts of `lockstep check`; none if it was not started.
         reward: Mean train/reward of the last `WINDOW` steps; None where there is none.
-        accuracy: The last validation's; None where there is none.
-        late: How many processes said that they read values one token late: none with the shift, and some without.
-        attempts: Those that have come to an end.
+        accuracy: Accuracy of the last validation; None where there is none.
+        late: Number of processes that read values one token late: none with the shift, and some without.
+        attempts: Finished attempts.
     """
 
     arm: Arm
@@ -65,17 +65,17 @@ class Result:
 
     @property
     def sound(self) -> bool:
-        """Whether the right shift was on or off as the run's name says."""
+        """True if the right shift was on or off as the run's name says."""
         return self.arm.shift == (self.late == 0)
 
     @property
     def passed(self) -> bool:
-        """Whether it came to its end and keeps every bound of its recipe."""
+        """True if it came to its end and keeps every bound of its recipe."""
         return self.finished and self.sound and bool(self.verdicts) and all(one.passed for one in self.verdicts)
 
     @property
     def state(self) -> str:
-        """In words."""
+        """The state in words."""
         if not self.begun:
             return "not started"
         if not self.finished:
@@ -88,13 +88,13 @@ class Result:
         return "finished and passed" if self.passed else "finished and failed"
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The result as JSON types."""
         verdicts = [{"passed": one.passed, "value": one.value, "sentence": one.sentence} for one in self.verdicts]
         return plain({"state": self.state, **asdict(self), "verdicts": verdicts})
 
 
 def collect(kit: Kit, arm: Arm) -> Result:
-    """Reads what a run has left."""
+    """Reads the files of a run."""
     folder, log = kit.folder(arm), kit.log(arm)
     there = (folder / "recipe.yaml").is_file()
     rows = read_metrics(folder) if there else []
@@ -131,7 +131,7 @@ def write(kit: Kit, results: Sequence[Result]) -> None:
 
 
 def summary(results: Sequence[Result], overrides: Sequence[str]) -> str:
-    """Which runs finished, passed and failed, and what the shift was worth, as Markdown."""
+    """Runs that finished, passed and failed, and the effect of the shift, as Markdown."""
     shifted, late = ([result for result in results if result.arm.shift == shift] for shift in (True, False))
     lines = [
         "# The published PPO curve",
@@ -162,7 +162,7 @@ def _twins(one: Arm, other: Arm) -> bool:
 
 
 def _pair(one: Result, other: Result) -> str:
-    """A line on what the shift was worth, where both runs have ended."""
+    """A line on the effect of the shift, if both runs have ended."""
     worth = None
     if one.finished and other.finished and one.reward is not None and other.reward is not None:
         worth = one.reward - other.reward
@@ -190,7 +190,7 @@ def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
 
 
 def _machine() -> dict[str, Any]:
-    """Versions of what computes, the machine and its GPUs."""
+    """Versions of computing packages, the machine and its GPUs."""
     packages = {one.metadata["Name"].lower(): one.version for one in importlib.metadata.distributions()}
     return {
         "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -205,7 +205,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints; None where there is none, or it fails."""
+    """The output of a command; None if the command is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""What `make published-curve` was told, looked at before anything is installed: no package but Python is needed here.
+"""Checks the arguments of `make published-curve` before anything is installed; needs no package but Python.
 
 python -m benchmarks.curve_words MODEL DATA
 """
@@ -12,7 +12,7 @@ from benchmarks.curve_arms import TEST, TRAIN
 
 
 def find_mistake(model: str, data: str) -> str | None:
-    """What is wrong with the folders of model and data, in one sentence."""
+    """The mistake in the folders of model and data, in one sentence; None if there is none."""
     missing = [name for name, folder in (("MODEL", model), ("DATA", data)) if not folder]
     if missing:
         return f"give {' and '.join(missing)}, as in make published-curve MODEL=FOLDER DATA=FOLDER"

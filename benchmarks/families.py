@@ -1,4 +1,4 @@
-"""Which families of models are computed right: a small random model of each, by learner, torch sampler and vLLM.
+"""Model families that are computed right: a small random model of each, by learner, torch sampler and vLLM.
 
     python -m benchmarks.families --save            # all, into docs/models.md
     python -m benchmarks.families llama qwen3       # some
@@ -29,7 +29,7 @@ from lockstep.types import SamplingParams
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"
 RIGHT = 1e-3
-"""Nats; what is further off is wrong, and none may be."""
+"""Nats; a larger difference is wrong, and none may be."""
 
 _TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 _USUAL = {
@@ -123,7 +123,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What one backend makes of one family: how far off it is, in nats; or why it is refused."""
+    """The result of one backend on one family: its difference in nats, or the reason for a refusal."""
 
     gap: float | None
     reason: str = ""
@@ -137,7 +137,7 @@ class Cell:
 
 
 def measure(family: str, folder: Path) -> list[Cell]:
-    """Learner packed, torch sampler, vLLM with refit.
+    """Measures learner packed, torch sampler, and vLLM after a weight sync.
 
     Args:
         family: A key of `FAMILIES`.
@@ -179,7 +179,7 @@ def _vllm(folder: Path) -> Cell:
 
 
 def table(rows: dict[str, list[Cell]]) -> str:
-    """The table and, below, why what is refused is refused."""
+    """The table and, below, the reasons for refusals."""
     lines = ["| `model_type` | learner, packed | torch sampler | vLLM, refitted |", "|---|---|---|---|"]
     lines += [f"| `{family}` | {' | '.join(map(str, cells))} |" for family, cells in rows.items()]
     lines += ["", "Why, in the program's words:", ""]
@@ -188,7 +188,7 @@ def table(rows: dict[str, list[Cell]]) -> str:
 
 
 def _reasons(rows: dict[str, list[Cell]]) -> Iterable[tuple[str, list[str]]]:
-    """By family; what refuses the learner refuses the torch sampler, which computes with the same network."""
+    """Reasons by family; a refusal by the learner is one by the torch sampler, which computes with the same network."""
     for family, (learner, sampler, engine) in rows.items():
         said = (learner.reason or sampler.reason, engine.reason)
         yield f"`{family}`", list(dict.fromkeys(reason for reason in said if reason))

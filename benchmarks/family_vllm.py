@@ -1,4 +1,4 @@
-"""Whether vLLM, refitted, computes a small model as plain `transformers` does: one line of the table of families.
+"""Compares vLLM after a weight sync with plain `transformers` on a small model: one line of the table of families.
 
 `python -m benchmarks.family_vllm FOLDER` does it in this process and prints the outcome as JSON.
 """
@@ -36,12 +36,12 @@ _RESPONSE = 12
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a model.
+    """The outcome of a model.
 
     Attributes:
-        verdict: "right", "refused" before anything was drawn, or "wrong".
-        gap: Largest |Δ log π| of drawn tokens against plain `transformers`, nats; 0 where nothing was drawn.
-        sentence: Why it was refused; empty if it was not.
+        verdict: "right", "refused" before anything was sampled, or "wrong".
+        gap: Largest |Δ log π| of sampled tokens against plain `transformers`, nats; 0 if nothing was sampled.
+        sentence: Reason for the refusal; empty if there is none.
     """
 
     verdict: Literal["right", "refused", "wrong"]
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def vllm_with_refit(folder: Path) -> Outcome:
-    """Starts vLLM with a model, sends it other weights, proves that they arrived, and draws with them.
+    """Starts vLLM with a model, sends it other weights, proves that they arrived, and samples with them.
 
     Runs in a process of its own, which ends with it.
 
@@ -88,7 +88,7 @@ class _Plain:
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
-        """Sequence by sequence, of all tokens but the first."""
+        """Log-probabilities of all tokens but the first, sequence by sequence."""
         columns: list[Tensor] = []
         for tokens in batch.sequences():
             table = self.network(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
@@ -98,7 +98,7 @@ class _Plain:
 
 
 def measured(folder: Path) -> Outcome:
-    """As `vllm_with_refit`, by an engine that this process starts."""
+    """Measures as `vllm_with_refit` does, by an engine that this process starts."""
     config = read_config(folder).get_text_config()
     section = SamplerSection(backend="vllm", max_batch_size=8, vllm=VLLM(kv_cache_gib=0.05))
     sampler = None

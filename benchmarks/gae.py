@@ -48,7 +48,7 @@ def loop(reward_BT: Tensor, value_BT: Tensor, mask_BT: Tensor, carry: Carry = by
 
 
 def masks(sequences: int, tokens: int) -> dict[str, Tensor]:
-    """Which tokens the policy chose, bool [B, T]."""
+    """Masks of the tokens that the policy chose, bool [B, T]."""
     generator = torch.Generator().manual_seed(0)
     turns = torch.rand(sequences, -(-tokens // 64), generator=generator) < 0.7
     return {

@@ -1,4 +1,4 @@
-"""What every benchmark needs: timing side by side, peak memory, a Markdown table, and where it was measured."""
+"""Tools for every benchmark: timing side by side, peak memory, a Markdown table, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def measure(fn: Callable[[], object], repeats: int, warmup: int = 1) -> Measurem
 
 
 def measure_interleaved(fns: Sequence[Callable[[], object]], repeats: int, warmup: int = 1) -> list[Measurement]:
-    """Times several functions in turn (a b a b …), so that whatever disturbs the machine meets them all alike."""
+    """Times several functions in turn (a b a b …), so that other load on the machine meets them all alike."""
     for fn in fns:
         for _ in range(warmup):
             fn()
@@ -74,7 +74,7 @@ def measure_interleaved(fns: Sequence[Callable[[], object]], repeats: int, warmu
 
 
 def side(python: Path, module: str, *options: str) -> dict[str, Any]:
-    """One side of a comparison, on one thread in a process of its own. Returns the JSON object of its last line."""
+    """Runs one side of a comparison, on one thread in its own process. Returns the JSON object of its last line."""
     alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     command, root = [str(python), "-m", module, *options], Path(__file__).resolve().parent.parent
     done = subprocess.run(command, cwd=root, env=os.environ | alone, capture_output=True, text=True, check=False)
@@ -84,13 +84,13 @@ def side(python: Path, module: str, *options: str) -> dict[str, Any]:
 
 
 def peak_rss_mb() -> float:
-    """The most memory that this process has held so far, MB (10⁶ bytes)."""
+    """The peak memory of this process so far, MB (10⁶ bytes)."""
     unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 class MemoryGrowth:
-    """Bytes that are held at the peak on top of those held when this was made; NaN where the system does not tell.
+    """Bytes held at the peak beyond those held at its creation; NaN where the system does not tell.
 
     On a CPU: resident memory of this process, on Linux. What was freed before is handed back to the system first, or
     it would be used again unseen. Run the work once before, so that the code it loads does not count.
@@ -144,7 +144,7 @@ def table(rows: Sequence[Row], baseline: str, unit: str) -> str:
 
 
 def environment(threads: int | None = None) -> str:
-    """One line that says where and when a figure was taken; `threads` where other processes were measured."""
+    """One line on the machine and date of a figure; `threads` if other processes were measured."""
     return (
         f"{_cpu_model()}, {os.cpu_count()} cores, {threads or torch.get_num_threads()} thread(s), "
         f"torch {torch.__version__}, Python {platform.python_version()}, {datetime.date.today().isoformat()}"
@@ -152,7 +152,7 @@ def environment(threads: int | None = None) -> str:
 
 
 def save(name: str, where: str, rows: Sequence[DataclassInstance], details: Mapping[str, object]) -> Path:
-    """Writes a table, its `environment`, and what lies behind it to `benchmarks/results/<name>.json`."""
+    """Writes a table, its `environment`, and further details to `benchmarks/results/<name>.json`."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {"environment": where, "rows": [asdict(row) for row in rows], **details}

@@ -108,7 +108,7 @@ SIDES = {"Lockstep": lockstep, "datasets": hf_datasets, "json.loads": json_loop}
 
 
 def measured(side: str, path: Path) -> dict[str, float]:
-    """What one process finds out about one opening."""
+    """Figures of one process that opens one file."""
     prepare = SIDES[side](path)
     before, wall, cpu = _resident_mb("VmRSS"), time.perf_counter(), time.process_time()
     num_rows, read = prepare()
@@ -130,7 +130,7 @@ def _resident_mb(field: str) -> float:
 
 
 def in_a_process(side: str, path: Path, cache: Path) -> dict[str, float]:
-    """Runs `measured` alone."""
+    """Runs `measured` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.index", "--side", side, "--file", str(path)]
     env = os.environ | {"LOCKSTEP_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     return json.loads(subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout)

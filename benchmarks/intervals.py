@@ -1,4 +1,4 @@
-"""How often a 95 % interval of pass@k holds the truth: `share`, beside a bootstrap over questions and ± 1.96 s/√Q.
+"""Coverage of a 95 % interval of pass@k: `share`, beside a bootstrap over questions and ± 1.96 s/√Q.
 
     python -m benchmarks.intervals [--save]
 

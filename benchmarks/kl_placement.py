@@ -1,4 +1,4 @@
-"""What a wrong estimator of the KL in the reward does to a run: a proxy reward on real text, k1 beside k3 (and k2).
+"""The effect of a wrong estimator of the KL in the reward on a run: a proxy reward on real text, k1, k3 (and k2).
 
     LOCKSTEP_ASSETS=… python -m benchmarks.kl_placement
 
@@ -97,7 +97,7 @@ class Happiness:
 
 
 def recipe(args: argparse.Namespace, model: Path, seed: int) -> GRPORecipe:
-    """RLOO, with the KL in the reward."""
+    """The recipe: RLOO, with the KL in the reward."""
     return GRPORecipe.model_validate(
         {
             "algorithm": "grpo",
@@ -123,7 +123,7 @@ def recipe(args: argparse.Namespace, model: Path, seed: int) -> GRPORecipe:
 
 
 def run(args: argparse.Namespace, name: str, seed: int) -> list[dict[str, float]]:
-    """What each step's responses were worth, before it learned from them."""
+    """Figures of each step's responses, before it learned from them."""
     model = Path(os.environ["LOCKSTEP_ASSETS"]) / "models/stories260K/hf"
     options, source = recipe(args, model, seed), open_source(str(model))
     spec = LearnerSpec(str(model), "logits", options.learner, options.policy, seed)

@@ -1,4 +1,4 @@
-"""How far layouts of both backends are from one process: log-probabilities, values, losses and gradient norms.
+"""Differences of layouts of both backends from one process: log-probabilities, values, losses and gradient norms.
 
     python -m benchmarks.layouts [--save] [--steps 20]
 
@@ -80,7 +80,7 @@ LOSSES: dict[Head, Loss] = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What a learner gave: before the first step, and in each of them.
+    """The outputs of a learner: before the first step, and in each step.
 
     Attributes:
         first: Log-probabilities, or values, of the first batch [N].
@@ -108,7 +108,7 @@ class Distance:
 
 
 def rollouts(folder: Path, steps: int) -> list[Batch]:
-    """Responses of the first weights to random prompts, with what a step of PPO knows of each token."""
+    """Responses of the initial weights to random prompts, with the columns of a PPO step."""
     sampler, draw = TorchSampler(load_causal_lm(folder), 64), torch.Generator().manual_seed(0)
     return [_recorded(sampler, step, draw) for step in range(steps)]
 
@@ -135,7 +135,7 @@ def plain_logprobs(folder: Path, batch: Batch) -> Tensor:
 
 
 def seen(learner: Learner, head: Head, batches: Sequence[Batch]) -> Seen:
-    """What a learner gives for the same steps."""
+    """Outputs of a learner for the same steps."""
     first = learner.logprobs(batches[0]) if head == "logits" else learner.values(batches[0])[0] * batches[0].mask
     steps = [train(learner, batch, LOSSES[head]).floats() for batch in batches]
     losses, norms = (torch.tensor([step[name] for step in steps]).double() for name in ("loss", "grad_norm"))
@@ -143,7 +143,7 @@ def seen(learner: Learner, head: Head, batches: Sequence[Batch]) -> Seen:
 
 
 def distances(folder: Path, family: str, steps: int) -> list[Distance]:
-    """Of every layout, of one family."""
+    """Distances of every layout, for one family."""
     batches, found = rollouts(folder, steps), dict[tuple[str, Head], Seen]()
     plain, spec = plain_logprobs(folder, batches[0]), LearnerSpec(str(folder), "logits", LearnerSection(), OPTIMIZER, 0)
     for layout in LAYOUTS:
@@ -177,7 +177,7 @@ def largest(difference: Tensor) -> float:
 
 
 def shown(rows: Sequence[Distance]) -> str:
-    """A Markdown table."""
+    """The rows as a Markdown table."""
     head = "| family | layout | log p | V | policy loss | gradient norm | critic loss | gradient norm |"
     lines = [head, "|---|---|" + "---:|" * 6]
     for row in rows:

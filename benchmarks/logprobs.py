@@ -58,15 +58,15 @@ SHAPE = (4, 1024, 32_768)
 
 @dataclass(frozen=True)
 class Setting:
-    """What all ranks are told.
+    """The setting that all ranks share.
 
     Attributes:
         only: Part of the names of the kernels to measure.
         device: "cpu" or "cuda".
-        ranks: How many.
-        repeats: Of the timing; slow kernels have half as many.
-        folder: Where the ranks meet, and rank 0 leaves its results.
-        peer: A checkout of NeMo RL, or nothing.
+        ranks: Number of ranks.
+        repeats: Repetitions of the timing; slow kernels have half as many.
+        folder: Folder of the ranks' meeting, and of rank 0's results.
+        peer: A checkout of NeMo RL; empty: none.
     """
 
     only: str
@@ -84,7 +84,7 @@ class Setting:
 
 
 def run_rank(rank: int, setting: Setting) -> None:
-    """Measures the kernels with the other ranks; rank 0 tells how it goes and writes `figures.json`."""
+    """Measures the kernels with the other ranks; rank 0 prints progress and writes `figures.json`."""
     torch.set_num_threads(1)
     device = torch.device(setting.device, rank) if setting.device == "cuda" else torch.device("cpu")
     dist.init_process_group(
@@ -134,7 +134,7 @@ def over_ranks(setting: Setting) -> dict[str, dict[str, Figures]]:
 
 
 def machine_speed(figures: dict[str, dict[str, Figures]]) -> float:
-    """CPU time of the reference's manner here, divided by the reference's own; 1 where it was not measured."""
+    """CPU time of the reference's manner here, divided by the reference's own; 1 if it was not measured."""
     reference = KERNELS[0].reference
     here = figures.get(KERNELS[0].name, {}).get("chunked")
     return 1.0 if here is None or reference is None else here.seconds / reference.seconds

@@ -40,7 +40,7 @@ step(x).backward()
 
 
 def cpu_seconds(kind: str, blocks: int, way: str) -> float:
-    """Of one process that starts, calls once and ends."""
+    """CPU seconds of one process that starts, calls once and ends."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     variables = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", CALL, kind, str(blocks), way], check=True, env=variables)

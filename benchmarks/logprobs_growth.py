@@ -31,7 +31,7 @@ FIXED_TOKENS, FIXED_VOCAB = 512, 4096
 COLOURS = {"Lockstep": "#1f6feb", "naive": "#b35900"}
 DASHES = {"hidden states": "solid", "logits": "dot"}
 LEAST_MIB = 1.0
-"""What is drawn for less: pages come and go by the hundred."""
+"""Least memory in the plot: below it, pages come and go by the hundred."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Point:
     """One measurement of the growth.
 
     Attributes:
-        path: What the tokens are scored from: "hidden states" or "logits".
+        path: Input of the scoring: "hidden states" or "logits".
         way: "Lockstep" or "naive".
-        over: What grows: "T", the tokens, or "V", the vocabulary.
-        size: How far.
-        seconds: Forward and backward.
+        over: The growing dimension: "T", the tokens, or "V", the vocabulary.
+        size: Its size.
+        seconds: Seconds of forward and backward.
         mib: Peak above inputs.
         own_mib: Peak above inputs and their gradients.
     """
@@ -84,7 +84,7 @@ def from_hidden(tokens: int, vocab: int, device: torch.device) -> Work:
 
 
 def from_logits(tokens: int, vocab: int, device: torch.device) -> Work:
-    """Scoring from logits that are there."""
+    """Scoring from existing logits."""
     target = _tokens(tokens, vocab, device)
     logits = torch.randn(tokens, vocab, device=device).requires_grad_()
     ways = {

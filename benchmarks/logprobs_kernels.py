@@ -29,12 +29,12 @@ Call = Callable[[Any], list[Tensor]]
 
 @dataclass(frozen=True)
 class Place:
-    """A rank and the shapes of its inputs. All draws are seeded: what is not in shards is the same on all ranks.
+    """A rank and the shapes of its inputs. All random numbers are seeded: unsharded inputs are equal on all ranks.
 
     Attributes:
-        rank: In the group.
+        rank: Rank in the group.
         group: All ranks.
-        device: Where this rank computes.
+        device: Device of this rank.
         batch: B.
         sequence: S.
         vocab: V.
@@ -122,8 +122,8 @@ class Kernel:
 
     Attributes:
         name: What it computes.
-        build: Makes the inputs of a rank.
-        reference: Figures of the reference, if there are.
+        build: Builds the inputs of a rank.
+        reference: Figures of the reference, if there are any.
         slow: The naive side takes seconds, so there are fewer repetitions.
     """
 

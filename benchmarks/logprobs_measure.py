@@ -1,4 +1,4 @@
-"""How `benchmarks.logprobs` measures one piece of work: time, peak memory and collectives, forward and backward."""
+"""The measurement of one piece of work for `benchmarks.logprobs`: time, peak memory and collectives, both passes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Work:
 
     Attributes:
         leaves: Inputs that receive a gradient.
-        ways: What computes the same, by name; "Lockstep" and "naive" among them.
-        tolerance: How far the ways may differ, as a part of the largest number, in results and in gradients.
+        ways: Functions that compute the same, by name; "Lockstep" and "naive" among them.
+        tolerance: Largest difference of the ways, relative to the largest number, in results and in gradients.
         products: The matrix products in it, alone: those of forward, those of backward.
     """
 
@@ -48,12 +48,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one way.
+    """Counts of one way.
 
     Attributes:
-        forward: Collectives by kind.
-        backward: The same.
-        waits: How often the host would wait for a GPU, forward and backward.
+        forward: Collectives of forward, by kind.
+        backward: Collectives of backward, by kind.
+        waits: Number of waits of the host for a GPU, forward and backward.
     """
 
     forward: dict[str, int] = field(default_factory=dict)
@@ -63,13 +63,13 @@ class Counts:
 
 @dataclass
 class Figures:
-    """Of one way. Seconds are medians; bytes are those above inputs and upstream gradients.
+    """Figures of one way. Seconds are medians; bytes are those above inputs and upstream gradients.
 
     Attributes:
-        forward_s: CPU seconds, on a GPU its own.
-        backward_s: The same.
-        forward_bytes: The most held during forward.
-        total_bytes: The most held during forward and backward, the inputs' gradients among it.
+        forward_s: CPU seconds of forward; on a GPU its own seconds.
+        backward_s: The same of backward.
+        forward_bytes: Peak during forward.
+        total_bytes: Peak during forward and backward, with the inputs' gradients.
         gradient_bytes: The inputs' gradients.
         counts: Collectives and waits.
     """
@@ -87,7 +87,7 @@ class Figures:
 
 
 def read(written: dict[str, Any]) -> Figures:
-    """The inverse of `dataclasses.asdict`."""
+    """Restores figures from `dataclasses.asdict`."""
     return Figures(**{**written, "counts": Counts(**written["counts"])})
 
 
@@ -131,9 +131,9 @@ def measure_work(
     """Measures all ways in turn, and the matrix products alone as "products".
 
     Args:
-        work: What to measure.
-        device: Where it runs.
-        repeats: Of the timing; memory and collectives have one run each of their own.
+        work: The work to measure.
+        device: Device of the work.
+        repeats: Repetitions of the timing; memory and collectives have one run each of their own.
         together: Waits for the other ranks.
 
     Raises:
@@ -200,7 +200,7 @@ def _timed(
 
 
 def _clocked(fn: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """What `fn` returns, and its seconds: of this process' CPU time, or of the GPU."""
+    """The result of `fn`, and its seconds: CPU time of this process, or time of the GPU."""
     if device.type == "cuda":
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()

@@ -122,7 +122,7 @@ def _collectives(figures: Figures) -> str:
 
 
 def harness_rows(figures: dict[str, ByWay]) -> list[Row]:
-    """Lockstep beside naive autograd."""
+    """Rows of Lockstep beside naive autograd."""
     rows = []
     for kernel, ways in figures.items():
         ours, naive = ways["Lockstep"], ways["naive"]

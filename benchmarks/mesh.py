@@ -54,12 +54,12 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """A learner, and what each of its steps took.
+    """A learner, and the cost of each of its steps.
 
     Attributes:
-        learner: Of one rank or several.
+        learner: A learner of one rank or several.
         ranks: Their processes.
-        batch: Of a step.
+        batch: The batch of a step.
         wall_s: Elapsed seconds.
         cpu_s: CPU seconds of all ranks.
         driver_s: CPU seconds of this process.
@@ -88,7 +88,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step takes: elapsed seconds, CPU seconds of all, of the driver alone, and of all per token, and the peak
+    """The cost of a step: elapsed seconds, CPU seconds of all, of the driver alone, and of all per token, and the peak
     memory of the largest rank in MB."""
 
     wall_s: float
@@ -134,7 +134,7 @@ def launched(folder: Path, name: str) -> Layout:
 
 
 def measured(folder: Path, steps: int) -> dict[str, Step]:
-    """Of every layout, one after the other in each round, so that whatever disturbs the machine meets them all."""
+    """Median steps of every layout, run in turn in each round, so that other load on the machine meets all alike."""
     with ExitStack() as stack:
         layouts: dict[str, Layout] = {}
         for name in LAYOUTS:

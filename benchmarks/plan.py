@@ -1,4 +1,4 @@
-"""Peak memory of a training step, as `lockstep plan` foretells it and as it is, over layouts of one to four processes.
+"""Peak memory of a training step, as `lockstep plan` predicts it and as it is, over layouts of one to four processes.
 
     python -m benchmarks.plan [--save] [--hidden 512] [--layers 8] [--vocabulary 16384] [--tokens 1024]
 
@@ -51,11 +51,11 @@ def compared(folder: Path, tiny: Path, tokens: int, case: int, passes: int = 1) 
     """The fullest rank of a case: measured and planned bytes.
 
     Args:
-        folder: Of the model.
-        tiny: Of a tiny one.
-        tokens: Of a pass: two sequences.
-        case: Which of `CASES`.
-        passes: Per step.
+        folder: Folder of the model.
+        tiny: Folder of a tiny model.
+        tokens: Tokens of a pass: two sequences.
+        case: Index in `CASES`.
+        passes: Passes of a step.
     """
     _, parallel, options, head = CASES[case]
     section = LearnerSection(device="cpu", parallel=Parallel(**parallel), micro_batch_tokens=tokens, **options)

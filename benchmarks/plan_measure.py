@@ -26,7 +26,7 @@ from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.metrics import Metrics
 
 _MMAP_THRESHOLD = -3
-"""Of the C library's options."""
+"""An option of the C library."""
 
 TINY = {
     "hidden_size": 64,
@@ -59,10 +59,10 @@ class SquaredValues:
 
 @dataclass(frozen=True)
 class MeasuredRank:
-    """Builds a learner's rank behind a tiny one, so that code, threads and sockets are there already and do not count.
+    """Builds a learner's rank after a tiny one, so that code, threads and sockets are there already and do not count.
 
     Attributes:
-        rank: What is measured.
+        rank: The rank to measure.
         tiny: Folder of a tiny model.
     """
 
@@ -98,7 +98,7 @@ class Steps:
         train(self._learner, Batch(tokens, torch.tensor(self._lengths), {"mask": mask}), self._loss)
 
     def peak(self, lengths: list[int], steps: int) -> float:
-        """Bytes at the peak of some steps on sequences of these lengths, beyond what was there before the model."""
+        """Bytes at the peak of some steps on sequences of these lengths, beyond those before the model was built."""
         self._lengths = lengths
         for _ in range(steps):
             self.step()

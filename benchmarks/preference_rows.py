@@ -1,4 +1,4 @@
-"""What both sides of `benchmarks.preference_step` have in common: options, rows of random words, tokenizer, figures."""
+"""Common parts of both sides of `benchmarks.preference_step`: options, rows of random words, tokenizer, figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.harness import peak_rss_mb
 from benchmarks.small_llama import VOCAB
 
 BATCHES = 4
-"""Batches that a pass over the rows has."""
+"""Number of batches in a pass over the rows."""
 
 PROMPT, ANSWER = (42, 0.37), (47, 0.54)
 """Median, and standard deviation of the logarithm, of the words in GSM8K's questions and answers."""
@@ -26,9 +26,9 @@ def rows(count: int, lengths: str, seed: int = 0) -> list[dict[str, str]]:
     """Rows with a prompt, a chosen and a rejected answer.
 
     Args:
-        count: How many.
+        count: Number of rows.
         lengths: `even`: all have the medians; `gsm8k`: log-normal with its spread, at most 200 words each.
-        seed: Of the words and lengths.
+        seed: Seed of the words and lengths.
     """
     draw = torch.Generator().manual_seed(seed)
 
@@ -55,14 +55,14 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 
 
 def figures(program: str, args: argparse.Namespace, ticks: Sequence[float], tokens: int, loss: float) -> dict[str, Any]:
-    """What a side prints.
+    """The figures that a side prints.
 
     Args:
-        program: With its versions.
+        program: Name and versions.
         args: Its options.
         ticks: The CPU clock at the end of each step.
-        tokens: Of a pass over the rows.
-        loss: Mean over steps.
+        tokens: Tokens of a pass over the rows.
+        loss: Mean loss over steps.
     """
     steps = [b - a for a, b in pairwise(ticks)][args.warmup - 1 :]
     return {
@@ -79,13 +79,13 @@ def figures(program: str, args: argparse.Namespace, ticks: Sequence[float], toke
 
 
 def undisturbed(steps: list[float]) -> float:
-    """Seconds per step of the quickest pass over the rows: what other programs on the machine do only adds to them."""
+    """Seconds per step of the quickest pass over the rows: other programs on the machine only add to them."""
     passes = [steps[i : i + BATCHES] for i in range(0, len(steps) - BATCHES + 1, BATCHES)]
     return min(sum(one) for one in passes) / BATCHES
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word; the last two of the model's are padding and the end."""
+    """A tokenizer with one token per word; the last two of the model's tokens are padding and the end."""
     vocabulary = {f"t{i}": i for i in range(VOCAB - 2)} | {"<pad>": VOCAB - 2, "<end>": VOCAB - 1}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

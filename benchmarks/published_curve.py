@@ -7,7 +7,7 @@ MODEL is the folder of Qwen2.5-1.5B-Instruct, DATA one with GSM8K as `train.json
 runs is the shipped recipe by `lockstep train`; those without the shift are it by `benchmarks.unshifted`. `key=value`
 overrides go to all of them, such as `learner.parallel.dp=4` for four GPUs.
 
-The same command resumes where it was stopped: finished runs stay, the others go on from their newest checkpoint. The
+The same command resumes where it was stopped: finished runs stay, the others resume from their newest checkpoint. The
 checkpoints of a finished run are removed, since those of twelve would fill a disk; its `final/` stays. What is to be
 sent back is `OUT/published_curve.tar.gz`, which is written anew after every run.
 """
@@ -35,7 +35,7 @@ STOPPED = (exit_codes.INTERRUPTED, exit_codes.TERMINATED, exit_codes.HUNG_UP)
 
 
 def dry_run(kit: Kit, arms: Sequence[Arm]) -> str | None:
-    """Tries the first unfinished run of each backend without starting it; returns what stands in its way."""
+    """Tries the first unfinished run of each backend without starting it; returns the first problem."""
     for backend in RECIPES:
         waiting = [arm for arm in arms if arm.backend == backend and not kit.finished(arm)]
         for arm in waiting[:1]:
@@ -46,7 +46,7 @@ def dry_run(kit: Kit, arms: Sequence[Arm]) -> str | None:
 
 
 def run_arms(kit: Kit, arms: Sequence[Arm]) -> list[Result]:
-    """Runs what is unfinished, one after the other, and writes what is to be sent back after each.
+    """Runs all that is unfinished, one after the other, and writes the archive to send back after each.
 
     A run that fails does not keep the next from starting; one that is stopped by a signal does.
     """
@@ -70,7 +70,7 @@ def _written(kit: Kit, arms: Sequence[Arm]) -> list[Result]:
 
 
 def _attempt(kit: Kit, arm: Arm) -> int:
-    """Runs one until it ends; returns its exit code."""
+    """Runs one arm until it ends; returns its exit code."""
     kit.log(arm).parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with kit.log(arm).open("ab") as log:
@@ -82,7 +82,7 @@ def _attempt(kit: Kit, arm: Arm) -> int:
 
 
 def _run(command: Sequence[str], output: int) -> int:
-    """Runs a command to its end and hands signals on to it; returns its exit code.
+    """Runs a command to its end and forwards signals to it; returns its exit code.
 
     It has a session of its own, so that Ctrl-C reaches it once: from here.
     """
@@ -106,7 +106,7 @@ def _run(command: Sequence[str], output: int) -> int:
 
 
 def _exit_code(results: Sequence[Result]) -> int:
-    """Of runs without the shift only that they end is asked."""
+    """The exit code; runs without the shift only have to finish."""
     if not all(result.finished for result in results):
         return exit_codes.CRASH
     return exit_codes.OK if all(result.passed for result in results if result.arm.shift) else exit_codes.BROKEN

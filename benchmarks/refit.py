@@ -1,10 +1,10 @@
-"""Time of a refit, attestation included, beside the time to copy the same bytes once.
+"""Time of a weight sync, attestation included, beside the time to copy the same bytes once.
 
     python -m benchmarks.refit [--save] [--sizes 1 100 500]
 
-Models with random weights, fp32; learner and engine are processes of this machine. What a refit does: read each tensor
-and put it into memory that both see (one copy), take its fingerprint there, take it out on the other side (another
-copy, or vLLM's own loading and packing), read back what the engine holds, and score a probe on both sides.
+Models with random weights, fp32; learner and engine are processes of this machine. A weight sync reads each tensor
+and puts it into memory that both see (one copy), takes its fingerprint there, takes it out on the other side (another
+copy, or vLLM's own loading and packing), reads back what the engine holds, and scores a probe on both sides.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ENGINES = {
 
 
 def model_folder(root: Path, size: int) -> Path:
-    """A Llama with about `size` million parameters."""
+    """Writes a Llama with about `size` million parameters."""
     hidden, layers = SHAPES[size]
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -59,7 +59,7 @@ def model_folder(root: Path, size: int) -> Path:
 
 
 def copy_once(learner: RankLearner) -> Callable[[], None]:
-    """The baseline: every tensor is copied to memory that is already there."""
+    """The baseline: copies every tensor to existing memory."""
     tensors = [tensor for _, tensor in learner.weights()]
     copies = [torch.empty_like(tensor) for tensor in tensors]
 
@@ -71,7 +71,7 @@ def copy_once(learner: RankLearner) -> Callable[[], None]:
 
 
 def refit_seconds(learner: RankLearner, folder: Path, section: SamplerSection, repeats: int) -> list[float]:
-    """Wall seconds of refits, after a first one that sets up the memory between the processes."""
+    """Wall seconds of weight syncs, after a first one that sets up the memory between the processes."""
     computation = LearnerSection(device="cpu")
     replicas = SamplerPool(SamplerSpec(str(folder), section, computation), print)
     probe, seconds = random_probe(VOCABULARY, CONTEXT), []

@@ -1,4 +1,4 @@
-"""How often a true replicate of the published PPO curve passes its recipe's bounds, and a run that is worse.
+"""Rate at which a true replicate of the published PPO curve passes its recipe's bounds, and a run that is worse.
 
     python -m benchmarks.replicates [--runs 1000]
 
@@ -54,19 +54,19 @@ SINGLE_STEPS = (
     Bound(metric="train/reward", steps=(100, 100), min=0.88, max=0.90),
     Bound(metric="validation/accuracy", steps=(100, 100), min=0.78, max=0.80),
 )
-"""The published figures taken as bounds on single steps, on both sides: what the recipe once asked."""
+"""The published figures as bounds on single steps, on both sides: what the recipe once had."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What runs are like.
+    """The assumed distribution of runs.
 
     Attributes:
         reward: Expected reward of step 100, on average over runs.
         accuracy: The same of accuracy, on the published questions.
         sd_runs: Deviation of a whole run's level.
-        sd_questions: Deviation of what the questions that are asked differ by from the published ones.
-        questions: That a validation asks.
+        sd_questions: Deviation of the asked questions' difficulty from the published ones'.
+        questions: Number of questions of a validation.
         disagreement: Usual mean e^|Δ| less 1.
     """
 
@@ -98,7 +98,7 @@ PUBLISHED_QUESTIONS = World(sd_questions=0.0, questions=256)
 
 
 def bounds() -> tuple[Bound, ...]:
-    """Those of the shipped recipe."""
+    """The bounds of the shipped recipe."""
     return load(RECIPE).training.acceptance
 
 
@@ -121,7 +121,7 @@ def simulate(world: World, run: int) -> list[dict[str, float]]:
 
 
 def count_passing(asked: Sequence[Bound], world: World, runs: int) -> tuple[int, Counter[str]]:
-    """How many of so many runs keep all bounds; and how many break each, by its metric and steps."""
+    """Counts runs that keep all bounds; and breaches of each, by its metric and steps."""
     passing, broken = 0, Counter[str]()
     for run in range(runs):
         failed = [verdict.bound for verdict in check(asked, simulate(world, run)) if not verdict.passed]
@@ -131,7 +131,7 @@ def count_passing(asked: Sequence[Bound], world: World, runs: int) -> tuple[int,
 
 
 def _curve(end: float, step: int) -> float:
-    """Expected value after so many steps of what is `end` after 100."""
+    """Expected value after `step` steps of a metric that is `end` after 100."""
     first = _FIRST_REWARD * end / _REWARD
     ceiling = first + (end - first) / (1 - math.exp(-100 / _RISE_STEPS))
     return ceiling - (ceiling - first) * math.exp(-step / _RISE_STEPS)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.report [--save]
 
-The other page is what one writes first: all of samples.jsonl as one JSON block, parsed when the page opens, and one
+The other page is the obvious one: all of samples.jsonl as one JSON block, parsed when the page opens, and one
 table with a row per sample. It has the table alone: no curves and no library to draw them, no sorting (which took more
 than four minutes and 9 GB), no tokens to see, though it holds them; all that is in its favour. Both are opened by the
 same Chromium from the same disk; times count from the start of the navigation, and are medians. The run is made up:
@@ -49,7 +49,7 @@ for (const row of rows) {
 
 
 def write_run(folder: Path, steps: int, samples: int, tokens: int) -> None:
-    """A run as Lockstep logs it, with numbers of the usual sizes."""
+    """Writes a run as Lockstep logs it, with numbers of the usual sizes."""
     rng = np.random.default_rng(0)
     words = [f" w{i}" for i in range(2000)]
     folder.mkdir()
@@ -112,7 +112,7 @@ def _built(write: Callable[[Path, Path], None], folder: Path, out: Path) -> dict
 
 @contextmanager
 def opened(address: str) -> Iterator[Page]:
-    """The page in a browser that has seen nothing before."""
+    """Opens the page in a browser with an empty cache."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(BROWSER))
         page = browser.new_page(viewport={"width": 1400, "height": 900})
@@ -123,7 +123,7 @@ def opened(address: str) -> Iterator[Page]:
 
 
 def seconds_until(page: Page, condition: str) -> float:
-    """On the page's clock, which starts with the navigation."""
+    """Seconds until a condition holds, on the page's clock, which starts with the navigation."""
     while True:
         now = page.evaluate(f"{condition} ? performance.now() : null")
         if now is not None:
@@ -132,7 +132,7 @@ def seconds_until(page: Page, condition: str) -> float:
 
 
 def seconds_of(page: Page, work: str) -> float:
-    """Of a piece of work, and of laying the page out after it."""
+    """Seconds of a piece of work, and of the layout of the page after it."""
     timed = f"const start = performance.now(); {work}; document.body.offsetHeight; return performance.now() - start;"
     return page.evaluate(f"() => {{ {timed} }}") / 1000
 

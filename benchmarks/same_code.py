@@ -1,4 +1,4 @@
-"""Whether a commit only moved code: each renamed Python file has its old syntax tree, but for names of modules.
+"""Checks that a commit only moved code: each renamed Python file has its old syntax tree, but for names of modules.
 
 `python -m benchmarks.same_code COMMIT` exits with 1 and names each file that differs otherwise.
 Imports are left out of the comparison, and so are strings that name a module or a path of the package.
@@ -17,7 +17,7 @@ _NAME = re.compile(r"\blockstep([./]\w+)+(\.py\b|/)?")
 
 
 class _Leveled(ast.NodeTransformer):
-    """Takes imports out, and what names a module or a path of the package in texts."""
+    """Removes imports, and texts that name a module or a path of the package."""
 
     def visit_Import(self, node: ast.Import) -> None:
         return None
@@ -31,7 +31,7 @@ class _Leveled(ast.NodeTransformer):
 
 
 def level(text: str) -> str:
-    """The syntax tree of a file without what a move may change."""
+    """The syntax tree of a file without the parts that a move may change."""
     return ast.dump(_Leveled().visit(ast.parse(text)))
 
 

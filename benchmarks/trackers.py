@@ -1,12 +1,12 @@
-"""What logging takes of a step: the run's own files alone, and with each tracker beside them.
+"""The cost of logging in a step: the run's own files alone, and with each tracker beside them.
 
     python -m benchmarks.trackers [--save]
 
 Each row is a run of `lockstep train ppo_arithmetic` in a process of its own, on one thread, from a model of the same
 size with random weights, so that nothing is trained first. Its `timings.jsonl` says how long each phase took. `log` is
 the elapsed time of everything between two steps except validation and checkpoints: metrics, timings and samples written
-to files, trackers told, the console. Its share is of the whole step, less validation and checkpoints. What the first
-step takes is left out: W&B and MLflow load more of themselves then. W&B is offline, MLflow in a local SQLite database.
+to files, trackers called, the console. Its share is of the whole step, less validation and checkpoints. The first
+step is left out: W&B and MLflow load more of themselves then. W&B is offline, MLflow in a local SQLite database.
 
 CPU seconds are of the whole process with its helpers, W&B's among them, start and model included.
 """
@@ -39,7 +39,7 @@ NOT_OF_A_STEP = {"step", "log", "validate", "save"}
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run: mean seconds of a step that are the log's, and of its rest; CPU seconds and memory of the process."""
+    """Cost of one run: mean seconds of a step in logging, and in the rest; CPU seconds and memory of the process."""
 
     name: str
     log_s: float

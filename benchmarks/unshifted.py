@@ -2,7 +2,7 @@
 
     python -m benchmarks.unshifted train RECIPE key=value …
 
-An experiment, and no option of the product: nobody should train so. The fault is put in where this file is imported,
+An experiment, and no option of the product: no one should train so. The fault is put in where this file is imported,
 which learners in processes of their own do, too, because each child imports its parent's script again. Actors of Ray do
 not, so a Ray cluster is refused. Every process that computes such values says so once on standard error.
 """

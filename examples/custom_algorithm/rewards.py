@@ -1,4 +1,4 @@
-"""What a response is worth."""
+"""The reward of a response."""
 
 from __future__ import annotations
 

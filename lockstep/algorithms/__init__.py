@@ -1,6 +1,6 @@
-"""Gives whoever writes an algorithm all but the sections of its recipe: `from lockstep.algorithms import Algorithm, …`.
+"""All that an algorithm's author needs but the sections of its recipe: `from lockstep.algorithms import Algorithm, …`.
 
-Each name is imported when it is asked for, so that recipes are read without torch. The guide is
+Each name is imported on first use, so that recipes are read without torch. The guide is
 docs/guides/own_algorithm.md.
 """
 
@@ -122,7 +122,7 @@ _PLACES = {
     ),
     "lockstep.rollouts.samples": ("sample_rows",),
 }
-"""Modules, and which of their names stand here, too."""
+"""Modules, and the names of theirs that are exported here."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,6 @@
-"""An algorithm is a declaration: options, models, its largest step, and how it sets itself up. Imports no torch.
+"""The declaration of an algorithm: options, models, its largest step, and how it is set up. Imports no torch.
 
-`Algorithm` is all that the rest of the house knows: `train`, `--dry-run`, `plan`, export and `config` read
+`Algorithm` is all that the rest of the package knows: `train`, `--dry-run`, `plan`, export and `config` read
 what it declares, and never ask which algorithm it is. docs/guides/own_algorithm.md writes one.
 """
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelRole:
-    """A model of an algorithm: whose weights it begins with, what it computes, whether it learns.
+    """A model of an algorithm: its initial weights, its head, and its optimizer if it learns.
 
     Attributes:
-        name: Of the role, such as policy or critic; checkpoints and plans call it so.
-        head: What it computes for each token.
-        learner: How it is laid out and computes.
-        optimizer: How it learns; None: it is only asked.
-        path: A folder of its own; None: it begins as the run's first model.
-        follows: It is given a learner's weights as the run goes on, so it has the adapters that a learner has.
+        name: Name of the role, such as policy or critic, in checkpoints and plans.
+        head: Output for each token.
+        learner: Its layout, type and device.
+        optimizer: Its optimizer; None: it is frozen.
+        path: Folder of its initial weights; None: those of the run's initial model.
+        follows: True if it is given a learner's weights during the run, so it has the adapters that a learner has.
     """
 
     name: str
@@ -51,20 +51,20 @@ class ModelRole:
 
     @property
     def is_saved(self) -> bool:
-        """Whether a run changes its weights, so that checkpoints hold them."""
+        """True if a run changes its weights, so that checkpoints hold them."""
         return self.optimizer is not None or self.follows
 
 
 @dataclass(frozen=True)
 class Inference:
-    """What an algorithm samples with.
+    """The inference of an algorithm: its engine, and the distributions that it samples from.
 
     Attributes:
         sampler: The inference engine.
-        agreement: How learner and sampler are compared.
-        sampling: The distribution that is learned from; None: nothing sampled is.
-        validation_sampling: The distribution that is validated with; None: nothing is.
-        one_step_ahead: Whether the sampler works while the learner does.
+        agreement: The comparison of learner and sampler.
+        sampling: The distribution of training rollouts; None: it trains on no samples.
+        validation_sampling: The distribution of validation; None: validation samples nothing.
+        one_step_ahead: True if the sampler works while the learner does.
     """
 
     sampler: SamplerSection
@@ -76,16 +76,16 @@ class Inference:
 
 @dataclass(frozen=True)
 class Load:
-    """What a learner is given, if every sequence is as long as it may be.
+    """The largest work that a learner is given, with every sequence at its longest.
 
     Attributes:
-        sequence: Tokens of the longest.
-        group: Sequences that one pass must read together: 2, where rows are pairs.
+        sequence: Tokens of the longest sequence.
+        group: Sequences that one pass must read together: 2 for pairs.
         rows: Groups of an optimizer step.
         updates: Optimizer steps of a step of the algorithm.
-        scored: Groups that a step of the algorithm scores before it learns, for each model that is asked.
-        generated: Tokens of the longest that a sampler generates, its prompt with it; 0: nothing samples.
-        full_support: Whether every token can be drawn; otherwise the logits exist whole.
+        scored: Groups that each frozen model scores in a step of the algorithm, before it learns.
+        generated: Tokens of the longest generated sequence, with its prompt; 0: nothing is sampled.
+        full_support: True if every token can be sampled; otherwise the logits are held whole.
     """
 
     sequence: int
@@ -98,46 +98,46 @@ class Load:
 
     @property
     def shortest(self) -> int:
-        """The fewest tokens that a pass can be given: one group."""
+        """Tokens of one group, the fewest that a pass can be given."""
         return self.group * self.sequence
 
     def together(self, learner: LearnerSection) -> int:
-        """Groups that one pass reads."""
+        """Groups in one micro-batch."""
         return max(1, learner.micro_batch_tokens // self.shortest)
 
     def tokens(self, learner: LearnerSection) -> int:
-        """Of one pass, over all ranks that share it."""
+        """Tokens of one micro-batch, over all ranks that share it."""
         return min(self.together(learner), -(-self.rows // learner.parallel.row_shares)) * self.shortest
 
     def passes(self, learner: LearnerSection, groups: int) -> int:
-        """That each rank makes over so many groups."""
+        """Micro-batches of each rank over `groups` groups."""
         return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.together(learner))
 
 
 class Algorithm(Common, ABC):
-    """A recipe that trains, with all that the house has to know of its algorithm.
+    """A recipe that trains: the base class of algorithms, with all that the package has to know of them.
 
-    A subclass adds its sections as fields, and declares what is abstract here. Mark it `typing.final`: a type checker
-    then tells what it forgets.
+    A subclass adds its sections as fields, and defines what is abstract here. Mark it `typing.final`: a type checker
+    then reports what is missing.
     """
 
     @property
     @abstractmethod
     def models(self) -> tuple[ModelRole, ...]:
-        """Every model of the run, first the one that the run is for, which is exported in the end."""
+        """Every model of the run; the first is the one that is exported in the end."""
 
     @property
     @abstractmethod
     def largest_step(self) -> Load:
-        """What the learners are given at most."""
+        """The largest work of its learners."""
 
     @property
     @abstractmethod
     def lengths(self) -> Mapping[str, int]:
-        """The longest sequences that options allow, in tokens, by the options' names; the model must read them."""
+        """Longest sequences that options allow, in tokens, by the options' names; the model must have room for them."""
 
     def _answer_lengths(self, **limits: int | None) -> dict[str, int]:
-        """What `lengths` has of prompts with answers: of each section its `max_tokens`; None: it is off."""
+        """Entries of `lengths` for prompts with answers, by `max_tokens` of each section; None: it is off."""
         prompt = self.data.max_prompt_tokens
         return {
             f"data.max_prompt_tokens + {section}.max_tokens": prompt + limit
@@ -147,17 +147,17 @@ class Algorithm(Common, ABC):
 
     @abstractmethod
     def open(self, setup: Setup) -> Job:
-        """Opens data and models, and returns what is run. Whatever can be wrong with the recipe is raised here.
+        """Opens data and models, and returns the job. Everything that can be wrong with the recipe is raised here.
 
         A dry run calls it, too, with models that compute nothing, so nothing may be asked of them yet.
         """
 
     @property
     def inference(self) -> Inference | None:
-        """What it samples with; None: nothing samples."""
+        """The inference engine and its distributions; None: it samples nothing."""
         return None
 
     @property
     def rewards(self) -> tuple[RewardSection, ...]:
-        """What scores responses, so that a dry run can try each before any model is known."""
+        """Rewards that score responses, so that a dry run can try each before any model is known."""
         return ()

@@ -1,4 +1,4 @@
-"""The episodes of a recipe: its environment, and how what that says becomes tokens of this model."""
+"""The episodes of a recipe: its environment, and the conversion of its observations to tokens of the model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lockstep.rollouts.episodes import Episodes, Observed
 def episodes_of(
     section: EnvironmentSection | None, data: DataSection, source: ModelSource, note: Callable[[str], None]
 ) -> Episodes | None:
-    """Starts the environment that a recipe asks for, if any.
+    """Starts the environment of a recipe, if it has one.
 
     Args:
         section: The environment.
-        data: Says whether prompts are conversations.
+        data: Tells if prompts are conversations.
         source: The model.
-        note: Is told of episodes that failed.
+        note: Shows the user failed episodes.
 
     Raises:
         EnvironmentFault: There is no such environment.
-        ValueError: A stop is no token of this model, or its chat template takes no answers to answers.
+        ValueError: A stop is no token of this model, or its chat template takes no messages after an answer.
     """
     if section is None:
         return None
@@ -34,16 +34,16 @@ def episodes_of(
 
 
 def observations(data: DataSection, stops: Sequence[int], source: ModelSource, note: Callable[[str], None]) -> Observed:
-    """A user's message where the policy has ended its own in a conversation; else the bare text.
+    """Builds the template of observations: a user's message after the policy's own in a conversation; else bare text.
 
     Args:
-        data: Says whether prompts are conversations.
-        stops: Tokens that end a turn inside of a message.
+        data: Tells if prompts are conversations.
+        stops: Tokens that end a turn inside a message.
         source: The model.
-        note: Is told, once, of text that the model has no token for.
+        note: Shows the user, once, text that the model has no token for.
 
     Raises:
-        ValueError: Its chat template takes no answers to answers.
+        ValueError: Its chat template takes no messages after an answer.
     """
 
     unknown = source.tokenizer.unk_token_id

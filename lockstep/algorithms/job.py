@@ -1,4 +1,4 @@
-"""A job: what a run needs around its step; and what the jobs of several algorithms build alike."""
+"""A job: all that a run needs around its step; and the parts that the jobs of several algorithms share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from lockstep.weight_sync.sync import random_probe
 
 
 class Checkpointable(Protocol):
-    """What goes into checkpoints; the three verbs are as those of `Learner`."""
+    """State that goes into checkpoints; the three methods are those of `Learner`."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -44,10 +44,10 @@ class Checkpointable(Protocol):
 
 @dataclass(frozen=True)
 class Validation:
-    """What a validation found.
+    """The result of a validation.
 
     Attributes:
-        metrics: To be logged.
+        metrics: Metrics to log.
         samples: Rows for the sample log.
     """
 
@@ -59,24 +59,24 @@ class Validation:
 
 
 Validate = Callable[[int], Validation]
-"""Measures the policy as it is after so many steps."""
+"""Validates the policy after a number of steps."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to start.
+    """A job, ready to run.
 
     Attributes:
         step: The algorithm's step.
-        run_length: How far the run goes.
-        state: What a checkpoint holds, by name: each model that the run changes, and what else steps depend on.
+        run_length: The end of the run.
+        state: State of checkpoints, by name: each model that the run changes, and all else that steps depend on.
         validate: Scores the policy on held-out rows; None where there are none.
-        data: The rows that are trained on, for people.
-        held_out: The rows that are validated on, likewise; None where there are none.
-        arithmetic: How rows become optimizer steps, likewise.
-        agreement: Compares both sides at each step; checkpoints hold what it knows. None where nothing samples.
-        section: The algorithm's own section of the recipe, for hints.
-        hooks: More that look at each step, and know nothing afterwards.
+        data: The rows that are trained on, in words.
+        held_out: The rows that are validated on, in words; None where there are none.
+        arithmetic: The way from rows to optimizer steps, in words.
+        agreement: Compares learner and sampler at each step; its state is in checkpoints. None: nothing is sampled.
+        section: Name of the algorithm's own section of the recipe, for hints.
+        hooks: Further hooks of each step, without state.
     """
 
     step: Step
@@ -92,17 +92,17 @@ class Job:
 
 
 def describe(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
-    """How many rows there are, and which were left out."""
+    """Describes how many rows there are, and which were skipped."""
     return f"{len(rows)} {what} ({rows.selection.account})"
 
 
 def validate_figures(measure: Callable[[int], Metrics] | None) -> Validate | None:
-    """A validation that has figures alone; None where nothing is measured."""
+    """Wraps a measurement as a validation without samples; None stays None."""
     return None if measure is None else lambda step: Validation(measure(step))
 
 
 def measure_run_length(recipe: Common, rows: int, rows_per_step: int) -> RunLength:
-    """`max_steps` steps, or else `max_epochs` passes over the data.
+    """The length of a run: `max_steps` steps, or else `max_epochs` passes over the data.
 
     Raises:
         InputError: There are not enough rows for one step.
@@ -118,14 +118,14 @@ def measure_run_length(recipe: Common, rows: int, rows_per_step: int) -> RunLeng
 
 
 def build_engine(setup: Setup, learner: Learner, sampler: Sampler) -> SamplerSession:
-    """Samples by the weights of a learner, and attests them."""
+    """Opens a session that samples by the weights of a learner, and attests them."""
     return SamplerSession(sampler, learner, random_probe(setup.source.vocabulary, setup.source.context), setup.phase)
 
 
 def build_agreement(
     algorithm: Algorithm, setup: Setup, learner: Learner, engine: SamplerSession, cure: str = ""
 ) -> Agreement:
-    """Compares both sides as the recipe says; `cure` is what a user can do about drift, for its alarm."""
+    """Builds the comparison of learner and sampler; `cure` tells the user what to do about drift, in its alarm."""
     inference = algorithm.inference
     assert inference is not None, "what samples is compared"
     section, options = inference.agreement, doctor_options(algorithm.learner, inference.sampler, inference.sampling)
@@ -139,12 +139,12 @@ def build_agreement(
 
 
 def open_training(recipe: Common, setup: Setup, reward: RewardSection | None, size: int) -> Prompts:
-    """Opens the prompts that are trained on.
+    """Opens the training prompts.
 
     Args:
-        recipe: Says how many.
-        setup: With their files.
-        reward: Scores the answers, so it says what a row needs.
+        recipe: Its limits apply.
+        setup: Has the files.
+        reward: Scores the answers, so it defines what a row needs.
         size: Prompts of a step.
     """
     limit = head(recipe.data.limit_train_batches, size)
@@ -154,7 +154,7 @@ def open_training(recipe: Common, setup: Setup, reward: RewardSection | None, si
 def open_reward(
     setup: Setup, role: ModelRole | None, section: RewardSection | None, rows: Prompts, option: str
 ) -> Reward | RewardModel:
-    """Opens what scores responses: the reward model, where there is a role for one, else what the section says."""
+    """Opens the reward of responses: the reward model, where there is a role for one, else the section's reward."""
     return setup.reward(section, rows, option) if role is None else RewardModel(setup.learner(role))
 
 
@@ -164,11 +164,11 @@ def open_held_out(
     """Opens held-out prompts.
 
     Args:
-        recipe: Says how many.
-        setup: With their files.
-        reward: Scores the answers, so it says what a row needs.
+        recipe: Its limits apply.
+        setup: Has the files.
+        reward: Scores the answers, so it defines what a row needs.
         size: Prompts of a step.
-        judge: Whether somebody scores the rows that say `judge`.
+        judge: True if a judge scores the rows that say `judge`.
 
     Returns:
         None where nothing is held out.
@@ -189,16 +189,16 @@ def measure_answers(
     reward: RewardSection | None,
     environment: EnvironmentSection | None = None,
 ) -> Callable[[int], Metrics]:
-    """What answers to held-out prompts are worth, by the weights of a version.
+    """Builds a validation that samples answers to held-out prompts and grades them, by the weights of a version.
 
     Args:
-        recipe: Says how many prompts.
-        setup: With the model.
-        prompts: Held out.
-        collector: Answers, with the engine of the policy as it is, and scores.
-        asked: How many answers each gets, and how they are sampled.
-        reward: What scores them; None: a reward model or an environment.
-        environment: What they are answered by, where that tells which of them pass.
+        recipe: Limits the number of prompts.
+        setup: Has the model.
+        prompts: Held-out prompts.
+        collector: Samples with the current policy, and scores.
+        asked: Number of answers to each prompt, and their distribution.
+        reward: Scores them; None: a reward model or an environment does.
+        environment: Answers the policy, where it tells which answers pass.
     """
     rows = prompts.first(recipe.data.max_validation_samples)
     graded, sampling = grading(reward, environment), setup.source.sampling(asked)

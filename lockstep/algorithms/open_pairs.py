@@ -1,4 +1,4 @@
-"""Opens the pairs of a recipe that learns from pairs."""
+"""Opening of the pairs of a recipe."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lockstep.data.selection import head
 
 
 def open_train_pairs(recipe: PairsRecipe, setup: Setup) -> Pairs:
-    """Opens the pairs that are trained on."""
+    """Opens the training pairs."""
     return _open(setup.files.train, recipe, setup, recipe.data.limit_train_batches)
 
 
 def open_held_out_pairs(recipe: PairsRecipe, setup: Setup) -> Pairs | None:
-    """Opens the pairs that are not trained on; None where there are none."""
+    """Opens the held-out pairs; None where there are none."""
     files = setup.files.validation
     return None if files is None else _open(files, recipe, setup, recipe.data.limit_val_batches)
 

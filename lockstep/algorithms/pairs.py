@@ -1,4 +1,4 @@
-"""What algorithms share that learn from pairs of answers, a chosen and a rejected one."""
+"""The common part of recipes that learn from pairs of answers, a chosen and a rejected one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.config import Optimizer, PairSection, Section
 
 
 class LearnedPairs(Section):
-    """How many pairs are learned from at once, and how long they may be."""
+    """Number of pairs per optimizer step, and their greatest length."""
 
     global_batch_size: PositiveInt = Field(description="pairs per optimizer step")
     max_tokens: PositiveInt = Field(description="longest prompt and answer together")
@@ -23,7 +23,7 @@ class PairsRecipe(Supervised):
 
     learned = "a pair"
     limit: ClassVar[str]
-    """The option that says how long pairs may be."""
+    """The option that limits the length of pairs."""
     data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
     optimizer: Optimizer
 

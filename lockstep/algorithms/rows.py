@@ -1,4 +1,4 @@
-"""The rows of a run: its data files, opened for what they are for."""
+"""The rows of a run: its data files, opened as prompts, demonstrations or pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lockstep.models.source import ModelSource
 
 @dataclass(frozen=True)
 class DataFiles:
-    """Files of rows: to draw prompts from, to imitate (the same, unless the data is made), to validate on.
+    """Files of rows: training prompts, demonstrations (the same files, unless the data is made), validation rows.
 
     Made data may bring judgements, and comparisons of judgements, that are known to be right.
     """
@@ -30,13 +30,13 @@ class DataFiles:
     comparisons: FileGroup | None = None
 
     def digests(self) -> dict[str, str]:
-        """A digest of the content of the files, by what they are for first; the rows' index has it, so none is read."""
+        """A digest of the files' content, by their use; read from the rows' index."""
         names = {self.validation: "validation", self.demonstrations: "demonstrations", self.train: "train"}
         return {name: open_rows(files, "skip").digest[:16] for files, name in names.items() if files is not None}
 
 
 def data_files(section: DataSection, folder: Path) -> DataFiles:
-    """The recipe's files, made first where the recipe says so."""
+    """The recipe's data files, made first where the recipe says so."""
     if section.task is None:
         assert section.train is not None, "a recipe names data or makes it"
         train = files_of(section.train, section.weights)
@@ -50,7 +50,7 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
 
 
 def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> FileGroup:
-    """Files as a recipe names them."""
+    """Files as a recipe lists them."""
     return FileGroup(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 
@@ -61,7 +61,7 @@ def open_prompts(
     rule: Rule = ANY_ROW,
     head: Head = None,
 ) -> Prompts:
-    """Opens files of rows as prompts; `rule` is what a reward wants of them."""
+    """Opens files of rows as prompts; `rule` is what the reward requires of them."""
     return Prompts(open_rows(files, section.bad_rows), tokenizer, section, rule, head)
 
 
@@ -74,7 +74,7 @@ def open_demonstrations(
     head: Head = None,
     rule: Rule = ANY_ROW,
 ) -> Demonstrations:
-    """Opens files of rows as demonstrations of at most `longest` tokens, which the option `limit` says."""
+    """Opens files of rows as demonstrations of at most `longest` tokens, the option `limit`."""
     rows = open_rows(files, data.bad_rows)
     return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, head, rule, limit)
 
@@ -82,6 +82,6 @@ def open_demonstrations(
 def open_pairs(
     files: FileGroup, data: PairSection, source: ModelSource, longest: int, limit: str, head: Head = None
 ) -> Pairs:
-    """Opens files of rows as pairs of at most `longest` tokens, which the option `limit` says."""
+    """Opens files of rows as pairs of at most `longest` tokens, the option `limit`."""
     rows = open_rows(files, data.bad_rows)
     return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, head, limit)

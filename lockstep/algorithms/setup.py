@@ -1,6 +1,6 @@
-"""What a run offers an algorithm to set itself up with: files, models, samplers, rewards, judges.
+"""The setup that a run offers to an algorithm: files, models, samplers, rewards, judges.
 
-A run implements it by what really computes (`lockstep.run.live_setup`), a dry run by checks with nothing behind them
+A real run implements it by what computes (`lockstep.run.live_setup`), a dry run by checks with stand-ins
 (`lockstep.run.dry_setup`), so that both go through the same `Algorithm.open`.
 """
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Policy:
-    """The policy as a judge: what samples from it already, and what is known of its model."""
+    """The policy as a judge: its sampler, and the source of its model."""
 
     sampler: Generates
     source: ModelSource
@@ -43,7 +43,7 @@ class SamplerBeside(Sampler, Protocol):
 
 
 class Setup(Protocol):
-    """Opens what an algorithm asks for; all of it ends with the run."""
+    """Opens the models, samplers and judges of an algorithm; all of them end with the run."""
 
     @property
     def folder(self) -> Path:
@@ -57,7 +57,7 @@ class Setup(Protocol):
 
     @property
     def source(self) -> ModelSource:
-        """The run's first model."""
+        """The run's initial model."""
         ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -65,7 +65,7 @@ class Setup(Protocol):
         ...
 
     def beside(self, name: str) -> AbstractContextManager[None]:
-        """The same of what happens in another thread."""
+        """Names and times what happens in another thread."""
         ...
 
     def note(self, text: str) -> None:
@@ -76,8 +76,8 @@ class Setup(Protocol):
         """Opens a model, in this process or in ranks of its own.
 
         Raises:
-            InputError: It reads other tokens than the first model, rewards nothing where it should, or is not there.
-            ModelError: It is not computed right.
+            InputError: It has another tokenizer than the initial model, scores nothing where it should, or is missing.
+            ModelError: It is computed wrong.
         """
         ...
 
@@ -94,11 +94,11 @@ class Setup(Protocol):
         ...
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
-        """Builds what scores responses to these rows; `option` is the section's name."""
+        """Builds the reward of responses to these rows; `option` is the section's name."""
         ...
 
     def episodes(self, section: EnvironmentSection | None, judged: bool) -> Episodes | None:
-        """Starts the environment, if there is one; `judged` tells whether something else rewards."""
+        """Starts the environment, if there is one; `judged`: rewards come from elsewhere."""
         ...
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
@@ -106,9 +106,9 @@ class Setup(Protocol):
         ...
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
-        """What `build` returns; where it fails in a dry run that is told, and the run is set up with `otherwise`."""
+        """Returns the result of `build`; a dry run reports its failure and continues with `otherwise`."""
         ...
 
     def hold(self, what: str, size: int, cure: str) -> None:
-        """Announces so many bytes of this process's memory; a dry run refuses what this machine has not."""
+        """Announces the use of `size` bytes of this process's memory; a dry run refuses more than the machine has."""
         ...

@@ -1,4 +1,4 @@
-"""A step of any algorithm, as the loop that runs it sees it."""
+"""The interface of an algorithm's step to the loop that runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StepResult:
     """Outcome of one step.
 
     Attributes:
-        metrics: To be logged.
+        metrics: Metrics to log.
         position: Rows of training data used since the start of the run; the next step begins there.
         tokens: Tokens that were generated or trained on, for the throughput.
         samples: Rows for the sample log.
@@ -32,12 +32,12 @@ Step = Callable[[int, int], StepResult]
 
 @dataclass(frozen=True)
 class RunLength:
-    """How far a run goes.
+    """The length of a run.
 
     Attributes:
-        steps: At most so many steps.
-        rows: At most so many rows of data; None: any number.
-        rows_per_step: What a step takes at least.
+        steps: Greatest number of steps.
+        rows: Greatest number of rows of data; None: any number.
+        rows_per_step: Fewest rows that a step takes.
     """
 
     steps: int
@@ -45,20 +45,20 @@ class RunLength:
     rows_per_step: int
 
     def over(self, step: int, position: int) -> bool:
-        """Whether a run that has done `step` steps and used `position` rows is finished."""
+        """True if a run that has done `step` steps and used `position` rows is finished."""
         return step >= self.steps or (self.rows is not None and position + self.rows_per_step > self.rows)
 
 
 @dataclass(frozen=True)
 class StepEvent:
-    """One time round the loop, as hooks see it.
+    """One iteration of the loop, as hooks see it.
 
     Attributes:
-        step: Steps done.
-        result: Of the newest step.
-        finished: Whether the run has reached its end.
-        leaving: Whether the loop ends after this turn: the run has reached its end, or is to stop before it.
-        values: What was logged of this step; hooks may add.
+        step: Number of steps done.
+        result: Outcome of the newest step.
+        finished: True if the run has reached its end.
+        leaving: True if the loop ends after this step, at the end of the run or stopped before it.
+        values: Logged values of this step; hooks may add to them.
     """
 
     step: int

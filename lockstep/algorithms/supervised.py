@@ -1,4 +1,4 @@
-"""What recipes share that learn rows as they are."""
+"""The common part of recipes that learn rows as they are."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lockstep.algorithms.base import Algorithm
 
 
 class Supervised(Algorithm):
-    """A recipe whose rows are learned as they are."""
+    """A recipe that learns rows as they are."""
 
     learned: ClassVar[str]
-    """What is learned from a row."""
+    """The learned part of a row."""
 
     @model_validator(mode="after")
     def _rows_are_whole(self) -> Supervised:

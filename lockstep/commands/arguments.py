@@ -1,4 +1,4 @@
-"""Arguments that several commands have."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Parsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
-    """Adds a recipe and what overrides it; `options` is the help text of the latter."""
+    """Adds the arguments for a recipe and its overrides; `options` is the help text of the latter."""
     parser.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=options)
 
 
 def add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe: str, folder: str) -> None:
-    """Adds what a command has that asks a model the rows of a file.
+    """Adds the arguments of a command that asks a model the rows of a file.
 
     Args:
         parser: Of the command.
-        rows: What the file holds.
+        rows: Contents of the file.
         option: An override, as an example.
-        recipe: Holds the options where nothing else is named.
-        folder: Where results go.
+        recipe: The recipe where none is named.
+        folder: Folder of the results.
     """
     parser.add_argument(
         "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"

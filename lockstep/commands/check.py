@@ -18,7 +18,7 @@ def add(parsers: Parsers) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it. Returns the exit code."""
+    """Runs the command. Returns the exit code."""
     from pathlib import Path
 
     from lockstep.config.loading import load_run

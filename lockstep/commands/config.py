@@ -20,7 +20,7 @@ def add(parsers: Parsers) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it. Returns the exit code."""
+    """Runs the command. Returns the exit code."""
     from lockstep.config.help import explain_options, headline
     from lockstep.config.loading import describe, find_shipped, load
 

@@ -1,4 +1,4 @@
-"""`lockstep doctor`: measures whether training and inference agree on a model, and finds out why not."""
+"""`lockstep doctor`: measures if training and inference agree on a model, and finds out why not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = Callable[[argparse.Namespace], int]
 
 
 def add(parsers: Parsers) -> None:
-    """Adds `doctor` and what it can be asked to a parser."""
+    """Adds `doctor` and its questions to a parser."""
     doctor = parsers.add_parser(
         "doctor", help="do training and inference agree on a model, and if not, why", epilog=_CODES
     )
@@ -35,7 +35,7 @@ def add(parsers: Parsers) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answers what was asked. Returns the exit code."""
+    """Runs the command. Returns the exit code."""
     answer: Answer = options.answer
     return answer(options)
 
@@ -72,8 +72,8 @@ def _add_analyze(asked: Parsers) -> None:
         ("ids", "token ids"),
         ("mask", "which tokens count"),
         ("prompt-length", "tokens of the prompt"),
-        ("temperature", "the temperature that was drawn with"),
-        ("top-p", "the top_p that was drawn with"),
+        ("temperature", "temperature of sampling"),
+        ("top-p", "top_p of sampling"),
         ("version", "the version of the weights"),
         ("prompt", "the prompt that a sequence answers"),
     ):
@@ -89,7 +89,7 @@ def _add_selftest(asked: Parsers) -> None:
 
 
 def add_selftest_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a self-test, which the benchmark with all faults has as well."""
+    """Adds the options of a self-test, which the benchmark with all faults shares."""
     parser.add_argument(
         "model", metavar="MODEL", type=path_argument, nargs="?", help="stands for the small random Llama of the faults"
     )
@@ -99,7 +99,7 @@ def add_selftest_options(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="FOLDER",
         type=path_argument,
-        help="where results go; the same command then goes on where it was",
+        help="where results go; the same command then resumes where it was",
     )
 
 

@@ -1,4 +1,4 @@
-"""`lockstep export`: writes a run's model, or its adapters, as a folder that others open."""
+"""`lockstep export`: writes a run's model, or its adapters, as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add(parsers: Parsers) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it. Returns the exit code."""
+    """Runs the command. Returns the exit code."""
     from pathlib import Path
 
     from lockstep.run.export import export

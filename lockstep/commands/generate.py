@@ -9,13 +9,13 @@ from lockstep.commands.arguments import Parsers, add_asking
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    generate = parsers.add_parser("generate", help="answer the rows of a file; the same command again goes on")
+    generate = parsers.add_parser("generate", help="answer the rows of a file; the same command again resumes")
     add_asking(generate, "rows to answer", "num_generations=4", "generate", "generations/")
     generate.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it. Returns the exit code."""
+    """Runs the command. Returns the exit code."""
     from lockstep.inference.generate_recipe import generate_recipe
 
     loaded = generate_recipe(options.model, options.data, options.overrides, options.recipe, options.out)

@@ -9,13 +9,13 @@ from lockstep.commands.arguments import Parsers, add_asking
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    judge = parsers.add_parser("judge-eval", help="compare a judge with people; the same command again goes on")
+    judge = parsers.add_parser("judge-eval", help="compare a judge with people; the same command again resumes")
     add_asking(judge, "ranked responses", "judge.num_evals_to_average=1", "judge_eval", "judge-evals/")
     judge.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it. Returns the exit code."""
+    """Runs the command. Returns the exit code."""
     from lockstep.inference.judge_eval_recipe import judge_eval_recipe
 
     loaded = judge_eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)

@@ -1,4 +1,4 @@
-"""`lockstep plan`: says what memory and network a recipe takes, without a GPU and without a weight."""
+"""`lockstep plan`: prints the memory and network traffic of a recipe, without a GPU and weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add(parsers: Parsers) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it. Returns the exit code."""
+    """Runs the command. Returns the exit code."""
     from lockstep.config.loading import load
 
     loaded = load(options.recipe, options.overrides)

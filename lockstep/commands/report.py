@@ -29,7 +29,7 @@ def add(parsers: Parsers) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it. Returns the exit code."""
+    """Runs the command. Returns the exit code."""
     from pathlib import Path
 
     from lockstep.report.doctor_folder import DoctorFolder

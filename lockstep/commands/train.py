@@ -14,13 +14,13 @@ def add(parsers: Parsers) -> None:
     add_recipe(train, "options of the recipe, such as seed=1")
     train.add_argument("--dry-run", action="store_true", help="check all that can be known, and start nothing")
     train.add_argument(
-        "--allow-changes", action="store_true", help="go on even where recipe, data, model or code have changed"
+        "--allow-changes", action="store_true", help="continue even if recipe, data, model or code have changed"
     )
     train.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it. Returns the exit code."""
+    """Runs the command. Returns the exit code."""
     from lockstep.config.loading import load
 
     if options.dry_run:

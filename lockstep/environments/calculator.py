@@ -28,7 +28,7 @@ class Calculator:
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
-        """There is nothing to set up."""
+        """Does nothing: there is nothing to set up."""
 
     def step(self, response: str) -> tuple[str, float | None, bool]:
         """See `Environment`."""

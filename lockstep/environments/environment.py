@@ -1,6 +1,6 @@
-"""What answers a policy turn by turn: a class of the user's, and how its process plays with it (see `child`).
+"""Environments: classes of the user's that answer a policy turn by turn, and the child process that runs them.
 
-Imports nothing heavy, so that the child holds what the environment needs and no more.
+Imports nothing heavy, so that the child (see `child`) holds what the environment needs and no more.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from lockstep.helpers.process import Answers
 
 
 class Environment(Protocol):
-    """One episode: what the policy meets after its prompt. Each has an instance of its own, made without arguments.
+    """One episode of an environment, which answers the policy. Each has its own instance, made without arguments.
 
-    What it says may depend on the row, the seed and the responses alone: where its process was lost by another episode,
-    it is played again with the same responses, and has to say the same.
+    Answers may depend on the row, the seed and the responses alone: if its process is lost by another episode,
+    the episode is replayed with the same responses, and has to answer the same.
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
-        """Begins.
+        """Begins the episode.
 
         Args:
             row: The data row that the prompt is made of.
-            seed: For all that the environment draws.
+            seed: Seed of the environment's random numbers.
         """
         ...
 
@@ -39,8 +39,8 @@ class Environment(Protocol):
             response: Its text, without a special token at its end.
 
         Returns:
-            What the policy reads next; a reward, which adds to those before it (None: no verdict on the episode); and
-            whether the episode has ended.
+            The policy's next observation; a reward, which adds to those before it (None: no verdict on the episode);
+            and True if the episode has ended.
         """
         ...
 
@@ -48,11 +48,11 @@ class Environment(Protocol):
 _METHODS = {"reset": ("row", "seed"), "step": ("response",)}
 
 CALLED = "called"
-"""A reply that says only that time starts anew: one of several calls has returned."""
+"""A reply that only restarts the timeout: one of several calls has returned."""
 
 
 def answers(class_name: str) -> Answers:
-    """In the child: reads a list of moves, and says for each what the environment answered, or what went wrong.
+    """Runs in the child: reads a list of moves, and replies with the environment's answer, or an error, for each.
 
     Raises:
         ValueError: There is no such class, or it cannot be made, or lacks a method.
@@ -61,16 +61,16 @@ def answers(class_name: str) -> Answers:
 
 
 class _Nonsense(Exception):
-    """What an environment returned and must not; the text says what."""
+    """An invalid answer of an environment; the text says what is wrong."""
 
 
 class _Episodes:
-    """Episodes that have not ended, by number. One that no move of a question is for has been given up."""
+    """The current episodes, by number. An episode for which a question has no move has been given up."""
 
     def __init__(self, make: Callable[[], Environment], name: str) -> None:
         try:
             first = make()
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # any error of the user's code
             raise InputError(
                 f"environment.class_name {name} cannot be made without arguments: it {_what(error)}"
             ) from None
@@ -92,16 +92,16 @@ class _Episodes:
         for move in question:
             try:
                 yield from self._move(move, before.get(move["episode"]))
-            except Exception as error:  # whatever the user's code raises
+            except Exception as error:  # any error of the user's code
                 yield {"wrong": _what(error)}
 
     def _move(self, move: dict[str, Any], environment: Environment | None) -> Iterator[Any]:
-        """The answer to the newest response; an episode that this process does not know is played up to there."""
+        """Yields the answer to the newest response; an episode that is new to this process is replayed up to there."""
         if environment is None:
             environment = self._make()
             environment.reset(move["row"], move["seed"])
             yield CALLED
-            for response, heard in zip(move["said"], move["heard"], strict=False):  # but for the newest
+            for response, heard in zip(move["said"], move["heard"], strict=False):  # all but the newest
                 if _step(environment, response)["observation"] != heard:
                     raise _Nonsense(
                         "said something else when it was played again; let it depend on the row, the seed and the "

@@ -1,4 +1,4 @@
-"""Who answers blocks of requests with text: samplers in processes of their own, or a server that is there already."""
+"""Answers to blocks of requests: by samplers in processes of their own, or by a running server."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lockstep.types import Reply
 
 Answers = Callable[[Iterator[Block]], Iterator[tuple[int, list[Reply]]]]
 """From blocks to a block's number and its replies, in the order of its requests; blocks may come back in any order, and
-one is taken when there is somebody to answer it."""
+one is taken when a sampler is free."""
 
 
 def answering(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
-    """Starts, or greets, whoever the recipe says.
+    """Starts the samplers of a recipe, or connects to its server.
 
     Args:
-        recipe: Says who, and how responses are drawn.
+        recipe: Names the backend and the distribution of responses.
         source: The model.
-        progress: Tells the user what happens.
-        workers: Ends what was started.
+        progress: Reports to the user.
+        workers: Own the processes that are started.
     """
     if recipe.sampler.openai is not None:
         return _server(recipe, source, recipe.sampler.openai, progress)
@@ -35,7 +35,7 @@ def answering(recipe: GenerateRecipe, source: ModelSource, progress: Progress, w
 
 
 def _samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
-    """Even one sampler has a process of its own, so that bits do not depend on how many there are."""
+    """Answers by samplers, each in a process of its own, so that bits do not depend on how many there are."""
     sampling = source.sampling(recipe.sampling)
     spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=recipe.logprobs_are_raw)
     samplers = processes(spec, progress, workers)
@@ -48,7 +48,7 @@ def _samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, w
 
 
 def _server(recipe: GenerateRecipe, source: ModelSource, options: OpenAI, progress: Progress) -> Answers:
-    """One block after the other; a server has its log-probabilities only where processed and raw are the same."""
+    """Answers by a server, one block after the other; its log-probabilities need processed and raw to be the same."""
     from lockstep.samplers.openai import OpenAIClient
 
     vocabulary = int(read_config(source.folder).get_text_config().vocab_size)

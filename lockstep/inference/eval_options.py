@@ -12,13 +12,13 @@ from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSec
 
 
 class EvalData(QuestionSection):
-    """The rows that are asked."""
+    """The rows of an evaluation."""
 
     validation: Paths = Field(description="file to evaluate on, or a list of files")
 
     @property
     def in_order(self) -> DataSection:
-        """The same for whoever reads rows: those of the file, in its order."""
+        """The same rows as a data section, in the order of the file."""
         return self.as_data(self.validation, self.answer, self.max_validation_samples)
 
 
@@ -29,7 +29,7 @@ class Greedy(Section):
 
 
 class EvalRun(Section):
-    """Where to, and how often."""
+    """Folder of the results, and block size."""
 
     folder: LocalPath | None = Field(
         default=None, description="folder of the results; null: evals/<model>-<data>-<hash of all that matters>"
@@ -46,9 +46,7 @@ class EvalRecipe(Recipe):
     seed: int = 0
     model: ModelFolder
     data: EvalData
-    reward: RewardSection | None = Field(
-        default=None, description="what responses are worth; null: the environment says"
-    )
+    reward: RewardSection | None = Field(default=None, description="the reward of responses; null: the environment's")
     environment: EnvironmentSection | None = Field(
         default=None, description="answers each response, until an episode has ended"
     )

@@ -1,4 +1,4 @@
-"""What `lockstep eval MODEL DATA` asks for."""
+"""The recipe of `lockstep eval MODEL DATA`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lockstep.inference.eval_options import EvalRecipe
 def eval_recipe(
     model: str, data: str, overrides: Sequence[str] = (), recipe: str | None = None, folder: str | None = None
 ) -> Loaded:
-    """Resolves an evaluation; a run says besides what an answer is worth. Arguments and errors: `Command.resolve`."""
+    """Resolves an evaluation; the reward may come from a run. Arguments and errors: `Command.resolve`."""
     return _EVAL.resolve(model, data, overrides, recipe, folder)
 
 
 def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
-    """The distribution that a run validates with, or as much room for an answer as its demonstrations had."""
+    """The distribution of a run's validation, or as much room for an answer as its demonstrations had."""
     if "validation_sampling" in tree:
         sampled = {name: tree["validation_sampling"][name] for name in Sampling.model_fields}
         short = {"max_tokens": sampled["max_tokens"]}

@@ -1,11 +1,11 @@
-"""`lockstep eval`: from a resolved evaluation to a folder with every response and what they come to.
+"""`lockstep eval`: runs a resolved evaluation, into a folder with every response and the figures.
 
-    samples.jsonl   one response per line, as it was judged (`collector.evaluation.Sample`) and in which setting
+    samples.jsonl   one response per line, as it was graded (`rollouts.evaluation.Sample`) and in which setting
     results.json    figures with intervals, made of the samples alone
     recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
-Questions are answered in blocks, and a block is written when it is judged. A stopped evaluation goes on after the last
-whole one, and comes to the same numbers, for every draw is keyed by its question and its number.
+Questions are answered in blocks, and a block is written when it is graded. A stopped evaluation resumes after the last
+complete one, with the same numbers, since random numbers are keyed by question and number.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from lockstep.types import Prompt, SamplingParams
 
 
 def evaluate(loaded: Loaded) -> Path:
-    """Answers and judges every question, from the first that has not been answered yet, and prints what it came to.
+    """Answers and grades every question that is not done yet, and prints the figures.
 
     Returns:
         The folder of the results.
 
     Raises:
-        Stopped: If it was asked to end before its end.
+        Stopped: If it was asked to end early.
         ChangedError: If the folder holds another evaluation.
     """
     recipe = loaded.expect(EvalRecipe)
@@ -62,7 +62,7 @@ def evaluate(loaded: Loaded) -> Path:
 
 
 def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
-    """What the recipe asks for, where the model has room for it."""
+    """Yields the recipe's settings, if the model has room for them."""
     greedy, sampled, longest = recipe.greedy, recipe.sampling, recipe.data.max_prompt_tokens
     if recipe.environment is not None:
         source.require_room("data.max_prompt_tokens + environment.max_tokens", longest + recipe.environment.max_tokens)
@@ -78,7 +78,7 @@ def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
 def _examine(
     recipe: EvalRecipe, settings: Sequence[Setting], source: ModelSource, folder: Path, started: Callable[[], None]
 ) -> None:
-    """Answers what has not been answered, and writes the results."""
+    """Answers the rest of the questions, and writes the results."""
     with (
         show_progress(f"{recipe.model.path} → {folder}") as progress,
         workers_of(recipe.cluster, recipe.learner, progress, samplers=recipe.sampler.engines) as workers,
@@ -126,7 +126,7 @@ def _answer(
     """Answers the blocks that are not in the log yet."""
     stop = Stop(None)
     if log.done:
-        progress.note(f"goes on after step {log.done}")
+        progress.note(f"resumes after step {log.done}")
     with heed_signals(stop, progress.note):
         for block in log.blocks[log.done :]:
             setting, own = block.setting, prompts[block.start : block.start + block.count]
@@ -140,11 +140,11 @@ def _answer(
 
 
 def _leave(stop: Stop, log: SampleLog) -> None:
-    """Raises Stopped where somebody asked for it and there is more to do."""
+    """Raises Stopped if a stop was requested and there is more to do."""
     why = stop.check_after_step()
     if why is not None and log.done < len(log.blocks):
         reason, code = why
-        raise Stopped(f"stopped after step {log.done}, because {reason}; the same command goes on from there", code)
+        raise Stopped(f"stopped after step {log.done}, because {reason}; the same command resumes from there", code)
 
 
 def _results(setting: Setting, samples: Sequence[Sample], graded: Grading) -> dict[str, Any]:
@@ -158,5 +158,5 @@ def _results(setting: Setting, samples: Sequence[Sample], graded: Grading) -> di
 
 
 def _plain(figure: dict[str, float]) -> dict[str, float | None]:
-    """JSON has no word for what is no number."""
+    """Replaces NaN by None, since JSON has no NaN."""
     return {name: value if value == value else None for name, value in figure.items()}

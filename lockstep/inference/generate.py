@@ -1,11 +1,11 @@
-"""`lockstep generate`: from prompts to a file with every response, in the order of the rows.
+"""`lockstep generate`: writes a file with responses to every prompt, in the order of the rows.
 
-    generations.jsonl    one prompt per line, with its responses (`experience.generation`)
-    summary.json         what they come to
+    generations.jsonl    one prompt per line, with its responses (`rollouts.generation`)
+    summary.json         their totals
     recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
 Prompts are cut into fixed blocks. A block goes to one sampler whole and is written whole, in `parts/`; so responses do
-not depend on how many samplers there are, and whoever is killed goes on with the blocks that are missing.
+not depend on how many samplers there are, and a killed run resumes with the missing blocks.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ GENERATIONS, SUMMARY = "generations.jsonl", "summary.json"
 
 
 def generate(loaded: Loaded) -> Path:
-    """Answers every prompt that has not been answered yet, and puts all in order.
+    """Answers every prompt that has not been answered yet, and joins all in order.
 
     Returns:
         The folder of the results.
 
     Raises:
-        Stopped: If it was asked to end before its end.
+        Stopped: If it was asked to end early.
         ChangedError: If the folder holds generations of something else.
         SamplerLost: If samplers die too often; what they had finished is kept.
     """
@@ -66,7 +66,7 @@ def generate(loaded: Loaded) -> Path:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The prompts in blocks of `size`, the last of which may be smaller; read when asked for."""
+    """The prompts in blocks of `size`, of which the last may be smaller; read on demand."""
 
     prompts: Prompts
     count: int
@@ -82,11 +82,11 @@ class _Blocks:
         return min(self.size, self.count - self.start(number))
 
     def read(self, number: int) -> list[Prompt]:
-        return self.prompts.at(self.start(number), self.length(number), seed=0)  # in the file's order, so of no seed
+        return self.prompts.at(self.start(number), self.length(number), seed=0)  # in the file's order, for any seed
 
 
 def _make(recipe: GenerateRecipe, source: ModelSource, whole: Path, started: Callable[[], None]) -> None:
-    """Answers what is missing, and joins it."""
+    """Answers the missing blocks, and joins all."""
     with show_progress(f"{recipe.model.path} → {whole.parent}") as progress:
         rows = files_of(recipe.data.prompts)
         prompts = open_prompts(rows, recipe.data.in_order, source.tokenizer)
@@ -111,15 +111,15 @@ def _arithmetic(recipe: GenerateRecipe, blocks: _Blocks) -> str:
 
 
 def _answer(recipe: GenerateRecipe, blocks: _Blocks, parts: Parts, answers: Answers, progress: Progress) -> None:
-    """Writes the blocks that are missing.
+    """Writes the missing blocks.
 
     Raises:
-        Stopped: If somebody asked for it; the blocks that were under way are finished first.
+        Stopped: If a stop was requested; the blocks in flight are finished first.
     """
     stop, missing = Stop(None), parts.missing()
     done = blocks.count - sum(map(blocks.length, missing))
     if done:
-        progress.note(f"goes on: {done} prompts are answered already")
+        progress.note(f"resumes: {done} prompts are answered already")
     under_way: dict[int, list[Prompt]] = {}
 
     def read_blocks() -> Iterator[Block]:
@@ -140,13 +140,13 @@ def _answer(recipe: GenerateRecipe, blocks: _Blocks, parts: Parts, answers: Answ
     if why is not None and done < blocks.count:
         reason, code = why
         raise Stopped(
-            f"stopped after {done} of {blocks.count} prompts, because {reason}; the same command goes on from there",
+            f"stopped after {done} of {blocks.count} prompts, because {reason}; the same command resumes from there",
             code,
         )
 
 
 def _lines(prompts: Sequence[Prompt], replies: Sequence[Reply]) -> Iterable[str]:
-    """The records of a block."""
+    """The records of a block, as lines."""
     each = len(replies) // len(prompts)
     for i, prompt in enumerate(prompts):
         try:
@@ -156,7 +156,7 @@ def _lines(prompts: Sequence[Prompt], replies: Sequence[Reply]) -> Iterable[str]
 
 
 def _join(parts: Parts, summary: Path, prompts: Prompts) -> None:
-    """Makes one file of the parts, and before it the summary, so that whoever finds the one finds the other."""
+    """Joins the parts to one file; writes the summary before it, so that the file never lacks one."""
     total: Counter[str] = Counter()
     for lines in parts.contents():
         total.update(account([json.loads(line) for line in lines.split(b"\n") if line]))
@@ -165,7 +165,7 @@ def _join(parts: Parts, summary: Path, prompts: Prompts) -> None:
 
 
 def _format_summary(summary: Path) -> str:
-    """A summary for people."""
+    """A summary as text."""
     numbers = json.loads(summary.read_text())
     return (
         f"{numbers['prompts']} prompts, {numbers['responses']} responses ({numbers['unfinished_responses']} cut off by "

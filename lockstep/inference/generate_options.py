@@ -13,27 +13,27 @@ from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSecti
 
 
 class GenerateData(PromptSection):
-    """The rows that are answered."""
+    """The rows of a generation."""
 
     prompts: Paths = Field(description="file of rows, or a list of files: JSONL (also .gz), Parquet, data set folders")
     max_prompts: PositiveInt | None = Field(default=None, description="answer only the first so many rows")
 
     @property
     def in_order(self) -> DataSection:
-        """The same for whoever reads rows: those of the file, in its order, with nothing asked of a right answer."""
+        """The same rows as a data section, in the order of the file, without right answers."""
         return self.as_data(self.prompts, answer="")
 
 
 class GenerateRun(Section):
-    """Where to, and how often."""
+    """Folder of the results, and block size."""
 
     folder: LocalPath | None = Field(
         default=None, description="folder of the results; null: generations/<model>-<data>-<hash of all that matters>"
     )
     save_every: PositiveInt = Field(
         default=32,
-        description="prompts of a block, whose responses are drawn and written together; whoever stops loses no more "
-        "than the blocks under way",
+        description="prompts of a block, whose responses are sampled and written together; a stop loses no more than "
+        "the blocks in flight",
     )
 
 
@@ -49,7 +49,7 @@ class GenerateRecipe(Recipe):
     num_generations: PositiveInt = Field(default=1, description="responses per prompt")
     logprobs: Literal["none", "processed", "raw"] = Field(
         default="none",
-        description="write the log-probability of each drawn token: processed, under the distribution it was drawn "
+        description="write the log-probability of each sampled token: processed, under the distribution it was sampled "
         "from, after temperature, top_k and top_p; raw, at temperature 1 and among all tokens",
     )
     sampler: SamplerSection = SamplerSection()
@@ -63,7 +63,7 @@ class GenerateRecipe(Recipe):
 
     @property
     def logprobs_are_wanted(self) -> bool:
-        """Whether responses come with log-probabilities."""
+        """True if responses come with log-probabilities."""
         match self.logprobs:
             case "none":
                 return False
@@ -74,7 +74,7 @@ class GenerateRecipe(Recipe):
 
     @property
     def logprobs_are_raw(self) -> bool:
-        """Whether these are of the model's own distribution, not of the one that was drawn from."""
+        """True if these are of the model's own distribution, not of the one that was sampled from."""
         match self.logprobs:
             case "none" | "processed":
                 return False

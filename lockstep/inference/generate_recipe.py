@@ -1,4 +1,4 @@
-"""What `lockstep generate MODEL DATA` asks for."""
+"""The recipe of `lockstep generate MODEL DATA`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lockstep.inference.generate_options import GenerateRecipe
 def generate_recipe(
     model: str, data: str, overrides: Sequence[str] = (), recipe: str | None = None, folder: str | None = None
 ) -> Loaded:
-    """Resolves what is to be generated. Arguments and errors: `Command.resolve`."""
+    """Resolves a generation. Arguments and errors: `Command.resolve`."""
     return _GENERATE.resolve(model, data, overrides, recipe, folder)
 
 
 def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
-    """The distribution that a run trains with, or as much room for a response as its demonstrations had."""
+    """The distribution of a run's rollouts, or as much room for a response as its demonstrations had."""
     sampling = tree.get("sampling") or room
     return {} if sampling is None else {"sampling": sampling}
 

@@ -1,11 +1,11 @@
-"""`lockstep judge-eval`: from ranked responses to a folder with every judgement, and how far people agree with them.
+"""`lockstep judge-eval`: judges ranked responses, into a folder with every judgement and the agreement with people.
 
-    judgements.jsonl   one prompt per line: its responses, their ranks, and all that the judge said of them
+    judgements.jsonl   one prompt per line: its responses, their ranks, and all of the judge's replies
     results.json       figures with intervals, made of the judgements alone
     recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
-Prompts are judged in blocks, and a block is written whole, in `parts/`; whoever is stopped or killed goes on with those
-that are missing.
+Prompts are judged in blocks, and a block is written whole, in `parts/`; a stopped or killed evaluation resumes with the
+missing ones.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from lockstep.run.stop import Stop, Stopped, heed_signals
 
 
 def judge_eval(loaded: Loaded) -> Path:
-    """Judges all that has not been judged yet, and prints how far the judge agrees with people.
+    """Judges all prompts that are not done yet, and prints the judge's agreement with people.
 
     Returns:
         The folder of the results.
 
     Raises:
-        Stopped: If it was asked to end before its end.
+        Stopped: If it was asked to end early.
         ChangedError: If the folder holds another evaluation.
         JudgeError: If too few judgements have a verdict.
     """
@@ -72,7 +72,7 @@ def judge_eval(loaded: Loaded) -> Path:
 def _judge(
     recipe: JudgeEvalRecipe, read: tuple[list[RankedResponses], Skipped], folder: Path, started: Callable[[], None]
 ) -> None:
-    """Judges what is missing, and writes the results."""
+    """Judges the missing blocks, and writes the results."""
     ranked, skipped = read
     size = recipe.run.save_every
     parts = Parts(folder / JUDGEMENTS, -(-len(ranked) // size))
@@ -106,15 +106,15 @@ def _write(
     judges: tuple[Judge[float], Judge[Winner] | None],
     progress: Progress,
 ) -> None:
-    """Writes the blocks that are missing.
+    """Writes the missing blocks.
 
     Raises:
-        Stopped: If somebody asked for it; the block that is judged is finished first.
+        Stopped: If a stop was requested; the current block is finished first.
     """
     stop, missing = Stop(None), parts.missing()
     done = len(ranked) - sum(len(ranked[number * size : (number + 1) * size]) for number in missing)
     if done:
-        progress.note(f"goes on: the responses to {done} prompts are judged already")
+        progress.note(f"resumes: the responses to {done} prompts are judged already")
     with heed_signals(stop, progress.note):
         for number in missing:
             _leave(stop, done, len(ranked))
@@ -131,7 +131,7 @@ def _leave(stop: Stop, done: int, total: int) -> None:
     if why is not None:
         reason, code = why
         raise Stopped(
-            f"stopped after {done} of {total} prompts, because {reason}; the same command goes on from there", code
+            f"stopped after {done} of {total} prompts, because {reason}; the same command resumes from there", code
         )
 
 
@@ -159,7 +159,7 @@ def _results(recipe: JudgeEvalRecipe, found: Sequence[Assessment]) -> dict[str, 
 
 
 def _plain(figures: dict[str, Estimate]) -> dict[str, Any]:
-    """JSON has no word for what is no number."""
+    """Replaces NaN by None, since JSON has no NaN."""
     return {
         name: {key: value if value == value else None for key, value in asdict(figure).items()}
         for name, figure in figures.items()

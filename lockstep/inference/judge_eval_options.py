@@ -12,13 +12,13 @@ from lockstep.config.section import LocalPath, Section
 
 
 class JudgeEvalRun(Section):
-    """Where to, and how often."""
+    """Folder of the results, and block size."""
 
     folder: LocalPath | None = Field(
         default=None, description="folder of the results; null: judge-evals/<model>-<data>-<hash of all that matters>"
     )
     save_every: PositiveInt = Field(
-        default=16, description="prompts whose responses are judged and written together; whoever stops loses no more"
+        default=16, description="prompts whose responses are judged and written together; a stop loses no more"
     )
 
 

@@ -1,4 +1,4 @@
-"""What `lockstep judge-eval MODEL DATA` asks for."""
+"""The recipe of `lockstep judge-eval MODEL DATA`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def judge_eval_recipe(
     """Resolves an evaluation of a judge.
 
     Args:
-        model: A Hugging Face folder; the folder of a finished run, which then says how it judges, where it does; or the
+        model: A Hugging Face folder; the folder of a finished run, whose judge options apply, if it has any; or the
             address of a server, `http://…/v1`.
         data: A file of ranked responses.
         overrides: `key.sub=value` each.
-        recipe: Where to begin; None: the one that ships, and over it what a run says.
-        folder: Of the results.
+        recipe: The recipe to begin with; None: the shipped one, overridden by a run's options.
+        folder: Folder of the results.
 
     Raises:
-        RecipeError: One sentence for each thing that is wrong.
+        RecipeError: One sentence for each problem.
     """
     first, own = recipe or _RECIPE, Path(model) / "recipe.yaml"
     require_command(JudgeEvalRecipe, first)
@@ -47,7 +47,7 @@ def _judge(model: str) -> dict[str, Any]:
 
 
 def _as_trained(own: Path) -> Layer:
-    """How a run computes, and how it judges where it does."""
+    """A run's computation options, and its judge options if it has any."""
     training = load_run(own.parent).training
     tree, said = training.model_dump(mode="json"), {"seed": training.seed, "learner": computation_of(training)}
     return Layer(str(own), said | ({"judge": tree["judge"]} if "judge" in tree else {}))

@@ -1,4 +1,4 @@
-"""Results in parts: a file for each block of work, whole or not there, and in the end one file of all in order."""
+"""Results in parts: an atomic file for each block of work, and in the end one file of all in order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Parts:
     """The parts of one file. One process at a time may write.
 
     Attributes:
-        whole: The file that they become.
-        count: How many there are, numbered from 0.
+        whole: The joined file.
+        count: Number of parts, numbered from 0.
     """
 
     whole: Path
@@ -25,11 +25,11 @@ class Parts:
 
     @property
     def folder(self) -> Path:
-        """Where parts lie until they are joined."""
+        """Folder of the parts until they are joined."""
         return self.whole.parent / "parts"
 
     def missing(self) -> list[int]:
-        """The parts that are still to be written."""
+        """Numbers of the parts that are still to be written."""
         there = {path.stem for path in self.folder.glob("*.jsonl")}
         return [number for number in range(self.count) if self._path(number).stem not in there]
 
@@ -40,17 +40,17 @@ class Parts:
         sync(self.folder)
 
     def contents(self) -> Iterator[bytes]:
-        """All parts in order."""
+        """Yields all parts in order."""
         return (self._path(number).read_bytes() for number in range(self.count))
 
     def join(self) -> None:
-        """Makes the whole of its parts, which go when it is on the disk."""
+        """Joins the parts to the whole file, and removes them when it is on the disk."""
         write_whole(self.whole, self.contents())
         sync(self.whole.parent)
         self.clear()
 
     def clear(self) -> None:
-        """Takes away parts that a kill left beside the whole."""
+        """Removes parts that a kill left beside the whole file."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, number: int) -> Path:

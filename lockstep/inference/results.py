@@ -1,4 +1,4 @@
-"""The folder of what a model was asked: named by all that the results depend on, so that it never holds another's."""
+"""The folder of an inference command's results, named by all that they depend on, so that it never holds others."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Results:
 
     Attributes:
         loaded: The recipe.
-        folder: Where to.
-        inputs: What the results depend on.
+        folder: Folder of the results.
+        inputs: All that the results depend on.
     """
 
     loaded: Loaded
@@ -34,9 +34,9 @@ class Results:
 
     @contextmanager
     def open(self) -> Iterator[Callable[[], None]]:
-        """Makes the folder and keeps others out of it.
+        """Makes and locks the folder.
 
-        What was made is taken back if the block fails before it calls the function it is given.
+        What was made is removed if the block fails before it calls the function that it is given.
 
         Raises:
             ValueError: If the folder cannot be made, or another process has it.
@@ -48,18 +48,18 @@ class Results:
 
 
 def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup], root: str, others: str) -> Results:
-    """Where the results of a recipe go: `run.folder`, or a folder of their own in `root`.
+    """Chooses the folder of a recipe's results: `run.folder`, or a folder of their own in `root`.
 
     Args:
         loaded: The recipe.
         model: Folder of the model. Weights count by all their bytes, since two often differ in nothing else. None: a
             server has it, and its name is in the recipe.
-        rows: What is asked, by name.
+        rows: Files of rows, by name.
         root: Folder of all such results.
-        others: What to call those of other options, weights or rows.
+        others: Name, in messages, of results of other options, weights or rows.
 
     Raises:
-        ChangedError: If the folder holds those.
+        ChangedError: If the folder holds such results.
     """
     digests = {name: open_rows(files, "skip").digest[:16] for name, files in rows.items()}
     place = None if model is None else Path(model)

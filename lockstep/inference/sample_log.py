@@ -1,4 +1,4 @@
-"""The samples of an evaluation on disk: whole blocks, in order, so that a stopped evaluation goes on after the last."""
+"""The samples of an evaluation on disk: whole blocks, in order, so that a stopped evaluation resumes after the last."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lockstep.types import SamplingParams
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to answer every question.
+    """A way to answer every question.
 
     Attributes:
         name: `greedy` or `sampled`.
-        sampling: The distribution that responses are drawn from.
+        sampling: The distribution that responses are sampled from.
         num_samples: Responses per question.
         ks: The k of pass@k and maj@k.
     """
@@ -48,8 +48,8 @@ class SampleLog:
     """A file with one sample per line, and the samples that are in it.
 
     Args:
-        path: The file. Whole blocks that it begins with are read, and what follows them is cut off.
-        blocks: All that the evaluation consists of, in order.
+        path: The file. Complete blocks at its beginning are read, and the rest is cut off.
+        blocks: All blocks of the evaluation, in order.
 
     Raises:
         ValueError: A line is no sample.

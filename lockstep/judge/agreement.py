@@ -1,7 +1,7 @@
-"""Agreement of a judge with people: ranked responses are scored, or compared in pairs and in both orders, and counted.
+"""Agreement of a judge with people on ranked responses, which are scored, or compared in pairs and in both orders.
 
-What became of a prompt is an `Assessment`, plain data that goes into a file and comes back; figures are made of
-assessments alone, so they can be made again from the file. What has no verdict has no part in a figure, and is counted.
+The outcome of a prompt is an `Assessment`, plain data that can be stored in a file; figures are computed from
+assessments alone, so also from the file. Judgements without a verdict are in no figure, and are counted.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Figures = dict[str, Estimate]
 
 @dataclass(frozen=True)
 class Said:
-    """One judgement.
+    """One judgement, as it is stored.
 
     Attributes:
         verdict: A score, or the number of the response that was preferred; None: no verdict.
-        cause: Why there is none.
-        reply: What the judge wrote; None: it was not asked, or did not answer.
-        shortened: Whether the judge saw only the beginning of a response.
+        cause: The cause of a missing verdict.
+        reply: Text of the judge's reply; None: it was not asked, or did not answer.
+        shortened: True if the judge saw only the beginning of a response.
     """
 
     verdict: float | None
@@ -57,22 +57,22 @@ class Comparison:
 
     @property
     def pair(self) -> tuple[int, int]:
-        """The same in both orders."""
+        """The two numbers, in the same order for both comparisons."""
         return min(self.first, self.second), max(self.first, self.second)
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """What a judge says of the responses to one prompt.
+    """A judge's judgements of the responses to one prompt.
 
     Attributes:
-        id: Names the prompt over runs.
-        conversation: What was answered.
+        id: Id of the prompt over runs.
+        conversation: The prompt.
         responses: The responses.
-        ranks: That people gave them, the best lowest.
+        ranks: Their ranks by people, the best lowest.
         scores: The mean of each response's verdicts; None: no verdict.
-        judgements: Of each response.
-        pairs: Comparisons of those that people rank differently, each in both orders; none where nobody asked.
+        judgements: Judgements of each response.
+        pairs: Comparisons of responses that people rank differently, each in both orders; may be empty.
     """
 
     id: str
@@ -85,7 +85,7 @@ class Assessment:
 
 
 def assess(ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Judge[Winner] | None) -> list[Assessment]:
-    """Lets a judge score all responses and, where it shall, compare them."""
+    """Has a judge score all responses and, with a comparer, compare them."""
     cases = [
         response_case(one.conversation, response, (one.id, number))
         for one in ranked
@@ -110,7 +110,7 @@ def _assessment(one: RankedResponses, scored: Iterator[Judged[float]], pairs: Se
 
 
 def _comparisons(ranked: Sequence[RankedResponses], comparer: Judge[Winner]) -> Iterator[list[Comparison]]:
-    """The comparisons of each prompt's responses."""
+    """Yields the comparisons of each prompt's responses."""
     asked = [list(_orders(one)) for one in ranked]
     cases = [
         pair_case(one.conversation, one.responses[first], one.responses[second], (one.id, first, second))
@@ -141,7 +141,7 @@ def _build_said(judged: Judged[Any], judgement: Judgement[Any], verdict: float |
 
 
 def assessment_of(record: dict[str, Any]) -> Assessment:
-    """An assessment from its JSON types, as `dataclasses.asdict` gives them."""
+    """Restores an assessment from JSON types, as `dataclasses.asdict` gives them."""
     judgements = tuple(tuple(Said(**said) for said in own) for own in record["judgements"])
     pairs = tuple(Comparison(pair["first"], pair["second"], Said(**pair["said"])) for pair in record["pairs"])
     plain = {name: tuple(record[name]) for name in ("conversation", "responses", "ranks", "scores")}
@@ -150,11 +150,11 @@ def assessment_of(record: dict[str, Any]) -> Assessment:
 
 @dataclass(frozen=True)
 class Decision:
-    """A pair of responses that people rank differently, and what a judge says of it.
+    """A pair of responses that people rank differently, and the judge's decision.
 
     Attributes:
-        right: 1 where it prefers the same one, 0 where not, ½ where it has a tie.
-        excess: By how many characters the one that people prefer is longer.
+        right: 1 if it agrees with people, 0 if not, ½ for a tie.
+        excess: Characters by which the response that people prefer is longer.
     """
 
     right: float
@@ -165,7 +165,7 @@ def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
     """Agreement of scores, each prompt weighing the same, with 95 % intervals over prompts.
 
     Args:
-        assessments: Of all prompts.
+        assessments: Assessments of all prompts.
         top: The highest score of the scale.
     """
     scored = [_with_score(one) for one in assessments]
@@ -195,7 +195,7 @@ def _with_score(one: Assessment) -> tuple[list[float], list[float], list[int]]:
 
 
 def pair_figures(assessments: Sequence[Assessment]) -> Figures:
-    """Agreement of comparisons, likewise, and how far the order in which responses are shown decides them.
+    """Agreement of comparisons, likewise, and the influence of the order in which responses are shown.
 
     `first_preferred` is the share of verdicts for the response that is shown first; `consistent` that of the pairs with
     two verdicts in which both are for the same response, and `consistent_accuracy` how often it is then the right one.
@@ -217,7 +217,7 @@ def _decision(one: Assessment, pair: Comparison) -> Decision:
 
 
 def _in_both_orders(one: Assessment, verdicts: Sequence[Comparison]) -> list[tuple[float, float]]:
-    """Whether the judge is right in one order and in the other, of pairs that have a verdict in both."""
+    """Correctness of the judge in either order, for pairs that have a verdict in both."""
     found: dict[tuple[int, int], list[float]] = {}
     for pair in verdicts:
         found.setdefault(pair.pair, []).append(_decision(one, pair).right)
@@ -225,7 +225,7 @@ def _in_both_orders(one: Assessment, verdicts: Sequence[Comparison]) -> list[tup
 
 
 def _common(decisions: Sequence[Sequence[Decision]]) -> Figures:
-    """Accuracy, and what length has to do with it."""
+    """Accuracy, and its dependence on length."""
     rights = [[decision.right for decision in own] for own in decisions]
     excesses = [[decision.excess for decision in own] for own in decisions]
     judge = [longer_preferred(own, excess) for own, excess in zip(rights, excesses, strict=True)]
@@ -240,7 +240,7 @@ def _common(decisions: Sequence[Sequence[Decision]]) -> Figures:
 
 
 def counts(said: Sequence[Said]) -> dict[str, float]:
-    """How many judgements there are; how many have no verdict, by cause; how many saw only part of a response."""
+    """Counts judgements; those without a verdict, by cause; and those of shortened responses."""
     causes = Counter(one.cause for one in said)
     return {
         "judgements": len(said),

@@ -1,4 +1,4 @@
-"""Whoever answers a judge's questions: one small protocol, and samplers behind it."""
+"""The protocol by which a judge's questions are answered, and its implementation by samplers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Conversation = Sequence[Message]
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply.
+    """A reply to a question.
 
     Attributes:
-        text: Without its stop token.
-        finished: Whether it came to its end; else a limit cut it off.
-        prompt_tokens: What was asked, as the model read it; None where that is not known here.
-        tokens: What was drawn, the stop token among it; likewise.
+        text: Text without its stop token.
+        finished: True if it came to its end; else a limit cut it off.
+        prompt_tokens: Tokens of the question, as the model read it; None where they are not known here.
+        tokens: Sampled tokens, with the stop token; None likewise.
     """
 
     text: str
@@ -40,38 +40,38 @@ class Answering(Protocol):
     """Answers conversations: the policy, another model, or a server."""
 
     def escape(self, text: str) -> str:
-        """Text from models and users, with nothing in it that would be read as a control token."""
+        """Escapes text from models and users, so that nothing in it is read as a control token."""
         ...
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
-        """How many tokens each is too long by; 0 where it fits, or where nobody here can tell."""
+        """Tokens by which each conversation is too long; 0 if it fits, or if that is not known here."""
         ...
 
     def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
-        """One reply to each; None where there is none to be had.
+        """Replies to each conversation; None where no reply can be had.
 
         Args:
-            conversations: What is asked, none of it too long.
-            keys: Of the random numbers (`lockstep.keyed`), one for each.
+            conversations: The questions, none of them too long.
+            keys: Key of the random numbers (`lockstep.keyed`) of each.
         """
         ...
 
 
 class Generates(Protocol):
-    """A `Sampler`, or a `SamplerSession` within its bracket."""
+    """A `Sampler`, or an open `SamplerSession`."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch: ...
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How a model reads conversations.
+    """The tokenizer and template by which a model reads conversations.
 
     Attributes:
-        tokenizer: The model's.
-        chat: Whether through the tokenizer's chat template; else the messages alone, one after the other.
-        max_prompt_tokens: The longest that may be asked.
-        section: Of the recipe, for messages.
+        tokenizer: Tokenizer of the model.
+        chat: True to apply its chat template; else the messages are joined as they are.
+        max_prompt_tokens: The longest question.
+        section: Section of the recipe, for messages.
 
     Raises:
         ValueError: A chat template is wanted and missing.
@@ -86,7 +86,7 @@ class Reader:
     def __post_init__(self) -> None:
         if self.chat and self.tokenizer.chat_template is None:
             raise InputError(
-                f"{self.section}.chat is on, but the tokenizer of who is asked has no chat template; set "
+                f"{self.section}.chat is on, but the tokenizer of the model that is asked has no chat template; set "
                 f"{self.section}.chat=false, or ask a model that has one"
             )
         if self.chat:
@@ -94,7 +94,7 @@ class Reader:
         object.__setattr__(self, "escaped", escaping(control_tokens(self.tokenizer)))
 
     def tokens(self, conversations: Sequence[Conversation]) -> list[list[int]]:
-        """Token ids, up to where the reply begins."""
+        """Token ids up to the beginning of the reply."""
         texts = [self._text(conversation) for conversation in conversations]
         each = list(dict.fromkeys(texts))  # a question is asked several times
         ids = token_ids(self.tokenizer, each, add_special_tokens=not self.chat) if each else []
@@ -102,7 +102,7 @@ class Reader:
         return [found[text] for text in texts]
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
-        """See `Answering`."""
+        """Computes excess tokens, see `Answering`."""
         return [max(0, len(ids) - self.max_prompt_tokens) for ids in self.tokens(conversations)]
 
     def _text(self, conversation: Conversation) -> str:
@@ -119,12 +119,12 @@ class Reader:
 
 @dataclass(frozen=True)
 class SamplerAnswers:
-    """A sampler answers; implements `Answering`.
+    """A sampler that answers questions; implements `Answering`.
 
     Attributes:
-        sampler: Draws.
-        reader: Of the sampler's model.
-        sampling: The distribution that replies are drawn from.
+        sampler: Samples the replies.
+        reader: Reader of the sampler's model.
+        sampling: The distribution that replies are sampled from.
     """
 
     sampler: Generates

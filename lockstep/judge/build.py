@@ -1,4 +1,4 @@
-"""Judges from their options, and the cases that they judge."""
+"""Builders of judges from their options, and of the cases that they judge."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lockstep.judge.verdicts import ScoreParser, Winner, WinnerParser
 
 
 def score_judge(section: JudgeSection, answering: Answering, seed: int) -> Judge[float]:
-    """Scores responses (`response_case`).
+    """A judge that scores responses (`response_case`).
 
     Raises:
-        ValueError: The template has not the fields that it must have.
+        ValueError: The template has other fields than it must have.
     """
     template = Template(ADDITIVE if section.template is None else section.template, SCORE_FIELDS, "judge.template")
     settings = settings_of(section, section.num_evals_to_average)
@@ -29,12 +29,12 @@ def score_judge(section: JudgeSection, answering: Answering, seed: int) -> Judge
 
 
 def score_parser(section: JudgeSection) -> ScoreParser:
-    """Reads scores as a recipe wants them."""
+    """The parser of scores, as a recipe defines them."""
     return ScoreParser(section.judge_score_low, section.judge_score_high, section.score_pattern, section.decimals)
 
 
 def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int) -> Judge[Winner]:
-    """Says which of two responses is better (`pair_case`); asked as `asked` says, which is the section `judge`.
+    """A judge that compares two responses (`pair_case`); it is asked as the section `judge`, `asked`, says.
 
     Raises:
         ValueError: As `score_judge`.
@@ -45,7 +45,7 @@ def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: An
 
 
 def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Judge[Winner]:
-    """Says which of two judgements is better (`meta_case`).
+    """A judge that compares two judgements (`meta_case`).
 
     Raises:
         ValueError: As `score_judge`.
@@ -57,7 +57,7 @@ def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Ju
 
 
 def settings_of(section: AskedSection, draws: int) -> JudgeSettings:
-    """How a recipe wants a judge to be asked."""
+    """Settings of a judge from a recipe's section."""
     return JudgeSettings(
         draws,
         section.system_prompt,
@@ -68,15 +68,15 @@ def settings_of(section: AskedSection, draws: int) -> JudgeSettings:
 
 
 def response_case(conversation: Conversation, response: str, key: tuple[int | str, ...]) -> Case:
-    """A response to be scored."""
+    """A response to score."""
     return Case(conversation, {"response": response}, key)
 
 
 def pair_case(conversation: Conversation, first: str, second: str, key: tuple[int | str, ...]) -> Case:
-    """Two responses to be compared, A and B in this order."""
+    """Two responses to compare, A and B in this order."""
     return Case(conversation, dict(zip(PAIR_FIELDS[1:], (first, second), strict=True)), key)
 
 
 def meta_case(conversation: Conversation, response: str, first: str, second: str, key: tuple[int | str, ...]) -> Case:
-    """Two judgements of a response to be compared, A and B in this order."""
+    """Two judgements of a response to compare, A and B in this order."""
     return Case(conversation, dict(zip(META_FIELDS[1:], (response, first, second), strict=True)), key)

@@ -1,7 +1,7 @@
-"""The judge: each case becomes a question, is asked k times, and every reply becomes a verdict or a cause.
+"""The judge: each case becomes a question, is asked k times, and each reply becomes a verdict or a cause for none.
 
-A question that is too long is not asked, or the text that is judged is shortened at its end, as the recipe says, and
-counted. Nothing else is ever judged in its place, and what has no verdict has no score.
+A question that is too long is not asked, or the judged text is shortened at its end, as the recipe says, and
+counted. Nothing else is ever judged in its place, and a case without a verdict has no score.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from lockstep.judge.verdicts import CAUSES, UNANSWERED, Cause, Parser, V, Verdic
 from lockstep.metrics import Mean, Metrics, Sum
 
 CUT_OFF = " […]"
-"""Stands where a text was shortened."""
+"""Mark at the end of a shortened text."""
 
 _LEAST_KEPT = 0.5
-"""A text of which less would be left is not judged: that would be another text's score."""
+"""Least share of a text that may be left when it is shortened: less would be another text's score."""
 
 _SHOWN = 80
 
 
 class JudgeError(InputError):
-    """Too few judgements have a verdict to go on."""
+    """Too few judgements have a verdict."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is judged.
+    """A case to judge.
 
     Attributes:
         conversation: The `prompt` of the template, in its messages.
         texts: The other fields.
-        key: What the random numbers depend on, besides seed, role and number of the judgement: it names the case over
-            runs, such as step, row and draw.
+        key: Key of the random numbers, besides seed, role and number of the judgement: it identifies the case over
+            runs, such as step, row and sample.
     """
 
     conversation: Conversation
@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Judgement(Generic[V]):
-    """One reply of a judge, and what it comes to; no reply where the cause says that there is none."""
+    """One reply of a judge, and its verdict; no reply where the cause says that there is none."""
 
     verdict: Verdict[V]
     answer: Answer | None = None
@@ -59,11 +59,11 @@ class Judgement(Generic[V]):
 
 @dataclass(frozen=True)
 class Judged(Generic[V]):
-    """All judgements of a case.
+    """All judgements of one case.
 
     Attributes:
-        judgements: In the order of their numbers.
-        shortened: Whether the judge saw only the beginning of a text.
+        judgements: Judgements in the order of their numbers.
+        shortened: True if the judge saw only the beginning of a text.
     """
 
     judgements: tuple[Judgement[V], ...]
@@ -71,37 +71,37 @@ class Judged(Generic[V]):
 
     @property
     def values(self) -> list[V]:
-        """The verdicts that there are."""
+        """All verdicts."""
         found = (judgement.verdict.value for judgement in self.judgements)
         return [value for value in found if value is not None]
 
 
 def mean_score(judged: Judged[float]) -> float | None:
-    """The mean of the verdicts; None where there is none."""
+    """The mean of the verdicts; None if there is none."""
     return math.fsum(judged.values) / len(judged.values) if judged.values else None
 
 
 def score_variance(judged: Judged[float]) -> float | None:
-    """The population variance of the verdicts; None where there is none."""
+    """The population variance of the verdicts; None if there is none."""
     mean = mean_score(judged)
     return None if mean is None else sum((score - mean) ** 2 for score in judged.values) / len(judged.values)
 
 
 def disagreement(judged: Judged[float]) -> float | None:
-    """The variance of the verdicts where there are two or more; one alone agrees with nobody."""
+    """The variance of the verdicts; None for fewer than two."""
     return score_variance(judged) if len(judged.values) > 1 else None
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """How a judge is asked.
+    """Settings of a judge's questions and replies.
 
     Attributes:
-        draws: Judgements of each case.
+        draws: Number of judgements of each case.
         system_prompt: System message; None: none.
-        shortens: Whether too long a question is shortened; else it is not asked.
-        reads_unfinished: Whether a reply that was cut off is read.
-        max_no_verdict_rate: More judgements without a verdict are an error.
+        shortens: True to shorten a question that is too long; else it is not asked.
+        reads_unfinished: True to read a reply that was cut off.
+        max_no_verdict_rate: Greatest share of judgements without a verdict.
     """
 
     draws: int
@@ -113,17 +113,17 @@ class JudgeSettings:
 
 @dataclass(frozen=True)
 class Judge(Generic[V]):
-    """Judges cases.
+    """A judge of cases.
 
     Attributes:
-        answering: Who is asked.
-        template: What is asked.
-        parser: Reads replies.
-        judged_fields: The fields that are shortened where a question is too long, all to one length.
-        settings: How it is asked.
-        seed: Of all draws.
-        role: Keeps the draws of one kind of judge apart from those of another.
-        section: Of the recipe, with its limits; for messages.
+        answering: The model or server that is asked.
+        template: Template of the question.
+        parser: Parser of replies.
+        judged_fields: The fields that are shortened if a question is too long, all to one length.
+        settings: Settings of questions and replies.
+        seed: Seed of the random numbers.
+        role: Separates the random numbers of one kind of judge from those of another.
+        section: Section of the recipe with its limits, for messages.
     """
 
     answering: Answering
@@ -136,7 +136,7 @@ class Judge(Generic[V]):
     section: str
 
     def __call__(self, cases: Sequence[Case]) -> list[Judged[V]]:
-        """Judges each case; draws depend on its key, and not on what else is judged with it.
+        """Judges each case; random numbers depend on its key, and not on the other cases.
 
         Raises:
             JudgeError: If more judgements than allowed have no verdict.
@@ -157,12 +157,12 @@ class Judge(Generic[V]):
         return judged
 
     def fits(self, cases: Sequence[Case]) -> bool:
-        """Whether none of the questions would be too long, or too long ones are shortened."""
+        """True if no question is too long, or too long ones are shortened."""
         whole = [self._conversation(self._fields(case)) for case in cases]
         return self.settings.shortens or not any(self.answering.excesses(whole))
 
     def _questions(self, cases: Sequence[Case]) -> list[tuple[Conversation | None, bool]]:
-        """The question about each case, None where it is too long; and whether it was shortened."""
+        """Builds the question about each case, None if it is too long; and True if it was shortened."""
         filled = [self._fields(case) for case in cases]
         whole = [self._conversation(texts) for texts in filled]
         excesses = self.answering.excesses(whole)
@@ -181,7 +181,7 @@ class Judge(Generic[V]):
         return (*system, {"role": "user", "content": self.template.fill(texts)})
 
     def _shorten(self, texts: Mapping[str, str]) -> tuple[Conversation | None, bool]:
-        """The question with as much of what is judged as fits."""
+        """Builds the question with as much of the judged texts as fits."""
         if not self.settings.shortens:
             return None, False
         longest = max(len(texts[name]) for name in self.judged_fields)
@@ -198,7 +198,7 @@ class Judge(Generic[V]):
         return {**texts, **{name: text[:length] + CUT_OFF for name, text in long.items()}}
 
     def _judgement(self, question: Conversation | None, answers: Iterator[Answer | None]) -> Judgement[V]:
-        """The next reply, where the question was asked."""
+        """Takes the next reply, if the question was asked, and parses it."""
         if question is None:
             return Judgement(Verdict(None, "prompt_too_long"))
         answer = next(answers)
@@ -222,9 +222,9 @@ class Judge(Generic[V]):
 
 
 def judge_metrics(judged: Sequence[Judged[V]]) -> Metrics:
-    """How many judgements have no verdict, by cause; and how often a reply could not be read, or a text was cut.
+    """Metrics of judgements: missing verdicts, by cause; unreadable replies; shortened texts.
 
-    `parse_failures` is the share of replies without a verdict, `no_verdict` that of all judgements that were due.
+    `parse_failures` is the share of replies without a verdict, `no_verdict` that of all judgements.
     """
     causes = Counter(_causes(judged))
     total, unanswered = causes.total(), sum(causes[cause] for cause in UNANSWERED)

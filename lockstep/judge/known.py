@@ -1,4 +1,4 @@
-"""Judgements that are known to be right, and how often a judge finds them."""
+"""Judgements that are known to be right, and a judge's accuracy on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.objectives.estimates import share
 
 @dataclass(frozen=True)
 class KnownScore:
-    """A response, and what it is worth."""
+    """A response and its right score."""
 
     conversation: Conversation
     response: str
@@ -28,7 +28,7 @@ class KnownScore:
 
 @dataclass(frozen=True)
 class KnownWinner:
-    """Two judgements of a response, and which one is better."""
+    """Two judgements of a response, and the better one."""
 
     conversation: Conversation
     response: str
@@ -40,7 +40,7 @@ def read_scores(rows: Rows, scale: tuple[float, float]) -> list[KnownScore]:
     """Reads rows with `prompt`, `response` and `score`.
 
     Args:
-        rows: Of a file.
+        rows: Rows of a file.
         scale: The lowest and the highest score that a judge can give.
 
     Raises:
@@ -56,7 +56,7 @@ def read_winners(rows: Rows) -> list[KnownWinner]:
     """Reads rows with `prompt`, `response`, `judgement_a`, `judgement_b`, and `winner`, which is A or B.
 
     Raises:
-        DataError: A row lacks one of them, or nobody has won.
+        DataError: A row lacks one of them, or has no winner.
     """
     found: list[KnownWinner] = []
     for where, row in _all(rows, dict.fromkeys(("prompt", "response", "judgement_a", "judgement_b", "winner"), "text")):
@@ -68,7 +68,7 @@ def read_winners(rows: Rows) -> list[KnownWinner]:
 
 
 def measure_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
-    """How often a judge says the right score, and by how much it is above it on average; no verdict is not right."""
+    """Share of right scores of a judge, and its mean bias; no verdict is not right."""
     cases = [response_case(one.conversation, one.response, ("known", place)) for place, one in enumerate(known)]
     found = list(zip(judge(cases), known, strict=True))
     off = [value - one.score for judged, one in found for value in judged.values]
@@ -77,12 +77,12 @@ def measure_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
 
 
 def measure_winners(known: Sequence[KnownWinner], judge: Judge[Winner], reasons: Callable[[str], str]) -> Metrics:
-    """How often a meta-judge names the winner, asked in both orders; no verdict is not right.
+    """Share of right winners of a meta-judge, asked in both orders; no verdict is not right.
 
     Args:
-        known: Judgements.
-        judge: Compares them.
-        reasons: Takes the score from a judgement, as in training.
+        known: Known judgements.
+        judge: The meta-judge.
+        reasons: Strips the score from a judgement, as in training.
     """
     cases = [
         meta_case(one.conversation, one.response, said[first], said[1 - first], ("known", place, first))
@@ -97,7 +97,7 @@ def measure_winners(known: Sequence[KnownWinner], judge: Judge[Winner], reasons:
 
 
 def _all(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
-    """Each row with its place, once it has all that it needs."""
+    """Reads each row with its location, and checks its fields."""
     found = list(zip(map(rows.where, range(len(rows))), rows.rows(range(len(rows))), strict=True))
     for where, row in found:
         missing = [name for name in wanted if name not in row]

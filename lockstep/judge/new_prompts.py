@@ -1,7 +1,7 @@
-"""New prompts that the policy writes after examples: self-instruct (Wang et al. 2022, arXiv 2212.10560).
+"""New prompts, written by the policy after examples: self-instruct (Wang et al. 2022, arXiv 2212.10560).
 
-Self-Rewarding has each iteration's prompts made so (Yuan et al. 2024, §2.3); the words of the request are ours. What is
-written depends on the weights, the prompts of the data, and the keys of the draws alone.
+Self-Rewarding makes each iteration's prompts so (Yuan et al. 2024, §2.3); the words of the request are ours. The
+new prompts depend on the weights, the prompts of the data, and the keys of the random numbers alone.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ Request {_EXAMPLES + 1}:
 """
 
 Outcome = Literal["made", "request_too_long", "unfinished", "empty", "too_long", "known", "repeated"]
-"""What became of an attempt: a prompt; no text, as the request was too long; or a text that was cut off, is empty, is
+"""Outcomes of an attempt: a prompt; no text, as the request was too long; or a text that was cut off, is empty, is
 longer than a prompt may be, is a prompt of the data, or was written before in this iteration."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 class TooFewPromptsError(RunError):
-    """Attempts are used up, and prompts are missing."""
+    """All attempts are used up, and prompts are missing."""
 
 
 @dataclass(frozen=True)
 class WrittenPrompts:
-    """What was written for an iteration.
+    """The new prompts of an iteration.
 
     Attributes:
-        rows: Of new prompts, as many as were wanted.
-        outcomes: Of all attempts.
+        rows: Rows of the new prompts.
+        outcomes: Counts of all attempts by outcome.
     """
 
     rows: list[dict[str, Any]]
     outcomes: Counter[Outcome]
 
     def metrics(self) -> Metrics:
-        """How many attempts there were, and what became of them."""
+        """Metrics of the attempts, by outcome."""
         by_outcome = {outcome: Sum(self.outcomes[outcome]) for outcome in OUTCOMES}
         return Metrics(attempts=Sum(self.outcomes.total()), **by_outcome)
 
 
 def request_template(section: NewPromptsSection) -> Template:
-    """What the policy is asked; as many examples as the template has fields for.
+    """The template of the request, with as many examples as it has fields for.
 
     Raises:
         ValueError: Its fields are not {example_1}, {example_2} and so on.
@@ -78,15 +78,15 @@ def request_template(section: NewPromptsSection) -> Template:
 
 @dataclass(frozen=True)
 class PromptWriter:
-    """Has new prompts written.
+    """Writes new prompts with a model.
 
     Attributes:
-        answering: Who writes.
+        answering: The model that writes.
         template: The request, with fields for examples.
-        prompts: The data's; examples, and what is not to be written again.
-        field: Where a row has its text.
-        max_attempts: Requests for each prompt that is wanted, at most.
-        seed: Of all draws.
+        prompts: Prompts of the data: examples, and texts that must not be repeated.
+        field: Field of a row with its text.
+        max_attempts: Greatest number of requests for each new prompt.
+        seed: Seed of the random numbers.
     """
 
     answering: Answering
@@ -97,10 +97,10 @@ class PromptWriter:
     seed: int
 
     def __call__(self, iteration: int, count: int) -> WrittenPrompts:
-        """`count` new prompts.
+        """Writes `count` new prompts.
 
         Raises:
-            TooFewPromptsError: The attempts do not give as many.
+            TooFewPromptsError: The attempts did not give as many.
         """
         found: dict[int, str] = {}
         outcomes = Counter[Outcome]()
@@ -120,7 +120,7 @@ class PromptWriter:
         return WrittenPrompts([self.field.row(text) for text in found.values()], outcomes)
 
     def _attempts(self, iteration: int, numbers: Sequence[int]) -> list[tuple[str, Outcome | None]]:
-        """What is written, and what is wrong with it in itself, if anything."""
+        """Makes attempts. Returns each text, and its fault, if it has one by itself."""
         requests = [self._request(iteration, number) for number in numbers]
         keys = [keyed.key(self.seed, "new prompts", iteration, number) for number in numbers]
         fitting = [not excess for excess in self.answering.excesses(requests)]
@@ -132,7 +132,7 @@ class PromptWriter:
         return [(text, _fault(*one)) for text, one in zip(texts, zip(answers, texts, short, strict=True), strict=True)]
 
     def _request(self, iteration: int, number: int) -> Conversation:
-        """What is asked, with examples drawn for this attempt."""
+        """Builds a request, with examples sampled for this attempt."""
         names = self.template.fields
         places = keyed.sample(len(self.prompts), len(names), self.seed, "examples", iteration, number)
         texts = [self.answering.escape(self.field.text(row)) for row in self.prompts.contents(places)]
@@ -146,7 +146,7 @@ class PromptWriter:
 
     @cached_property
     def _data_marks(self) -> set[int]:
-        """Marks of the data's prompts."""
+        """Hashes of the data's prompts."""
         blocks = (range(len(self.prompts))[start : start + _BLOCK] for start in range(0, len(self.prompts), _BLOCK))
         return {_mark(self.field.text(row)) for places in blocks for row in self.prompts.contents(places)}
 
@@ -162,5 +162,5 @@ def _fault(answer: Answer | None, text: str, short: bool) -> Outcome | None:
 
 
 def _mark(text: str) -> int:
-    """The same for texts that differ in space and capitals only."""
+    """A hash that is the same for texts that differ in space and case only."""
     return keyed.key(" ".join(text.split()).casefold())

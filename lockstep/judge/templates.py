@@ -1,4 +1,4 @@
-"""What a judge is asked: templates with fields, conversations as plain text, and control tokens that stay text.
+"""Questions to a judge: templates with fields, conversations as plain text, and control tokens that stay text.
 
 The rubric of `ADDITIVE` counts one point for each of five demands, after Self-Rewarding (Yuan et al. 2024, arXiv
 2401.10020); `META` compares two judgements, after Meta-Rewarding (Wu et al. 2024, arXiv 2407.19594). The words are
@@ -106,19 +106,19 @@ COMMON_CONTROLS = (
     *("<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
     *("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),
 )
-"""What the tokenizers of many models read as control tokens, for a server that does not say what its model does."""
+"""Control tokens of many models' tokenizers, for a server that does not name its model's."""
 
 _ROLES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
 @dataclass(frozen=True)
 class Template:
-    """A question to a judge, with `{field}` where the case goes; `{{` and `}}` stand for braces.
+    """A template of a question to a judge, with `{field}` for the case; `{{` and `}}` are braces.
 
     Attributes:
-        text: The question.
-        fields: All that must be in it, and all that may.
-        option: How messages name it.
+        text: The template.
+        fields: Its fields, all required.
+        option: Its name in messages.
 
     Raises:
         ValueError: It is malformed, or has other fields.
@@ -138,7 +138,7 @@ class Template:
             raise InputError(f"{self.option} {' and '.join(wrong)}; its fields must be {_join_names(self.fields)}")
 
     def fill(self, texts: Mapping[str, str]) -> str:
-        """The question about a case."""
+        """Fills in a case."""
         return render(self.text, texts, self.option)
 
 
@@ -147,7 +147,7 @@ def _join_names(names: Iterable[str]) -> str:
 
 
 def as_text(conversation: Sequence[Message]) -> str:
-    """A conversation as plain text: of one user's message the message alone, of several who says what."""
+    """A conversation as plain text: one user's message alone, several with their roles."""
     if [message["role"] for message in conversation] == ["user"]:
         return str(conversation[0]["content"])
     return "\n\n".join(f"{_speaker(message['role'])}: {message['content']}" for message in conversation)
@@ -158,14 +158,14 @@ def _speaker(role: Any) -> str:
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """What a tokenizer reads as one token wherever it stands: its special tokens, and added ones that are no words."""
+    """Strings that a tokenizer reads as one token anywhere: its special tokens, and added ones that are no words."""
     added = tokenizer.added_tokens_decoder.values()
     signs = (token.content for token in added if token.special or not token.content.strip().isalnum())
     return tuple(sorted({*signs, *map(str, tokenizer.all_special_tokens)}))
 
 
 def escaping(controls: Iterable[str]) -> Callable[[str], str]:
-    """Makes text of control tokens: with a space behind the first character, `< |im_end|>`, they can still be read."""
+    """Builds a function that breaks control tokens by a space, `< |im_end|>`, so they become text but stay readable."""
     longest_first = sorted((token for token in controls if token.strip()), key=len, reverse=True)
     if not longest_first:
         return lambda text: text

@@ -1,4 +1,4 @@
-"""Verdicts: what a judge's reply says, or why it says nothing. No verdict is a result of its own, never a number.
+"""Verdicts: the value of a judge's reply, or the cause for which there is none, which is never a number.
 
 A reply is read where it announces its verdict (`Score:`, `Winner:`), at the last such place, since a judge thinks aloud
 before it decides. What follows may be dressed up (`**Score:** <4>/5.`); anything that could be read in two ways (`4-5`,
@@ -24,7 +24,7 @@ Cause = Literal[
     "unreachable",
 ]
 """Why there is no verdict: the reply announces none; announces something that is no number, none of the scale, or no
-name; was cut off; or there is no reply, because the question was too long or nobody answered."""
+name; was cut off; or there is no reply, because the question was too long or no answer came."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 UNANSWERED: tuple[Cause, ...] = ("prompt_too_long", "unreachable")
 """The causes for which there is no reply."""
@@ -63,26 +63,26 @@ class Verdict(Generic[V]):
 
 
 class Parser(Protocol[V]):
-    """Reads a finished reply."""
+    """A parser of finished replies."""
 
     def __call__(self, reply: str) -> Verdict[V]: ...
 
     def announces_verdict(self, text: str) -> bool:
-        """Whether a verdict is announced somewhere, as judgements do it; a number alone is none."""
+        """True if a verdict is announced somewhere, as in judgements; a number alone is none."""
         ...
 
 
 class ScoreParser:
-    """Reads scores.
+    """The parser of scores.
 
     Args:
         low: The lowest score of the scale.
         high: The highest.
-        word: Regular expression, whatever the case, of what stands before the colon that announces the score.
-        decimals: Whether 3.5 is a score; 4.0 always is.
+        word: Regular expression of the word before the colon that announces the score, in any case.
+        decimals: True if 3.5 is a score; 4.0 always is.
 
     Raises:
-        ValueError: The expression is none.
+        ValueError: The expression is invalid.
     """
 
     def __init__(self, low: float, high: float, word: str, decimals: bool) -> None:
@@ -106,7 +106,7 @@ class ScoreParser:
         return self._announced.search(text) is not None
 
     def without_score(self, reply: str) -> str:
-        """A reply without its last score and what announces it: the reasons alone; none, where it is but a score."""
+        """A reply without its last score and its announcement: the reasons alone; empty if it is only a score."""
         announcements = list(self._announced.finditer(reply))
         if not announcements:
             return "" if self(reply).value is not None else reply
@@ -117,13 +117,13 @@ class ScoreParser:
 
 
 class WinnerParser:
-    """Reads which of two, A or B, is the better one.
+    """The parser of the winner, A or B.
 
     Args:
-        word: As of `ScoreParser`.
+        word: As in `ScoreParser`.
 
     Raises:
-        ValueError: The expression is none.
+        ValueError: The expression is invalid.
     """
 
     def __init__(self, word: str) -> None:
@@ -142,7 +142,7 @@ class WinnerParser:
 
 
 def _announcement(word: str) -> re.Pattern[str]:
-    """The word, dressed up or not, perhaps with the scale in parentheses, and the colon."""
+    """The pattern of an announcement: the word, perhaps with markup, perhaps the scale in parentheses, and a colon."""
     try:
         re.compile(word)
     except re.error as error:
@@ -153,7 +153,7 @@ def _announcement(word: str) -> re.Pattern[str]:
 
 
 def _find_value(announced: re.Pattern[str], value: re.Pattern[str], reply: str) -> re.Match[str] | Cause | None:
-    """The value where the verdict should be, None where something else is; or that there is no such place."""
+    """Finds the value of the verdict; None if something else is there; a cause if nothing is announced."""
     places = [match.end() for match in announced.finditer(reply)]
     if places:
         return value.match(reply, places[-1])

@@ -1,16 +1,16 @@
-"""The promise, kept at every step: what sampled and what learns give the same tokens the same probability.
+"""Agreement of sampler and learner at every step: both must give the same tokens the same probability.
 
-Both sides are compared at the weights that sampled, before a step is trained on. Where these are the learner's own,
-both have scored the same tokens with the same weights. Where they are older, because the sampler draws one step ahead,
-the learner has moved meanwhile. How far, the sampler tells: it reads the tokens with the weights that drew them, and
-once more with those that the learner has now:
+Both sides are compared at the weights that sampled, before a step is trained on. If these are the learner's own,
+both have scored the same tokens with the same weights. If they are older, because the sampler is one step ahead,
+the learner has moved meanwhile. The sampler measures how far: it reads the tokens with the weights that sampled them,
+and once more with those that the learner has now:
 
-    Δ = (learner_now − sampler_drew) − (sampler_reads_now − sampler_read_then)
+    Δ = (learner_now − sampler_sampled) − (sampler_reads_now − sampler_read_then)
 
-The second bracket is staleness and no fault. A sampler that decodes wrong differs from what it reads itself; one whose
-weights or kernels are wrong differs from the learner. A sampler reads at temperature 1 with all tokens. What was drawn
-otherwise is only read: there, Δ = learner_now − sampler_reads_now at temperature 1, and decoding is compared in those
-steps alone in which nothing is stale, such as the first.
+The second bracket is staleness and no fault. A sampler that decodes wrong differs from its own reading; one whose
+weights or kernels are wrong differs from the learner. A sampler reads at temperature 1 with all tokens. If it sampled
+otherwise, tokens are only read: Δ = learner_now − sampler_reads_now at temperature 1, and decoding is compared only in
+steps without staleness, such as the first.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.weight_sync.sync import Snapshot
 
 _LOOKED_AT = 64
-"""Responses of a step that are compared where scoring all of them would be work of its own."""
+"""Responses of a step that are compared where scoring all of them would cost too much."""
 
 
 class Disagreement(BrokenPromiseError):
     """Sampler and learner differ by more than the bound.
 
     Attributes:
-        metrics: Of the step that was not trained on.
+        metrics: Metrics of the step, which was not trained on.
     """
 
     def __init__(self, message: str, metrics: Metrics) -> None:
@@ -50,12 +50,12 @@ class Disagreement(BrokenPromiseError):
 
 @dataclass(frozen=True)
 class Promise:
-    """What is promised, and what happens where it is broken.
+    """The promised bound, and the reaction to a breach.
 
     Attributes:
-        bound: On the mean of e^|Δ|.
-        stops: Whether a breach ends the run.
-        command: Finds the cause.
+        bound: Greatest mean of e^|Δ|.
+        stops: True if a breach ends the run.
+        command: Command that finds the cause.
     """
 
     bound: float
@@ -65,11 +65,11 @@ class Promise:
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint holds.
+    """State of the comparison in a checkpoint.
 
     Attributes:
-        total: Of all steps.
-        broken: Whether the user was told of a breach.
+        total: Tally of all steps.
+        broken: True if the user was told of a breach.
     """
 
     total: Tally = field(default_factory=Tally)
@@ -81,14 +81,14 @@ class Agreement:
 
     Args:
         policy: The learner whose weights sample.
-        engine: The sampler's bracket.
-        promise: What is promised.
-        watch: Looks for drift as well; None: nobody does.
+        engine: The sampler's session.
+        promise: The promised bound.
+        watch: Looks for drift as well; None: drift is not watched.
         note: Shows a line that stays.
 
     Attributes:
-        state: All that it knows; it changes when a step has been compared whole, and not before.
-        watch: As given; it has a state of its own.
+        state: State for checkpoints; it changes only when a step has been compared completely.
+        watch: The watch, which has a state of its own.
     """
 
     def __init__(
@@ -104,20 +104,20 @@ class Agreement:
         self.state = State()
 
     def __call__(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
-        """Compares what was scored by both sides.
+        """Compares tokens that both sides have scored.
 
         Args:
             step: Its number, from 1.
-            version: Of the weights of both.
-            batch: With `sampler_logprob` and `old_logprob`, of the masked tokens, with the same weights.
-            snapshot: Where the sampler gets these weights from, if it is asked; None: from the learner.
+            version: Version of the weights of both.
+            batch: Responses with `sampler_logprob` and `old_logprob`, of the masked tokens, with the same weights.
+            snapshot: Source of these weights if the sampler is asked; None: the learner.
 
         Returns:
-            `agreement/…`: as `objectives.mismatch.agreement`, `tokens` that were compared, `bound`, and `breach`, which
-            is 1 where it is broken; and what the watch has seen.
+            `agreement/…`: see `objectives.mismatch.agreement`; `tokens`, the number compared, `bound`, and `breach`, 1
+            if it is broken; and the metrics of the watch.
 
         Raises:
-            Disagreement: If the promise is broken, and a breach stops the run.
+            Disagreement: If the bound is broken, and a breach stops the run.
         """
         pair = batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths
         now = Tally.of(*pair)
@@ -133,22 +133,22 @@ class Agreement:
         return metrics
 
     def compare_unscored(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
-        """As when called, for responses that the learner has not scored: it scores some of them."""
+        """Compares as `__call__` does, for responses that the learner has not scored: it scores some of them."""
         some = batch.select(_pick_responses(batch))
         return self(step, version, some.with_columns({"old_logprob": self._policy.logprobs(some)}), snapshot)
 
     def read(self, batch: Batch) -> Tensor:
-        """What the sampler makes of some responses of a batch, reading them with the weights that it has, [N]."""
+        """Log-probabilities of some responses of a batch, read by the sampler with its current weights, [N]."""
         return self._engine.logprobs(_plain(batch.select(_pick_responses(batch))))
 
     def compare_later(self, step: int, snapshot: Snapshot, batch: Batch, read_N: Tensor) -> Metrics:
-        """As when called, for responses that older weights may have drawn; outside of the bracket.
+        """Compares as `__call__` does, for responses that older weights may have sampled; outside the session.
 
         Args:
             step: Its number, from 1.
-            snapshot: Of the weights that the learner has.
+            snapshot: Snapshot of the learner's weights.
             batch: Responses.
-            read_N: What `read` gave with the weights that drew them.
+            read_N: Result of `read` with the weights that sampled them.
         """
         some = batch.select(_pick_responses(batch))
         if bool((some["version"] == snapshot.version).all()):
@@ -167,23 +167,23 @@ class Agreement:
         return {**asdict(self.state), "watch": None if self.watch is None else self.watch.dump()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes back what `dump` gave."""
+        """Restores the state from `dump`."""
         self.state = State(Tally(**saved["total"]), saved["broken"])
         if self.watch is not None and saved["watch"] is not None:
             self.watch.restore(saved["watch"])
 
     def _check_bound(self, step: int, now: Tally, total: Tally, metrics: Metrics) -> None:
-        """Stops, or tells once."""
+        """Raises, or notes once, if the bound is broken."""
         over = now if now.breaks(self._promise.bound) else total
         told = f"step {step}: sampler and learner disagree, {_figures(over, over is total, self._promise.bound)}"
         if self._promise.stops:
             raise Disagreement(
-                f"{told}; nothing of this step was trained on; find the cause with `{self._promise.command}`, or go on "
-                "with agreement.on_breach=warn",
+                f"{told}; nothing of this step was trained on; find the cause with `{self._promise.command}`, or "
+                "continue with agreement.on_breach=warn",
                 metrics,
             )
         if not self.state.broken:
-            self._note(f"{told}; the run goes on, since agreement.on_breach=warn; `{self._promise.command}`")
+            self._note(f"{told}; the run continues, since agreement.on_breach=warn; `{self._promise.command}`")
 
 
 def _figures(over: Tally, whole: bool, bound: float) -> str:
@@ -196,10 +196,10 @@ def _figures(over: Tally, whole: bool, bound: float) -> str:
 
 
 def _pick_responses(batch: Batch) -> Tensor:
-    """Responses from all over a batch."""
+    """Selects responses from all over a batch."""
     return torch.linspace(0, len(batch) - 1, min(_LOOKED_AT, len(batch))).long()
 
 
 def _plain(batch: Batch) -> Batch:
-    """To be scored at temperature 1, where every token can be drawn."""
+    """The same tokens, to be scored at temperature 1, where every token has a probability."""
     return replace(batch, sampling=None)

@@ -1,4 +1,4 @@
-"""The doctor's command that compares what a run compares, for people who are told to use it."""
+"""The doctor's command that compares what a run compares, for messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lockstep.config import LearnerSection, SamplerBackend, SamplerSection, Samp
 
 
 def backends_to_compare(sampler: SamplerBackend) -> tuple[str, ...]:
-    """What a table compares that speaks of training with a sampler."""
+    """The backends to compare in a table about training with a sampler."""
     match sampler:
         case "torch":
             return ("hf", "torch")
@@ -19,11 +19,11 @@ def backends_to_compare(sampler: SamplerBackend) -> tuple[str, ...]:
 
 
 def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: Sampling | None) -> str:
-    """What to say behind `lockstep doctor table MODEL` and its like, so that they compare what a run compares.
+    """Options for `lockstep doctor table MODEL` and its like, so that they compare what a run compares.
 
     Args:
-        learner: Trains.
-        sampler: Samples.
+        learner: The learner of the run.
+        sampler: The sampler of the run.
         sampling: The distribution; None: the model's own.
     """
     sizes = (("dp", learner.parallel.dp), ("tp", learner.parallel.tp), ("cp", learner.parallel.cp))

@@ -1,14 +1,14 @@
-"""The doctor in training: an alarm when sampler and learner drift apart, and what the drift is of.
+"""The doctor in training: an alarm when sampler and learner drift apart, with the cause of the drift.
 
 Each step gives one number, z: the mean over its sequences of (mean of e^min(|Δ|, 3) over the tokens) − 1. It lies
-within [0, e³ − 1], so that no token decides alone. `objectives.sequential` says what is tested, and what that proves.
+within [0, e³ − 1], so that no token decides alone. `objectives.sequential` defines the test and what it proves.
 
-An alarm tells that z has risen. Of what, is measured, at weights that nothing trains meanwhile: the sampler rescores
-the step's own tokens by reading them; it is sent the same weights again, and rescores them once more; and it scores
+An alarm means that z has risen. The cause is measured, while nothing is trained: the sampler reads
+the step's own tokens; it gets the same weights again, and reads them once more; and it scores
 sequences that were kept from the first steps. Four outcomes, the first that holds:
 
     decode    read, the tokens agree: decoding, or a cache that it uses, is wrong
-    refit     they agree once the same weights were sent again: a refit did not take effect
+    refit     they agree once the same weights were sent again: a weight sync did not take effect
     weights   the kept sequences disagree now, too: with these weights the two compute differently
     text      the kept sequences agree as ever: what is sampled has become harder to agree on
 
@@ -39,7 +39,7 @@ from lockstep.weight_sync.sync import Snapshot
 Outcome = Literal["decode", "refit", "weights", "text"]
 
 FLOOR = 1e-3
-"""A mismatch z that is healthy whatever was usual; about half of what two sound fp32 engines differ by."""
+"""A mismatch z that is healthy at any usual level; about half the difference of two sound fp32 engines."""
 
 _CAP = 3.0  # nats
 _KEPT = 16  # sequences
@@ -48,13 +48,13 @@ _SURE = 1e-3  # a mean of 1 − p below which a ratio says nothing
 
 @dataclass(frozen=True)
 class Kept:
-    """Sequences of the first steps, as lists that JSON holds.
+    """Sequences kept from the first steps, as JSON types.
 
     Attributes:
-        tokens: Of each sequence.
-        mask: Of each sequence, 1 where the policy chose the token.
-        mismatch: z when they were kept, read by the sampler, at temperature 1.
-        uncertainty: Mean of 1 − p over the chosen tokens, then.
+        tokens: Tokens of each sequence.
+        mask: Mask of each sequence, 1 where the policy chose the token.
+        mismatch: z when they were kept, read by the sampler at temperature 1.
+        uncertainty: Mean of 1 − p over the chosen tokens when they were kept.
     """
 
     tokens: list[list[int]]
@@ -63,14 +63,14 @@ class Kept:
     uncertainty: float
 
     def batch(self) -> Batch:
-        """The sequences, to be scored at temperature 1."""
+        """The sequences as a batch, to be scored at temperature 1."""
         flat = [torch.tensor([value for row in rows for value in row]) for rows in (self.tokens, self.mask)]
         return Batch(flat[0], torch.tensor([len(row) for row in self.tokens]), {"mask": flat[1].bool()})
 
 
 @dataclass(frozen=True)
 class WatchState:
-    """What a checkpoint holds of a watch."""
+    """State of a watch in a checkpoint."""
 
     drift: DriftState = field(default_factory=DriftState)
     kept: Kept | None = None
@@ -78,15 +78,15 @@ class WatchState:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured at an alarm; all are z.
+    """Measurements at an alarm; all are z.
 
     Attributes:
         usual: Mean of the first steps.
-        now: Of this step.
-        rescored: Of this step's tokens, read by the sampler.
-        resent: Of the same, after the same weights were sent again.
-        kept_then: Of the kept sequences, read by the sampler when they were kept.
-        kept_now: Of the same, now, brought to the uncertainty that they had.
+        now: z of this step.
+        rescored: z of this step's tokens, read by the sampler.
+        resent: The same, after the same weights were sent again.
+        kept_then: z of the kept sequences, read by the sampler when they were kept.
+        kept_now: The same, now, brought to the uncertainty that they had.
     """
 
     usual: float
@@ -98,7 +98,7 @@ class Evidence:
 
     @property
     def outcome(self) -> Outcome:
-        """What the drift is of."""
+        """The cause of the drift."""
         read = max(self.kept_then, FLOOR)
         midway = read * math.sqrt(max(self.now, FLOOR) / max(self.usual, FLOOR))
         if self.rescored <= midway:
@@ -108,7 +108,7 @@ class Evidence:
         return "weights" if self.kept_now > midway else "text"
 
     def metrics(self) -> Metrics:
-        """The numbers that decide, as mean e^|Δ|."""
+        """Metrics of the measurements, as mean e^|Δ|."""
         shown = ("rescored", "resent", "kept_then", "kept_now")
         return Metrics({f"watch/{name}": Last(1.0 + value) for name, value in asdict(self).items() if name in shown})
 
@@ -143,17 +143,17 @@ class Evidence:
 
 
 class Watch:
-    """Looks at every step before it is trained on.
+    """Watches every step for drift before it is trained on.
 
     Args:
-        policy: Whose log-probabilities count.
-        engine: The sampler's bracket, closed.
-        test: Of the drift.
+        policy: The learner whose log-probabilities count.
+        engine: The sampler's session, closed.
+        test: The test for drift.
         note: Shows a line that stays.
-        cure: For text that is hard to agree on: an option of the recipe at hand; empty: it has none.
+        cure: Option of the recipe for text that is hard to agree on; empty: there is none.
 
     Attributes:
-        state: All that it knows; it changes when a step has been looked at whole, and not before.
+        state: State for checkpoints; it changes only when a step has been watched completely.
     """
 
     def __init__(
@@ -167,13 +167,13 @@ class Watch:
 
         Args:
             step: Its number, from 1.
-            version: Of the weights that the responses were drawn with, and that the learner has.
-            batch: With `sampler_logprob` and `old_logprob`.
-            snapshot: Where the sampler gets these weights from, if it is asked; None: from the learner.
+            version: Version of the weights that sampled the responses, and that the learner has.
+            batch: Responses with `sampler_logprob` and `old_logprob`.
+            snapshot: Source of these weights if the sampler is asked; None: the learner.
 
         Returns:
             `watch/mismatch`, `watch/e_value` and `watch/alarm` (1 from the alarm on); `watch/bound` after the first
-            steps; and, at the alarm, what was measured.
+            steps; and, at the alarm, the measurements.
         """
         before = self.state
         now = _mismatch(batch, batch["old_logprob"], batch["sampler_logprob"])
@@ -198,12 +198,12 @@ class Watch:
         return asdict(self.state)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes back what `dump` gave."""
+        """Restores the state from `dump`."""
         kept = None if saved["kept"] is None else Kept(**saved["kept"])
         self.state = WatchState(DriftState(**saved["drift"]), kept)
 
     def _keep(self, version: int, batch: Batch, snapshot: Snapshot | None) -> Kept:
-        """Sequences from all over a batch, and how well sampler and learner agree on them."""
+        """Keeps sequences from all over a batch, with the agreement of sampler and learner on them."""
         rows = torch.linspace(0, len(batch) - 1, min(_KEPT, len(batch))).long()
         kept = replace(batch.select(rows), sampling=None)
         learner_N = self._policy.logprobs(kept)
@@ -219,7 +219,7 @@ class Watch:
     def _examine(
         self, version: int, batch: Batch, snapshot: Snapshot | None, now: float, usual: float, kept: Kept
     ) -> Evidence:
-        """Asks the sampler for the same tokens in other ways; the weights stay."""
+        """Measures the evidence: asks the sampler for the same tokens in other ways, with the same weights."""
         own, old = replace(batch, sampling=None), kept.batch()
         own_N, old_N = self._policy.logprobs(own), self._policy.logprobs(old)
         with self._engine.at(version, snapshot):
@@ -240,7 +240,7 @@ def _alarm(drift: DriftState, now: float, test: DriftTest) -> str:
 
 
 def _mismatch(batch: Batch, learner_N: Tensor, sampler_N: Tensor) -> float | None:
-    """z of a batch; None where the policy chose nothing. What is no number counts as the largest."""
+    """z of a batch; None if the policy chose no token. A value that is not finite counts as the largest."""
     chose = batch.per_sample(batch.mask.long()) > 0
     if not chose.any():
         return None

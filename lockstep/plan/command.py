@@ -1,4 +1,4 @@
-"""`lockstep plan RECIPE --gpus N --memory 80GB`: what a run takes, without a GPU and without a weight."""
+"""`lockstep plan RECIPE --gpus N --memory 80GB`: memory and traffic of a run, computed without a GPU and weights."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> P
 
     Args:
         loaded: The recipe.
-        gpus: How many there are.
-        memory: Of each, such as 80GB or 80GiB.
+        gpus: Number of GPUs.
+        memory: Memory of each, such as 80GB or 80GiB.
         config: A model's config.json, or its folder, in place of the recipe's model.
 
     Raises:
-        ValueError: If the recipe cannot be planned, or not for so many GPUs.
+        ValueError: If the recipe cannot be planned, or not for this number of GPUs.
     """
     room, recipe = bytes_of(memory), loaded.expect(Algorithm)
     if gpus < 1:
@@ -59,10 +59,10 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> P
 
 
 def bytes_of(memory: str) -> int:
-    """Bytes of a size with its unit.
+    """Parses a size with its unit to bytes.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not a size.
     """
     match = _MEMORY.fullmatch(memory.strip())
     if match is None or match["unit"] not in _UNITS or not float(match["number"]):
@@ -71,7 +71,7 @@ def bytes_of(memory: str) -> int:
 
 
 def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
-    """Of the run's first model; what is trained first has it where the recipe begins with that."""
+    """The configuration of the run's initial model; of the first recipe's where the recipe begins with one."""
     first, recipe = loaded.warm_start, loaded.training
     if first is not None:
         return _config_of_run(first)
@@ -86,7 +86,7 @@ def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
 
 
 def _train_command(loaded: Loaded, config: str | None) -> tuple[str, ...]:
-    """What `lockstep train` is told for the run that is planned, of the model whose configuration was given."""
+    """Arguments of `lockstep train` for the planned run, with the model whose configuration was given."""
     said = loaded.arguments
     if config is None or any(word.startswith("model.path=") for word in said):
         return said
@@ -97,7 +97,7 @@ def _train_command(loaded: Loaded, config: str | None) -> tuple[str, ...]:
 
 
 def _config_of(path: Path) -> PreTrainedConfig:
-    """Of a folder, or of a file by any name."""
+    """The configuration in a folder, or in a file of any name."""
     if path.is_dir():
         return read_config(path)
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""What a run takes on paper: everybody who holds a part of a model, and what of that shares a device."""
+"""The memory and traffic of a run on paper: every rank of every model, and those that share a device."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _SAVED = 3 * FP32  # weights and moments
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Of a run.
+    """The estimate of a run's memory and traffic.
 
     Attributes:
-        learner: As it is planned for.
-        load: What its largest step is.
+        learner: The planned learner section.
+        load: Its largest step.
         ranks: One rank of each learner, by name, the policy first.
-        sampler: An engine, where something samples.
-        sequences: It generates side by side.
-        copies: Bytes of the host that hold the weights of a sampler one step ahead, the old ones and the new.
+        sampler: The inference engine, if the run samples.
+        sequences: Sequences that it generates side by side.
+        copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the new.
     """
 
     learner: LearnerSection
@@ -41,7 +41,7 @@ class MemoryEstimate:
     def of(
         cls, recipe: Algorithm, sizes: Sizes, learner: LearnerSection | None = None, sequences: int | None = None
     ) -> MemoryEstimate:
-        """Of a recipe, as it says or with another learner, or so many sequences generated side by side."""
+        """Estimates a recipe as it is, or with another learner, or with `sequences` generated side by side."""
         learner, load, inference = learner or recipe.learner, recipe.largest_step, recipe.inference
         ranks = {role.name: _rank(role, sizes, learner, load) for role in recipe.models}
         if inference is None:
@@ -54,7 +54,7 @@ class MemoryEstimate:
     def device(self) -> int:
         """Bytes on the fullest GPU: one rank of each learner, and the sampler, which is on the first.
 
-        One process uses memory again for what comes next; processes of their own each keep what they had at their peak.
+        One process reuses memory for the next model; processes of their own each keep what they had at their peak.
         """
         sampler = (0, 0) if self.sampler is None else (self.sampler.weights, self.sampler.cache)
         peaks = [rank.peak.size for rank in self.ranks.values()]
@@ -66,7 +66,7 @@ class MemoryEstimate:
 
     @property
     def machine(self) -> int:
-        """Bytes of all processes, where all of them share one memory."""
+        """Bytes of all processes, if they share one memory."""
         ranks, sampler = self.learner.parallel.ranks, 0 if self.sampler is None else self.sampler.size
         if ranks == 1:
             return self.device + self.copies
@@ -74,7 +74,7 @@ class MemoryEstimate:
 
     @property
     def flows(self) -> list[tuple[str, Flow]]:
-        """What a rank sends per step of the algorithm, by learner."""
+        """Collectives of a rank per step of the algorithm, by learner."""
         found = [(name, flow) for name, rank in self.ranks.items() for flow in flows(rank)]
         return found + [("policy", flow) for flow in (sync_flows(self.ranks["policy"]) if self.sampler else [])]
 
@@ -85,7 +85,7 @@ class MemoryEstimate:
 
 
 def _rank(role: ModelRole, sizes: Sizes, learner: LearnerSection, load: Load) -> Rank:
-    """One rank of a model; what only scores for good has no adapters."""
+    """One rank of a model; a frozen model has no adapters."""
     own = sizes if role.path is None else replace(_sizes(role.path), adapters=sizes.adapters)
     own = own if role.is_saved else replace(own, adapters=0)
     return Rank(own, learner, load, role.head, trained=role.optimizer is not None)
@@ -98,7 +98,7 @@ def _sizes(path: str) -> Sizes:
 
 
 def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:
-    """Of a checkpoint: weights of what the run changes, and moments of what learns."""
+    """Bytes of a checkpoint: weights of the models that change, and moments of those that learn."""
     return sum(
         (_SAVED if role.optimizer is not None else FP32) * sizes.count_trainable(role.head)
         for role in models

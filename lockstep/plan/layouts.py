@@ -1,4 +1,4 @@
-"""Which layout of so many GPUs holds a run, and what to change where none does."""
+"""The search for a layout of GPUs that holds a run, and for changes of the recipe where none does."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes
 
 _WITHIN_A_MACHINE = 8
-"""Tensor-parallel ranks wait for each other four times a layer, so more are never proposed."""
+"""Greatest tp that is proposed: tensor-parallel ranks wait for each other four times a layer."""
 
 _FEWEST_TOKENS = 256
-"""Of a sequence on a context-parallel rank: with fewer, every rank waits more than it computes."""
+"""Fewest tokens of a sequence on a context-parallel rank: with fewer, it waits more than it computes."""
 
 _FEWEST_SEQUENCES = 16
-"""Generated side by side: with fewer, most of a GPU is idle."""
+"""Fewest sequences generated side by side: with fewer, most of a GPU is idle."""
 
 _MOST_GPUS = 8192
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What is different from the recipe, besides the layout.
+    """Changes of the recipe, besides the layout.
 
     Attributes:
         learner: Options of the learner.
-        max_batch_size: Of the sampler; None: as the recipe says, or there is none.
+        max_batch_size: That of the sampler; None: as in the recipe, or there is none.
     """
 
     learner: Mapping[str, Any] = field(default_factory=dict)
@@ -46,12 +46,12 @@ _NONE = Changes()
 
 @dataclass(frozen=True)
 class Search:
-    """Looks among the layouts of a recipe.
+    """Searches the layouts of a recipe.
 
     Attributes:
-        recipe: What is run.
-        sizes: Of its model.
-        config: Of its model.
+        recipe: The recipe.
+        sizes: Sizes of its model.
+        config: Configuration of its model.
         memory: Bytes of a GPU.
     """
 
@@ -61,7 +61,7 @@ class Search:
     memory: int
 
     def estimate(self, parallel: Parallel, changes: Changes = _NONE) -> MemoryEstimate | None:
-        """Of one layout; None where the learner cannot be like that."""
+        """The estimate of one layout; None if the learner section does not allow it."""
         fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump()} | dict(changes.learner)
         try:
             learner = LearnerSection.model_validate(fields)
@@ -70,7 +70,7 @@ class Search:
         return MemoryEstimate.of(self.recipe, self.sizes, learner, changes.max_batch_size)
 
     def layouts(self, gpus: int) -> list[Parallel]:
-        """Those of so many GPUs in which every rank has something to do, those with few tensor-parallel ranks first."""
+        """Layouts of this number of GPUs with work for every rank, those with few tensor-parallel ranks first."""
         load = self.recipe.largest_step
         return [
             Parallel(dp=gpus // tp // cp, tp=tp, cp=cp)
@@ -81,11 +81,11 @@ class Search:
         ]
 
     def fits(self, estimate: MemoryEstimate) -> bool:
-        """Whether the fullest GPU has room for it."""
+        """True if the fullest GPU has room for it."""
         return estimate.device <= self.memory
 
     def propose(self, gpus: int) -> MemoryEstimate | None:
-        """Of the layouts that fit with the cheapest change, the one in which ranks send least; None: nothing fits."""
+        """The layout that sends least among those that fit with the cheapest change; None: nothing fits."""
         for changes in self._changes():
             found = [self.estimate(parallel, changes) for parallel in self.layouts(gpus)]
             fitting = [one for one in found if one is not None and self.fits(one)]
@@ -94,7 +94,7 @@ class Search:
         return None
 
     def smallest(self, gpus: int) -> MemoryEstimate | None:
-        """What is proposed for the next number of GPUs, each twice the one before, that is enough."""
+        """The proposal for the next larger number of GPUs that is enough, doubling each time; None: none is."""
         while gpus < _MOST_GPUS:
             gpus *= 2
             found = self.propose(gpus)
@@ -103,7 +103,7 @@ class Search:
         return None
 
     def _changes(self) -> Iterator[Changes]:
-        """From the cheapest on; each goes with those before it."""
+        """Yields changes from the cheapest on; each includes those before it."""
         batches = self._batches()
         yield from (Changes({}, batch) for batch in batches)
         again, offload = {"activation_checkpointing": True}, {"cpu_offload": True}
@@ -116,7 +116,7 @@ class Search:
             tokens //= 2
 
     def _batches(self) -> list[int | None]:
-        """How many sequences are generated side by side: as the recipe says, and by halves fewer."""
+        """Numbers of sequences generated side by side: the recipe's, then halves of it."""
         inference = self.recipe.inference
         if inference is None:
             return [None]
@@ -132,7 +132,7 @@ class Search:
 
 
 def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
-    """What to say besides the recipe for a learner like that."""
+    """Overrides of the recipe that give the estimated learner."""
     own, wanted = recipe.learner.model_dump(), estimate.learner.model_dump()
     parallel = [
         f"learner.parallel.{name}={size}" for name, size in wanted["parallel"].items() if own["parallel"][name] != size

@@ -1,6 +1,6 @@
-"""What one rank of a learner holds at its fullest, and what a sampler does, on paper.
+"""The memory of one rank of a learner at its peak, and of a sampler, on paper.
 
-Things come and go, so they are not added up: a step is looked at in those moments at which memory can be at its peak.
+Allocations come and go, so they are not added up: a step is examined in those moments when memory can be at its peak.
 Weights, gradients, moments and caches are exact. What a pass keeps for its backward is counted tensor by tensor, as
 autograd saves them in a layer of the Llama, Qwen2 and Qwen3 families; other families are taken to be like these.
 
@@ -26,11 +26,11 @@ FP32, BF16, INT64 = 4, 2, 8
 
 @dataclass(frozen=True)
 class Moment:
-    """When memory can be at its peak, and what is then there.
+    """A moment at which memory can be at its peak, and its contents.
 
     Attributes:
-        name: Of the moment.
-        parts: Bytes of each thing.
+        name: Name of the moment.
+        parts: Bytes of each part.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Moment:
 
     @property
     def size(self) -> int:
-        """Bytes together."""
+        """Bytes of all parts."""
         return sum(self.parts.values())
 
 
@@ -47,11 +47,11 @@ class Rank:
     """One of the ranks that hold a model together.
 
     Attributes:
-        sizes: Of the model.
-        learner: How ranks share it, and what one pass reads.
-        load: What it is given.
-        head: On the backbone.
-        trained: Whether it learns; a reference is only scored with.
+        sizes: Sizes of the model.
+        learner: Its layout and micro-batches.
+        load: Its largest step.
+        head: Head on the backbone.
+        trained: True if it learns; a reference policy only scores.
     """
 
     sizes: Sizes
@@ -62,7 +62,7 @@ class Rank:
 
     @property
     def shares(self) -> int:
-        """Ranks among which FSDP cuts what this one uses."""
+        """Number of ranks among which FSDP shards the weights that this one uses."""
         return self.learner.parallel.dp * self.learner.parallel.cp
 
     @property
@@ -72,7 +72,7 @@ class Rank:
 
     @property
     def root(self) -> int:
-        """The same of what lies outside of the layers."""
+        """Bytes of the weights outside the layers, gathered."""
         return FP32 * self.sizes.root_of(self.learner.parallel.tp, self.head)
 
     @property
@@ -87,14 +87,14 @@ class Rank:
 
     @property
     def learned(self) -> int:
-        """Bytes of those of all that learn."""
+        """Bytes of all trained weights that this rank computes with."""
         if not self.trained:
             return 0
         return FP32 * self.sizes.count_trainable(self.head) if self.sizes.adapters else self.used
 
     @property
     def updated(self) -> int:
-        """The same of those that this rank holds; of gradients there are as many, and of moments twice as many."""
+        """Bytes of trained weights that this rank holds; its gradients take as much, and moments twice as much."""
         return -(-self.learned // self.shares)
 
     @property
@@ -113,7 +113,7 @@ class Rank:
         return max(self.moments(), key=lambda moment: moment.size)
 
     def moments(self) -> list[Moment]:
-        """Those that may be the fullest, in their order."""
+        """Moments that may be the peak, in order."""
         if not self.trained:
             return [
                 Moment("scoring", self._standing() | self._count_gathered(2) | {"activations": self._count_scoring()})
@@ -149,13 +149,13 @@ class Rank:
 
     @property
     def activations(self) -> int:
-        """Bytes that all layers keep for their backward; all that one of them needs, if it is computed again."""
+        """Bytes that all layers keep for their backward; if recomputed, their inputs and all that one layer needs."""
         if not self.learner.activation_checkpointing:
             return self.sizes.layers * self.activation()
         return self.sizes.layers * self._inputs() + self.activation()
 
     def activation(self) -> int:
-        """Bytes that one layer keeps, its input among them."""
+        """Bytes that one layer keeps, with its input."""
         sizes, tp, a = self.sizes, self.learner.parallel.tp, self.type
         queries, keys, hidden = sizes.queries // tp, sizes.keys // tp, sizes.intermediate // tp
         own, copies = self.own, 2 if a == FP32 else 5  # each product of a state casts it for itself
@@ -166,7 +166,7 @@ class Rank:
 
     @property
     def type(self) -> int:
-        """Bytes of a number that products compute with."""
+        """Bytes of a number in matrix products."""
         return BF16 if self.learner.is_bf16 else FP32
 
     @property
@@ -176,7 +176,7 @@ class Rank:
 
     @property
     def _of_norm(self) -> int:
-        """States that a norm keeps: what it was given and, where its weight learns, what it multiplied by that."""
+        """States that a norm keeps: its input and, if its weight learns, the normalized input."""
         return 1 if self.sizes.adapters else 2
 
     @property
@@ -196,31 +196,31 @@ class Rank:
         return parts | ({"moments": self._on_device(2 * self.updated)} if self.trained else {})
 
     def _count_gathered(self, layers: int) -> dict[str, int]:
-        """Weights that FSDP brings together: what lies outside of the layers for all of a pass, and some layers."""
+        """Bytes of weights that FSDP gathers: those outside the layers for all of a pass, and some layers."""
         return {"gathered weights": self.root + layers * self.layer} if self.shares > 1 else {}
 
     def _copies(self, layers: int | None = None) -> int:
-        """Products in bf16 keep weights cast, all layers' until the forward pass has ended, recomputed or not."""
+        """Bytes of weights cast to bf16, of all layers until the forward pass has ended, recomputed or not."""
         layers, tp = layers or self.sizes.layers, self.learner.parallel.tp
         return 0 if self.type == FP32 else -(-BF16 * layers * self.sizes.products // tp)
 
     def _casts(self) -> int:
-        """The same after the forward pass: what products keep for their backward."""
+        """The same after the forward pass: those that products keep for their backward."""
         return self._copies(1 if self.learner.activation_checkpointing else None)
 
     def _forward(self) -> dict[str, int]:
-        """What is there before the forward pass has ended: where layers are computed again, the last one at work."""
+        """Contents before the forward pass has ended: if layers are recomputed, the last one at work."""
         copies = {"bf16 copies of weights": self._copies()}
         if not self.learner.activation_checkpointing:
             return copies
         return copies | {"activations": self.sizes.layers * self._inputs() + self._count_scoring()}
 
     def _inputs(self) -> int:
-        """Bytes of a layer's input, which is all that it keeps where it is computed again."""
+        """Bytes of a layer's input, which is all that a recomputed layer keeps."""
         return self._between * self.sizes.hidden * FP32 if self.learner.activation_checkpointing else 0
 
     def _cells(self) -> tuple[int, int]:
-        """Keys that this rank's attention sees, and entries of its masks; the fullest rank's."""
+        """Keys that this rank's attention sees, and entries of its masks, on the fullest rank."""
         cp, sequence = self.learner.parallel.cp, self.load.sequence
         if cp == 1:
             return self.own, 0
@@ -234,7 +234,7 @@ class Rank:
         return sequences * keys, sequences * masks
 
     def _head(self) -> int:
-        """Bytes of last states, their norm, and what scores them keeps."""
+        """Bytes of the last states, their norm, and the head's own."""
         tokens, hidden = self.own, self.sizes.hidden
         norm, states = self._of_norm * self._between * hidden * FP32, tokens * hidden * FP32
         if not scores_tokens(self.head):
@@ -243,7 +243,7 @@ class Rank:
         return norm + states + tokens * hidden * self.type + whole
 
     def _on_their_way(self, table: int, layer: bool = True) -> dict[str, int]:
-        """Of states, of a layer's hidden units, and of the vocabulary head."""
+        """Bytes of gradients in flight: of states, of a layer's hidden units, and of the vocabulary head."""
         states = 2 * self.own * self.sizes.hidden * FP32
         units = 2 * self.own * self.sizes.intermediate // self.learner.parallel.tp * self.type if layer else 0
         return {"gradients on their way": table + states + units}
@@ -263,11 +263,11 @@ class Rank:
 
 @dataclass(frozen=True)
 class Generation:
-    """What an engine holds.
+    """The memory of an inference engine.
 
     Attributes:
-        weights: Bytes; 0 where it shares the learner's.
-        cache: Bytes of keys and values of as many of the longest sequences as are generated side by side.
+        weights: Bytes of weights; 0 if it shares the learner's.
+        cache: Bytes of keys and values of the longest sequences that are generated side by side.
     """
 
     weights: int
@@ -283,7 +283,7 @@ class Generation:
         sequences: int,
         shares: bool = True,
     ) -> Generation:
-        """Of a sampler that `shares` the learner's weights where both are of torch, in one process."""
+        """Estimates a sampler, which may share the learner's weights if both are torch in one process."""
         a = BF16 if learner.is_bf16 else FP32
         alone = sampler.in_process and learner.in_process and learner.lora is None
         match sampler.backend:
@@ -302,5 +302,5 @@ class Generation:
 
     @property
     def size(self) -> int:
-        """Bytes together."""
+        """Bytes of both."""
         return self.weights + self.cache

@@ -1,4 +1,4 @@
-"""The plan of a run, for people."""
+"""The page of a plan, as text for the user."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan for people.
+    """A plan as text.
 
     Attributes:
         text: The page.
-        fits: Whether some layout does, with changes of the recipe or without.
+        fits: True if some layout does, with changes of the recipe or without.
     """
 
     text: str
@@ -30,13 +30,13 @@ class Plan:
 
 
 def page(search: Search, name: str, said: Sequence[str], gpus: int) -> Plan:
-    """What a recipe takes on so many GPUs: memory by rank, traffic by collective, layouts, and which is proposed.
+    """Writes the plan for a number of GPUs: memory by rank, traffic by collective, layouts, and the proposed one.
 
     Args:
-        search: Looks among layouts.
-        name: Of the recipe.
-        said: The recipe and its overrides, as `lockstep train` takes them for the run that is planned.
-        gpus: How many there are.
+        search: Searches the layouts.
+        name: Name of the recipe.
+        said: The recipe and its overrides, as arguments of `lockstep train` for the planned run.
+        gpus: Number of GPUs.
     """
     own = search.recipe.learner.parallel
     found, standing = search.propose(gpus), search.estimate(own) if own.ranks == gpus else None
@@ -48,7 +48,7 @@ def page(search: Search, name: str, said: Sequence[str], gpus: int) -> Plan:
 
 
 def _roomiest(search: Search, gpus: int) -> MemoryEstimate:
-    """What needs least of a GPU, where nothing fits."""
+    """The layout that needs least memory of a GPU, where nothing fits."""
     found = [search.estimate(parallel) for parallel in search.layouts(gpus)]
     if not any(found):
         raise InputError(
@@ -59,7 +59,7 @@ def _roomiest(search: Search, gpus: int) -> MemoryEstimate:
 
 
 def _command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
-    """What starts the run that was planned, for a shell; what is changed is said in place of what was said before."""
+    """The shell command that starts the planned run; changes replace earlier overrides of the same options."""
     keys = {override.partition("=")[0] for override in changed}
     kept = [word for word in said if word.partition("=")[0] not in keys]
     return f"lockstep train {shlex.join([*kept, *changed])}"
@@ -80,12 +80,12 @@ def _model(search: Search, name: str, gpus: int) -> str:
 
 
 def amount(number: int, what: str) -> str:
-    """A number of things."""
+    """A number with its noun."""
     return f"{number:,} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
 
 
 def layout(parallel: Parallel) -> str:
-    """As people write it."""
+    """A layout as text, such as dp 2 · tp 4 · cp 1."""
     return " · ".join(
         f"{name} {size}" for name, size in parallel.model_dump().items() if name in ("dp", "tp", "cp") or size > 1
     )
@@ -99,7 +99,7 @@ def _options(estimate: MemoryEstimate) -> str:
 
 
 def _memory(estimate: MemoryEstimate) -> str:
-    """By rank at its fullest moment; nothing else is added up."""
+    """Lines about memory, by rank at its fullest moment; nothing else is added up."""
     load, learner = estimate.load, estimate.learner
     passes = load.passes(learner, load.rows)
     lines = [
@@ -171,17 +171,15 @@ def _verdict(
 def _too_few(search: Search, said: Sequence[str], gpus: int) -> str:
     more = search.smallest(gpus)
     if more is None:
-        alone = search.estimate(Parallel(dp=2))  # whose sampler holds weights of its own
+        alone = search.estimate(Parallel(dp=2))  # with a sampler that holds weights of its own
         if alone is not None and alone.sampler is not None and alone.sampler.weights > search.memory:
             return (
                 f"Nothing fits on {gpus} GPUs, nor on more of them, however the learner is cut: the sampler's weights "
                 f"alone are {readable(alone.sampler.weights)}, on one GPU. sampler=vllm holds them in the learner's "
                 "type; else take a smaller model, or GPUs with more memory."
             )
-        return (
-            f"Nothing fits on {gpus} GPUs, whatever is changed, nor on more of them: GPUs with more memory are needed."
-        )
+        return f"Nothing fits on {gpus} GPUs, with any change, nor on more of them: GPUs with more memory are needed."
     return (
-        f"Nothing fits on {gpus} GPUs, whatever is changed. {more.learner.parallel.ranks} would do, with "
+        f"Nothing fits on {gpus} GPUs, with any change. {more.learner.parallel.ranks} would do, with "
         f"{readable(more.device)} each:\n{_command(said, overrides(search.recipe, more))}"
     )

@@ -1,4 +1,4 @@
-"""What memory and traffic depend on: sizes of a model, by its configuration, and of what one pass reads."""
+"""The sizes that memory and traffic depend on: those of a model, by its configuration, and of one pass."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model; numbers, not bytes.
+    """Sizes of a model; numbers, not bytes.
 
     Attributes:
-        layers: How many there are.
+        layers: Number of layers.
         products: Parameters of a layer's matrices, which tensor-parallel ranks share.
         norms: Its other parameters, which each of them has.
         table: Rows of the embedding times their length, which they share.
@@ -32,8 +32,8 @@ class Sizes:
         hidden: Size of the states between layers.
         intermediate: Hidden units of a layer.
         queries: Numbers of a token's queries in a layer: heads times their size.
-        keys: Numbers of its keys; so many are those of its values, too.
-        heads: Of the queries.
+        keys: Numbers of its keys, and as many of its values.
+        heads: Number of query heads.
         normed: Numbers of a token's queries and keys that have norms of their own (Qwen3).
         adapters: Parameters of all adapters; 0: there are none.
         inner: Numbers of a token between the two matrices of each of a layer's adapters.
@@ -56,7 +56,7 @@ class Sizes:
 
     @classmethod
     def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> Sizes:
-        """Of a model that may be without memory for its weights, and of the adapters that it is to get."""
+        """Sizes of a model, which needs no memory for its weights, and of the adapters that it is to get."""
         fields: Mapping[str, Any] = model.config.get_text_config().to_dict()
         hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
         size = int(fields.get("head_dim") or hidden // heads)
@@ -88,16 +88,16 @@ class Sizes:
 
     @property
     def policy(self) -> int:
-        """All parameters, with the vocabulary head."""
+        """Number of parameters with the vocabulary head."""
         return self.layers * (self.products + self.norms) + self.table + self.head + self.rest
 
     @property
     def critic(self) -> int:
-        """Those of the backbone and one unit."""
+        """Number of parameters of the backbone and one output unit."""
         return self.policy - self.head + self.hidden + 1
 
     def count_trainable(self, head: Head) -> int:
-        """Those that learn: all, or adapters and a unit."""
+        """Number of trainable parameters: all, or those of adapters and an output unit."""
         if not self.adapters:
             return self.policy if scores_tokens(head) else self.critic
         return self.adapters + (0 if scores_tokens(head) else self.hidden + 1)
@@ -113,17 +113,17 @@ class Sizes:
         return self.table // self.hidden
 
     def layer_of(self, tp: int) -> int:
-        """Parameters of a layer that one of so many tensor-parallel ranks uses."""
+        """Parameters of a layer that one of `tp` tensor-parallel ranks uses."""
         return -(-self.products // tp) + self.norms + self.adapters // self.layers
 
     def root_of(self, tp: int, head: Head) -> int:
-        """The same of what lies outside of the layers; `head` is the learner's."""
+        """The same for parameters outside the layers; `head` is the learner's."""
         cut = self.table + (self.head if scores_tokens(head) else 0)
         return -(-cut // tp) + self.rest + (0 if scores_tokens(head) else self.hidden + 1)
 
 
 def _matrix(module: nn.Module | None) -> int:
-    """Parameters of an embedding, or of a head without a bias."""
+    """Parameters of an embedding, or of a head without bias."""
     return 0 if module is None else module.get_parameter("weight").numel()
 
 
@@ -132,7 +132,7 @@ def _count(block: nn.Module, kind: type[nn.Module]) -> int:
 
 
 def readable(size: float) -> str:
-    """Bytes for people."""
+    """A number of bytes with its unit."""
     for unit in _UNITS[:-1]:
         if size < 1000:
             return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""Bytes that one rank sends per step, by collective, on paper: as a ring sends them, which is the least.
+"""Bytes that one rank sends per step, by collective, on paper: those of a ring, which is the least.
 
 An all-gather or a reduce-scatter of S bytes over g ranks takes S·(g − 1)/g from each, an all-reduce twice that. A few
 numbers per token (maxima and sums of the vocabulary, log-probabilities) and per step (counts, norms) are left out.
@@ -15,10 +15,10 @@ from lockstep.plan.memory import FP32, Rank
 
 @dataclass(frozen=True)
 class Flow:
-    """What one collective moves.
+    """The traffic of one collective.
 
     Attributes:
-        what: Moves.
+        what: Name of the collective and its contents.
         over: The dimension of ranks.
         size: Bytes that a rank sends per step of the algorithm.
     """
@@ -29,12 +29,12 @@ class Flow:
 
 
 def flows(rank: Rank) -> list[Flow]:
-    """Of all passes of a step of the algorithm, those that learn and those that score."""
+    """Traffic of all passes of a step of the algorithm, those that learn and those that score."""
     return [flow for flow in [*_weights(rank), *_states(rank), *_keys(rank)] if flow.size]
 
 
 def sync_flows(rank: Rank) -> list[Flow]:
-    """Weights on their way to a sampler, once per step: gathered by all ranks, and handed over by the first."""
+    """Traffic of a weight sync, once per step: gathered by all ranks, and handed over by the first."""
     ranks = rank.learner.parallel.ranks
     whole = FP32 * rank.sizes.policy
     gathered = [Flow("weights gathered for the sampler", "all", _ring(whole, ranks))] if ranks > 1 else []
@@ -42,7 +42,7 @@ def sync_flows(rank: Rank) -> list[Flow]:
 
 
 def _passes(rank: Rank) -> tuple[int, int]:
-    """That learn, and that only score."""
+    """Number of passes that learn, and of passes that only score."""
     load = rank.load
     learning = load.updates * load.passes(rank.learner, load.rows) if rank.trained else 0
     return learning, load.passes(rank.learner, load.scored)
@@ -53,7 +53,7 @@ def _ring(size: int, ranks: int) -> int:
 
 
 def _weights(rank: Rank) -> Iterator[Flow]:
-    """Layers are gathered for each direction, what lies outside of them once; a pass that learns sums gradients."""
+    """Traffic of weights: layers are gathered in each direction, the rest once; a pass that learns sums gradients."""
     learning, scoring = _passes(rank)
     layers = rank.sizes.layers * rank.layer
     both = learning * (2 * layers + rank.root) + scoring * layers + (rank.root if scoring else 0)
@@ -64,7 +64,7 @@ def _weights(rank: Rank) -> Iterator[Flow]:
 
 
 def _states(rank: Rank) -> Iterator[Flow]:
-    """Two gathers and two scatters of states in a layer and direction; the embedding, and the last states."""
+    """Traffic of states: two gathers and two scatters in a layer and direction; the embedding, and the last states."""
     learning, scoring = _passes(rank)
     sizes, again = rank.sizes, int(rank.learner.activation_checkpointing)
     states = rank.own * sizes.hidden

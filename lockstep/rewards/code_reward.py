@@ -1,4 +1,4 @@
-"""Rewards for programs: the response's is run against the tests of its row, in a sandbox."""
+"""Rewards for programs: the response's program runs against the tests of its row, in a sandbox."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL 
 _PYTHON = ("", "python", "python3", "py")
 
 Test = Callable[[Sandbox, str], bool]
-"""Whether a program passes."""
+"""Returns true if a program passes."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CodeReward:
     """The share of a row's tests that the response's program passes; 0 where there is no program.
 
     Attributes:
-        section: Where tests stand, where the program stands, and what it may use.
+        section: The fields of the tests, the place of the program, and its limits.
     """
 
     section: CodeSection
@@ -91,13 +91,13 @@ class CodeReward:
 
 
 def extract_code_block(response: str) -> str | None:
-    """The last block between fences that is marked as Python or not marked; None where there is none."""
+    """The last fenced block that is marked as Python or not marked; None where there is none."""
     blocks = [text for mark, text in _BLOCK.findall(response) if mark.strip().lower() in _PYTHON]
     return blocks[-1] if blocks else None
 
 
 def fault(row: Row, name: str) -> str | None:
-    """What is wrong with the tests in a field of a row, if anything."""
+    """The fault of the tests in a field of a row; None if there is none."""
     wrong = complaint(row, {name: "list"})
     if wrong is not None:
         return wrong
@@ -129,7 +129,7 @@ def _syntax_fault(code: str) -> str | None:
 
 
 def _test(item: str | dict[str, str]) -> Test:
-    """A test of a row without fault."""
+    """Builds a test of a row without fault."""
     if isinstance(item, str):
         return lambda sandbox, program: sandbox.passes(program, item)
     expected, given = _lines(item["stdout"]), item.get("stdin", "")
@@ -142,5 +142,5 @@ def _test(item: str | dict[str, str]) -> Test:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines of output, without what cannot be seen: space at their ends, and empty ones at the end."""
+    """Lines of output, without trailing space and trailing empty lines."""
     return [line.rstrip() for line in text.rstrip().split("\n")]

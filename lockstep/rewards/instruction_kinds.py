@@ -1,4 +1,4 @@
-"""Kinds of instruction that a program can check: how long, with which words, in what form. They know no language."""
+"""Kinds of instruction that a program can check: length, words, form. They depend on no language."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Texts = Annotated[list[Text], Field(min_length=1)]
 
 
 class Instruction(Section):
-    """One thing that a response was asked to be like."""
+    """An instruction that a response is checked against."""
 
     model_config = ConfigDict(strict=True)
 
     @abstractmethod
     def is_followed(self, response: str) -> bool:
-        """Whether it is."""
+        """True if the response follows it."""
 
 
 class Ranged(Instruction):
-    """So many of something, from at_least to at_most."""
+    """A number of something, from at_least to at_most."""
 
     at_least: NonNegativeInt | None = None
     at_most: NonNegativeInt | None = None
@@ -51,19 +51,19 @@ class Ranged(Instruction):
         return self
 
     def fits(self, count: int) -> bool:
-        """Whether so many are right."""
+        """True if the number is in the range."""
         return (self.at_least or 0) <= count and (self.at_most is None or count <= self.at_most)
 
 
 class Counted(Ranged):
-    """What is counted over the whole response."""
+    """A number that is counted over the whole response."""
 
     def is_followed(self, response: str) -> bool:
         return self.fits(self.count(response))
 
     @abstractmethod
     def count(self, response: str) -> int:
-        """How many there are."""
+        """Counts them in the response."""
 
 
 class NumberOfWords(Counted):
@@ -76,7 +76,7 @@ class NumberOfWords(Counted):
 
 
 class NumberOfSentences(Counted):
-    """Sentences: what . ! ? … end before a space or the end, or 。！？ anywhere."""
+    """Sentences: text up to . ! ? … before a space or the end, or 。！？ anywhere."""
 
     id: Literal["sentences"]
 
@@ -85,7 +85,7 @@ class NumberOfSentences(Counted):
 
 
 class NumberOfParagraphs(Counted):
-    """Paragraphs: what blank lines part."""
+    """Paragraphs: text between blank lines."""
 
     id: Literal["paragraphs"]
 
@@ -141,7 +141,7 @@ class NumberOfPlaceholders(Counted):
 
 
 class NumberOfCapitalWords(Counted):
-    """Words without a small letter."""
+    """Words without a lower-case letter."""
 
     id: Literal["capital_words"]
 
@@ -150,7 +150,7 @@ class NumberOfCapitalWords(Counted):
 
 
 class NumberOfOneLetter(Counted):
-    """One character, capital or not."""
+    """One character, in either case."""
 
     id: Literal["letter"]
     letter: Annotated[str, Field(min_length=1, max_length=1)]
@@ -160,7 +160,7 @@ class NumberOfOneLetter(Counted):
 
 
 class Keywords(Ranged):
-    """Each of them so often, as a word of its own; capital or not makes no difference."""
+    """Each keyword in a number of places, as a word of its own; case does not matter."""
 
     id: Literal["keywords"]
     words: Texts
@@ -170,7 +170,7 @@ class Keywords(Ranged):
 
 
 class StartsWith(Instruction):
-    """The response begins with the text; space around and capitals make no difference."""
+    """The response begins with the text; case and space around do not matter."""
 
     id: Literal["starts_with"]
     text: Text
@@ -180,7 +180,7 @@ class StartsWith(Instruction):
 
 
 class EndsWith(Instruction):
-    """The response ends with the text; likewise."""
+    """The response ends with the text; case and space around do not matter."""
 
     id: Literal["ends_with"]
     text: Text
@@ -190,7 +190,7 @@ class EndsWith(Instruction):
 
 
 class ParagraphStartsWith(Instruction):
-    """One of the paragraphs, counted from 1, begins with the text; likewise."""
+    """One of the paragraphs, counted from 1, begins with the text; case and space around do not matter."""
 
     id: Literal["paragraph_starts_with"]
     paragraph: PositiveInt
@@ -204,7 +204,7 @@ class ParagraphStartsWith(Instruction):
 
 
 class OneOf(Instruction):
-    """The response is one of the texts and no more; likewise."""
+    """The response is one of the texts and no more; case and space around do not matter."""
 
     id: Literal["one_of"]
     texts: Texts
@@ -214,7 +214,7 @@ class OneOf(Instruction):
 
 
 class Uppercase(Instruction):
-    """No small letter, and at least one capital."""
+    """No lower-case letter, and at least one capital."""
 
     id: Literal["uppercase"]
 
@@ -223,7 +223,7 @@ class Uppercase(Instruction):
 
 
 class Lowercase(Instruction):
-    """No capital, and at least one small letter."""
+    """No capital, and at least one lower-case letter."""
 
     id: Literal["lowercase"]
 
@@ -232,7 +232,7 @@ class Lowercase(Instruction):
 
 
 class NoCommas(Instruction):
-    """No comma, of any script."""
+    """No comma, in any script."""
 
     id: Literal["no_commas"]
 
@@ -309,7 +309,7 @@ Kind = (
     | Postscript
 )
 KINDS: dict[str, type[Instruction]] = {get_args(kind.model_fields["id"].annotation)[0]: kind for kind in get_args(Kind)}
-"""Every class by the `id` that rows name it by."""
+"""Every class, by its `id` in rows."""
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -321,5 +321,5 @@ def _occurrences(words: str, text: str) -> int:
 
 
 def _plain(text: str) -> str:
-    """As texts are compared: without space around, in lower case."""
+    """Normalizes a text for comparison: lower case, without space around."""
     return text.strip().casefold()

@@ -1,6 +1,6 @@
 """Rewards for following instructions that a program can check.
 
-A row has a list of them, each an object with an `id`, one of `instruction_kinds.KINDS`, and what that kind takes.
+A row has a list of them, each an object with an `id`, one of `instruction_kinds.KINDS`, and that kind's arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class InstructionReward:
     """The share of a row's instructions that the response follows.
 
     Attributes:
-        section: Where they stand, and whether a share counts.
+        section: The field of the instructions, and the choice between a share and all or nothing.
     """
 
     section: InstructionSection
@@ -43,16 +43,16 @@ class InstructionReward:
 
 _INSTRUCTIONS = TypeAdapter(list[Annotated[Kind, Field(discriminator="id")]])
 KNOWN = _INSTRUCTIONS.json_schema()
-"""All kinds with what they take, as a JSON schema."""
+"""All kinds with their arguments, as a JSON schema."""
 
 
 def _instructions(row: Row, name: str) -> Sequence[Instruction]:
-    """What the field `name` of a row without fault asks for."""
+    """The instructions in the field `name` of a row without fault."""
     return _INSTRUCTIONS.validate_python([_drop_nulls(item) for item in row[name]])
 
 
 def fault(row: Row, name: str) -> str | None:
-    """What is wrong with the instructions in a field of a row, if anything."""
+    """The fault of the instructions in a field of a row; None if there is none."""
     wrong = complaint(row, {name: "list"})
     if wrong is not None:
         return wrong
@@ -68,7 +68,7 @@ def fault(row: Row, name: str) -> str | None:
 
 
 def _complaint(problem: ErrorDetails, path: list[int | str]) -> str:
-    """`path` leads from an instruction to what is wrong: its id, then one of its arguments."""
+    """Formats a problem; `path` leads from an instruction to it: its id, then one of its arguments."""
     known = ", ".join(KINDS)
     match problem["type"]:
         case "union_tag_invalid":
@@ -95,5 +95,5 @@ def _argument_complaint(problem: ErrorDetails, key: str, kind: type[Instruction]
 
 
 def _drop_nulls(item: Any) -> Any:
-    """Without the arguments that are null, for a table has the same columns for all instructions."""
+    """Drops the arguments that are null, since a table has the same columns for all instructions."""
     return {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else item

@@ -26,14 +26,14 @@ _CHILD = Child(__name__)
 
 
 def verify(gold: str, text: str) -> bool | None:
-    """Whether the answer in `text` equals the one in `gold`; repeated questions are answered from memory.
+    """Returns true if the answer in `text` equals the one in `gold`; repeated questions are answered from a cache.
 
     Args:
         gold: The right answer.
-        text: A response, or what of it holds the answer. math-verify takes the last expression it finds.
+        text: A response, or the part of it that holds the answer. math-verify takes the last expression it finds.
 
     Returns:
-        None where the child could not tell within its time.
+        None if the child did not finish within its time.
 
     Raises:
         RuntimeError: If math-verify cannot be started.
@@ -47,7 +47,7 @@ def _ask_cached(gold: str, text: str) -> bool | None:
 
 
 def ask(child: Child, gold: str, text: str) -> bool | None:
-    """What a child with this module says; None if it died of the question, which is by its limit on CPU time."""
+    """Asks a child with this module; None if the question killed it, which is by its limit on CPU time."""
     try:
         child.start()
         with child.ask_streaming([gold, text]) as reply:
@@ -55,13 +55,15 @@ def ask(child: Child, gold: str, text: str) -> bool | None:
     except ChildDied as death:
         if death.signal == signal.SIGPROF:
             return None
-        raise RunError(f"math-verify's process ended over {text!r}: {death}; the same command goes on") from None
+        raise RunError(
+            f"math-verify's process ended over {text!r}: {death}; the same command resumes the run"
+        ) from None
     except ChildError as error:
         raise InputError(f"math-verify could not be started ({error}); is the package math-verify installed?") from None
 
 
 def answers() -> Answers:
-    """In the child: reads [gold, text], says whether they are equal."""
+    """Runs in the child: reads [gold, text], replies if they are equal."""
     from math_verify import parse
     from math_verify import verify as equal
 

@@ -1,4 +1,4 @@
-"""A reward function of the user's, as its child process sees it: found, looked at, and called (see `child`).
+"""A user's reward function, as its child process sees it: found, inspected, and called (see `child`).
 
 Imports nothing heavy, so that the child holds what the function needs and no more.
 """
@@ -20,7 +20,7 @@ Function = Callable[[str, str, str, dict[str, Any]], float | None]
 
 
 def answers(function: str) -> Answers:
-    """In the child: reads a list of [prompt, response, answer, row], and says one reward, or what went wrong, for each.
+    """Runs in the child: reads a list of [prompt, response, answer, row], and replies a reward or an error for each.
 
     Raises:
         ValueError: If there is no such function, or it does not take four arguments.
@@ -43,7 +43,7 @@ def load(function: str) -> Function:
 def _takes_four(found: Callable[..., Any], function: str) -> None:
     try:
         signature = inspect.signature(found)
-    except ValueError:  # some that are written in C have none to look at
+    except ValueError:  # some functions in C have no signature
         return
     try:
         signature.bind("prompt", "response", "answer", {})
@@ -57,7 +57,7 @@ def _takes_four(found: Callable[..., Any], function: str) -> None:
 def _score(judge: Function, given: list[Any]) -> dict[str, Any]:
     try:
         reward = judge(*given)
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # any error of the user's code
         return {"wrong": user_code.describe_error(error), "trace": traceback.format_exc()}
     if reward is None:
         return {"reward": None}

@@ -1,4 +1,4 @@
-"""What responses are worth by a model that was trained on preferences: it reads the very tokens that were sampled."""
+"""Rewards by a model that was trained on preferences: it reads the very tokens that were sampled."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class RewardModel:
     """Scores a batch of responses.
 
     Attributes:
-        learner: Holds the reward model, and does not learn.
+        learner: The reward model, frozen.
     """
 
     learner: Learner
 
     def __call__(self, batch: Batch) -> Tensor:
-        """r(x, y) of each sequence, fp32 [B]."""
+        """Computes r(x, y) of each sequence, fp32 [B]."""
         _, reward_B = self.learner.values(replace(batch, sampling=None))
         return reward_B

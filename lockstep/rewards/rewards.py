@@ -1,6 +1,6 @@
-"""What responses are worth: by math-verify, by checks and tests of their rows, or by a function of the user's.
+"""Rewards of responses: by math-verify, by checks and tests of their rows, or by a function of the user's.
 
-A reward may be None, "no verdict": nobody could say, so the response must count neither for nor against anything.
+A reward may be None, "no verdict": it could not be decided, so the response counts neither for nor against anything.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from lockstep.types import Prompt
 
 JUDGE, NOBODY = "judge", "none"
 _SET_UP = "the recipe sets up what its rows may name"
-"""What a row says in place of a verifier: that a judge is to reward it, or nobody."""
+"""Words of a row in place of a verifier: a judge rewards it, or nothing does."""
 
 NO_ANSWERS = Rule(lambda row: None, "nobody reads an answer", lambda row: False)
-"""For rows whose responses nobody compares with a right answer."""
+"""The rule for rows whose responses are not compared with a right answer."""
 _UNREAD = """data.answer='""' asks for none, where reward.function reads none"""
 
 _BARE_LATEX = re.compile(r"[\\^]")
@@ -36,19 +36,19 @@ _DELIMITED_LATEX = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[")
 
 
 class RewardError(InputError):
-    """A reward function that cannot be found, or that does not do what one must; the message says which and where."""
+    """A reward function that cannot be found or breaks its contract; the message says which and where."""
 
 
 class Reward(Protocol):
-    """Judges responses."""
+    """A function that scores responses."""
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
-        """One reward per response; None: no verdict.
+        """Returns one reward per response; None: no verdict.
 
         Args:
-            prompts: What was responded to; one per response.
+            prompts: The prompts, one per response.
             responses: Text, without the stop token.
             answers: The right answers, from `data.answer`.
         """
@@ -57,10 +57,10 @@ class Reward(Protocol):
 
 @dataclass(frozen=True)
 class MathReward:
-    """1 where the response's answer equals the right one by math-verify, else 0; None where checking took too long.
+    """Reward 1 if the response's answer equals the right one by math-verify, else 0; None if checking took too long.
 
     Attributes:
-        marker: The answer is what follows the last of these, and a response without one is wrong; None: the whole text.
+        marker: The answer follows the last marker, and a response without one is wrong; None: the whole text.
             In the right answer, too, only what follows the last marker counts, if it has one.
     """
 
@@ -92,12 +92,12 @@ class MathReward:
         return None if verdict is None else float(verdict)
 
     def extract_answer(self, response: str) -> str | None:
-        """Where math-verify looks for the answer of a response; None where the marker is missing."""
+        """The part of a response in which math-verify looks for the answer; None if the marker is missing."""
         text = self._after_marker(response)
         return text if text is None or self.marker is None else _delimit(text)
 
     def _after_marker(self, text: str) -> str | None:
-        """What follows the last marker; None where there is none."""
+        """The text after the last marker; None if there is none."""
         if self.marker is None:
             return text
         _, marker, after = text.rpartition(self.marker)
@@ -112,10 +112,10 @@ def _delimit(text: str) -> str:
 
 @dataclass(frozen=True)
 class PythonReward:
-    """What a function of the user's says.
+    """Reward by a function of the user's.
 
     It is called as `f(prompt, response, answer, row)` for each response and returns a number, or None for no verdict.
-    It lives in a process of its own, from the first response of a run to the last: what it keeps in its module stays,
+    It lives in a process of its own, from the first response of a run to the last: its module's state persists,
     and where it hangs or crashes the run can say so.
 
     Attributes:
@@ -170,10 +170,10 @@ class PythonReward:
 
 @dataclass(frozen=True)
 class ByRow:
-    """Each response by the verifier that its row names; None where the row names none.
+    """Reward by the verifier that the row names; None where the row names none.
 
     Attributes:
-        field: Of the row, with the name of its verifier.
+        field: Field of the row with the name of its verifier.
         verifiers: Rewards by name.
     """
 
@@ -195,7 +195,7 @@ class ByRow:
 
 @dataclass(frozen=True)
 class NoReward:
-    """No verdict on anything: somebody else judges."""
+    """No verdict on any response: something else scores."""
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -205,7 +205,7 @@ class NoReward:
 
 
 def build(section: RewardSection | None) -> Reward:
-    """The reward that a recipe asks for; it may ask for none.
+    """Builds the reward of a recipe; without a section, no reward.
 
     Raises:
         RewardError: Its function cannot be found.
@@ -241,18 +241,18 @@ def _verifier(section: RewardSection, name: Verifier) -> Reward:
 
 
 def find_unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:
-    """Which prompts are a judge's to reward: no program can tell what a response to them is worth."""
+    """Marks the prompts that are left to a judge, since no program can score their responses."""
     if section is None or section.verifier is None:
         return [section is None] * len(prompts)
     return [prompt.row[section.verifier] == JUDGE for prompt in prompts]
 
 
 def rule_of(section: RewardSection | None, judge: bool = False) -> Rule:
-    """What rows must be like for the reward that a recipe asks for.
+    """The requirements of a recipe's reward on rows.
 
     Args:
-        section: The recipe's; None: it asks for none.
-        judge: Whether somebody rewards the rows that say `judge`.
+        section: The reward section; None: there is no reward.
+        judge: True if a judge rewards the rows that say `judge`.
     """
     if section is None:
         return NO_ANSWERS
@@ -274,13 +274,13 @@ def rule_of(section: RewardSection | None, judge: bool = False) -> Rule:
 
 
 def _reads_answer(section: RewardSection, row: Row) -> bool:
-    """Whether a right answer is part of what a row's verifier goes by."""
+    """True if a row's verifier reads the right answer."""
     named = section.type if section.verifier is None else row.get(section.verifier)
     return any(name == named and _compares(name) for name in section.verifiers)
 
 
 def _compares(name: Verifier) -> bool:
-    """Whether a verifier is told the right answer."""
+    """True if a verifier reads the right answer."""
     match name:
         case "math" | "python":
             return True
@@ -291,7 +291,7 @@ def _compares(name: Verifier) -> bool:
 
 
 def _fault(section: RewardSection, name: Verifier, row: Row) -> str | None:
-    """What is wrong with a row that a verifier judges, if anything."""
+    """The fault of a row for a verifier; None if there is none."""
     match name:
         case "math" | "python":
             return None
@@ -307,12 +307,12 @@ def _fault(section: RewardSection, name: Verifier, row: Row) -> str | None:
 
 @dataclass(frozen=True)
 class _FaultByRow:
-    """What is wrong with a row that names its verifier, if anything.
+    """Finds the fault of a row that names its verifier; None if there is none.
 
     Attributes:
-        field: Of the row, with the name.
-        section: Sets the verifiers up.
-        judge: Whether a row may name the judge.
+        field: Field of the row with the name.
+        section: Configures the verifiers.
+        judge: True if a row may name the judge.
     """
 
     field: str

@@ -1,7 +1,7 @@
-"""Episodes: responses and observations by turns, until the environment ends them or a limit does.
+"""Multi-turn episodes: responses and observations in turns, until the environment or a limit ends them.
 
-Token ids are appended and never made anew: the policy goes on from the very tokens that it drew, and an observation is
-tokenised by itself. Its tokens are masked. An environment that raises, hangs, ends its process or returns nonsense
+Token ids are appended and never made anew: the policy continues from the very tokens that it sampled, an observation is
+tokenized by itself, and its tokens are masked. An environment that raises, hangs, ends its process or returns nonsense
 costs its own episode, which then has no verdict; it is counted, and named.
 """
 
@@ -26,10 +26,10 @@ from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
 
-_ENDING_S = 5.0  # for threads to see that their processes were killed
+_ENDING_S = 5.0  # seconds for threads to notice that their processes were killed
 
 Observed = Callable[[str, int], Sequence[int]]
-"""The tokens of an observation, behind a turn that ended with this token."""
+"""Converts an observation, and the token that ended the turn before it, to tokens."""
 
 
 class EnvironmentFault(InputError):
@@ -38,7 +38,7 @@ class EnvironmentFault(InputError):
 
 @dataclass
 class _Episode:
-    """One episode: its tokens so far in pieces, and what was said and heard."""
+    """One episode: its tokens so far in pieces, its responses and observations."""
 
     number: int
     prompt: Prompt
@@ -55,29 +55,29 @@ class _Episode:
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
+        """Number of tokens so far."""
         return sum(map(len, self.tokens))
 
     @property
     def move(self) -> dict[str, Any]:
-        """What the environment's process is told."""
+        """The message to the environment's process."""
         told = {"row": dict(self.prompt.row), "seed": self.request.key, "said": self.said, "heard": self.heard}
         return {"episode": self.number, **told}
 
     def next_request(self) -> Request:
-        """To go on from here; each turn has random numbers of its own."""
+        """The request for the next turn; each turn has random numbers of its own."""
         turn = len(self.said)
         key = keyed.key(self.request.key, "turn", turn) if turn else self.request.key
         return Request(tuple(torch.cat(self.tokens).tolist()), key)
 
     def append(self, tokens_T: Tensor, logprob_T: Tensor | None = None) -> None:
-        """A response with its log-probabilities, or an observation."""
+        """Appends a response with its log-probabilities, or an observation."""
         self.tokens.append(tokens_T)
         self.mask.append(torch.full(tokens_T.shape, logprob_T is not None))
         self.logprobs.append(torch.zeros(tokens_T.shape) if logprob_T is None else logprob_T)
 
     def take_reply(self, said: dict[str, Any]) -> None:
-        """Takes what the environment's process replied."""
+        """Applies the reply of the environment's process."""
         if "wrong" in said:
             self.fail(said["wrong"])
             return
@@ -91,18 +91,18 @@ class _Episode:
 
 
 _Ask = Callable[[Child, Sequence[_Episode]], None]
-"""Lets a process answer its episodes."""
+"""Has a process answer its episodes."""
 
 
 class Episodes:
-    """Plays with environments in processes of their own, several at a time.
+    """Runs episodes with environments in processes of their own, several at a time.
 
     Args:
-        section: Which environment, and its limits.
+        section: The environment and its limits.
         stops: The tokens of `section.stop`.
-        decode: A response as text.
-        observed: An observation as tokens.
-        note: Is told of what went wrong.
+        decode: Converts a response to text.
+        observed: Converts an observation to tokens.
+        note: Shows the user failures.
 
     Raises:
         EnvironmentFault: There is no such environment.
@@ -124,16 +124,16 @@ class Episodes:
     def play(
         self, engine: SamplerSession, prompts: Sequence[Prompt], requests: Sequence[Request], sampling: SamplingParams
     ) -> Batch:
-        """Plays an episode from each request to its end.
+        """Runs an episode from each request to its end.
 
         Args:
-            engine: Draws responses, inside of its bracket.
-            prompts: What each request asks.
+            engine: Open session that samples responses.
+            prompts: The prompt of each request.
             requests: The first turns.
-            sampling: Of each turn; `max_tokens` is that of one response.
+            sampling: The distribution of each turn; `max_tokens` is that of one response.
 
         Returns:
-            As `Sampler.generate`; `mask` is off at observations, and `truncated` where a limit ended the episode.
+            See `Sampler.generate`; `mask` is off at observations, and `truncated` is on where a limit ended an episode.
             Besides, per sample, `environment_reward` (NaN: no verdict), `environment_fault` and `turns`.
 
         Raises:
@@ -147,7 +147,7 @@ class Episodes:
         return _batch(episodes, versions, sampling)
 
     def _turns(self, episodes: Sequence[_Episode], engine: SamplerSession, sampling: SamplingParams) -> Tensor:
-        """Plays until all have ended. Returns the versions of the weights, int64 [B]."""
+        """Runs turns until all episodes have ended. Returns the versions of the weights, int64 [B]."""
         under_way, versions = episodes, torch.zeros(len(episodes), dtype=torch.int64)
         ask = partial(self._ask, episodes)
         for _ in range(self._section.max_turns):
@@ -162,7 +162,7 @@ class Episodes:
     def _turn(
         self, episodes: Sequence[_Episode], ask: _Ask, engine: SamplerSession, sampling: SamplingParams
     ) -> Tensor:
-        """A response of each, and an answer to it. Returns the versions of the weights, int64 [B]."""
+        """Runs one turn of each episode: a response and its answer. Returns the versions of the weights, int64 [B]."""
         batch = engine.generate([episode.next_request() for episode in episodes], sampling).to("cpu")
         drawn = zip(batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), strict=True)
         cut_off = batch["truncated"].tolist()
@@ -172,25 +172,25 @@ class Episodes:
             episode.truncated = cut
         self._ask_all(episodes, ask)
         for episode in episodes:
-            self._go_on(episode, sampling.max_tokens)
+            self._observe(episode, sampling.max_tokens)
         return batch["version"]
 
     def _ask_all(self, episodes: Sequence[_Episode], ask: _Ask) -> None:
-        """Lets all processes answer side by side. An error, Ctrl-C for one, ends them: none is waited for."""
+        """Has all processes answer side by side. An error, such as Ctrl-C, ends them: none is waited for."""
         answers: list[Future[None]] = []
         try:
             for child, share in zip(self._children, self._shares(episodes), strict=True):
                 answers.append(run_in_background(partial(ask, child, share)))
             for answer in wait_for_all(answers):
-                answer.result()  # raises what it raised
+                answer.result()  # raises the thread's error
         except BaseException:
             for child in self._children:
                 child.kill()
             wait(answers, _ENDING_S)
             raise
 
-    def _go_on(self, episode: _Episode, room: int) -> None:
-        """Reads the observation, if the episode goes on and leaves so many tokens of room behind it."""
+    def _observe(self, episode: _Episode, room: int) -> None:
+        """Appends the observation, if the episode continues and has room for it and `room` more tokens."""
         episode.ended |= episode.truncated
         if episode.ended:
             return
@@ -202,15 +202,15 @@ class Episodes:
             episode.append(seen)
 
     def _shares(self, episodes: Sequence[_Episode]) -> list[list[_Episode]]:
-        """Those of each process; an episode stays in its own."""
+        """The episodes of each process; an episode stays in its own."""
         count = len(self._children)
         return [[episode for episode in episodes if episode.number % count == k] for k in range(count)]
 
     def _ask(self, everyone: Sequence[_Episode], child: Child, episodes: Sequence[_Episode]) -> None:
-        """Lets a process answer; whoever makes it hang or end fails, and those behind are asked in a new one.
+        """Has a process answer; an episode that makes it hang or end fails, and those behind are asked in a new one.
 
         Raises:
-            EnvironmentFault: More of everyone failed than the recipe allows; each that hangs takes its time.
+            EnvironmentFault: More of `everyone` failed than the recipe allows; each one that hangs takes its time.
         """
         while episodes:
             self._start(child)
@@ -218,7 +218,7 @@ class Episodes:
             self._failures(everyone)
 
     def _ask_once(self, child: Child, episodes: Sequence[_Episode]) -> list[_Episode]:
-        """Those that have no answer, since the process was lost before."""
+        """Asks once. Returns the episodes without an answer, since the process was lost before."""
         behind = iter(episodes)
         episode = next(behind)
         try:
@@ -228,7 +228,7 @@ class Episodes:
                     episode.take_reply(self._answer(reply))
         except ChildHangs:
             episode.fail(f"did not answer within {self._section.timeout_s:g} s and was ended")
-            self._tell_of_hanging(episode)
+            self._note_hanging(episode)
         except ChildDied as error:
             episode.fail(f"ended its process ({error})")
         return list(behind)
@@ -247,17 +247,17 @@ class Episodes:
             what = "takes too long" if isinstance(error, ChildHangs) else f"ended the process ({error})"
             raise EnvironmentFault(f"environment.class_name {self._section.class_name}: importing it {what}") from None
 
-    def _tell_of_hanging(self, episode: _Episode) -> None:
-        """Names the first that hangs at once: with others that do the same, a step may take long."""
+    def _note_hanging(self, episode: _Episode) -> None:
+        """Notes the first hanging episode at once: with others that hang, too, a step may take long."""
         if not self._told_of_hanging:
             self._told_of_hanging = True
             self._note(f"{self._describe_fault(episode)}; others that hang take as long (environment.timeout_s)")
 
     def _failures(self, episodes: Sequence[_Episode]) -> str:
-        """How many failed, and the first of them; nothing where none did.
+        """Describes how many episodes failed, and the first of them; empty if none did.
 
         Raises:
-            EnvironmentFault: More than the recipe allows.
+            EnvironmentFault: More failed than the recipe allows.
         """
         failed = [episode for episode in episodes if episode.fault is not None]
         limit = self._section.max_no_verdict_rate

@@ -1,10 +1,10 @@
-"""Evaluation: every question is answered some times, every response judged, and the judgements counted.
+"""Evaluation: every question is answered a number of times, every response graded, and the grades counted.
 
-The trainer's validation and `lockstep eval` are this one piece. What a response became is a `Sample`, plain data that
-goes into a file and comes back; figures are made of samples alone, so they can be made again from the file.
+The trainer's validation and `lockstep eval` share this code. A graded response is a `Sample`, plain data that can be
+stored in a file; figures are computed from samples alone, so also from the file.
 
-A response without a verdict is neither right nor wrong. It is counted, and left out: a question's figures stand on its
-judged responses, and a question that has fewer of them than k has no part in pass@k and maj@k.
+A response without a verdict is neither right nor wrong. It is counted, and left out: a question's figures are of its
+graded responses, and a question that has fewer of them than k has no part in pass@k and maj@k.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from lockstep.rollouts.votes import Votes, votes_of
 from lockstep.types import Prompt, SamplingParams
 
 Figures = dict[str, Estimate]
-"""By name, in the order in which they are shown: `reward`, `pass@1`, `pass@4`, `maj@4`, …"""
+"""Estimates by name, in the order in which they are shown: `reward`, `pass@1`, `pass@4`, `maj@4`, …"""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One response to one question, judged.
+    """One graded response to one question.
 
     Attributes:
         question: Row of the data, counted from 0 over the rows that are used.
-        id: Names the row, `file:line`.
-        draw: Which of the question's responses this is, from 0.
-        prompt: As the model reads it.
-        response: What it wrote.
+        id: Id of the row, `file:line`.
+        draw: Number of this response among the question's, from 0.
+        prompt: The prompt as the model reads it.
+        response: The response as text.
         answer: The right answer, as `data.answer` renders it.
         score: The reward; None: no verdict.
-        vote: The answer that it gives, by the name that equal answers to this question share; None: none that counts.
+        vote: The answer that it gives, by a name that equal answers to this question share; None: no valid answer.
         tokens: Length of the response.
-        truncated: Whether it was cut off.
+        truncated: True if it was cut off.
     """
 
     question: int
@@ -61,16 +61,16 @@ class Sample:
 def sample_answers(
     collector: RolloutCollector, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
 ) -> list[Sample]:
-    """Answers each prompt `num_samples` times and judges every response.
+    """Samples and grades `num_samples` responses to each prompt.
 
-    Draws are keyed by question and number: they do not depend on batches, and those of 4 samples are the first of 16.
+    Random numbers are keyed by question and number, not by batch: 4 samples are the first 4 of 16.
 
     Args:
-        collector: Samples and judges.
+        collector: Samples and grades.
         prompts: The questions.
-        position: Row of the first of them.
-        sampling: The distribution that responses are drawn from.
-        num_samples: Responses per question, next to each other in what is returned.
+        position: Row of the first prompt.
+        sampling: The distribution that responses are sampled from.
+        num_samples: Responses per question, next to each other in the result.
     """
     rollouts = collector.validate(prompts, position, sampling, num_samples)
     tokens = rollouts.batch.per_sample(rollouts.batch.mask.long()).tolist()
@@ -105,12 +105,12 @@ def _votes(
 
 @dataclass(frozen=True)
 class Grading:
-    """Which figures a recipe's reward allows.
+    """The figures that a recipe's reward allows.
 
     Attributes:
         pass_score: A response passes with this reward or more; None: there is no pass@k.
-        majority: Whether responses have votes.
-        graded: Whether rewards are more than right and wrong, so that their mean is a figure of its own.
+        majority: True if responses have votes.
+        graded: True if rewards are more than right and wrong, so that their mean is a figure of its own.
     """
 
     pass_score: float | None
@@ -118,10 +118,10 @@ class Grading:
     graded: bool
 
     def figures(self, samples: Sequence[Sample], ks: Sequence[int]) -> Figures:
-        """What the samples say, with 95 % intervals over questions.
+        """Computes figures from samples, with 95 % intervals over questions.
 
         Args:
-            samples: All of a question's next to each other.
+            samples: Samples, those of a question next to each other.
             ks: The k of pass@k and, from 2 on, of maj@k.
         """
         figures: Figures = {}
@@ -139,7 +139,7 @@ class Grading:
         return figures
 
     def metrics(self, samples: Sequence[Sample], ks: Sequence[int]) -> Metrics:
-        """The same for a run's log. `accuracy`, or `reward` where rewards are graded, is the headline.
+        """Computes the figures as metrics of a run. `accuracy`, or `reward` where rewards are graded, is the headline.
 
         Each figure has the ends of its interval beside it, `accuracy_low` and `accuracy_high`.
         """
@@ -161,7 +161,7 @@ class Grading:
 
 
 def grading(section: RewardSection | None, environment: EnvironmentSection | None = None) -> Grading:
-    """How responses are counted that a recipe's reward judges; without one the environment does, or a reward model."""
+    """The grading of responses by a recipe's reward; without one, by the environment or a reward model."""
     if section is None:
         return _build_grading(None if environment is None else environment.pass_score)
     match section.type:
@@ -187,12 +187,12 @@ def _build_grading(pass_score: float | None) -> Grading:
 
 
 def _all_or_nothing(options: InstructionSection | CodeSection | None) -> bool:
-    """Whether a verifier that could give a share gives 1 or 0."""
+    """True if a verifier that could give a share gives 1 or 0."""
     return options is not None and options.all_or_nothing
 
 
 def lengths(samples: Sequence[Sample]) -> Metrics:
-    """Lengths, truncation, and how many responses had no verdict."""
+    """Metrics of lengths, truncation, and missing verdicts."""
     tokens = [sample.tokens for sample in samples]
     return Metrics(
         no_verdict=Sum(sum(sample.score is None for sample in samples)),

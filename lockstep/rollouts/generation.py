@@ -1,4 +1,4 @@
-"""Generations: what is written about a prompt and the replies to it, and how a sampler's batch becomes replies."""
+"""Records of generations: a prompt and its replies as a line of JSON; and the conversion of batches to replies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lockstep.types import Prompt, Reply
 
 
 def replies_of(batch: Batch, decode: Callable[[Sequence[int]], str], logprobs: bool) -> list[Reply]:
-    """What a sampler drew, as text.
+    """Converts a sampler's batch to replies.
 
     Args:
-        batch: As of `Sampler.generate`.
-        decode: Turns a response's tokens into text.
-        logprobs: Whether replies carry log-probabilities.
+        batch: See `Sampler.generate`.
+        decode: Converts a response's tokens to text.
+        logprobs: True if replies carry log-probabilities.
     """
     columns = zip(
         batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), batch["truncated"], strict=True
@@ -31,10 +31,10 @@ def replies_of(batch: Batch, decode: Callable[[Sequence[int]], str], logprobs: b
 
 
 def line_of(prompt: Prompt, replies: Sequence[Reply]) -> str:
-    """A prompt and its replies as a line of JSON; the row's numbers stand as they were written.
+    """A prompt and its replies as a line of JSON; the row's numbers keep their form.
 
     Raises:
-        TypeError: The row holds what JSON does not know.
+        TypeError: The row holds a type that JSON does not have.
     """
     record: dict[str, Any] = {"id": prompt.id, "prompt": prompt.text}
     if prompt.tokens_cut:
@@ -51,7 +51,7 @@ def line_of(prompt: Prompt, replies: Sequence[Reply]) -> str:
 
 
 def account(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """What records come to, in numbers that add up."""
+    """Totals of records."""
     reasons = [reason for record in records for reason in record["finish_reasons"]]
     return {
         "prompts": len(records),

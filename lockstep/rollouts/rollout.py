@@ -1,4 +1,4 @@
-"""Rollouts: prompts become responses, responses become scores. Every draw is keyed, so nothing depends on batching."""
+"""Rollouts: prompts become responses, responses become scores. Random numbers are keyed, not bound to batches."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Rollouts:
     """Scored responses, one per row of the batch.
 
     Attributes:
-        batch: As the sampler gave it, with per sample `score` (NaN: no verdict). One prompt's responses are neighbours.
+        batch: The sampler's batch, with per-sample `score` (NaN: no verdict). Responses to one prompt are neighbors.
         prompts: The prompt of each row.
-        responses: Each row's response as text; of an episode, all that follows the prompt.
+        responses: Text of each response; of an episode, all that follows the prompt.
     """
 
     batch: Batch
@@ -35,7 +35,7 @@ class Rollouts:
     responses: list[str]
 
     def metrics(self) -> Metrics:
-        """Reward, lengths, truncation; a response without a verdict is counted and not averaged."""
+        """Metrics of rewards, lengths and truncation; a response without a verdict is counted and not averaged."""
         judged = self.batch["score"].isfinite()
         score = self.batch["score"][judged]
         extremes = Metrics(reward_min=Min(score.min()), reward_max=Max(score.max())) if len(score) else Metrics()
@@ -50,7 +50,7 @@ class Rollouts:
         )
 
     def lengths(self) -> Metrics:
-        """Lengths and truncation."""
+        """Metrics of lengths and truncation."""
         length_B = self.batch.per_sample(self.batch.mask.float())
         return Metrics(
             response_length=Mean(length_B.sum(), len(self.batch)),
@@ -59,7 +59,7 @@ class Rollouts:
         )
 
     def _episodes(self) -> Metrics:
-        """Of those that were played with an environment."""
+        """Metrics of episodes with an environment."""
         if "turns" not in self.batch.sample:
             return Metrics()
         return Metrics(
@@ -69,7 +69,7 @@ class Rollouts:
 
 
 class PromptStream(Protocol):
-    """What training asks, without end; `lockstep.data.prompts.Prompts` reads it from a file."""
+    """An endless stream of training prompts; `lockstep.data.prompts.Prompts` reads it from a file."""
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
         """The prompts at `position` … `position + count − 1` of a run."""
@@ -82,15 +82,15 @@ class PromptStream(Protocol):
 
 @dataclass(frozen=True)
 class RolloutCollector:
-    """Everything that turns a position in the data into scored responses.
+    """Collects rollouts: from a position in the data to scored responses.
 
     Attributes:
-        engine: Draws them.
-        prompts: What they respond to.
-        reward: Judges them; `NoReward` where the environment does.
-        decode: Tokens as text.
-        seed: Of all draws.
-        environment: Answers each response, until an episode has ended; None: a response is all.
+        engine: Samples responses.
+        prompts: The prompts.
+        reward: Scores responses; `NoReward` where the environment does.
+        decode: Converts tokens to text.
+        seed: Seed of the random numbers.
+        environment: Answers each response, until an episode has ended; None: single-turn.
     """
 
     engine: SamplerSession
@@ -101,23 +101,23 @@ class RolloutCollector:
     environment: Episodes | None = None
 
     def collect(self, position: int, count: int, sampling: SamplingParams, num_generations: int) -> Rollouts:
-        """Answers the training prompts `position` … `position + count − 1`, each `num_generations` times."""
+        """Collects `num_generations` responses to each training prompt `position` … `position + count − 1`."""
         prompts = self.prompts.at(position, count, self.seed)
         return self._sample_rollouts(prompts, position, sampling, num_generations, "train")
 
     def validate(
         self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
     ) -> Rollouts:
-        """Answers held-out prompts, the first of them row `position` of its data, with the same draws each time."""
+        """Collects responses to held-out prompts from row `position` on, with the same random numbers each time."""
         return self._sample_rollouts(prompts, position, sampling, num_samples, "validation")
 
     def collect_mixed(
         self, position: int, count: int, sampling: SamplingParams, num_generations: int, max_batches: int
     ) -> tuple[Rollouts, int]:
-        """Draws until `count` prompts have responses of different scores (DAPO, Yu et al. 2025, §3.2).
+        """Samples until `count` prompts have responses of different scores (DAPO, Yu et al. 2025, §3.2).
 
         Returns:
-            Rollouts of exactly `count` such prompts, and the position behind the last one drawn.
+            Rollouts of exactly `count` such prompts, and the position after the last prompt that was taken.
 
         Raises:
             ValueError: If `max_batches` batches do not give enough.
@@ -151,7 +151,7 @@ class RolloutCollector:
         return Rollouts(batch.with_columns(sample={"score": score_B}), repeated, responses)
 
     def _scores(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
-        """What each response is worth, fp32 [B]; NaN: no verdict."""
+        """Scores of responses, fp32 [B]; NaN: no verdict."""
         if self.environment is None:
             return self._score(batch, prompts, responses)
         if isinstance(self.reward, NoReward):
@@ -166,14 +166,14 @@ class RolloutCollector:
 
 
 def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str) -> list[Request]:
-    """Asks for `num_generations` responses to each prompt, next to each other; draws are keyed by prompt and number.
+    """Requests for `num_generations` responses to each prompt, next to each other, keyed by prompt and number.
 
     Args:
-        prompts: What is asked.
-        position: Row of the first of them.
+        prompts: The prompts.
+        position: Row of the first prompt.
         num_generations: Responses per prompt.
-        seed: Of all draws.
-        role: What the responses are for.
+        seed: Seed of the random numbers.
+        role: Use of the responses, which separates their random numbers from others.
     """
     return [
         Request(prompt.tokens, keyed.key(seed, role, position + i, prompt.id, draw))
@@ -183,7 +183,7 @@ def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, 
 
 
 def _find_mixed_groups(score_PG: Tensor) -> Tensor:
-    """Prompts whose responses did not all score the same, bool [P]; a missing verdict makes no difference."""
+    """Prompts whose responses have different scores, bool [P]; missing verdicts are ignored."""
     highest = score_PG.nan_to_num(float("-inf")).amax(-1)
     lowest = score_PG.nan_to_num(float("inf")).amin(-1)
     return highest > lowest

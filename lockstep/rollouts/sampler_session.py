@@ -1,4 +1,4 @@
-"""The one bracket around generation: wake, refit, generate, sleep. Whatever generates for a learner does it inside."""
+"""The session around generation: wake, weight sync, generate, sleep. All generation for a learner is inside one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lockstep.weight_sync.sync import Snapshot, WeightSource, sync_weights
 
 
 class SamplerSession:
-    """A sampler that is awake, and holds the weights of a known version, between two points of the code only.
+    """A sampler that is awake, with weights of a known version, only inside a `with` block.
 
     Args:
-        sampler: Generates.
-        learner: Whose weights it gets; None: it keeps those that it began with.
+        sampler: The sampler.
+        learner: Its weights are synced; None: the sampler keeps its own.
         probe: See `sync_weights`.
-        phase: Times the refit.
+        phase: Times the weight sync.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class SamplerSession:
 
     @contextmanager
     def at(self, version: int = 0, snapshot: Snapshot | None = None) -> Iterator[Metrics]:
-        """Opens the bracket, with a refit where the sampler holds another version of the weights.
+        """Opens the session, with a weight sync if the sampler holds another version of the weights.
 
         Args:
-            version: Of the weights.
-            snapshot: Where they come from, if the learner may change before the bracket is closed, or has changed.
+            version: Version of the weights.
+            snapshot: Source of the weights, if the learner may change before the session ends, or has changed.
 
         Yields:
-            What the newest refit attested, for the log.
+            The metrics of the newest weight sync.
 
         Raises:
-            RuntimeError: If the bracket is open.
+            RuntimeError: If the session is open.
             RefitError: If the weights did not arrive.
         """
         if self._open:
@@ -57,12 +57,12 @@ class SamplerSession:
             if source is not None and not (self._sampler.version == version and self._attested == (source, version)):
                 self._sync_weights(source, version)
             yield self._record
-            self._sampler.sleep()  # not after an error, which is the one to tell
+            self._sampler.sleep()  # not after an error, which matters more
         finally:
             self._open = False
 
     def snapshot(self, version: int) -> Snapshot:
-        """The learner's weights as they are now, which is this version of them.
+        """Copies the learner's current weights, which are of this version.
 
         Raises:
             RuntimeError: If there is no learner.
@@ -72,28 +72,28 @@ class SamplerSession:
         return Snapshot.of(self._learner, version, self._sampler.dtype, self._probe)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        """As `Sampler.generate`.
+        """Generates, see `Sampler.generate`.
 
         Raises:
-            RuntimeError: Outside of the bracket.
+            RuntimeError: Outside the session.
         """
         self._require_open()
         return self._sampler.generate(requests, sampling)
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """As `Sampler.logprobs`.
+        """Scores, see `Sampler.logprobs`.
 
         Raises:
-            RuntimeError: Outside of the bracket.
+            RuntimeError: Outside the session.
         """
         self._require_open()
         return self._sampler.logprobs(batch)
 
     def send_again(self) -> None:
-        """Refits once more, with the weights and the version that the sampler has.
+        """Repeats the weight sync, with the weights and the version that the sampler has.
 
         Raises:
-            RuntimeError: Outside of the bracket, or where no refit came before.
+            RuntimeError: Outside the session, or without a weight sync before.
             RefitError: If the weights did not arrive.
         """
         self._require_open()

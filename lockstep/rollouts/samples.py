@@ -1,4 +1,4 @@
-"""Rollouts as people look at them: one row per response, with what the algorithm made of each of its tokens."""
+"""Rollouts for the sample log: one row per response, with what the algorithm computed for each of its tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 
-# Columns of the batch that are shown, by the names they are shown under.
+# Columns of the batch that are logged, and their names there.
 _SHOWN = {
     "logprob": "old_logprob",
     "gap": "gap",
@@ -23,11 +23,11 @@ _SHOWN = {
     "return": "return",
     "kl": "kl",
 }
-_POWERS = np.array([float(f"1e{power}") for power in range(23)])  # those that a float holds exactly
+_POWERS = np.array([float(f"1e{power}") for power in range(23)])  # exact as floats
 
 
 def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, count: int) -> list[dict[str, Any]]:
-    """The first `count` rollouts, plain enough for JSON. No verdict is a score that is NaN.
+    """The first `count` rollouts as rows of JSON types. A score of NaN is no verdict.
 
     `token` in a row has columns over the response, from the first token that the policy chose: `text`, `mask` (1:
     trained on), `logprob` (of the learner before the update), `gap` (that less the sampler's log-probability, taken
@@ -35,10 +35,10 @@ def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, c
     of tokens have five significant digits.
 
     Args:
-        rollouts: As they were sampled.
-        batch: The same sequences with what the algorithm made of them, and with the mask that was trained on.
-        collector: Where they came from.
-        count: Fewer if there are not so many.
+        rollouts: The rollouts as sampled.
+        batch: The same sequences with the algorithm's columns, and with the mask of training.
+        collector: The collector that sampled them.
+        count: Number of rows, or fewer if there are fewer.
     """
     rows = range(min(count, len(batch)))
     sampled, batch = rollouts.batch.select(rows).to("cpu"), batch.select(rows).to("cpu")
@@ -59,7 +59,7 @@ def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, c
 
 
 def round_significant(values: NDArray[Any], digits: int = 5) -> NDArray[np.float64]:
-    """Numbers with so many significant digits, and no digit more when they are printed; at most 22 after the point."""
+    """Rounds to a number of significant digits, also in print; at most 22 digits after the point."""
     exact = values.astype(np.float64)
     magnitude = np.abs(np.where(np.isfinite(exact) & (exact != 0), exact, 1.0))
     scale = _POWERS[np.clip(digits - 1 - np.floor(np.log10(magnitude)), 0, 22).astype(np.int64)]
@@ -67,7 +67,7 @@ def round_significant(values: NDArray[Any], digits: int = 5) -> NDArray[np.float
 
 
 def _responses(sampled: Batch) -> tuple[Tensor, Tensor]:
-    """Where in the flat tokens each response begins, and how long it is, [B] each."""
+    """Start of each response in the flat tokens, and its length, [B] each."""
     end_B = sampled.starts + sampled.lengths
     first_B = end_B.clone()
     chosen_M = sampled.mask.nonzero().squeeze(-1)
@@ -98,12 +98,12 @@ def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
 
 
 def _texts(responses: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]) -> list[list[str]]:
-    """What each token adds to its response; a token that holds only part of a character shows as U+FFFD."""
+    """The text that each token adds to its response; a token with only part of a character becomes U+FFFD."""
     first = cache(lambda token: decode([token]))
 
     @cache
     def later(token: int) -> str:
-        # Beside itself, because some tokenizers drop the space before the first token of a text.
+        # Decoded after itself, because some tokenizers drop the space before the first token of a text.
         alone, twice = first(token), decode([token, token])
         return twice.removeprefix(alone) if twice.startswith(alone) else alone
 

@@ -1,4 +1,4 @@
-"""Which responses to a question give the same answer, so that a majority can be found."""
+"""Votes for maj@k: groups of responses to a question that give the same answer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from lockstep.rewards.reward_model import RewardModel
 from lockstep.rewards.rewards import MathReward, Reward
 
 Votes = Callable[[Sequence[str], Sequence[float | None]], list[str | None]]
-"""Responses to one question and their rewards, to what each votes for: one text per answer; None: it has no vote."""
+"""From responses to one question, and their rewards, to votes: one text per answer; None: no vote."""
 
 
 def votes_of(reward: Reward | RewardModel) -> Votes | None:
-    """How responses are grouped by their answer; None where a reward judges without finding one."""
+    """The grouping of responses by answer; None for a reward that finds no answer in them."""
     return MathVotes(reward) if isinstance(reward, MathReward) else None
 
 
 class MathVotes:
-    """Groups answers that math-verify finds equal, under the first of them in the order of the responses.
+    """Groups answers that math-verify finds equal, named by the first of them in the order of the responses.
 
-    Right responses are one group: all equal the right answer. A response in which no answer can be read has no vote.
+    Right responses are one group, since all equal the right answer. A response without a readable answer has no vote.
 
     Args:
         reward: Finds the answer in a response.
@@ -42,7 +42,7 @@ class MathVotes:
 
 
 def _groups(texts: Sequence[str]) -> dict[str, str | None]:
-    """For each text the first one with an equal answer; None where no answer can be read."""
+    """Maps each text to the first one with an equal answer; None if no answer can be read."""
     groups: dict[str, str | None] = {}
     for text in dict.fromkeys(texts):
         if verify(text, text):

@@ -103,7 +103,7 @@ def test_a_stopped_evaluation_goes_on_to_the_same_files(
     lines = content.splitlines(keepends=True)
     (stopped / "samples.jsonl").write_bytes(b"".join(lines[:15]) + lines[15][:30])  # greedy, and part of a block
     ask("stopped")
-    assert "goes on after step 2" in capsys.readouterr().err
+    assert "resumes after step 2" in capsys.readouterr().err
     assert (stopped / "samples.jsonl").read_bytes() == content
     assert results(stopped) == results(whole)
 

@@ -476,7 +476,7 @@ def test_killed_at_any_instant_it_makes_only_what_is_missing(whole: bytes, kills
     there = parts("killed")
     answered = sum(part.count(b"\n") for _, part in there.values())
     last = subprocess.run(command(data, "killed"), check=True, capture_output=True, text=True)
-    assert f"goes on: {answered} prompts are answered already" in last.stderr
+    assert f"resumes: {answered} prompts are answered already" in last.stderr
     assert content("killed") == undisturbed
     print(
         f"{kills} kills over {count} blocks, after which there were {', '.join(map(str, after))}: none of them was"

@@ -297,7 +297,7 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
     whole, marked = part.read_text(), part.read_text().replace("unfinished", "not_whole")
     part.write_text(marked)
     ask("stopped")
-    assert "goes on: the responses to 2 prompts are judged already" in capsys.readouterr().err
+    assert "resumes: the responses to 2 prompts are judged already" in capsys.readouterr().err
     content = Path("stopped/judgements.jsonl").read_text()
     assert content.startswith(marked), "what was judged is not judged again"
     assert content.replace(marked, whole) == (plain / "judgements.jsonl").read_text()

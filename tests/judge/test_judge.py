@@ -263,7 +263,7 @@ def test_a_model_without_chat_template_is_asked_plainly() -> None:
     bare = byte_tokenizer()
     bare.chat_template = None
     with pytest.raises(
-        ValueError, match=r"judge\.chat is on, but the tokenizer of who is asked has no chat template; set"
+        ValueError, match=r"judge\.chat is on, but the tokenizer of the model that is asked has no chat template; set"
     ):
         Reader(bare, True, 10)
 

@@ -1,4 +1,4 @@
-"""Sets distillation up: the student, its teachers, and what they learn from."""
+"""Setup of distillation: the student, its teachers, and their sequences."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 
 _BYTES = 8 + 4
-"""Of what a teacher says of a token in a place: its number, int64, and its log-probability, fp32."""
+"""Bytes per token that a teacher names in a position: its id, int64, and its log-probability, fp32."""
 
 
 def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
-    """Opens who learns, who teaches, and what sequences are learned from."""
+    """Opens the student, the teachers, and the sequences."""
     options = recipe.distill
     _require_top_k(recipe, setup)
     policy, teachers = setup.learner(recipe.policy_role), _open_teachers(recipe, setup)
@@ -75,7 +75,7 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
 
 
 def _require_top_k(recipe: DistillRecipe, setup: Setup) -> None:
-    """Raises InputError if teachers are asked for more tokens than there are, or for more than memory holds."""
+    """Raises InputError if teachers are asked for more tokens than the vocabulary has, or than memory holds."""
     load, vocabulary = recipe.largest_step, setup.source.vocabulary
     count = recipe.distill.top_k or vocabulary
     if count > vocabulary:
@@ -94,7 +94,7 @@ def _open_teachers(recipe: DistillRecipe, setup: Setup) -> dict[str, Learner]:
     """Opens the teachers.
 
     Raises:
-        InputError: One writes other tokens than the student.
+        InputError: One has another tokenizer than the student.
     """
     vocabulary = setup.source.vocabulary
     for section in recipe.teachers.values():
@@ -109,7 +109,7 @@ def _open_teachers(recipe: DistillRecipe, setup: Setup) -> dict[str, Learner]:
 
 
 def _open_rows(recipe: DistillRecipe, setup: Setup) -> Prompts | Demonstrations:
-    """Opens prompts that the student answers, or rows with answers."""
+    """Opens prompts for the student's rollouts, or rows with answers."""
     data, longest, rule, files = recipe.data, recipe.distill.max_tokens, _has_teacher(recipe), setup.files
     limit = head(data.limit_train_batches, recipe.distill.num_prompts_per_step)
     if longest is None:
@@ -118,7 +118,7 @@ def _open_rows(recipe: DistillRecipe, setup: Setup) -> Prompts | Demonstrations:
 
 
 def _arithmetic(recipe: DistillRecipe) -> str:
-    """How rows become optimizer steps, for people."""
+    """Describes how rows become optimizer steps."""
     its = recipe.distill
     updates = f"{its.updates} optimizer steps of {its.global_batch_size}"
     if not its.on_policy:
@@ -161,7 +161,7 @@ def _build_sequences(
 
 
 def _open_engine(recipe: DistillRecipe, policy: Learner, setup: Setup) -> SamplerSession | None:
-    """Answers as the student does; None where nothing is sampled."""
+    """Opens the engine that samples from the student; None where nothing is sampled."""
     if recipe.sampling is None and recipe.validation_sampling is None:
         return None
     return build_engine(setup, policy, setup.sampler(policy))
@@ -170,7 +170,7 @@ def _open_engine(recipe: DistillRecipe, policy: Learner, setup: Setup) -> Sample
 def _measure(
     recipe: DistillRecipe, engine: SamplerSession | None, rows: Prompts | None, setup: Setup
 ) -> Callable[[int], Metrics] | None:
-    """What the student's answers to held-out prompts are worth."""
+    """Builds the validation of the student's answers to held-out prompts."""
     reward, asked = recipe.validation_reward, recipe.validation_sampling
     if reward is None or asked is None or engine is None or rows is None:
         return None

@@ -58,7 +58,7 @@ class Distill(Section):
 
     @property
     def responses(self) -> int:
-        """Of a step."""
+        """Responses of a step."""
         return self.num_prompts_per_step * self.num_generations
 
     @property
@@ -102,14 +102,14 @@ class DistillRecipe(Algorithm):
 
     distill: Distill
     teachers: dict[str, ModelFolder] = Field(description="models to learn from, each under a name", min_length=1)
-    sampling: Sampling | None = Field(default=None, description="how the student's responses are drawn, with on_policy")
+    sampling: Sampling | None = Field(default=None, description="distribution of student rollouts, with on_policy")
     sampler: EngineSection = SamplerSection()
     agreement: AgreementSection = AgreementSection()
     optimizer: Optimizer
     validation_reward: RewardSection | None = Field(
-        default=None, description="what answers to held-out prompts are worth; null: no validation"
+        default=None, description="the reward of answers to held-out prompts; null: no validation"
     )
-    validation_sampling: RepeatedSampling | None = Field(default=None, description="how they are drawn")
+    validation_sampling: RepeatedSampling | None = Field(default=None, description="the distribution of those answers")
 
     @model_validator(mode="after")
     def _each_row_has_a_teacher(self) -> DistillRecipe:

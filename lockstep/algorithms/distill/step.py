@@ -1,7 +1,7 @@
-"""Distillation: Hinton et al. 2015, on what the student itself would say as in Agarwal et al. 2024, Algorithm 1.
+"""Distillation: Hinton et al. 2015, on the student's own rollouts as in Agarwal et al. 2024, Algorithm 1.
 
-At every token the student learns what the teacher would have said there. On-policy the sequences are the student's own,
-so it learns to go on from its own mistakes; off-policy they are the data's.
+At every token the student learns the teacher's distribution. On-policy the sequences are the student's own rollouts,
+so it learns to recover from its own mistakes; off-policy they are the data's.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from lockstep.types import Phase, SamplingParams
 
 @dataclass(frozen=True)
 class Sequences:
-    """What a step learns from.
+    """The sequences that a step learns from.
 
     Attributes:
-        batch: Sequences, masked where they are learned.
-        rows: The data row of each.
-        metrics: Of how they came to be.
-        samples: The first of them, plain enough for JSON.
+        batch: Sequences; the mask marks the tokens that are learned.
+        rows: The data row of each sequence.
+        metrics: Metrics of their sampling.
+        samples: The first sequences, as JSON types.
     """
 
     batch: Batch
@@ -46,7 +46,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class DistillWorkers:
-    """Who does the work: the student π, its teachers, and where sequences come from, by step and position."""
+    """Models and data of a step: the student π, its teachers, and the source of sequences, by step and position."""
 
     policy: Learner
     teachers: Mapping[str, Learner]
@@ -56,11 +56,11 @@ class DistillWorkers:
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """A recipe's options, ready for use in the step.
+    """The options of the recipe, ready for use in the step.
 
     Attributes:
-        vocabulary: Tokens that there are.
-        seed: Of the order within a step.
+        vocabulary: Size of the vocabulary.
+        seed: Seed of the order within a step.
     """
 
     options: Distill
@@ -70,8 +70,8 @@ class DistillSettings:
 
 
 def distill_step(step: int, position: int, workers: DistillWorkers, settings: DistillSettings) -> StepResult:
-    """One iteration: sequences, what teachers would have said at each of their tokens, and learning that."""
-    found = workers.sequences(step, position)  # y ~ π(·|x), or of the data
+    """One iteration: take sequences, score each token by the teachers, and learn their distributions."""
+    found = workers.sequences(step, position)  # y ~ π(·|x), or from the data
     batch = add_teacher_logprobs(found.batch, found.rows, workers, settings)
     metrics = found.metrics
     for minibatch in minibatches(batch, settings.options.global_batch_size, settings.seed, step):
@@ -84,10 +84,10 @@ def distill_step(step: int, position: int, workers: DistillWorkers, settings: Di
 def add_teacher_logprobs(
     batch: Batch, rows: Sequence[Mapping[str, Any]], workers: DistillWorkers, settings: DistillSettings
 ) -> Batch:
-    """With what each row's teacher says in the place of each token, [N, K]: the tokens it names, and what these have.
+    """Adds each teacher's top tokens and their log-probabilities in the position of each token, [N, K].
 
-    Where it names the whole vocabulary, the student is asked for all of it too, and which tokens these are is not said.
-    Both distributions are the models' own, whatever shaped the one that was sampled from.
+    With the whole vocabulary, the student's distribution is whole too, and the ids of the tokens are left out.
+    Both distributions are the models' own, before any shaping of the one that was sampled from.
     """
     k, whole = settings.options.top_k or settings.vocabulary, settings.vocabulary
     with workers.phase("teachers"):
@@ -101,7 +101,7 @@ def add_teacher_logprobs(
 def _topk_of_teachers(
     batch: Batch, rows: Sequence[Mapping[str, Any]], workers: DistillWorkers, field: str | None, k: int
 ) -> tuple[Tensor, Tensor]:
-    """The k tokens that each row's teacher names in the place of each, and their log-probabilities, [N, K]."""
+    """The k tokens that the row's teacher ranks highest in each position, and their log-probabilities, [N, K]."""
     if field is None:
         return next(iter(workers.teachers.values())).topk(batch, k)
     token_NK = torch.zeros(batch.tokens.numel(), k, dtype=torch.int64)
@@ -116,7 +116,7 @@ def _topk_of_teachers(
 
 @dataclass(frozen=True)
 class StudentSequences:
-    """Responses of the student as it is, and how its learner and its sampler agree on them."""
+    """Responses of the student by its current weights, and the agreement of its learner and sampler on them."""
 
     policy: Learner
     collector: RolloutCollector
@@ -143,7 +143,7 @@ class StudentSequences:
 
 @dataclass(frozen=True)
 class DataSequences:
-    """Rows of the data with their answers."""
+    """Rows of the data with their answers, as sequences."""
 
     demonstrations: Demonstrations
     count: int

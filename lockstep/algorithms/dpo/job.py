@@ -1,4 +1,4 @@
-"""Sets direct preference optimisation up."""
+"""Setup of direct preference optimisation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.losses.preference import Preference
 
 
 def open_dpo(recipe: DPORecipe, setup: Setup) -> Job:
-    """Opens the policy, its reference and the pairs."""
+    """Opens the policy, the reference policy and the pairs."""
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.reference_role)
     held_out, pairs = open_held_out_pairs(recipe, setup), open_train_pairs(recipe, setup)
     workers = DPOWorkers(policy, reference, pairs, setup.phase, recipe.run.num_logged_samples)

@@ -20,7 +20,7 @@ class DPO(LearnedPairs, PreferenceSection):
     """Direct preference optimisation (Rafailov et al. 2023); see docs/guides/preferences.md."""
 
     ref_policy_kl_penalty: PositiveFloat = Field(
-        default=0.1, description="β: how dear it is to move away from the reference, which is the first model"
+        default=0.1, description="β: the penalty on moving away from the reference policy, which is the initial model"
     )
 
 
@@ -37,12 +37,12 @@ class DPORecipe(PairsRecipe):
 
     @property
     def policy_role(self) -> ModelRole:
-        """π."""
+        """The policy π."""
         return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property
     def reference_role(self) -> ModelRole:
-        """π_ref."""
+        """The reference policy π_ref."""
         return ModelRole("reference", "logits", self.learner)
 
     @property

@@ -20,7 +20,7 @@ from lockstep.types import Phase
 
 @dataclass(frozen=True)
 class DPOWorkers:
-    """Who does the work: π, the frozen π_ref, and the pairs, of which the sample log shows the first of each step."""
+    """Models and data of a step: π, the frozen π_ref, and the pairs; the sample log shows the first of each step."""
 
     policy: Learner
     reference: Learner
@@ -32,7 +32,7 @@ class DPOWorkers:
 def dpo_step(
     step: int, position: int, workers: DPOWorkers, loss: Preference, global_batch_size: int, seed: int
 ) -> StepResult:
-    """One optimizer step on the pairs `position` … `position + global_batch_size − 1`."""
+    """Runs one optimizer step on the pairs `position` … `position + global_batch_size − 1`."""
     with workers.phase("data"):
         batch = workers.pairs.at(position, global_batch_size, seed)  # x, y_w ≻ y_l
     with workers.phase("reference"):
@@ -44,12 +44,12 @@ def dpo_step(
 
 
 def with_reference(batch: Batch, reference: Learner) -> Batch:
-    """The batch with the reference's log-probabilities, which no step changes."""
+    """Adds the reference policy's log-probabilities, which no step changes."""
     return batch.with_columns({"ref_logprob": reference.logprobs(batch)})
 
 
 def measure_held_out_preference(policy: Learner, batch: Batch, loss: Preference) -> Metrics:
-    """The metrics of training on pairs that are not trained on, which have their reference, and the 95 % interval of
+    """Metrics of training on held-out pairs, which have their reference log-probabilities, and the 95 % interval of
     `acc`; no gradients."""
     _, metrics = loss(Outputs(logprob=policy.logprobs(batch)), batch)
     return metrics + interval_of_acc(metrics)

@@ -1,4 +1,4 @@
-"""Sets GRPO up: policy gradients, and nothing besides."""
+"""Setup of GRPO: policy gradients with no further model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.algorithms.setup import Setup
 
 
 def open_grpo(recipe: GRPORecipe, setup: Setup) -> Job:
-    """Opens all that GRPO needs."""
+    """Opens the models and data of GRPO."""
     options = build_settings(recipe, setup.source.stop_token_ids)
 
     def program(workers: PolicyGradientWorkers) -> AlgorithmParts:

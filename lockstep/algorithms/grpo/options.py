@@ -42,7 +42,7 @@ class GRPO(PolicyGradient):
 
     @property
     def has_sequence_ratio(self) -> bool:
-        """Whether the ratio is that of a response."""
+        """True if the importance ratio is that of a whole response."""
         match self.importance_sampling_level:
             case "token":
                 return False
@@ -53,7 +53,7 @@ class GRPO(PolicyGradient):
 
     @property
     def is_cispo(self) -> bool:
-        """Whether the surrogate is log π."""
+        """True if the surrogate is CISPO's, log π."""
         match self.loss:
             case "clip":
                 return False

@@ -1,6 +1,6 @@
 """GRPO: Shao et al. 2024, Algorithm 1, and its relatives: RLOO, Dr. GRPO, DAPO, GSPO, CISPO, REINFORCE++.
 
-PPO without a critic: what a response is worth is seen beside the other responses to its prompt.
+PPO without a critic: the baseline of a response is made of the other responses to its prompt.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from lockstep.rollouts.samples import sample_rows
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOSettings(PolicyGradientSettings):
-    """With the options of groups."""
+    """Settings of a step, with the options of groups."""
 
     options: GRPO
 
 
 def grpo_step(step: int, position: int, workers: PolicyGradientWorkers, settings: GRPOSettings) -> StepResult:
-    """One iteration: sample a group of responses per prompt from the policy as it is, and learn from that."""
+    """One iteration: sample a group of responses per prompt from the current policy, and learn from them."""
     return learn(step, sample_step(position, step, workers, settings), workers, settings)  # y_1 … y_G ~ π_old(·|x)
 
 
 def learn(step: int, drawn: SampledStep, workers: PolicyGradientWorkers, settings: GRPOSettings) -> StepResult:
-    """The rest of an iteration: compare responses within their groups, improve the policy."""
+    """The rest of an iteration: compare responses within their groups, and improve the policy."""
     batch, preparation = prepare_batch(step, step, drawn.rollouts.batch, workers, settings)
     batch, credit = with_advantages(batch, settings.options)
     metrics = drawn.metrics + preparation + credit
@@ -59,7 +59,7 @@ def learn(step: int, drawn: SampledStep, workers: PolicyGradientWorkers, setting
 
 
 def with_advantages(batch: Batch, grpo: GRPO) -> tuple[Batch, Metrics]:
-    """Each token of a response has the response's advantage.
+    """Computes advantages: each token of a response has the response's.
 
     Where the KL is part of the reward, a token pays for itself and what follows it, A_t = (r − β·Σ_(i≥t) KL_i − b)/s,
     because it decides nothing about what came before (REINFORCE++, Hu 2025). Its baseline b and deviation s are
@@ -82,7 +82,7 @@ def with_advantages(batch: Batch, grpo: GRPO) -> tuple[Batch, Metrics]:
 
 
 def build_settings(recipe: GRPORecipe, stop_token_ids: tuple[int, ...]) -> GRPOSettings:
-    """Turns a recipe's options into values, once."""
+    """Converts a recipe's options to values, once."""
     grpo, shared = recipe.grpo, policy_gradient.build_settings(recipe, stop_token_ids)
     loss = replace(
         shared.policy_loss,

@@ -1,11 +1,11 @@
-"""One step ahead: while a step learns, the sampler draws what the next step will learn from.
+"""One-step-ahead sampling: while a step learns, the sampler generates the rollouts of the next.
 
-    learner | refit π_t | learn from y_t ~ π_(t−1)          | wait | hooks | refit π_(t+1) | …
-    sampler |           | draw and score y_(t+1) ~ π_t             |       |               | …
+    learner | sync π_t  | learn from y_t ~ π_(t−1)          | wait | hooks | sync π_(t+1)  | …
+    sampler |           | sample and score y_(t+1) ~ π_t           |       |               | …
 
-The first responses are the policy's own; all others come from the weights of one step before. `Ahead` is a step like
-any other: the loop, and all that happens between two steps, find nothing under way. What was drawn ahead is in no
-checkpoint; the weights that drew it are, so that a run that goes on draws it again, to the same bits.
+The first rollouts are the current policy's; all others come from weights that are one step old. `Ahead` is a step like
+any other: the loop, and all that happens between two steps, see nothing in flight. Rollouts that were sampled ahead are
+in no checkpoint; the weights that sampled them are, so that a resumed run samples them again, to the same bits.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _WEIGHTS, _PROBE = "weights.safetensors", "probe.safetensors"
 
 @dataclass
 class Ahead:
-    """A `Step`; a checkpoint holds its state.
+    """A `Step` whose rollouts are sampled during the step before; its state is in checkpoints.
 
     Attributes:
-        engine: Of a sampler that works in processes of its own.
-        draw: From a position in the data and what a refit attested to what a step learns from; in an open bracket.
+        engine: Session of a sampler in processes of its own.
+        draw: Samples a step's rollouts, from a position in the data and the metrics of a weight sync.
         learn: The rest of the step.
-        compare: Step from 0, the weights that the learner has, and what was drawn to how both sides agree on it; asks
-            the sampler, so that nothing may be under way.
-        version: Of the weights when a step begins.
-        run_length: Nothing is drawn for a step that never comes.
-        phase: Times all this.
-        beside: Times what goes on meanwhile.
-        abandon: Ends the sampler at once; for errors while it works.
+        compare: Compares learner and sampler on rollouts, given the step (from 0) and the learner's weights; it asks
+            the sampler, so nothing may be in flight.
+        version: Version of the weights when a step begins.
+        run_length: The end of the run; nothing is sampled for a step that never comes.
+        phase: Times the phases.
+        beside: Times the phases of the other thread.
+        abandon: Ends the sampler at once, after an error while it works.
     """
 
     engine: SamplerSession
@@ -58,15 +58,15 @@ class Ahead:
     phase: Phase
     beside: Phase
     abandon: Callable[[], object]
-    _snapshot: Snapshot | None = field(default=None, init=False)  # of the weights that draw for the next step
+    _snapshot: Snapshot | None = field(default=None, init=False)  # of the weights that sample for the next step
     _begun: Future[SampledStep] | None = field(default=None, init=False)
     _writer: StateWriter = field(default_factory=StateWriter, init=False)
 
     def __call__(self, step: int, position: int) -> StepResult:
-        """Learns from what was drawn during the step before.
+        """Learns from the rollouts that were sampled during the step before.
 
         Raises:
-            SamplerLost: And whatever else drawing raised; the learners are then as they were after the step before.
+            SamplerLost: Or any other error of sampling; the learners are then as they were after the step before.
         """
         drawn = self._take_rollouts(step, position)
         try:
@@ -80,8 +80,8 @@ class Ahead:
         return result
 
     def save(self, folder: Path) -> None:
-        """As `Learner.save`: the weights that draw for the next step."""
-        if self._snapshot is None:  # nothing was drawn yet
+        """Saves the weights that sample for the next step; see `Learner.save`."""
+        if self._snapshot is None:  # nothing was sampled yet
             return
         files = {_WEIGHTS: self._snapshot.tensors, _PROBE: {"logprob": self._snapshot.probe_logprob}}
         self._writer.begin(
@@ -95,14 +95,14 @@ class Ahead:
         return self._writer.poll(wait)
 
     def load(self, folder: Path) -> None:
-        """As `Learner.load`. A run that was not one step ahead before has none; its next step draws for itself."""
+        """Restores those weights; see `Learner.load`. A run that was not one step ahead before has none yet."""
         if not folder.exists():
             return
         version = int(json.loads((folder / COUNTERS).read_text())["version"])
         self._snapshot = Snapshot(version, load_file(folder / _WEIGHTS), load_file(folder / _PROBE)["logprob"])
 
     def _take_rollouts(self, step: int, position: int) -> SampledStep:
-        """What was drawn ahead; in the first step, and in the first that goes on from a checkpoint, drawn now."""
+        """Returns the rollouts that were sampled ahead; the first step, also after resuming, samples its own now."""
         begun, self._begun = self._begun, None
         if begun is not None:
             return begun.result()
@@ -113,10 +113,10 @@ class Ahead:
         return drawn
 
     def _begin(self, step: int, drawn: SampledStep) -> Metrics:
-        """Compares what was drawn, and lets the sampler draw for the next step, with the weights as they are now.
+        """Compares the rollouts, syncs the current weights, and starts sampling for the next step.
 
-        Not before it has them may they take the place of the weights that drew for this step: if it is lost over the
-        refit, or both sides disagree, the checkpoint must hold those.
+        Only after the sync may the current weights replace those that sampled for this step: if the sampler is lost in
+        the sync, or learner and sampler disagree, the checkpoint must hold the old ones.
         """
         snapshot = self._copy_weights(step)
         with self.phase("watch"):
@@ -133,13 +133,13 @@ class Ahead:
             return self.draw(position, refitted)
 
     def _settle(self) -> None:
-        """Waits for the sampler. An error of its is kept for the next step, since this one is done."""
+        """Waits for the sampler. Its error is raised by the next step, since this one is done."""
         if self._begun is not None:
             with self.phase("wait for rollouts"):
                 wait_for_all([self._begun])
 
     def _copy_weights(self, step: int) -> Snapshot:
-        """A copy of the weights; the one that is there, while the policy rests."""
+        """Copies the policy's weights, or returns the copy that there is, if it is of this version."""
         version = self.version(step)
         if self._snapshot is not None and self._snapshot.version == version:
             return self._snapshot

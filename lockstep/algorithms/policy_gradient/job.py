@@ -1,4 +1,4 @@
-"""Sets up what algorithms share that sample what they learn from: in order, or one step ahead."""
+"""Setup of algorithms that learn from their own rollouts, sampled in order or one step ahead."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from lockstep.rollouts.rollout import RolloutCollector
 
 @dataclass(frozen=True)
 class AlgorithmParts:
-    """What one of these algorithms adds.
+    """The parts that one of these algorithms adds.
 
     Attributes:
-        settings: The options, as values.
-        step: All of an iteration.
-        learn: What comes after sampling.
-        version: Of the policy's weights, when so many steps are done.
-        state: What it adds to a checkpoint.
+        settings: Its options, as values.
+        step: A whole iteration.
+        learn: The part of an iteration after sampling.
+        version: Version of the policy's weights after a number of steps.
+        state: Its additions to a checkpoint.
     """
 
     settings: PolicyGradientSettings
@@ -57,7 +57,7 @@ class AlgorithmParts:
 def open_policy_gradient(
     recipe: PolicyGradientRecipe, setup: Setup, program: Callable[[PolicyGradientWorkers], AlgorithmParts]
 ) -> Job:
-    """Opens models, environment, prompts and rewards; `program` makes the algorithm's own step of them."""
+    """Opens models, environment, prompts and rewards; `program` builds the algorithm's own step from them."""
     options, size = recipe.options, recipe.options.num_prompts_per_step
     policy = setup.learner(recipe.policy_role)
     reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
@@ -110,7 +110,7 @@ def _validate(
 
 
 def _coefficient(settings: PolicyGradientSettings) -> dict[str, Checkpointable]:
-    """What a checkpoint holds besides learners: the coefficient of the divergence, where it follows a target."""
+    """The KL coefficient, where it is adaptive and so part of a checkpoint."""
     return {} if settings.kl is None or settings.kl.adaptive is None else {"kl": settings.kl}
 
 
@@ -137,7 +137,7 @@ def _one_step_ahead(
 
 
 def _arithmetic(recipe: PolicyGradientRecipe) -> str:
-    """How prompts become optimizer steps, for people."""
+    """Describes how prompts become optimizer steps."""
     its = recipe.options
     return (
         f"{its.num_prompts_per_step} prompts × {its.num_generations} = {its.responses} responses → {its.updates} "

@@ -1,4 +1,4 @@
-"""The weight of the divergence from the reference policy: fixed, or following a target (Ziegler et al. 2019, §2.2)."""
+"""The coefficient of the KL to the reference policy: fixed, or following a target (Ziegler et al. 2019, §2.2)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FILE, _MAX_ERROR = "kl.json", 0.2  # beyond this error, relative to the target,
 
 @dataclass
 class KLCoefficient:
-    """β, which a checkpoint holds where it follows a target.
+    """The KL coefficient β, which is part of a checkpoint if it is adaptive.
 
     Attributes:
-        value: β of the step at hand.
+        value: β of the current step.
         adaptive: The target; None: β is fixed.
     """
 
@@ -25,7 +25,7 @@ class KLCoefficient:
 
     @classmethod
     def of(cls, section: KL) -> KLCoefficient:
-        """As the recipe has it before the first step."""
+        """The coefficient before the first step, from the recipe."""
         return cls(section.coef, section.adaptive)
 
     def follow(self, kl: float) -> None:
@@ -39,7 +39,7 @@ class KLCoefficient:
             self.value *= 1.0 + self.adaptive.gain * error
 
     def save(self, folder: Path) -> None:
-        """As `Learner.save`."""
+        """Saves β; see `Learner.save`."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _FILE).write_text(json.dumps({"coef": self.value}))  # the shortest digits that read back as the same
 
@@ -47,6 +47,6 @@ class KLCoefficient:
         return True
 
     def load(self, folder: Path) -> None:
-        """As `Learner.load`. A run whose coefficient was fixed until now has none; it begins with the recipe's."""
+        """Restores β; see `Learner.load`. A run whose coefficient was fixed has none, and keeps the recipe's."""
         if folder.exists():
             self.value = float(json.loads((folder / _FILE).read_text())["coef"])

@@ -1,4 +1,4 @@
-"""What PPO and GRPO share: rollouts, what is learned from them, the clipped objective and its reference."""
+"""Options that PPO and GRPO share: rollouts, shaping, the clipped objective and the reference policy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KL(Section):
 
     @property
     def in_loss(self) -> bool:
-        """Whether it is a term of the loss, and no part of the reward."""
+        """True if it is a term of the loss; otherwise it is part of the reward."""
         match self.placement:
             case "loss":
                 return True
@@ -62,7 +62,7 @@ class KL(Section):
     @model_validator(mode="before")
     @classmethod
     def _the_estimator_is_right(cls, said: Any) -> Any:
-        """Says why options of other libraries are not here; to leave them out silently would change what is trained."""
+        """Rejects options of other libraries, and says why; to ignore them silently would change what is trained."""
         for name in ("estimator", "clamp", "clamp_logratio"):
             if isinstance(said, dict) and name in said:
                 where = (said.get("placement", "loss"), said[name])
@@ -92,7 +92,7 @@ class Overlong(Section):
 
 
 class DynamicSampling(Section):
-    """Draw until the step has enough prompts whose rewards differ (DAPO, Yu et al. 2025, §3.2)."""
+    """Sample until the step has enough prompts whose rewards differ (DAPO, Yu et al. 2025, §3.2)."""
 
     max_batches: PositiveInt = Field(
         default=10, description="give up, with an error, after so many batches of prompts in one step"
@@ -142,7 +142,7 @@ class PolicyGradient(Section):
     correction: CorrectionSection | None = None
     one_step_ahead: bool = Field(
         default=False,
-        description="while a step learns, the sampler draws what the next step learns from; needs a correction",
+        description="while a step learns, the sampler generates the rollouts of the next step; needs a correction",
     )
     max_sequence_mismatch: Annotated[float, Field(ge=1.0)] | None = Field(
         default=None, description="drop responses whose mean exp|Δ| exceeds this"
@@ -150,7 +150,7 @@ class PolicyGradient(Section):
 
     @property
     def responses(self) -> int:
-        """Of a step."""
+        """Responses of a step."""
         return self.num_prompts_per_step * self.num_generations
 
     @property
@@ -160,7 +160,7 @@ class PolicyGradient(Section):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the reference policy is loaded."""
+        """True if the reference policy is loaded."""
         return self.kl is not None and self.kl.coef > 0
 
     @model_validator(mode="after")
@@ -191,17 +191,17 @@ class PolicyGradient(Section):
 
 
 class PolicyGradientRecipe(Algorithm):
-    """What the recipes of these algorithms share."""
+    """A recipe of an algorithm that learns from its own rollouts."""
 
     section: ClassVar[str]
     """The key of the algorithm's own section."""
     reward: RewardSection | None = None
     reward_model: ModelFolder | None = Field(
         default=None,
-        description="in place of `reward`: what `algorithm: reward_model` trained says what a response is worth",
+        description="in place of `reward`: a reward model of `algorithm: reward_model` scores responses",
     )
     validation_reward: RewardSection | None = Field(
-        default=None, description="what held-out responses are worth; null: as in training"
+        default=None, description="the reward of held-out responses; null: as in training"
     )
     environment: EnvironmentSection | None = Field(
         default=None,
@@ -229,22 +229,22 @@ class PolicyGradientRecipe(Algorithm):
 
     @property
     def max_answer_tokens(self) -> int:
-        """Of all that follows a prompt while training."""
+        """Longest answer while training, tokens: all that follows a prompt."""
         return self.sampling.max_tokens if self.environment is None else self.environment.max_tokens
 
     @property
     def policy_role(self) -> ModelRole:
-        """π."""
+        """The policy π."""
         return ModelRole("policy", "logits", self.learner, self.policy)
 
     @property
     def reference_role(self) -> ModelRole | None:
-        """π_ref, where a divergence from it is asked for."""
+        """The reference policy π_ref, if there is a KL to it."""
         return ModelRole("reference", "logits", self.learner) if self.options.has_reference else None
 
     @property
     def reward_role(self) -> ModelRole | None:
-        """The reward model, where one scores."""
+        """The reward model, if one scores."""
         section = self.reward_model
         return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)
 
@@ -288,7 +288,7 @@ class PolicyGradientRecipe(Algorithm):
         said = (self.reward is not None) + (self.reward_model is not None)
         if said > 1 or (said == 0 and self.environment is None):
             raise ValueError(
-                "say one of reward and reward_model, or an environment that rewards: who tells what a response is worth"
+                "say one of reward and reward_model, or an environment that rewards, to score the responses"
             )
         return self
 

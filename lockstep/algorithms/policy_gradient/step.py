@@ -1,4 +1,4 @@
-"""What PPO and GRPO share: rollouts, what of them is learned from, importance weights, the reference, minibatches."""
+"""The step that PPO and GRPO share: rollouts, shaping, importance weights, the reference policy, minibatches."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from lockstep.weight_sync.sync import Snapshot
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradientWorkers:
-    """Who does the work: π, π_ref (only where a KL is asked for), the source of rollouts, and what compares both sides.
+    """Models and data of a step: π, π_ref (only with a KL), the rollout collector, and the comparison with the sampler.
 
     Attributes:
-        agreement: None: what was drawn one step ahead is compared before the next responses are drawn.
+        agreement: None one step ahead, where rollouts are compared before the next ones are sampled.
     """
 
     policy: Learner
@@ -43,11 +43,11 @@ class PolicyGradientWorkers:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradientSettings:
-    """A recipe's options as values, ready for use in the step.
+    """The options of the recipe as values, ready for use in the step.
 
     Attributes:
-        kl: The coefficient of the divergence from the reference; None: there is no reference.
-        policy_loss: The loss, but for that coefficient.
+        kl: The coefficient of the KL to the reference policy; None: there is no reference policy.
+        policy_loss: The loss, without that coefficient.
     """
 
     options: PolicyGradient
@@ -62,13 +62,13 @@ class PolicyGradientSettings:
 
 @dataclass(frozen=True)
 class SampledStep:
-    """What a step learns from.
+    """The rollouts that a step learns from.
 
     Attributes:
         rollouts: Responses and their scores.
-        position: Behind the last prompt that was drawn.
-        metrics: Of the rollouts, and of the refit before them.
-        read_N: What the sampler made of some of the responses, see `Agreement.read`; None: it was not asked.
+        position: Position in the data after the last prompt.
+        metrics: Metrics of the rollouts, and of the weight sync before them.
+        read_N: Log-probabilities by which the sampler read some responses back, see `Agreement.read`; None: it did not.
     """
 
     rollouts: Rollouts
@@ -80,7 +80,7 @@ class SampledStep:
 def sample_step(
     position: int, version: int, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
 ) -> SampledStep:
-    """Responses of the policy as it is."""
+    """Samples responses from the current policy."""
     with workers.phase("generate"), workers.collector.engine.at(version) as refitted:
         return draw(position, refitted, workers, settings)
 
@@ -88,7 +88,7 @@ def sample_step(
 def draw(
     position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
 ) -> SampledStep:
-    """Responses to a step's prompts; with dynamic sampling only of prompts whose rewards differ."""
+    """Samples responses to a step's prompts; with dynamic sampling keeps only prompts whose rewards differ."""
     options, sample, sampling = settings.options, workers.collector, settings.sampling
     count, generations = options.num_prompts_per_step, options.num_generations
     if options.dynamic_sampling is None:
@@ -108,27 +108,27 @@ def sample_and_read_back(
     settings: PolicyGradientSettings,
     agreement: Agreement,
 ) -> SampledStep:
-    """As `draw`; the sampler also reads some of the responses with the weights that drew them."""
+    """Samples as `draw` does; the sampler then reads some of the responses back with the same weights."""
     drawn = draw(position, refitted, workers, settings)
     return replace(drawn, read_N=agreement.read(drawn.rollouts.batch))
 
 
 def compare_sampled(step: int, snapshot: Snapshot, drawn: SampledStep, agreement: Agreement) -> Metrics:
-    """How both sides agree on what was drawn by older weights; `snapshot` is of the weights that the learner has."""
-    assert drawn.read_N is not None, "what is drawn one step ahead is read as well"
+    """Compares both sides on rollouts of older weights; `snapshot` has the weights that the learner has."""
+    assert drawn.read_N is not None, "rollouts that are sampled one step ahead are read back"
     return agreement.compare_later(step + 1, snapshot, drawn.rollouts.batch, drawn.read_N)
 
 
 def prepare_batch(
     step: int, version: int, batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
 ) -> tuple[Batch, Metrics]:
-    """What the policy thinks of its rollouts, which of them it may learn from, and how much each token weighs.
+    """Adds the policy's log-probabilities, leaves responses out where the recipe says so, and weighs tokens.
 
     Args:
-        step: So many are done.
-        version: Of the policy's weights.
+        step: Steps done.
+        version: Version of the policy's weights.
         batch: Scored responses.
-        workers: Who is asked.
+        workers: The models.
         settings: Options.
 
     Returns:
@@ -152,18 +152,18 @@ def prepare_batch(
 
 
 def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:
-    """The sequences of a step in an order that depends on seed and `when`, as many as an optimizer step learns from."""
+    """Shuffles the sequences of a step by seed and `when`, and splits them into one minibatch per optimizer step."""
     order = keyed.permutation(len(batch), seed, "minibatches", *when)
     return (batch.select(rows) for rows in order.split(size))
 
 
 def of_epoch(metrics: Metrics, epoch: int, settings: PolicyGradientSettings) -> Metrics:
-    """Metrics of one of several epochs also stand alone."""
+    """Metrics of an epoch; where there are several epochs, also under the epoch's own name."""
     return metrics if settings.options.ppo_epochs == 1 else metrics + metrics.with_prefix(f"epoch_{epoch + 1}")
 
 
 def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
-    """What the advantages are like before they are whitened, and how much is learned from."""
+    """Metrics of the advantages before they are whitened, and of the number of trained tokens."""
     trained = batch.mask.sum()
     return Metrics(
         advantage=Mean(advantage_N.sum(), trained),
@@ -173,7 +173,7 @@ def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
 
 
 def _shape_scores(batch: Batch, settings: PolicyGradientSettings) -> Batch:
-    """Shapes scores; responses without a verdict, and truncated ones where the recipe says so, leave the training."""
+    """Shapes scores; masks responses without a verdict, and truncated ones where the recipe says so."""
     score_B, keep_B = batch["score"], batch["score"].isfinite()
     if settings.options.overlong_filtering:
         keep_B = keep_B & ~batch["truncated"]
@@ -205,7 +205,7 @@ def _with_reference(
     section, coef = settings.options.kl, settings.kl
     if section is None or coef is None:
         return batch, Metrics()
-    assert workers.reference is not None, "a KL is asked for, so somebody has to say what the reference thinks"
+    assert workers.reference is not None, "a KL needs a reference policy"
     with workers.phase("reference"):
         ref_logprob_N = workers.reference.logprobs(batch)  # log π_ref(y_t | x, y_<t)
     kl_N = trainable(k1(batch["old_logprob"], ref_logprob_N), batch.mask)
@@ -219,7 +219,7 @@ def _with_reference(
 
 
 def _measure_objective(batch: Batch, settings: PolicyGradientSettings) -> Metrics:
-    """What the step maximizes, per response: the shaped score, less β·KL of all its tokens wherever that stands."""
+    """Metric of the maximized objective, per response: the shaped score less β·KL of all tokens, in loss or reward."""
     objective_B = batch["shaped_score"]
     if settings.kl is not None:
         objective_B = objective_B - settings.kl.value * batch.per_sample(batch["kl"])
@@ -228,25 +228,25 @@ def _measure_objective(batch: Batch, settings: PolicyGradientSettings) -> Metric
 
 
 def policy_loss(settings: PolicyGradientSettings) -> ClippedSurrogate:
-    """The policy's loss in the step at hand."""
+    """The policy's loss in the current step."""
     if settings.kl is None or settings.options.kl is None or not settings.options.kl.in_loss:
         return settings.policy_loss
     return replace(settings.policy_loss, kl_coef=settings.kl.value)
 
 
 def adapt_kl(batch: Batch, settings: PolicyGradientSettings) -> None:
-    """Lets the coefficient of the divergence follow its target, at the end of a step."""
+    """Adapts the KL coefficient to its target, at the end of a step."""
     if settings.kl is not None and settings.kl.adaptive is not None and batch.mask.any():
         settings.kl.follow(float(batch["kl"].sum() / batch.mask.sum()))
 
 
 def _keeping(batch: Batch, keep_B: Tensor) -> Batch:
-    """Takes the other sequences out of the training; they stay in the batch, so minibatches keep their sizes."""
+    """Masks the other sequences; they stay in the batch, so minibatches keep their sizes."""
     return batch.with_columns({"mask": batch.mask & keep_B[batch.row]})
 
 
 def build_settings(recipe: PolicyGradientRecipe, stop_token_ids: tuple[int, ...]) -> PolicyGradientSettings:
-    """Turns a recipe's options into values, once; the loss is the clipped objective over tokens."""
+    """Converts a recipe's options to values, once; the loss is the clipped objective over tokens."""
     options = recipe.options
     return PolicyGradientSettings(
         options=options,

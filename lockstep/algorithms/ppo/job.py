@@ -1,4 +1,4 @@
-"""Sets PPO up: policy gradients, and V beside π."""
+"""Setup of PPO: policy gradients, with a critic V."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.algorithms.setup import Setup
 
 
 def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
-    """Opens all that PPO needs."""
+    """Opens the models and data of PPO."""
     critic, options = setup.learner(recipe.critic_role), build_settings(recipe, setup.source.stop_token_ids)
 
     def program(shared: PolicyGradientWorkers) -> AlgorithmParts:

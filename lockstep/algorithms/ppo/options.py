@@ -31,7 +31,7 @@ class PPO(PolicyGradient):
         default=0.0, description="advantages with λ = 1 − 1/(α·length) (VAPO: 0.05); 0: off"
     )
     bootstrap_truncated: bool = Field(
-        default=False, description="a truncated response goes on being worth V of its last state"
+        default=False, description="bootstrap the value of a truncated response from V of its last state"
     )
     value_clip: PositiveFloat | None = Field(default=0.2, description="null: plain squared error")
 
@@ -62,7 +62,7 @@ class PPORecipe(PolicyGradientRecipe):
     critic: Optimizer
     critic_model: ModelFolder | None = Field(
         default=None,
-        description="what the critic begins with, such as a reward model; null: as the policy",
+        description="the critic's initial model, such as a reward model; null: the policy's",
     )
 
     @property
@@ -71,7 +71,7 @@ class PPORecipe(PolicyGradientRecipe):
 
     @property
     def critic_role(self) -> ModelRole:
-        """V."""
+        """The critic V."""
         path = None if self.critic_model is None else self.critic_model.path
         return ModelRole("critic", "value", self.learner, self.critic, path)
 

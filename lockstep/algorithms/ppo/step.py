@@ -38,27 +38,27 @@ from lockstep.rollouts.samples import sample_rows
 
 @dataclass(frozen=True, kw_only=True)
 class PPOWorkers(PolicyGradientWorkers):
-    """With V beside π."""
+    """Models and data of a step, with the critic V."""
 
     critic: Learner
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOSettings(PolicyGradientSettings):
-    """With the critic's loss."""
+    """Settings of a step, with the critic's loss."""
 
     options: PPO
     value_loss: ClippedValue
 
 
 def ppo_step(step: int, position: int, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
-    """One iteration: sample from the policy as it is, and learn from that."""
+    """One iteration: sample from the current policy, and learn from that."""
     drawn = sample_step(position, policy_version(step, settings.options), workers, settings)  # y ~ π_old(·|x), r(x, y)
     return learn(step, drawn, workers, settings)
 
 
 def learn(step: int, drawn: SampledStep, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
-    """The rest of an iteration: value, estimate advantages, improve critic and policy."""
+    """The rest of an iteration: compute values, estimate advantages, improve critic and policy."""
     batch = drawn.rollouts.batch
     with workers.phase("values"):
         value_N, final_value_B = workers.critic.values(batch)  # V(x, y_<t)
@@ -75,7 +75,7 @@ def learn(step: int, drawn: SampledStep, workers: PPOWorkers, settings: PPOSetti
 
 
 def policy_version(step: int, ppo: PPO) -> int:
-    """Steps in which the policy learned, of the first `step`: the version of its weights."""
+    """The version of the policy's weights: how many of the first `step` steps trained the policy."""
     return max(0, step - ppo.critic_warmup_steps)
 
 
@@ -108,7 +108,7 @@ def with_advantages(batch: Batch, ppo: PPO) -> tuple[Batch, Metrics]:
 
 
 def _train_epoch(batch: Batch, step: int, epoch: int, workers: PPOWorkers, settings: PPOSettings) -> Metrics:
-    """One epoch over the rollouts, the critic before the policy."""
+    """Trains one epoch over the rollouts, the critic before the policy."""
     metrics = Metrics()
     for minibatch in minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch):
         with workers.phase("critic"):
@@ -120,7 +120,7 @@ def _train_epoch(batch: Batch, step: int, epoch: int, workers: PPOWorkers, setti
 
 
 def build_settings(recipe: PPORecipe, stop_token_ids: tuple[int, ...]) -> PPOSettings:
-    """Turns a recipe's options into values, once."""
+    """Converts a recipe's options to values, once."""
     shared = policy_gradient.build_settings(recipe, stop_token_ids)
     return PPOSettings(
         options=recipe.ppo,

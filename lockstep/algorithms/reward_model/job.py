@@ -1,4 +1,4 @@
-"""Sets the training of a reward model up."""
+"""Setup of reward model training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.losses.reward import BradleyTerry
 
 
 def open_reward_model(recipe: RewardModelRecipe, setup: Setup) -> Job:
-    """Opens the model and its pairs."""
+    """Opens the reward model and its pairs."""
     options = recipe.reward_model
     model = setup.learner(recipe.reward_role)
     held_out, pairs = open_held_out_pairs(recipe, setup), open_train_pairs(recipe, setup)

@@ -1,4 +1,4 @@
-"""The options of training a reward model."""
+"""The options of reward model training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RewardModelRecipe(PairsRecipe):
 
     @property
     def reward_role(self) -> ModelRole:
-        """r."""
+        """The reward model r."""
         return ModelRole("reward_model", "reward", self.learner, self.optimizer)
 
     @property

@@ -1,4 +1,4 @@
-"""Reward models (Ouyang et al. 2022, §3.5): the answer that people chose is to be worth more than the rejected one.
+"""Reward models (Ouyang et al. 2022, §3.5): the chosen answer is to score higher than the rejected one.
 
 Bradley and Terry (1952): P(y_w ≻ y_l | x) = σ(r(x, y_w) − r(x, y_l)), whose likelihood is maximised.
 """
@@ -20,7 +20,7 @@ from lockstep.types import Phase
 
 @dataclass(frozen=True)
 class RewardModelWorkers:
-    """Who does the work: r, and the pairs, of which the sample log shows the first of each step."""
+    """Models and data of a step: r, and the pairs; the sample log shows the first of each step."""
 
     reward_model: Learner
     pairs: Pairs
@@ -31,7 +31,7 @@ class RewardModelWorkers:
 def reward_model_step(
     step: int, position: int, workers: RewardModelWorkers, loss: BradleyTerry, global_batch_size: int, seed: int
 ) -> StepResult:
-    """One optimizer step on the pairs `position` … `position + global_batch_size − 1`."""
+    """Runs one optimizer step on the pairs `position` … `position + global_batch_size − 1`."""
     with workers.phase("data"):
         batch = workers.pairs.at(position, global_batch_size, seed)  # x, y_w ≻ y_l
     with workers.phase("reward_model"):
@@ -41,7 +41,7 @@ def reward_model_step(
 
 
 def measure_held_out_pairs(reward_model: Learner, batch: Batch, loss: BradleyTerry) -> Metrics:
-    """The metrics of training on pairs that are not trained on, and the 95 % interval of `acc`; no gradients."""
+    """Metrics of training on held-out pairs, and the 95 % interval of `acc`; no gradients."""
     _, reward_B = reward_model.values(batch)
     _, metrics = loss(Outputs(final_value=reward_B), batch)
     return metrics + interval_of_acc(metrics)

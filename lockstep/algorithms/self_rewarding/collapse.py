@@ -1,4 +1,4 @@
-"""A hook that only looks: known ways in which a model that rewards itself goes wrong, told when they begin."""
+"""A hook that warns when one of the known ways of collapse of a self-rewarding model begins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lockstep.algorithms.step import StepEvent
 
 
 class Collapse:
-    """Says, once per stretch, that a share is above what the recipe takes for sound.
+    """Notes, once per stretch of steps, that a share is above the recipe's limit.
 
     Args:
-        options: With the limits.
+        options: The limits.
         note: Shows a line that stays.
     """
 

@@ -1,4 +1,4 @@
-"""What a step would tell of held-out prompts: answer, judge and choose as in training, and learn nothing."""
+"""Validation of self-rewarding on held-out prompts: answers, judges and chooses as in training, without learning."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lockstep.types import Prompt, skip_timing
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out prompts as training asks its own: by position, here in the order of their file.
+    """Held-out prompts with the interface of training prompts: by position, here in the order of their file.
 
     Attributes:
-        prompts: All of them.
-        stream: Knows their right answers, where a verifier reads these.
+        prompts: All held-out prompts.
+        stream: Has their right answers, for verifiers.
     """
 
     prompts: Sequence[Prompt]
@@ -45,11 +45,11 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Held-out answers of one version, judged, and the pairs among them.
+    """Held-out answers of one version of the weights, judged, and the pairs among them.
 
     Attributes:
-        metrics: Of answers, judges and pairs.
-        batches: Pairs, with what the reference says of them.
+        metrics: Metrics of answers, judges and pairs.
+        batches: Pairs, with the reference policy's log-probabilities.
         table: Rows for the sample log.
     """
 
@@ -63,25 +63,25 @@ class _Pairs:
 class Twins:
     """A twin `val/…` of each metric of a training step, and a table of prompts with the chosen and the rejected answer.
 
-    Options, who acts and what π is compared with are those of the newest step, whose iteration may have ended with it.
-    Draws are the same each time, so as long as the same weights act the answers are, too, and are kept: then only π's
-    log-probabilities are new. While the first iteration is another algorithm's there is nothing to measure.
+    Options, acting policy and reference policy are those of the newest step, whose iteration may have ended with it.
+    Random numbers are the same each time, so answers of the same weights are too, and are cached: then only π's
+    log-probabilities are new. An iteration of another algorithm has nothing to measure.
 
     Args:
         held_out: The prompts.
-        workers: As of training.
-        settings: Likewise.
+        workers: Those of training.
+        settings: Those of training.
     """
 
     def __init__(self, held_out: HeldOut, workers: SelfRewardingWorkers, settings: SelfRewardingSettings) -> None:
         self._held_out, self._settings = held_out, settings
         self._workers = replace(
             workers, phase=skip_timing, collector=replace(workers.collector, prompts=held_out)
-        )  # all of it is time of the validation
+        )  # all of it is timed as validation
         self._pairs: _Pairs | None = None
 
     def __call__(self, step: int) -> tuple[Metrics, list[dict[str, Any]]]:
-        """Metrics and table after so many steps."""
+        """Computes metrics and table after a number of steps."""
         settings, newest = self._settings, max(step - 1, 0)
         iteration = newest // settings.steps_per_iteration
         if iteration == 0 and self._workers.first_iteration is not None:
@@ -99,7 +99,7 @@ class Twins:
         return metrics, pairs.table
 
     def _make_pairs(self, iteration: int, version: int) -> _Pairs:
-        """Answers and judges all held-out prompts, as many at once as a step does."""
+        """Answers and judges all held-out prompts, in batches of a training step's size."""
         workers, settings, size = self._workers, self._settings, self._settings.options.global_batch_size
         metrics, batches = Metrics(), list[Batch]()
         answers, judgements = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -119,7 +119,7 @@ class Twins:
 
 
 def _acting_version(step: int, settings: SelfRewardingSettings) -> int:
-    """Of the weights that act now: until the next iteration begins, the reference is that of the newest step."""
+    """The version of the weights that act now; until the next iteration begins, the reference is the newest step's."""
     match settings.options.acting_policy:
         case "reference":
             return settings.acting_version(max(step - 1, 0))

@@ -1,4 +1,4 @@
-"""Sets self-rewarding training up: who acts, who judges, and how a recipe's options become rules."""
+"""Setup of self-rewarding training: the acting policy, the judge, and a recipe's options as values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from lockstep.rollouts.sampler_session import SamplerSession
 
 
 def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
-    """Opens who answers, who judges, and who learns."""
+    """Opens the acting policy, the judges, and the learners."""
     options, source = recipe.self_rewarding, setup.source
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.reference_role)
     engines = tuple(build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference))
@@ -81,7 +81,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         agreement,
     )
     held_out = open_held_out(recipe, setup, recipe.verifier, options.global_batch_size, judge=True)
-    by_policy = replace(collector, engine=engines[0])  # as it is
+    by_policy = replace(collector, engine=engines[0])  # by the current weights
     return Job(
         step=partial(self_rewarding_step, workers=workers, settings=settings),
         run_length=_run_length(recipe, settings),
@@ -136,7 +136,7 @@ def _open_meta_judge(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) 
 
 
 def _wins(section: MetaJudgeSection) -> Callable[[Battles, int], Tensor]:
-    """How two verdicts on a pair of judgements count."""
+    """The rule that counts two verdicts on a pair of judgements."""
     match section.battles:
         case "order_consistency":
             return consistent_wins
@@ -147,7 +147,7 @@ def _wins(section: MetaJudgeSection) -> Callable[[Battles, int], Tensor]:
 
 
 def _build_settings(recipe: SelfRewardingRecipe, prompts: Prompts, setup: Setup) -> SelfRewardingSettings:
-    """Turns a recipe's options into values, once; raises ValueError for iterations without a single step."""
+    """Converts a recipe's options to values, once; raises ValueError for iterations without a single step."""
     options = recipe.self_rewarding
     rows = _iteration_rows(recipe, len(prompts))
     settings = SelfRewardingSettings(
@@ -167,7 +167,7 @@ def _build_settings(recipe: SelfRewardingRecipe, prompts: Prompts, setup: Setup)
 
 
 def _iteration_rows(recipe: SelfRewardingRecipe, prompts: int) -> int:
-    """Prompts of an iteration."""
+    """Number of prompts of an iteration."""
     match recipe.self_rewarding.prompt_source:
         case "same":
             return prompts
@@ -181,13 +181,13 @@ def _iteration_rows(recipe: SelfRewardingRecipe, prompts: int) -> int:
 
 
 def _run_length(recipe: SelfRewardingRecipe, settings: SelfRewardingSettings) -> RunLength:
-    """All iterations, or `max_steps` where these are fewer."""
+    """The length of a run: all iterations, or `max_steps` if these are fewer."""
     steps = recipe.self_rewarding.max_iterations * settings.steps_per_iteration
     return RunLength(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1)
 
 
 def _arithmetic(recipe: SelfRewardingRecipe, prompts: int, settings: SelfRewardingSettings) -> str:
-    """How prompts become optimizer steps, for people."""
+    """Describes how prompts become optimizer steps."""
     options = recipe.self_rewarding
     first = "" if options.first_iteration is None else f", the first of them by {options.first_iteration['algorithm']}"
     written = (
@@ -203,7 +203,7 @@ def _arithmetic(recipe: SelfRewardingRecipe, prompts: int, settings: SelfRewardi
 
 
 def _actor(recipe: SelfRewardingRecipe, policy: SamplerSession, reference: SamplerSession) -> SamplerSession:
-    """Who answers."""
+    """The sampler session that answers: the policy's, or the reference's."""
     match recipe.self_rewarding.acting_policy:
         case "current":
             return policy
@@ -214,7 +214,7 @@ def _actor(recipe: SelfRewardingRecipe, policy: SamplerSession, reference: Sampl
 
 
 def _together(*measures: Validate | None) -> Validate | None:
-    """All that is measured after a step; None where nothing is."""
+    """Combines validations into one; None where there are none."""
     told = [measure for measure in measures if measure is not None]
     return (lambda step: sum((measure(step) for measure in told), Validation(Metrics()))) if told else None
 
@@ -222,7 +222,7 @@ def _together(*measures: Validate | None) -> Validate | None:
 def _twins(
     recipe: SelfRewardingRecipe, prompts: Prompts | None, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> Validate | None:
-    """What training would tell of held-out prompts; None where there are none."""
+    """Builds the validation by training's metrics on held-out prompts; None where there are none."""
     if prompts is None:
         return None
     measure = Twins(HeldOut(prompts.first(recipe.data.max_validation_samples), prompts), workers, settings)
@@ -232,7 +232,7 @@ def _twins(
 def _true_worth(
     recipe: SelfRewardingRecipe, collector: RolloutCollector, setup: Setup
 ) -> Callable[[int], Metrics] | None:
-    """What the policy's answers to held-out prompts are worth, by something else than its own judgement."""
+    """Builds the validation of the policy's answers to held-out prompts by a reward other than its own judgement."""
     reward, asked = recipe.validation_reward, recipe.validation_sampling
     rows = None if reward is None else open_held_out(recipe, setup, reward, recipe.self_rewarding.global_batch_size)
     if reward is None or asked is None or rows is None:

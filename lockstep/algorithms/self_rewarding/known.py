@@ -1,4 +1,4 @@
-"""Measures the judges of a self-rewarding run by judgements that are known to be right, when it is validated."""
+"""Validation of the judges of a self-rewarding run on judgements that are known to be right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lockstep.rollouts.sampler_session import SamplerSession
 
 
 def rebind_judge(judge: Judge[V], actor: Generates, policy: Generates) -> Judge[V]:
-    """The same judge; where the one who acts judges, the policy as it is now does."""
+    """The same judge; where the acting policy judges, asks the current policy instead."""
     answering = judge.answering
     if isinstance(answering, SamplerAnswers) and answering.sampler is actor:
         return replace(judge, answering=replace(answering, sampler=policy))
@@ -41,15 +41,15 @@ def measure_judges(
     engine: SamplerSession,
     note: Callable[[str], None],
 ) -> Callable[[int], Metrics] | None:
-    """How often the judges are right, by the weights of a version; None where nothing is known.
+    """Builds a validation of the judges' accuracy, by the weights of a version; None without known judgements.
 
     Args:
-        known: Scores, and winners.
-        min_meta_accuracy: Below that the user is told.
-        judge: Scores.
-        meta: How judgements are compared, if they are.
-        engine: Of the policy.
-        note: Tells the user about a poor meta-judge.
+        known: Known scores, and known winners.
+        min_meta_accuracy: Accuracy below which the user is warned.
+        judge: The judge that scores.
+        meta: The comparison of judgements; None: there is none.
+        engine: Sampler session of the policy.
+        note: Warns the user of a poor meta-judge.
     """
     scores, winners = known
     if not scores and not winners:
@@ -73,7 +73,7 @@ def measure_judges(
 
 
 def read_known(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[KnownScore], list[KnownWinner]]:
-    """What is known: of the recipe's files, or of data that is made; winners only where judgements are compared.
+    """Reads known judgements from the recipe's files or from made data; winners only where judgements are compared.
 
     Raises:
         DataError: A row lacks what it needs, or has a score that the judge cannot give.

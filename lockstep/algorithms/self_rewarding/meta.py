@@ -1,7 +1,7 @@
-"""Meta-Rewarding (Wu et al. 2024): judgements are judged, and the better ones are learned from.
+"""Meta-Rewarding (Wu et al. 2024): judgements are judged, and the better ones are trained on.
 
-The answers whose verdicts differ most are looked at. Any two of an answer's judgements battle in both orders, without
-the scores that they end in, and the strongest and the weakest are a pair to learn from. All happens within a step, so
+The answers whose verdicts differ most are taken. Any two judgements of an answer battle in both orders, without
+their final scores, and the strongest and the weakest are a pair to learn from. All happens within a step, so
 nothing waits in a queue, and nothing has to be saved.
 """
 
@@ -28,21 +28,21 @@ from lockstep.objectives.pairing import balance
 from lockstep.types import Prompt
 
 _SPARE = 2
-"""So many answers are looked at for each pair that there is room for: not all of them give one."""
+"""Answers that are taken for each pair that there is room for: not all of them give one."""
 _EQUAL = 1e-9
 _ELO = 400 / math.log(10)
 
 
 @dataclass(frozen=True)
 class MetaJudging:
-    """How judgements are judged.
+    """The meta-judge and the rules by which judgements are compared.
 
     Attributes:
-        judge: Says which of two is better.
-        wins: Who beat whom, from battles among so many.
-        reasons: A judgement without its score.
-        max_class_share: No more of a step's pairs prefer a judgement of one and the same score.
-        max_judgement_tokens: A longer judgement is not preferred; None: any may be.
+        judge: Decides which of two judgements is better.
+        wins: Counts wins from the battles of a number of judgements.
+        reasons: Strips the score from a judgement.
+        max_class_share: The greatest share of a step's pairs that may prefer judgements of the same score.
+        max_judgement_tokens: The longest judgement that may be preferred, tokens; None: any may.
     """
 
     judge: Judge[Named]
@@ -54,12 +54,12 @@ class MetaJudging:
 
 @dataclass(frozen=True)
 class Reading:
-    """A judgement that came to its end and to a score.
+    """A finished judgement with a score.
 
     Attributes:
-        score: What it says.
-        reasons: All that it says besides.
-        answer: The whole, with its tokens.
+        score: Its score.
+        reasons: Its text without the score.
+        answer: The whole judgement, with its tokens.
     """
 
     score: float
@@ -72,10 +72,10 @@ class Doubted:
     """An answer whose judgements differ.
 
     Attributes:
-        place: Among a step's answers.
-        prompt: What it answers.
-        response: It.
-        judgements: No two of them give the same reasons.
+        place: Index among a step's answers.
+        prompt: The prompt.
+        response: The answer.
+        judgements: Its judgements; no two give the same reasons.
     """
 
     place: int
@@ -85,7 +85,7 @@ class Doubted:
 
     @property
     def orders(self) -> list[tuple[int, int]]:
-        """Which judgement is shown first, and which second, in all battles."""
+        """Order of two judgements, first and second, in each of the battles."""
         return list(permutations(range(len(self.judgements)), 2))
 
 
@@ -97,7 +97,7 @@ class JudgePair:
         doubted: The answer.
         chosen: The strongest judgement.
         rejected: The weakest one.
-        elo_gap: What lies between them, on the scale that chess players know.
+        elo_gap: Difference of their Elo ratings.
     """
 
     doubted: Doubted
@@ -107,7 +107,7 @@ class JudgePair:
 
 
 def judge_pairs(ranked: RankedAnswers, room: int, meta: MetaJudging, step: int) -> tuple[list[JudgePair], Metrics]:
-    """Pairs of judgements of a step's answers, at most `room`, and what the battles told."""
+    """Pairs of judgements of a step's answers, at most `room`, and metrics of the battles."""
     doubted, left_out = _fitting(_pick_doubted(ranked, meta.reasons), _SPARE * room, meta, step)
     judged = meta.judge([case for one in doubted for case in _cases(one, step)])
     fought = iter(judged)
@@ -120,9 +120,9 @@ def judge_pairs(ranked: RankedAnswers, room: int, meta: MetaJudging, step: int) 
 
 
 def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
-    """Judgements to learn from, the better and the worse of each pair next to each other.
+    """Builds a batch of pairs of judgements, the better and the worse of each next to each other.
 
-    What they score is an answer, and not themselves: for losses that read scores each pair is one point apart.
+    Their scores are those of an answer, not their own: for losses that read scores each pair is one point apart.
     """
     parts = [_tokens(one.answer) for pair in pairs for one in (pair.chosen, pair.rejected)]
     tokens_N = torch.tensor([token for asked, said in parts for token in asked + said], dtype=torch.int64)
@@ -133,7 +133,7 @@ def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
 
 
 def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-    """A pair of judgements, plain enough for JSON."""
+    """A pair of judgements as a row of JSON types."""
     asked, _ = _tokens(pair.chosen.answer)
     row: dict[str, Any] = {"id": f"{pair.doubted.prompt.id}, judged", "prompt": decode(asked), "status": "judge_pair"}
     row["scores"] = [one.score for one in pair.doubted.judgements]
@@ -143,7 +143,7 @@ def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> d
 
 
 def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What was asked and what was said."""
+    """Tokens of the question and of the reply."""
     asked, said = answer.prompt_tokens, answer.tokens
     assert asked is not None, "the judge is the policy, whose tokens are known"
     assert said is not None, "likewise"
@@ -151,9 +151,9 @@ def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[Doubted]:
-    """Of each prompt the finished answer whose verdicts vary most, if they do; those first that vary most of all.
+    """Picks for each prompt the finished answer whose verdicts vary most, if they do; the most varied first.
 
-    An answer of which the judge saw only the beginning is none of them.
+    An answer that was shortened for the judge is not picked.
     """
     rollouts = ranked.rollouts
     finished = (~rollouts.batch["truncated"]).tolist()
@@ -170,7 +170,7 @@ def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[
 
 
 def _differing(judged: Judged[float], reasons: Callable[[str], str]) -> list[Reading]:
-    """Finished judgements; of those that give the same reasons, the first."""
+    """Finished judgements; only the first of those that give the same reasons."""
     found: dict[str, Reading] = {}
     for one in judged.judgements:
         if one.verdict.value is not None and one.answer is not None and one.answer.finished:
@@ -180,7 +180,7 @@ def _differing(judged: Judged[float], reasons: Callable[[str], str]) -> list[Rea
 
 
 def _fitting(doubted: Iterable[Doubted], count: int, meta: MetaJudging, step: int) -> tuple[list[Doubted], int]:
-    """The first so many whose battles the meta-judge can be asked about; and how many were left out before."""
+    """The first `count` answers whose battles fit the meta-judge; and how many were left out before."""
     found: list[Doubted] = []
     left_out = 0
     for one in doubted:
@@ -194,7 +194,7 @@ def _fitting(doubted: Iterable[Doubted], count: int, meta: MetaJudging, step: in
 
 
 def _cases(doubted: Doubted, step: int) -> list[Case]:
-    """All battles: what was asked and answered, and the reasons of two judgements in one order."""
+    """Builds all battles: prompt, answer, and the reasons of two judgements in one order."""
     asked, said = doubted.prompt, [one.reasons for one in doubted.judgements]
     return [
         meta_case(asked.conversation, doubted.response, said[i], said[j], (step, asked.id, doubted.place, i, j))
@@ -203,14 +203,14 @@ def _cases(doubted: Doubted, step: int) -> list[Case]:
 
 
 def _winner(judged: Judged[Named]) -> Winner | None:
-    """Who won a battle, by place."""
+    """The winner of a battle, by position; None: no verdict."""
     if not judged.values:
         return None
     return "first" if judged.values[0] == "A" else "second"
 
 
 def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> JudgePair | None:
-    """The strongest and the weakest judgement; None where they are not alone there, or have one and the same score."""
+    """The strongest and the weakest judgement; None where either is tied, or both have the same score."""
     strength_P = bradley_terry(meta.wins(battles, len(doubted.judgements)))
     order = strength_P.argsort(descending=True, stable=True).tolist()
     ranked = strength_P[order].tolist()
@@ -225,7 +225,7 @@ def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> Ju
 
 
 def _measure_battles(battles: Sequence[Battles], found: Sequence[JudgePair | None]) -> Metrics:
-    """How the meta-judge decides: whether the place decides, how often nobody wins, how far apart winners are."""
+    """Metrics of the meta-judge: wins of the first position, battles without a winner, gaps between winners."""
     winners = [winner for own in battles for winner in own.values() if winner is not None]
     both = [
         (winner, own[j, i])

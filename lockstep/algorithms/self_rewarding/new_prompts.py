@@ -1,4 +1,4 @@
-"""The prompts of an iteration that begins: written by the policy, kept in the run's folder, opened as data."""
+"""New prompts at the beginning of an iteration: written by the policy, kept in the run's folder, opened as data."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.whole_files import write_whole
 
 FOLDER = "prompts"
-"""In a run's folder: what was written, one file for each iteration."""
+"""Folder, inside the run's, of the new prompts, one file for each iteration."""
 
 
 @dataclass
 class NewPrompts:
-    """Prompts by iteration; those of the one that is under way are kept, and written again by a run that goes on.
+    """New prompts by iteration; the current iteration's are cached, and a resumed run writes them again.
 
     Attributes:
         writer: Writes them.
-        engine: Of the reference, which is the policy of the iteration's beginning.
+        engine: Sampler session of the reference, which is the policy of the iteration's beginning.
         count: Prompts of an iteration.
-        folder: Where files of them go.
-        data: How rows become prompts.
-        source: Of the model.
+        folder: Folder of their files.
+        data: The section `data`, by which rows become prompts.
+        source: Tokenizer and template of the model.
     """
 
     writer: PromptWriter
@@ -48,14 +48,14 @@ class NewPrompts:
     _open: dict[int, tuple[Prompts, Metrics]] = field(default_factory=dict, init=False)
 
     def __call__(self, iteration: int, version: int) -> tuple[Prompts, Metrics]:
-        """The prompts of an iteration, and what is told of how they were made.
+        """Returns the prompts of an iteration, and metrics of their generation.
 
         Args:
             iteration: Counted from 0.
-            version: Of the weights at its beginning.
+            version: Version of the weights at its beginning.
 
         Raises:
-            TooFewPromptsError: The policy does not write enough of them.
+            TooFewPromptsError: The policy did not write enough of them.
         """
         if iteration not in self._open:
             self._open = {iteration: self._write_prompts(iteration, version)}
@@ -74,15 +74,15 @@ class NewPrompts:
 def new_prompts(
     recipe: SelfRewardingRecipe, prompts: Prompts, count: int, engine: SamplerSession, source: ModelSource, folder: Path
 ) -> NewPrompts | None:
-    """Has prompts written where the recipe says so.
+    """Opens the writer of new prompts, if the recipe has one.
 
     Args:
-        recipe: Says how.
-        prompts: The data's.
+        recipe: Its section `new_prompts`.
+        prompts: Prompts of the data, which serve as examples.
         count: Prompts of an iteration.
-        engine: Of the reference.
-        source: Of the model.
-        folder: The run's.
+        engine: Sampler session of the reference policy.
+        source: Tokenizer and template of the model.
+        folder: Folder of the run.
 
     Raises:
         ValueError: As from `request_of`.
@@ -100,7 +100,7 @@ def new_prompts(
 def request_of(
     recipe: SelfRewardingRecipe, section: NewPromptsSection, prompts: Prompts, source: ModelSource
 ) -> tuple[Template, TextField]:
-    """What the policy is asked, and the field of a row that the reply fills.
+    """The template of requests for new prompts, and the field of a row that the reply fills.
 
     Raises:
         ValueError: Template or data cannot be used for that, or requests do not fit the model.
@@ -117,5 +117,5 @@ def request_of(
 
 
 def _without_answers(data: DataSection) -> DataSection:
-    """The same for rows in which there is nothing but a prompt."""
+    """The same section for rows that hold nothing but a prompt."""
     return data.model_copy(update={"answer": "", "fields": None})

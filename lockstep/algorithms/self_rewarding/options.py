@@ -51,7 +51,7 @@ class SelfRewarding(PreferenceSection):
         default=0.1, description="β: how dear it is to move away from the reference; a list has one for each iteration"
     )
     acting_policy: Literal["reference", "current"] = Field(
-        default="reference", description="who answers and judges: the policy of the iteration's beginning, or as it is"
+        default="reference", description="the acting policy: that of the iteration's beginning, or the current one"
     )
     prompt_source: Literal["same", "split", "new"] = Field(
         default="same",
@@ -98,7 +98,7 @@ class SelfRewarding(PreferenceSection):
         return _of(self.ref_policy_kl_penalty, iteration)
 
     def room_for_judge_pairs(self, iteration: int, answer_pairs: int) -> int:
-        """How many pairs of judgements may join so many pairs of answers, to be at most their share of them all."""
+        """Greatest number of pairs of judgements beside a number of pairs of answers, by their share of all pairs."""
         share = _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
         return int(share / (1 - share) * answer_pairs + 1e-9)
 
@@ -144,7 +144,7 @@ class SelfRewarding(PreferenceSection):
 
 
 class KnownSection(Section):
-    """Judgements that are known to be right, by which the policy is measured as a judge each time it is validated."""
+    """Judgements that are known to be right, on which the policy is validated as a judge."""
 
     judgements: LocalPath | None = Field(default=None, description="file of rows with prompt, response and score")
     comparisons: LocalPath | None = Field(
@@ -163,12 +163,12 @@ class SelfRewardingRecipe(Algorithm):
 
     steps_and_epochs = True  # epochs are of an iteration, steps of the run
     self_rewarding: SelfRewarding
-    judge: JudgeSection | None = Field(default=None, description="who judges answers")
+    judge: JudgeSection | None = Field(default=None, description="the judge of answers")
     reward_model: ModelFolder | None = Field(
         default=None,
-        description="in place of `judge`: what `algorithm: reward_model` trained says what an answer is worth",
+        description="in place of `judge`: a reward model of `algorithm: reward_model` scores answers",
     )
-    meta_judge: MetaJudgeSection | None = Field(default=None, description="with use_meta_judge: who judges judgements")
+    meta_judge: MetaJudgeSection | None = Field(default=None, description="with use_meta_judge: judge of judgements")
     verifier: RewardSection | None = Field(
         default=None,
         description="programs that score answers in place of the judge, of rows that name one; null: all are judged",
@@ -182,16 +182,15 @@ class SelfRewardingRecipe(Algorithm):
     optimizer: Optimizer
     validation_reward: RewardSection | None = Field(
         default=None,
-        description="what answers to held-out prompts are really worth; null: only those judge them who judge those of "
-        "training",
+        description="the reward of answers to held-out prompts; null: only the judges of training judge them",
     )
-    validation_sampling: RepeatedSampling | None = Field(default=None, description="how they are drawn")
+    validation_sampling: RepeatedSampling | None = Field(default=None, description="the distribution of those answers")
     known: KnownSection = KnownSection()
 
     @model_validator(mode="after")
     def _require_judge(self) -> SelfRewardingRecipe:
         if (self.judge is None) == (self.reward_model is None):
-            raise ValueError("say one of judge and reward_model: who tells what an answer is worth")
+            raise ValueError("say one of judge and reward_model, which scores the answers")
         if self.judge is None and self.verifier is not None:
             raise ValueError("verifier scores on the judge's scale, and a reward model has none; leave one of them out")
         if self.judge is None and self.known.judgements is not None:
@@ -267,17 +266,17 @@ class SelfRewardingRecipe(Algorithm):
 
     @property
     def policy_role(self) -> ModelRole:
-        """π."""
+        """The policy π."""
         return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property
     def reference_role(self) -> ModelRole:
-        """π_ref: the policy of an iteration's beginning."""
+        """The reference policy π_ref: the policy of an iteration's beginning."""
         return ModelRole("reference", "logits", self.learner, follows=True)
 
     @property
     def reward_role(self) -> ModelRole | None:
-        """The reward model, where one scores in place of a judge."""
+        """The reward model, if one scores in place of a judge."""
         section = self.reward_model
         return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)
 

@@ -1,4 +1,4 @@
-"""Answers, what they are worth, and which two of a prompt's are learned from."""
+"""Ranked answers: their scores, and the pair of each prompt that is trained on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lockstep.rollouts.rollout import Rollouts
 
 @dataclass(frozen=True)
 class RankedAnswers:
-    """Scored answers, and the pair that was chosen of each prompt's.
+    """Scored answers, and the chosen pair of each prompt.
 
     Attributes:
-        rollouts: All answers, one prompt's next to each other.
-        scored: What each is worth, and who says so.
+        rollouts: All answers, those to one prompt next to each other.
+        scored: Their scores, and the scorers.
         pairs: One for each prompt.
     """
 
@@ -31,23 +31,23 @@ class RankedAnswers:
 
     @property
     def judged(self) -> Sequence[Judged[float]]:
-        """What the judge says of each answer."""
+        """Judgements of each answer."""
         return self.scored.judged
 
     @property
     def group(self) -> int:
-        """Answers to each prompt."""
+        """Number of answers to each prompt."""
         return len(self.judged) // len(self.pairs)
 
     @property
     def usable(self) -> int:
-        """Pairs to learn from."""
+        """Number of pairs to learn from."""
         return sum(pair.status == "ok" for pair in self.pairs)
 
     def batch(self) -> Batch:
         """The chosen and the rejected answer of each pair to learn from, next to each other, with their scores.
 
-        What is learned is the policy itself, however its answers were drawn: at temperature 1, over all tokens.
+        The policy itself is trained, at temperature 1 over all tokens, not the distribution that was sampled from.
         """
         rows = [
             prompt * self.group + place
@@ -59,12 +59,12 @@ class RankedAnswers:
         return Batch(batch.tokens, batch.lengths, {"mask": batch.mask}, {"score": batch["score"]}, group_size=2)
 
     def sample_rows(self, count: int) -> list[dict[str, Any]]:
-        """The first prompts with the pair that was chosen, plain enough for JSON."""
+        """The first prompts with their chosen pair, as rows of JSON types."""
         return [_sample_row(self, prompt, pair) for prompt, pair in enumerate(self.pairs[:count])]
 
 
 def choose_pairs(rollouts: Rollouts, found: Scored, length_control: float, group: int) -> RankedAnswers:
-    """Chooses pairs from answers, `group` to each prompt, with ρ as `objectives.pairing` says."""
+    """Chooses pairs from answers, `group` to each prompt, with length control ρ; see `objectives.pairing`."""
     sequences = zip(rollouts.batch.sequences(), rollouts.batch.sequences("mask"), strict=True)
     tokens = [tuple(sequence[mask].tolist()) for sequence, mask in sequences]
     cut = rollouts.batch["truncated"].tolist()

@@ -1,4 +1,4 @@
-"""What answers are worth: by a program where the row names one, else by the judge; or all by a reward model."""
+"""Scores of answers: by a program where the row names one, else by the judge; or all by a reward model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Verifiers:
     """Programs that score answers in place of the judge.
 
     Attributes:
-        section: Of which rows, and how; None: of none.
-        low: The score of what they reward with 0.
-        high: The score of what they reward with 1.
+        section: The rows and their programs; None: there are none.
+        low: The judge's score for a reward of 0.
+        high: The judge's score for a reward of 1.
     """
 
     section: RewardSection | None
@@ -31,7 +31,7 @@ class Verifiers:
     high: float
 
     def score(self, prompt: Prompt, reward: float) -> float | None:
-        """A reward on the judge's scale; NaN is no verdict.
+        """Maps a reward to the judge's scale; NaN is no verdict.
 
         Raises:
             RewardError: It is not from 0 to 1.
@@ -51,13 +51,13 @@ Scorer = Literal["judge", "verifier", "reward_model"]
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of answers, and where they come from.
+    """Scores of answers, and their scorers.
 
     Attributes:
-        scores: Of each answer; None: nobody could say.
-        judged: What the judge says of each: nothing of those that others score, for it is not asked.
-        verified: Which of them a program scores; None where no row is one's.
-        otherwise: Who scores those that no program does.
+        scores: Score of each answer; None: no verdict.
+        judged: Judgements of each answer; empty where the judge was not asked.
+        verified: True for answers that a program scores; None where none are.
+        otherwise: The scorer of all answers that no program scores.
     """
 
     scores: Sequence[float | None]
@@ -66,11 +66,11 @@ class Scored:
     otherwise: Scorer = "judge"
 
     def scorer(self, place: int) -> Scorer:
-        """Who scores an answer."""
+        """The scorer of an answer."""
         return "verifier" if self.verified is not None and self.verified[place] else self.otherwise
 
     def metrics(self) -> Metrics:
-        """What the judge was asked; and, where programs score too, what each of them says."""
+        """Metrics of the judge; and, where programs score too, of each scorer."""
         asked = judge_metrics([one for one in self.judged if one.judgements]).with_prefix("judge")
         return asked if self.verified is None else asked + self._by_scorer(self.verified).with_prefix("train")
 
@@ -87,27 +87,27 @@ class Scored:
 
 
 Scoring = Callable[[Rollouts, int], Scored]
-"""Says what a step's answers are worth."""
+"""Scores a step's answers."""
 
 
 @dataclass(frozen=True)
 class ByJudge:
-    """Asks the judge about all answers that no program scores.
+    """A scorer that asks the judge about all answers that no program scores.
 
     Attributes:
-        judge: Scores them.
-        verifiers: Which ones programs score, and on what scale.
+        judge: The judge.
+        verifiers: The programs, their rows, and the scale.
     """
 
     judge: Judge[float]
     verifiers: Verifiers
 
     def __call__(self, rollouts: Rollouts, step: int) -> Scored:
-        """Of answers with the rewards of those that programs score.
+        """Scores answers that have the rewards of those that programs score.
 
         Raises:
             RewardError: A reward is not from 0 to 1.
-            JudgeError: As from the judge.
+            JudgeError: From the judge.
         """
         section = self.verifiers.section
         waiting = find_unverified(section, rollouts.prompts)
@@ -127,5 +127,5 @@ class ByJudge:
 
 
 def by_reward_model(rollouts: Rollouts, step: int) -> Scored:
-    """As a reward model scored the answers when they were drawn."""
+    """The scores that a reward model gave when the answers were sampled."""
     return Scored(rollouts.batch["score"].tolist(), [Judged[float](())] * len(rollouts.prompts), None, "reward_model")

@@ -1,7 +1,7 @@
 """Self-rewarding training: Yuan et al. 2024, with the length control of Wu et al. 2024.
 
 The model answers, judges its own answers, and learns from the best and the worst by DPO; with a meta-judge it learns to
-judge, too. An iteration goes through the prompts; what acts and judges in it is the policy that it began with. When the
+judge, too. An iteration goes through the prompts; the policy that it began with acts and judges in it. When the
 next one begins that policy is replaced: until then the reference is the one that the answers are from, so that what is
 measured at an iteration's end is measured against it.
 """
@@ -33,12 +33,12 @@ from lockstep.types import Phase, SamplingParams
 
 @dataclass(frozen=True)
 class SelfRewardingWorkers:
-    """Who does the work: π, the frozen π_ref, the source of answers, and who judges, which may be the same model.
+    """Models and data of a step: π, the frozen π_ref, the rollout collector, and the judges, which may be π itself.
 
     Attributes:
-        new_prompts: Of an iteration, by its number and the version of the weights at its beginning, and what is told of
-            how they were made; None: the prompts are those of the data.
-        first_iteration: A step of the first iteration, where that is another algorithm's; takes step and position.
+        new_prompts: Prompts of an iteration, by its number and the version of its first weights, with metrics
+            of their generation; None: the prompts are those of the data.
+        first_iteration: A step of the first iteration, if that is another algorithm's; takes step and position.
     """
 
     policy: Learner
@@ -54,13 +54,13 @@ class SelfRewardingWorkers:
 
 @dataclass(frozen=True)
 class SelfRewardingSettings:
-    """A recipe's options, ready for use in the step.
+    """The options of the recipe, ready for use in the step.
 
     Attributes:
-        rows: Prompts that an iteration goes through.
-        epochs: How often it does.
+        rows: Prompts of one pass of an iteration.
+        epochs: Passes of an iteration.
         num_logged_samples: Prompts of a step that the sample log shows.
-        leaks: Whether an answer reads like a judgement.
+        leaks: True for an answer that reads like a judgement.
     """
 
     options: SelfRewarding
@@ -72,16 +72,16 @@ class SelfRewardingSettings:
 
     @property
     def steps_per_iteration(self) -> int:
-        """Optimizer steps; prompts that do not fill one are left over."""
+        """Optimizer steps of an iteration; prompts that do not fill one are left over."""
         return self.rows * self.epochs // self.options.global_batch_size
 
     def position(self, step: int) -> int:
-        """Row of the run at which a step begins; each iteration begins with rows of its own."""
+        """Row of the run at which a step begins; each iteration has rows of its own."""
         iteration, within = divmod(step, self.steps_per_iteration)
         return iteration * self.rows * self.epochs + within * self.options.global_batch_size
 
     def epoch(self, step: int) -> int:
-        """Passes over its prompts that an iteration has done before a step."""
+        """Passes that an iteration has made over its prompts before a step."""
         return step % self.steps_per_iteration * self.options.global_batch_size // self.rows
 
     def beginning(self, step: int) -> int:
@@ -89,11 +89,11 @@ class SelfRewardingSettings:
         return step - step % self.steps_per_iteration
 
     def loss(self, iteration: int) -> Preference:
-        """What pairs of an iteration are learned by."""
+        """The loss on pairs of an iteration."""
         return preference_loss(self.options, self.options.beta_of(iteration))
 
     def acting_version(self, step: int) -> int:
-        """Of the weights that act in a step: after how many steps the policy had them."""
+        """The version of the weights that act in a step: the number of steps that the policy had done."""
         match self.options.acting_policy:
             case "reference":
                 return self.beginning(step)
@@ -106,7 +106,7 @@ class SelfRewardingSettings:
 def self_rewarding_step(
     step: int, position: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> StepResult:
-    """One optimizer step; when an iteration after the first begins the policy becomes the reference."""
+    """Runs one optimizer step; when an iteration after the first begins, the policy becomes the reference."""
     iteration = step // settings.steps_per_iteration
     if iteration and step == settings.beginning(step):
         with workers.phase("reference"):
@@ -122,14 +122,14 @@ def self_rewarding_step(
 
 @dataclass(frozen=True)
 class AskedPrompts:
-    """What is answered, and by whom.
+    """Prompts to answer, and the version of the weights that answers.
 
     Attributes:
         position: Row of the first prompt.
         count: Prompts.
-        iteration: Whose options hold.
-        version: Of the weights that act.
-        key: Of the judge's draws.
+        iteration: The iteration whose options apply.
+        version: Version of the acting weights.
+        key: Key of the judge's random numbers.
     """
 
     position: int
@@ -141,11 +141,11 @@ class AskedPrompts:
 
 @dataclass(frozen=True)
 class JudgedAnswers:
-    """Answers, what they are worth, and the pairs that are found in them.
+    """Answers, their scores, and the pairs among them.
 
     Attributes:
-        refitted: What the refit before told.
-        metrics: Of answers, judges and pairs.
+        refitted: Metrics of the weight sync before.
+        metrics: Metrics of answers, judges and pairs.
     """
 
     answers: RankedAnswers
@@ -165,7 +165,7 @@ class JudgedAnswers:
 def answer_and_judge(
     asked: AskedPrompts, collector: RolloutCollector, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> JudgedAnswers:
-    """All of a step before anything is learned: answer, judge, choose."""
+    """Runs all of a step before the learning: answer, judge, choose."""
     options = settings.options
     with collector.engine.at(asked.version) as refitted:
         with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
@@ -186,7 +186,7 @@ def answer_and_judge(
 def _learn_from_own_judgement(
     step: int, position: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> StepResult:
-    """Answer, judge, choose, learn."""
+    """Runs one step: answer, judge, choose, learn."""
     size, iteration = settings.options.global_batch_size, step // settings.steps_per_iteration
     collector, told = _asking(step, workers, settings)
     asked = AskedPrompts(position, size, iteration, settings.acting_version(step), step)
@@ -202,7 +202,7 @@ def _learn_from_own_judgement(
 def _compare_sampler(
     step: int, batch: Batch, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> Metrics:
-    """How whoever acts scores some of its answers, as a learner and as a sampler."""
+    """Compares learner and sampler of the acting policy on some of its answers."""
     if workers.agreement is None:
         return Metrics()
     with workers.phase("watch"):
@@ -212,7 +212,7 @@ def _compare_sampler(
 def _asking(
     step: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> tuple[RolloutCollector, Metrics]:
-    """What answers the prompts of a step's iteration; new ones are told of at its beginning."""
+    """The collector for the prompts of a step's iteration; at its beginning, with metrics of new prompts."""
     if workers.new_prompts is None:
         return workers.collector, Metrics()
     began = settings.beginning(step)
@@ -224,7 +224,7 @@ def _asking(
 def _judge_judgements(
     answers: RankedAnswers, workers: SelfRewardingWorkers, room: int, step: int
 ) -> tuple[list[JudgePair], Metrics]:
-    """Pairs of judgements, at most so many."""
+    """Makes pairs of judgements, at most `room`."""
     if workers.meta is None or not room:
         return [], Metrics()
     with workers.phase("meta_judge"):  # which of two judgements of y_n is better, says π_ref
@@ -236,7 +236,7 @@ def _judge_judgements(
 def _train_on_pairs(
     batch: Batch, workers: SelfRewardingWorkers, settings: SelfRewardingSettings, iteration: int
 ) -> Metrics:
-    """One optimizer step on the pairs; none where there are no pairs."""
+    """Runs one optimizer step on the pairs; none if there are no pairs."""
     if not len(batch):
         return Metrics({"train/updates_skipped": Sum(1.0)})
     with workers.phase("logprobs"):
@@ -246,5 +246,5 @@ def _train_on_pairs(
 
 
 def with_reference(batch: Batch, workers: SelfRewardingWorkers) -> Batch:
-    """The batch with log π_ref(y | x)."""
+    """Adds log π_ref(y | x) to the batch."""
     return batch.with_columns({"ref_logprob": workers.reference.logprobs(batch)})

@@ -1,4 +1,4 @@
-"""What a step tells about answers, verdicts and pairs, under the names that NeMo-Aligner's users know."""
+"""Metrics of a step's answers, verdicts and pairs, by the names that NeMo-Aligner's users know."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _STATUSES: tuple[Status, ...] = ("ok", "unscored", "tie", "identical", "unfinish
 
 
 def leak_test(pattern: str | None, parser: Parser[float] | None) -> Callable[[str], bool]:
-    """Whether an answer reads like a judgement.
+    """Builds the test for answers that read like a judgement.
 
     Args:
-        pattern: Regular expression of what only judgements hold; None: they announce a verdict, and give one. A number
-            alone is none: it may well be the answer.
-        parser: Of the judge; None: nobody announces anything.
+        pattern: Regular expression of text that only judgements hold; None: any text that announces and gives a
+            verdict. A number alone is none: it may well be the answer.
+        parser: Parser of the judge; None: there is no judge.
     """
     if pattern is not None:
         return lambda text: re.search(pattern, text) is not None
@@ -30,10 +30,10 @@ def leak_test(pattern: str | None, parser: Parser[float] | None) -> Callable[[st
 
 
 def answer_metrics(rollouts: Rollouts, scored: Scored, leaks: Callable[[str], bool]) -> Metrics:
-    """Scores, lengths and ends of all answers.
+    """Metrics of the scores, lengths and ends of all answers.
 
-    `top_class_share` is the share of the verdict that is given most often: a judge that always says 5 has 1.
-    `leaks` is the share of answers that read like judgements: those are rewarded by a judge that never saw any.
+    `top_class_share` is the share of the most frequent verdict: a judge that always says 5 has 1.
+    `leaks` is the share of answers that read like judgements: a judge that never saw any may reward them.
     """
     scores = [score for score in scored.scores if score is not None]
     doubts = [doubt for one in scored.judged if (doubt := disagreement(one)) is not None]
@@ -52,7 +52,7 @@ def answer_metrics(rollouts: Rollouts, scored: Scored, leaks: Callable[[str], bo
 
 
 def pair_metrics(pairs: Sequence[AnswerPair]) -> Metrics:
-    """What became of the rows: `bad_samples_per_GBS` are those without a pair to learn from, by cause besides."""
+    """Metrics of the pairs: `bad_samples_per_GBS` are prompts without a pair to learn from, also counted by cause."""
     found = Counter(pair.status for pair in pairs)
     bad = Metrics(bad_samples_per_GBS=Mean(len(pairs) - found["ok"], len(pairs)))
     return bad + Metrics({f"pairs/{status}": Mean(found[status], len(pairs)) for status in _STATUSES})

@@ -1,4 +1,4 @@
-"""Sets supervised fine-tuning up."""
+"""Setup of supervised fine-tuning."""
 
 from __future__ import annotations
 

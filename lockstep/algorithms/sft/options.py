@@ -32,7 +32,7 @@ class SFTRecipe(Supervised):
 
     @property
     def policy_role(self) -> ModelRole:
-        """π."""
+        """The policy π."""
         return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property

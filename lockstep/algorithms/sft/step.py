@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: maximum likelihood of completions, the stop token included, the prompt only read."""
+"""Supervised fine-tuning: maximum likelihood of completions with their stop token; prompts are only read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.types import Phase
 
 @dataclass(frozen=True)
 class SFTWorkers:
-    """Who does the work."""
+    """Models and data of a step: π, and the demonstrations."""
 
     policy: Learner
     demonstrations: Demonstrations
@@ -23,7 +23,7 @@ class SFTWorkers:
 
 
 def sft_step(step: int, position: int, workers: SFTWorkers, global_batch_size: int, seed: int) -> StepResult:
-    """One optimizer step on the rows `position` … `position + global_batch_size − 1`."""
+    """Runs one optimizer step on the rows `position` … `position + global_batch_size − 1`."""
     with workers.phase("data"):
         batch = workers.demonstrations.at(position, global_batch_size, seed)
     with workers.phase("policy"):
@@ -32,7 +32,7 @@ def sft_step(step: int, position: int, workers: SFTWorkers, global_batch_size: i
 
 
 def measure_held_out_loss(policy: Learner, batch: Batch) -> Metrics:
-    """Cross-entropy per trainable token of rows that are not trained on, nats, and its exponential; no gradients."""
+    """Cross-entropy per trainable token of held-out rows, nats, and its exponential; no gradients."""
     total = -policy.logprobs(batch).double()[batch.mask].sum()
     loss = Mean(total, batch.mask.sum())
     return Metrics(loss=loss, perplexity=Mean((total / batch.mask.sum()).exp()))
