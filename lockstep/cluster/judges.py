@@ -89,7 +89,7 @@ def _require_room(section: AskedSection, source: ModelSource, name: str) -> None
 
 
 def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) -> Answering:
-    from lockstep.samplers.openai import OpenAIClient
+    from lockstep.samplers.openai.client import OpenAIClient
 
     assert sampler.openai is not None, "a server has an address"
     client = OpenAIClient(sampler.openai, sampler.timeout_s, note=progress.note)

@@ -7,12 +7,11 @@ result of one among those that compute the same.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,13 +26,14 @@ from lockstep.config import LearnerSection
 from lockstep.distributed.meeting import Host, Meeting
 from lockstep.distributed.ranks import Ranks
 from lockstep.errors import InputError
+from lockstep.learners import backend
 from lockstep.learners.packing import deal
-from lockstep.learners.rank import RankLearner, resolve_device, restore_order
+from lockstep.learners.rank import RankLearner, restore_order
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics, merge_metrics
+from lockstep.models.device import resolve_device
 from lockstep.models.folder import carries_state, read_config, skeleton
 from lockstep.models.lora import require_peft, targets
-from lockstep.models.megatron import require_known, stages
 from lockstep.models.parallelize import require_divisible
 
 _RANKS_WAIT_LONGER_S = 30.0
@@ -75,25 +75,10 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
             f"learner.parallel.cp is {section.parallel.cp}, but layers of a {config.model_type} carry a state along "
             "each sequence, which cp would cut; use dp"
         )
-    match section.backend:
-        case "torch":
-            pass
-        case "megatron":
-            _require_megatron(config, section)
-        case _:
-            assert_never(section.backend)
+    backend.find_backend(section).require_model(config, section)
     if section.lora is not None:
         require_peft()
         targets(skeleton(config, "learner.lora"), section.lora)
-
-
-def _require_megatron(config: PreTrainedConfig, section: LearnerSection) -> None:
-    if importlib.util.find_spec("megatron") is None:
-        raise InputError('learner.backend is megatron, which is not installed; pip install "lockstep-rl[megatron]"')
-    if section.is_bf16 and resolve_device(section.device).type == "cpu":
-        raise InputError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
-    require_known(config)
-    stages(int(config.num_hidden_layers), section.parallel.pp)
 
 
 def require_gpus(section: LearnerSection) -> None:

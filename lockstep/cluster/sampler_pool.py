@@ -17,7 +17,7 @@ from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, RemoteError, 
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.distributed.meeting import Host
 from lockstep.errors import InputError, RunError
-from lockstep.learners.rank import resolve_device
+from lockstep.models.device import resolve_device
 from lockstep.report.progress import Progress
 from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
 from lockstep.types import Request, SamplingParams
@@ -340,7 +340,7 @@ def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
     """A sampler in this process where that is possible, else in processes of its own."""
     if workers.here and spec.section.in_process:
         spec.require_proof()
-        return spec.torch()
+        return spec.open_here()
     return processes(spec, progress, workers)
 
 

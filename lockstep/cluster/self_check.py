@@ -33,9 +33,9 @@ from lockstep.data.cache import ensure_cached, entry
 from lockstep.distributed.ranks import ALONE
 from lockstep.distributed.sampling import token_scores
 from lockstep.errors import InputError, first_line
-from lockstep.learners.rank import resolve_device
 from lockstep.models import attention
 from lockstep.models.cut import Cut
+from lockstep.models.device import resolve_device
 from lockstep.models.export import assemble
 from lockstep.models.folder import ModelError, carries_state, context_of, read_config
 from lockstep.models.heads import PLAIN, LogitsHead

@@ -70,7 +70,7 @@ class AskedSection(Section):
 
     @model_validator(mode="after")
     def _a_judge_has_one_engine(self) -> AskedSection:
-        served = self.sampler is not None and self.sampler.backend == "openai"
+        served = self.sampler is not None and self.sampler.is_server
         if self.sampler is not None and self.path is None and not served:
             raise ValueError(
                 "the policy judges with its own sampler; set path to let another model judge, or no sampler"

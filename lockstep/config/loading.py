@@ -33,6 +33,7 @@ from pydantic import ValidationError
 
 from lockstep import yaml12
 from lockstep.config import Common, Recipe, Section, old_names, registry
+from lockstep.config.backends import list_own_sections
 from lockstep.config.errors import (
     KeyPath,
     RecipeError,
@@ -129,8 +130,9 @@ class Loaded:
         for sampler in (tree.get("sampler", {}), (tree.get("judge") or {}).get("sampler") or {}):
             for option in self.recipe.placement:
                 sampler.pop(option, None)
-            for option in ("base_url", "api_key_env", "max_concurrency", "max_retries"):  # a server may move
-                (sampler.get("openai") or {}).pop(option, None)
+            for own in list_own_sections():
+                for option in own.changes_no_result:
+                    (sampler.get(own.name) or {}).pop(option, None)
         first = self.warm_start
         if first is not None:
             tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"

@@ -17,13 +17,12 @@ from pydantic import (
     model_validator,
 )
 
+from lockstep.config.backends import INFERENCE, TRAINING, list_engines
 from lockstep.config.section import Probability, Section
 from lockstep.types import SamplingParams
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["fp32", "bf16"]
-TrainingBackend = Literal["torch", "megatron"]
-SamplerBackend = Literal["torch", "vllm", "openai"]
 
 
 class Schedule(Section):
@@ -127,7 +126,7 @@ class LoRA(Section):
 class LearnerSection(Computation):
     """The training backend, for policy, critic and reference alike."""
 
-    backend: TrainingBackend = Field(default="torch", description="training backend")
+    backend: Annotated[str, TRAINING] = Field(default=TRAINING.names[0], description="training backend")
     parallel: Parallel = Parallel()
     micro_batch_tokens: PositiveInt = Field(
         default=8192, description="tokens packed into one forward and backward pass"
@@ -146,41 +145,20 @@ class LearnerSection(Computation):
 
     @classmethod
     def of(
-        cls, computation: Computation, backend: TrainingBackend = "torch", parallel: Parallel | None = None
+        cls, computation: Computation, backend: str = TRAINING.names[0], parallel: Parallel | None = None
     ) -> LearnerSection:
         """A learner with this device and precision, and otherwise defaults."""
         return cls(device=computation.device, dtype=computation.dtype, backend=backend, parallel=parallel or Parallel())
 
     @property
     def in_process(self) -> bool:
-        """True if the learner can run in the caller's process: one of torch, on one rank."""
-        match self.backend:
-            case "torch":
-                return self.parallel.ranks == 1
-            case "megatron":
-                return False
-            case _:
-                assert_never(self.backend)
+        """True if the learner can run in the caller's process."""
+        return TRAINING.find(self.backend).in_process(self)
 
     @model_validator(mode="after")
     def _backend_supports_options(self) -> LearnerSection:
-        match self.backend:
-            case "torch":
-                if self.parallel.pp > 1:
-                    raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
-            case "megatron":
-                self._megatron_supports_options()
-            case _:
-                assert_never(self.backend)
+        TRAINING.find(self.backend).refuse_options(self)
         return self
-
-    def _megatron_supports_options(self) -> None:
-        if self.parallel.dp_replicate > 1:
-            raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
-        torchs = {"compile": self.compile, "cpu_offload": self.cpu_offload, "lora": self.lora is not None}
-        for name, is_set in torchs.items():
-            if is_set:
-                raise ValueError(f"{name} is of learner.backend=torch; leave it out")
 
     @model_validator(mode="after")
     def _what_is_compiled_holds_its_weights_whole(self) -> LearnerSection:
@@ -294,7 +272,7 @@ class OpenAI(Section):
 class SamplerSection(Section):
     """The inference engine that generates."""
 
-    backend: SamplerBackend = Field(default="torch", description="inference engine")
+    backend: Annotated[str, INFERENCE] = Field(default=INFERENCE.names[0], description="inference engine")
     max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
     replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
     max_restarts: NonNegativeInt = Field(
@@ -312,57 +290,38 @@ class SamplerSection(Section):
     @property
     def engines(self) -> int:
         """Number of engines that Lockstep starts; a server has its own."""
-        match self.backend:
-            case "torch" | "vllm":
-                return self.replicas
-            case "openai":
-                return 0
-            case _:
-                assert_never(self.backend)
+        return 0 if self.is_server else self.replicas
+
+    @property
+    def is_server(self) -> bool:
+        """True if it is a server, which is running already and takes no weights."""
+        return INFERENCE.find(self.backend).is_server
 
     @property
     def in_process(self) -> bool:
-        """True if the engine can run in the caller's process: one of torch, alone."""
-        match self.backend:
-            case "torch":
-                return self.replicas == 1
-            case "vllm" | "openai":
-                return False
-            case _:
-                assert_never(self.backend)
+        """True if the engine can run in the caller's process."""
+        return INFERENCE.find(self.backend).in_process(self)
 
     @model_validator(mode="after")
     def _options_of_the_backend(self) -> SamplerSection:
-        if self.backend != "vllm" and self.vllm != VLLM():
-            raise ValueError(f"sampler.vllm has options of vLLM, but the sampler is {self.backend}")
-        if self.backend == "openai" and self.openai is None:
-            raise ValueError("backend: openai needs to know which server; set sampler.openai.base_url and .model")
-        if self.backend != "openai" and self.openai is not None:
-            raise ValueError(f"sampler.openai names a server, but the sampler is {self.backend}")
-        return self
-
-    @model_validator(mode="after")
-    def _server_has_its_own_engines(self) -> SamplerSection:
-        ours = {"max_batch_size", "replicas", "max_restarts"}
-        if self.backend == "openai" and self.model_dump(include=ours) != SamplerSection().model_dump(include=ours):
-            raise ValueError(
-                "max_batch_size, replicas and max_restarts are of engines that Lockstep starts; a server has its own, "
-                "and openai.max_concurrency bounds its requests at once"
-            )
+        for name, backend in INFERENCE.every():
+            own = backend.own_section
+            if own is None or name == self.backend:
+                continue
+            value, default = self._value_and_default(own.name)
+            if value != default:
+                raise ValueError(f"sampler.{own.name} {own.holds}, but the sampler is {self.backend}")
+        INFERENCE.find(self.backend).refuse_options(self)
         return self
 
 
 def _holds_weights(section: SamplerSection) -> SamplerSection:
-    match section.backend:
-        case "torch" | "vllm":
-            return section
-        case "openai":
-            raise ValueError(
-                "a server takes no weights from here and answers in text, so backend: openai cannot be used for this; "
-                "choose torch or vllm"
-            )
-        case _:
-            assert_never(section.backend)
+    if section.is_server:
+        raise ValueError(
+            f"a server takes no weights from here and answers in text, so backend: {section.backend} cannot be used "
+            f"for this; choose {' or '.join(list_engines())}"
+        )
+    return section
 
 
 EngineSection = Annotated[SamplerSection, AfterValidator(_holds_weights)]

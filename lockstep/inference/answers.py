@@ -49,7 +49,7 @@ def _samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, w
 
 def _server(recipe: GenerateRecipe, source: ModelSource, options: OpenAI, progress: Progress) -> Answers:
     """Answers by a server, one block after the other; its log-probabilities need processed and raw to be the same."""
-    from lockstep.samplers.openai import OpenAIClient
+    from lockstep.samplers.openai.client import OpenAIClient
 
     vocabulary = int(read_config(source.folder).get_text_config().vocab_size)
     client = OpenAIClient(options, recipe.sampler.timeout_s, vocabulary, progress.note)

@@ -85,7 +85,7 @@ class GenerateRecipe(Recipe):
 
     @model_validator(mode="after")
     def _a_server_tells_one_kind_of_logprobs(self) -> GenerateRecipe:
-        if self.sampler.backend == "openai" and self.logprobs_are_wanted and not self.sampling.params().unshaped:
+        if self.sampler.is_server and self.logprobs_are_wanted and not self.sampling.params().unshaped:
             raise ValueError(
                 "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or "
                 "1, top_k 0 and top_p 1, where both are the same"

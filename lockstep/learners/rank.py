@@ -11,16 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.batch import Batch
-from lockstep.config import Device, LearnerSection, Optimizer
+from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
-from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, FileContents, file_of, find_written
 from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.packing import pack
@@ -28,6 +26,7 @@ from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
+from lockstep.models.device import resolve_device
 
 Passes = Sequence[Sequence[int]] | None
 """The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed
@@ -223,18 +222,3 @@ def restore_order(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
         return torch.empty_like(column).index_copy_(0, order_B, column)
     carried = Batch(torch.zeros(len(column), dtype=torch.int64), lengths[order_B], {"column": column})
     return carried.select(torch.argsort(order_B))["column"]
-
-
-def resolve_device(device: Device) -> torch.device:
-    """Resolves `auto` to the GPU where there is one."""
-    match device:
-        case "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        case "cuda":
-            if not torch.cuda.is_available():
-                raise InputError("learner.device is cuda, but torch sees no GPU here; use learner.device=cpu or auto")
-            return torch.device("cuda")
-        case "cpu":
-            return torch.device("cpu")
-        case _:
-            assert_never(device)

@@ -6,7 +6,6 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import assert_never
 
 from transformers import PreTrainedConfig
 
@@ -14,6 +13,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rows import data_files
 from lockstep.config.loading import Loaded
 from lockstep.errors import InputError
+from lockstep.learners.backend import find_backend
 from lockstep.models.folder import ModelError, read_config, skeleton
 from lockstep.models.load import scratch_config
 from lockstep.models.parallelize import require_divisible
@@ -41,15 +41,11 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> P
     room, recipe = bytes_of(memory), loaded.expect(Algorithm)
     if gpus < 1:
         raise InputError(f"--gpus is {gpus}; a plan needs at least 1")
-    match recipe.learner.backend:
-        case "torch":
-            pass
-        case "megatron":
-            raise InputError(
-                "a plan is of learner.backend=torch; how Megatron's ranks share memory is not known here yet"
-            )
-        case _:
-            assert_never(recipe.learner.backend)
+    backend = find_backend(recipe.learner)
+    if not backend.is_planned:
+        raise InputError(
+            f"a plan is of learner.backend=torch; how {backend.title}'s ranks share memory is not known here yet"
+        )
     model = _config_of_run(loaded) if config is None else _config_of(Path(config))
     own = recipe.learner.parallel
     if own.ranks == gpus:

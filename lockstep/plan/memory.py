@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import assert_never
 
 from lockstep.algorithms.base import Load
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models.attention import width_of
 from lockstep.models.heads import scores_tokens
 from lockstep.plan.sizes import Sizes
+from lockstep.samplers.backend import find_backend
 from lockstep.types import Head
 
 FP32, BF16, INT64 = 4, 2, 8
@@ -283,22 +283,13 @@ class Generation:
         sequences: int,
         shares: bool = True,
     ) -> Generation:
-        """Estimates a sampler, which may share the learner's weights if both are torch in one process."""
+        """Estimates a sampler, which may share the learner's weights if both are in one process."""
         a = BF16 if learner.is_bf16 else FP32
         alone = sampler.in_process and learner.in_process and learner.lora is None
-        match sampler.backend:
-            case "torch":
-                weights = 0 if shares and alone else sizes.policy * FP32
-            case "vllm":
-                weights = sizes.policy * a
-            case "openai":
-                weights = 0
-            case _:
-                assert_never(sampler.backend)
-        cache = sizes.cache * a * sequences * load.generated
-        if sampler.vllm.kv_cache_gib is not None:
-            cache = int(sampler.vllm.kv_cache_gib * 2**30)
-        return cls(weights, cache)
+        backend = find_backend(sampler)
+        weights = 0 if backend is None or (shares and alone) else sizes.policy * backend.dtype(learner).itemsize
+        fixed = None if backend is None else backend.cache_bytes(sampler)
+        return cls(weights, sizes.cache * a * sequences * load.generated if fixed is None else fixed)
 
     @property
     def size(self) -> int:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.config import Computation, SamplerBackend
+from lockstep.config import Computation
+from lockstep.config.backends import INFERENCE
 from lockstep.errors import InputError
-from lockstep.monitor.doctor_command import backends_to_compare
 from lockstep.run.identity import digest
 
 REPORTS = Path("doctor")
@@ -72,12 +72,11 @@ def examination(recipe: Algorithm) -> Examination | None:
     return found
 
 
-def find_examination(folder: Path, sampler: SamplerBackend, dtype: str) -> Examination:
+def find_examination(folder: Path, sampler: str, dtype: str) -> Examination:
     """Looks for the newest report on the weights in `folder` that covers a sampler and a type."""
     about = f"{folder} with sampler {sampler} in {dtype}"
-    command = (
-        f"`lockstep doctor table {folder} backends=[{','.join(backends_to_compare(sampler))}] learner.dtype={dtype}`"
-    )
+    backends = ",".join(INFERENCE.find(sampler).doctor_backends)
+    command = f"`lockstep doctor table {folder} backends=[{backends}] learner.dtype={dtype}`"
     read = [(path, _read(path)) for path in _newest_first()]
     reports = [(path, report) for path, report in read if report is not None and report.covers(sampler, dtype)]
     weights = weights_digest(folder) if reports else ""  # reads them all, which takes a while

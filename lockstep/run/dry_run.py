@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
 
 import torch
 from transformers import PreTrainedModel
@@ -26,7 +25,8 @@ from lockstep.config import Common
 from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.errors import InputError
-from lockstep.learners.rank import resolve_device
+from lockstep.learners import backend
+from lockstep.models.device import resolve_device
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.load import scratch_config
 from lockstep.models.source import ModelSource, open_source, scratch_tokenizer
@@ -40,7 +40,7 @@ from lockstep.run.doctor_reports import examination
 from lockstep.run.dry_setup import DrySetup, machine_bytes
 from lockstep.run.findings import Findings
 from lockstep.run.folder import FRAME, find_changed_options, require_writable, standing
-from lockstep.run.live_setup import require_lengths, torch_sampling
+from lockstep.run.live_setup import require_lengths, self_checked_sampling
 from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
 from lockstep.run.trackers.view import Facts
@@ -151,7 +151,7 @@ def _course(recipe: Common, job: Job) -> str:
 
 
 def _prove(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
-    proof = require_proof(source.folder, recipe.learner, torch_sampling(recipe, source))
+    proof = require_proof(source.folder, recipe.learner, self_checked_sampling(recipe, source))
     found.say("self-check", f"packed, alone and decoded as transformers computes it, to {proof.largest:.1e} nats")
 
 
@@ -253,14 +253,10 @@ def _room(loaded: Loaded, recipe: Algorithm, sizes: Sizes, found: Findings) -> N
 
 def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
     learner = recipe.learner
-    match learner.backend:
-        case "torch":
-            pass
-        case "megatron":
-            found.notes.append("what Megatron's ranks hold is not planned yet; try a short run")
-            return
-        case _:
-            assert_never(learner.backend)
+    trains = backend.find_backend(learner)
+    if not trains.is_planned:
+        found.notes.append(f"what {trains.title}'s ranks hold is not planned yet; try a short run")
+        return
     estimate = MemoryEstimate.of(recipe, sizes)
     ranks = learner.parallel.ranks
     times = f" in each of {ranks} processes" if ranks > 1 else ""

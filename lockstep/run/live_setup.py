@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, assert_never
+from typing import TypeVar
 
 from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.episodes import episodes_of
@@ -23,15 +23,15 @@ from lockstep.config.user_code import find_own_file
 from lockstep.data.prompts import Prompts
 from lockstep.judge.asking import Answering
 from lockstep.learners.base import Learner
-from lockstep.learners.torch.learner import TorchLearner
+from lockstep.learners.rank import RankLearner
 from lockstep.models.folder import require_classifier
 from lockstep.models.heads import LogitsHead, scores_sequences
 from lockstep.models.source import ModelSource, own_folder, reward_folder
 from lockstep.report.progress import Progress
 from lockstep.rewards.rewards import Reward, build
 from lockstep.rollouts.episodes import Episodes
+from lockstep.samplers.backend import find_backend
 from lockstep.samplers.base import Sampler
-from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.types import SamplingParams
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class LiveSetup:
         spec = LearnerSpec(folder, role.head, role.learner, role.optimizer, self.algorithm.seed, code)
         spec = spec if role.is_saved else spec.frozen
         with self.phase("self-check"):
-            require_proof(spec.model, spec.section, torch_sampling(self.algorithm, self.source))
+            require_proof(spec.model, spec.section, self_checked_sampling(self.algorithm, self.source))
         if self.workers.here and spec.section.in_process:
             return spec.build()
         with self.phase("start learners"):
@@ -92,8 +92,14 @@ class LiveSetup:
         """A sampler; shares the weights of a learner without adapters if both can be in this process."""
         section, computation = self._spec.section, self.algorithm.learner
         shares = self.workers.here and section.in_process and computation.lora is None
-        if shares and isinstance(learner, TorchLearner) and isinstance(learner.model, LogitsHead):
-            return torch_sampler(learner.model.lm, section.max_batch_size, computation.is_bf16)
+        backend = find_backend(section)
+        if (
+            shares
+            and isinstance(learner, RankLearner)
+            and isinstance(learner.model, LogitsHead)
+            and backend is not None
+        ):
+            return backend.wrap(learner.model.lm, section, computation)
         if self._apart is None:
             self._apart = nearest(self._spec, self.progress, self.workers)
         return self._apart
@@ -144,16 +150,12 @@ def require_lengths(algorithm: Algorithm, source: ModelSource) -> None:
         source.require_room(option, tokens)
 
 
-def torch_sampling(algorithm: Algorithm, source: ModelSource) -> SamplingParams | None:
-    """The distribution that a run's torch samplers sample from; None where it has none."""
+def self_checked_sampling(algorithm: Algorithm, source: ModelSource) -> SamplingParams | None:
+    """The distribution that a run's self-checked samplers sample from; None where it has none."""
     inference = algorithm.inference
     if inference is None:
         return None
-    section = inference.sampling or inference.validation_sampling
-    match inference.sampler.backend:
-        case "torch":
-            return None if section is None else source.sampling(section)
-        case "vllm" | "openai":
-            return None
-        case _:
-            assert_never(inference.sampler.backend)
+    section, backend = inference.sampling or inference.validation_sampling, find_backend(inference.sampler)
+    if section is None or backend is None or not backend.is_self_checked:
+        return None
+    return source.sampling(section)

@@ -78,7 +78,7 @@ def started(request: pytest.FixtureRequest, models: Callable[..., Path]) -> Iter
     model, section = models("qwen2"), SUBJECTS[request.param]
     learner = LearnerSpec(str(model), "logits", SECTION, None, 0).build()
     if request.param == "in process":
-        yield Subject(SamplerSpec(str(model), section, SECTION).torch(), learner, model)
+        yield Subject(SamplerSpec(str(model), section, SECTION).open_here(), learner, model)
     else:
         replicas = SamplerPool(SamplerSpec(str(model), section, SECTION), print)
         yield Subject(replicas, learner, model)

@@ -23,7 +23,7 @@ from lockstep.inference.judge_eval_recipe import judge_eval_recipe
 from lockstep.inference.parts import Parts
 from lockstep.judge.judge import JudgeError
 from lockstep.run.stop import Stopped
-from lockstep.samplers.openai import ServerError
+from lockstep.samplers.openai.client import ServerError
 
 KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-77d0"
 ASKED = [

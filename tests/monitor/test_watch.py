@@ -27,8 +27,8 @@ from lockstep.cli import main
 from lockstep.models.attention import Cached
 from lockstep.monitor.watch import FLOOR
 from lockstep.report.log import read_metrics
-from lockstep.run import live_setup
 from lockstep.samplers.base import Piece
+from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
@@ -121,7 +121,7 @@ class Coarse(Buffered):
 
 @pytest.fixture
 def sampled_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchSampler]], None]:
-    return lambda sampler: monkeypatch.setattr(live_setup, "torch_sampler", sampler)
+    return lambda sampler: monkeypatch.setattr(stateful, "torch_sampler", sampler)
 
 
 @pytest.mark.parametrize(

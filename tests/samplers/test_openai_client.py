@@ -23,7 +23,7 @@ from lockstep.batch import Batch
 from lockstep.config import OpenAI
 from lockstep.models.load import load_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.samplers.openai import OpenAIClient, ServerError
+from lockstep.samplers.openai.client import OpenAIClient, ServerError
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Reply, Request, SamplingParams
 

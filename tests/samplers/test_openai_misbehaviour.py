@@ -21,7 +21,7 @@ from lockstep.config import OpenAI
 from lockstep.inference.generate import generate
 from lockstep.inference.generate_recipe import generate_recipe
 from lockstep.models.tokenizer import load_tokenizer
-from lockstep.samplers.openai import OpenAIClient, ServerError
+from lockstep.samplers.openai.client import OpenAIClient, ServerError
 from lockstep.types import Reply, Request, SamplingParams
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "servers.md"
@@ -330,7 +330,7 @@ def test_the_judge_of_the_guide_runs(script: Script, monkeypatch: pytest.MonkeyP
 
 
 def test_a_missing_package_is_one_sentence() -> None:
-    code = "import sys; sys.modules['openai'] = None\nimport lockstep.samplers.openai"
+    code = "import sys; sys.modules['openai'] = None\nimport lockstep.samplers.openai.client"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (
         "lockstep.errors.InputError: a client for servers needs the package openai, which is not installed: "

@@ -15,7 +15,7 @@ from lockstep.learners.megatron.learner import MegatronLearner
 from lockstep.learners.megatron.model import Stage, join_groups
 from lockstep.learners.megatron.on_cpu import compute_on_cpu
 from lockstep.learners.megatron.pieces import pieces_of
-from lockstep.learners.rank import resolve_device
+from lockstep.models.device import resolve_device
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.models.parallelize import checkpoint_layers

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from lockstep import config
 from lockstep.errors import InputError, RunError
-from lockstep.samplers.dialects import DIALECTS, Completion, Dialect, Ends, Model, Models
+from lockstep.samplers.openai.dialects import DIALECTS, Completion, Dialect, Ends, Model, Models
 from lockstep.types import Reply, Request, SamplingParams
 
 try:

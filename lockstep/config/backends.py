@@ -1,0 +1,153 @@
+"""The training and inference backends by name, and what options alone decide of each. Imports no torch.
+
+A backend is a folder of `learners/` or `samplers/` whose `backend.py` holds one declaration; a line below says where.
+What needs tensors is declared on top of these, in `learners/backend.py` and `samplers/backend.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pydantic_core import CoreSchema, core_schema
+
+from lockstep.config.user_code import load
+from lockstep.errors import InputError
+
+if TYPE_CHECKING:
+    from lockstep.config.machinery import LearnerSection, SamplerSection
+
+B = TypeVar("B")
+
+
+class TrainingOptions(ABC):
+    """What options alone decide of a training backend."""
+
+    @abstractmethod
+    def in_process(self, section: LearnerSection) -> bool:
+        """Whether such a learner can be in the process that asks it."""
+
+    @abstractmethod
+    def refuse_options(self, section: LearnerSection) -> None:
+        """Raises ValueError for an option that the backend does not have."""
+
+
+@dataclass(frozen=True)
+class OwnSection:
+    """A section of `sampler` that belongs to one backend.
+
+    Attributes:
+        name: Of the section.
+        holds: What it says, for whoever gives it to another backend; a predicate.
+        changes_no_result: Options within it that may differ from one session of a run to the next.
+    """
+
+    name: str
+    holds: str
+    changes_no_result: tuple[str, ...] = ()
+
+
+class InferenceOptions(ABC):
+    """What options alone decide of an inference backend, be it an engine that Lockstep starts or a server."""
+
+    @property
+    @abstractmethod
+    def is_server(self) -> bool:
+        """Whether it is there already: it takes no weights, has engines of its own and a chat template of its own."""
+
+    @property
+    @abstractmethod
+    def own_section(self) -> OwnSection | None:
+        """The section of options that it alone has; None: it has none."""
+
+    @abstractmethod
+    def in_process(self, section: SamplerSection) -> bool:
+        """Whether such an engine can be in the process that asks it."""
+
+    @abstractmethod
+    def refuse_options(self, section: SamplerSection) -> None:
+        """Raises ValueError for an option that the backend does not have, or lacks."""
+
+    @property
+    @abstractmethod
+    def doctor_backends(self) -> tuple[str, ...]:
+        """What the doctor compares for a run that trains with torch and samples with this, the trainer first."""
+
+    @abstractmethod
+    def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
+        """Overrides by which the doctor computes as this section says."""
+
+
+class Backends(Generic[B]):
+    """The backends that one option can name; as an annotation of the option, it admits these names alone."""
+
+    def __init__(self, option: str, base: type[B], places: Mapping[str, str]) -> None:
+        """Notes where they are, and imports none.
+
+        Args:
+            option: The option, for messages.
+            base: Of all declarations.
+            places: Place of each declaration, `package.module:Class`, by name.
+        """
+        self._option, self._base, self._places = option, base, places
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All there are; the first is the default."""
+        return tuple(self._places)
+
+    def find(self, name: str) -> B:
+        """The declaration of one.
+
+        Raises:
+            InputError: There is no such backend.
+        """
+        if name not in self._places:
+            raise self.refusal(name, self.names)
+        kind = load(self._places[name], self._option, "class")
+        found = kind()
+        assert isinstance(found, self._base), f"{self._places[name]} is no {self._base.__name__}"
+        return found
+
+    def every(self) -> Iterator[tuple[str, B]]:
+        """All of them, by name."""
+        for name in self._places:
+            yield name, self.find(name)
+
+    def refusal(self, name: str, known: tuple[str, ...]) -> InputError:
+        """For a name that is not among those that are known."""
+        return InputError(f"{self._option} is {name}, but there is no such backend here; there are: {', '.join(known)}")
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> CoreSchema:
+        return core_schema.literal_schema(list(self.names))
+
+
+TRAINING = Backends(
+    "learner.backend",
+    TrainingOptions,
+    {
+        "torch": "lockstep.learners.torch.backend:TorchTraining",
+        "megatron": "lockstep.learners.megatron.backend:MegatronTraining",
+    },
+)
+INFERENCE = Backends(
+    "sampler.backend",
+    InferenceOptions,
+    {
+        "torch": "lockstep.samplers.torch.backend:TorchInference",
+        "vllm": "lockstep.samplers.vllm.backend:VLLMInference",
+        "openai": "lockstep.samplers.openai.backend:OpenAIServer",
+    },
+)
+
+
+def list_own_sections() -> tuple[OwnSection, ...]:
+    """Every section of `sampler` that belongs to one backend."""
+    return tuple(backend.own_section for _, backend in INFERENCE.every() if backend.own_section is not None)
+
+
+def list_engines() -> tuple[str, ...]:
+    """Names of the inference backends that are given weights."""
+    return tuple(name for name, backend in INFERENCE.every() if not backend.is_server)

@@ -1,0 +1,68 @@
+"""The training backend `megatron`, declared. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import TYPE_CHECKING, final
+
+from lockstep.errors import InputError
+from lockstep.learners.backend import TrainingBackend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from lockstep.config import LearnerSection, Optimizer
+    from lockstep.distributed.ranks import Ranks
+    from lockstep.learners.megatron.learner import MegatronLearner
+    from lockstep.types import Head
+
+
+@final
+class MegatronTraining(TrainingBackend):
+    """Megatron Core, always in processes of its own."""
+
+    @property
+    def title(self) -> str:
+        return "Megatron"
+
+    @property
+    def is_planned(self) -> bool:
+        return False
+
+    def in_process(self, section: LearnerSection) -> bool:
+        return False
+
+    def refuse_options(self, section: LearnerSection) -> None:
+        if section.parallel.dp_replicate > 1:
+            raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
+        torchs = {"compile": section.compile, "cpu_offload": section.cpu_offload, "lora": section.lora is not None}
+        for name, asked in torchs.items():
+            if asked:
+                raise ValueError(f"{name} is of learner.backend=torch; leave it out")
+
+    def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
+        from lockstep.models.device import resolve_device
+        from lockstep.models.megatron import require_known, stages
+
+        if importlib.util.find_spec("megatron") is None:
+            raise InputError('learner.backend is megatron, which is not installed; pip install "lockstep-rl[megatron]"')
+        if section.is_bf16 and resolve_device(section.device).type == "cpu":
+            raise InputError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
+        require_known(config)
+        stages(int(config.num_hidden_layers), section.parallel.pp)
+
+    def build(
+        self,
+        folder: str,
+        head: Head,
+        seed: int,
+        section: LearnerSection,
+        optimizer: Optimizer | None,
+        ranks: Ranks,
+    ) -> MegatronLearner:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Megatron tells of everything that it could use and does not find
+            from lockstep.learners.megatron.start import start_learner
+
+            return start_learner(folder, head, seed, section, optimizer, ranks)

@@ -1,0 +1,54 @@
+"""The training backend `torch`, declared. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from lockstep.learners.backend import TrainingBackend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from lockstep.config import LearnerSection, Optimizer
+    from lockstep.distributed.ranks import Ranks
+    from lockstep.learners.torch.learner import TorchLearner
+    from lockstep.types import Head
+
+
+@final
+class TorchTraining(TrainingBackend):
+    """PyTorch with FSDP2, tensor and context parallelism."""
+
+    @property
+    def title(self) -> str:
+        return "torch"
+
+    @property
+    def is_planned(self) -> bool:
+        return True
+
+    def in_process(self, section: LearnerSection) -> bool:
+        return section.parallel.ranks == 1
+
+    def refuse_options(self, section: LearnerSection) -> None:
+        if section.parallel.pp > 1:
+            raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
+
+    def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
+        """It is always there; what it cannot compute, the self-check finds."""
+
+    def build(
+        self,
+        folder: str,
+        head: Head,
+        seed: int,
+        section: LearnerSection,
+        optimizer: Optimizer | None,
+        ranks: Ranks,
+    ) -> TorchLearner:
+        from lockstep.learners.torch.learner import TorchLearner
+        from lockstep.learners.torch.start import build_model
+        from lockstep.models.device import resolve_device
+
+        model = build_model(folder, head, seed, section, ranks, resolve_device(section.device))
+        return TorchLearner(model, section, optimizer, ranks)

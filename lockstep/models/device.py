@@ -1,0 +1,35 @@
+"""Where a model computes."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from lockstep.config import Device
+from lockstep.errors import InputError
+from lockstep.models.load import load_causal_lm
+
+
+def resolve_device(device: Device) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    match device:
+        case "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        case "cuda":
+            if not torch.cuda.is_available():
+                raise InputError("learner.device is cuda, but torch sees no GPU here; use learner.device=cpu or auto")
+            return torch.device("cuda")
+        case "cpu":
+            return torch.device("cpu")
+        case _:
+            assert_never(device)
+
+
+def load_on_device(folder: str, device: Device) -> PreTrainedModel:
+    """The causal language model of a folder, on its device."""
+    lm = load_causal_lm(folder)
+    nn.Module.to(lm, resolve_device(device))  # in place; its own `to` is typed for wrappers
+    return lm

@@ -1,0 +1,83 @@
+"""What an inference backend declares; `samplers/<name>/backend.py` holds the declaration. Imports no torch.
+
+A server, which is there already, declares no more than `config.backends.InferenceOptions`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from lockstep.config.backends import INFERENCE, InferenceOptions
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from lockstep.config import Computation, SamplerSection
+    from lockstep.samplers.base import Sampler, Served
+
+
+class InferenceBackend(InferenceOptions):
+    """All that the rest of the house knows of an inference backend that is given weights.
+
+    A subclass declares what is abstract here and in `InferenceOptions`, and imports what is heavy inside
+    of its methods. Mark it `typing.final`: a type checker then tells what it forgets.
+    """
+
+    @property
+    def is_server(self) -> bool:
+        return False
+
+    @property
+    @abstractmethod
+    def is_self_checked(self) -> bool:
+        """Whether it decodes by Lockstep's own cache, so that a model is proven before it is opened."""
+
+    @property
+    @abstractmethod
+    def threads(self) -> int | None:
+        """Of a worker on a CPU; None: its share of the run's."""
+
+    @abstractmethod
+    def dtype(self, computation: Computation) -> torch.dtype:
+        """The type in which it holds weights, by how the learner computes."""
+
+    @abstractmethod
+    def cache_bytes(self, section: SamplerSection) -> int | None:
+        """Of keys and values, where the section sets them; None: as many as sequences need."""
+
+    @abstractmethod
+    def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
+        """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the CPU."""
+
+    @abstractmethod
+    def build(self, folder: str, section: SamplerSection, computation: Computation, raw_logprobs: bool) -> Served:
+        """A sampler with weights of its own, for a process of its own.
+
+        Args:
+            folder: Of the model.
+            section: Sizes, and options of the backend's.
+            computation: Where and in which type the learner computes.
+            raw_logprobs: Log-probabilities are of temperature 1 and of all tokens, whatever is sampled from.
+        """
+
+    def wrap(
+        self, lm: PreTrainedModel, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
+    ) -> Sampler:
+        """A sampler in this process over a model that is there, such as the learner's; the rest is as for `build`.
+
+        Only asked where `in_process` says that it can be.
+        """
+        raise AssertionError(f"{type(self).__name__} says that it is never in the process that asks it")
+
+
+def find_backend(section: SamplerSection) -> InferenceBackend | None:
+    """The backend that a section names; None where it is a server.
+
+    Raises:
+        InputError: There is no such backend.
+    """
+    found = INFERENCE.find(section.backend)
+    assert isinstance(found, InferenceBackend) or found.is_server, "what is given weights declares both halves"
+    return found if isinstance(found, InferenceBackend) else None

@@ -1,0 +1,44 @@
+"""The inference backend `openai`, declared: a server that is there already. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from lockstep.config.backends import InferenceOptions, OwnSection
+
+if TYPE_CHECKING:
+    from lockstep.config import SamplerSection
+
+
+@final
+class OpenAIServer(InferenceOptions):
+    """A server that speaks OpenAI's protocol, asked through `samplers.openai.client`."""
+
+    @property
+    def is_server(self) -> bool:
+        return True
+
+    @property
+    def own_section(self) -> OwnSection | None:
+        may_move = "base_url", "api_key_env", "max_concurrency", "max_retries"
+        return OwnSection("openai", "names a server", may_move)
+
+    @property
+    def doctor_backends(self) -> tuple[str, ...]:
+        return ("torch", "openai")
+
+    def in_process(self, section: SamplerSection) -> bool:
+        return False
+
+    def refuse_options(self, section: SamplerSection) -> None:
+        if section.openai is None:
+            raise ValueError("backend: openai needs to know which server; set sampler.openai.base_url and .model")
+        ours = {"max_batch_size", "replicas", "max_restarts"}
+        if section.model_dump(include=ours) != type(section)().model_dump(include=ours):
+            raise ValueError(
+                "max_batch_size, replicas and max_restarts are of engines that Lockstep starts; a server has its own, "
+                "and openai.max_concurrency bounds what it is asked at once"
+            )
+
+    def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
+        return ()

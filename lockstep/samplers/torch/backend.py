@@ -1,0 +1,68 @@
+"""The inference backend `torch`, declared. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from lockstep.samplers.backend import InferenceBackend
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from lockstep.config import Computation, SamplerSection
+    from lockstep.config.backends import OwnSection
+    from lockstep.samplers.torch.sampler import TorchSampler
+
+
+@final
+class TorchInference(InferenceBackend):
+    """PyTorch with Lockstep's own cache of keys and values."""
+
+    @property
+    def own_section(self) -> OwnSection | None:
+        return None
+
+    @property
+    def is_self_checked(self) -> bool:
+        return True
+
+    @property
+    def threads(self) -> int | None:
+        return 1  # more would make bits depend on how many samplers share the machine
+
+    @property
+    def doctor_backends(self) -> tuple[str, ...]:
+        return ("hf", "torch")
+
+    def in_process(self, section: SamplerSection) -> bool:
+        return section.replicas == 1
+
+    def refuse_options(self, section: SamplerSection) -> None:
+        """It has all options that belong to no other."""
+
+    def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
+        return ()
+
+    def dtype(self, computation: Computation) -> torch.dtype:
+        import torch
+
+        return torch.float32
+
+    def cache_bytes(self, section: SamplerSection) -> int | None:
+        return None
+
+    def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
+        """It is always there."""
+
+    def build(self, folder: str, section: SamplerSection, computation: Computation, raw_logprobs: bool) -> TorchSampler:
+        from lockstep.models.device import load_on_device
+
+        return self.wrap(load_on_device(folder, computation.device), section, computation, raw_logprobs)
+
+    def wrap(
+        self, lm: PreTrainedModel, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
+    ) -> TorchSampler:
+        from lockstep.samplers.torch.stateful import torch_sampler
+
+        return torch_sampler(lm, section.max_batch_size, computation.is_bf16, raw_logprobs)

@@ -1,0 +1,76 @@
+"""The inference backend `vllm`, declared. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, final
+
+from lockstep.config.backends import OwnSection
+from lockstep.errors import InputError
+from lockstep.samplers.backend import InferenceBackend
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstep.config import Computation, SamplerSection
+    from lockstep.samplers.vllm.sampler import VLLMSampler
+
+
+@final
+class VLLMInference(InferenceBackend):
+    """vLLM, which wants a process of its own."""
+
+    @property
+    def own_section(self) -> OwnSection | None:
+        return OwnSection("vllm", "has options of vLLM")
+
+    @property
+    def is_self_checked(self) -> bool:
+        return False
+
+    @property
+    def threads(self) -> int | None:
+        return None
+
+    @property
+    def doctor_backends(self) -> tuple[str, ...]:
+        return ("torch", "vllm")
+
+    def in_process(self, section: SamplerSection) -> bool:
+        return False
+
+    def refuse_options(self, section: SamplerSection) -> None:
+        """It has all options that belong to no other."""
+
+    def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
+        gib = section.vllm.kv_cache_gib
+        return ("sampler=vllm", *(() if gib is None else (f"sampler.vllm.kv_cache_gib={gib:g}",)))
+
+    def dtype(self, computation: Computation) -> torch.dtype:
+        import torch
+
+        return torch.bfloat16 if computation.is_bf16 else torch.float32
+
+    def cache_bytes(self, section: SamplerSection) -> int | None:
+        gib = section.vllm.kv_cache_gib
+        return None if gib is None else int(gib * 2**30)
+
+    def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
+        import torch
+
+        if importlib.util.find_spec("vllm") is None:
+            raise InputError(
+                "sampler.backend is vllm, which is not installed; docs/guides/generation.md says how, or use "
+                "sampler.backend=torch"
+            )
+        if on_gpu != torch.cuda.is_available():
+            raise InputError(
+                "vLLM takes the GPU where there is one; leave learner.device at auto, or use sampler=torch"
+            )
+        if section.vllm.sleep and not on_gpu:
+            raise InputError("sampler.vllm.sleep frees memory of a GPU, and torch sees none here; leave it out")
+
+    def build(self, folder: str, section: SamplerSection, computation: Computation, raw_logprobs: bool) -> VLLMSampler:
+        from lockstep.samplers.vllm.sampler import VLLMSampler
+
+        return VLLMSampler(folder, section, computation, raw_logprobs)
