@@ -129,7 +129,8 @@ def run(args: argparse.Namespace, name: str, seed: int) -> list[dict[str, float]
     options, source = recipe(args, model, seed), open_source(str(model))
     spec = LearnerSpec(str(model), "logits", options.learner, options.policy, seed)
     policy, reference = spec.build(), LyingReference(spec.frozen.build(), ESTIMATES[name])
-    assert isinstance(policy, TorchLearner) and isinstance(policy.model, LogitsHead)
+    assert isinstance(policy, TorchLearner)
+    assert isinstance(policy.model, LogitsHead)
     reward, curve = Happiness(), []
     with tempfile.TemporaryDirectory() as folder:
         rows = [opening.format(name) for opening, name in product(OPENINGS, NAMES)]

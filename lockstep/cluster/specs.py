@@ -110,7 +110,7 @@ FAR_GPUS = (
     "weights cannot be sent from or to GPUs of other machines yet (docs/guides/cluster.md), so use no more of "
     "learner.parallel than this machine has GPUs, or an algorithm that samples nothing, such as sft or dpo"
 )
-"""Why a run with samplers stays on one machine with GPUs, and what to do."""
+"""The reason that a run with samplers stays on one machine with GPUs, and what to do."""
 
 
 def require_sampler(section: SamplerSection, computation: Computation) -> None:

@@ -1,4 +1,4 @@
-"""The training and inference backends by name, and what options alone decide of each. Imports no torch.
+"""Training and inference backends by name, and the part of each that depends on options alone. Imports no torch.
 
 A backend is a folder of `learners/` or `samplers/` whose `backend.py` holds one declaration; a line below says where.
 What needs tensors is declared on top of these, in `learners/backend.py` and `samplers/backend.py`.
@@ -23,11 +23,11 @@ B = TypeVar("B")
 
 
 class TrainingOptions(ABC):
-    """What options alone decide of a training backend."""
+    """The part of a training backend that depends on options alone."""
 
     @abstractmethod
     def in_process(self, section: LearnerSection) -> bool:
-        """Whether such a learner can be in the process that asks it."""
+        """True if such a learner can run in the caller's process."""
 
     @abstractmethod
     def refuse_options(self, section: LearnerSection) -> None:
@@ -40,7 +40,7 @@ class OwnSection:
 
     Attributes:
         name: Of the section.
-        holds: What it says, for whoever gives it to another backend; a predicate.
+        holds: What it is for, as the predicate of a message to users who set it for another backend.
         changes_no_result: Options within it that may differ from one session of a run to the next.
     """
 
@@ -50,12 +50,12 @@ class OwnSection:
 
 
 class InferenceOptions(ABC):
-    """What options alone decide of an inference backend, be it an engine that Lockstep starts or a server."""
+    """The part of an inference backend, an engine that Lockstep starts or a server, that depends on options alone."""
 
     @property
     @abstractmethod
     def is_server(self) -> bool:
-        """Whether it is there already: it takes no weights, has engines of its own and a chat template of its own."""
+        """True if it is running already: it takes no weights, and has its own engines and chat template."""
 
     @property
     @abstractmethod
@@ -64,7 +64,7 @@ class InferenceOptions(ABC):
 
     @abstractmethod
     def in_process(self, section: SamplerSection) -> bool:
-        """Whether such an engine can be in the process that asks it."""
+        """True if such an engine can run in the caller's process."""
 
     @abstractmethod
     def refuse_options(self, section: SamplerSection) -> None:
@@ -73,7 +73,7 @@ class InferenceOptions(ABC):
     @property
     @abstractmethod
     def doctor_backends(self) -> tuple[str, ...]:
-        """What the doctor compares for a run that trains with torch and samples with this, the trainer first."""
+        """Backends to compare by the doctor for a run that trains with torch and samples with this, the trainer first."""
 
     @abstractmethod
     def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class Backends(Generic[B]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All there are; the first is the default."""
+        """Every backend; the first is the default."""
         return tuple(self._places)
 
     def find(self, name: str) -> B:
@@ -117,7 +117,7 @@ class Backends(Generic[B]):
             yield name, self.find(name)
 
     def refusal(self, name: str, known: tuple[str, ...]) -> InputError:
-        """For a name that is not among those that are known."""
+        """Builds the error for an unknown name."""
         return InputError(f"{self._option} is {name}, but there is no such backend here; there are: {', '.join(known)}")
 
     def __get_pydantic_core_schema__(self, source: object, handler: Any) -> CoreSchema:

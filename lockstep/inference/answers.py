@@ -16,7 +16,7 @@ from lockstep.rollouts.generation import replies_of
 from lockstep.types import Reply
 
 Answers = Callable[[Iterator[Block]], Iterator[tuple[int, list[Reply]]]]
-"""From blocks to a block's number and its replies, in the order of its requests; blocks may come back in any order, and
+"""Maps blocks to a block's number and its replies, in the order of its requests; blocks may come back in any order, and
 one is taken when a sampler is free."""
 
 

@@ -1,4 +1,4 @@
-"""What a training backend declares; `learners/<name>/backend.py` holds the declaration. Imports no torch."""
+"""The declaration of a training backend; `learners/<name>/backend.py` implements it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TrainingBackend(TrainingOptions):
     @property
     @abstractmethod
     def is_planned(self) -> bool:
-        """Whether `lockstep plan` knows what its ranks hold."""
+        """True if `lockstep plan` knows the memory of its ranks."""
 
     @abstractmethod
     def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:

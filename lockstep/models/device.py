@@ -1,4 +1,4 @@
-"""Where a model computes."""
+"""Devices that models compute on."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from lockstep.rewards.reward_model import RewardModel
 from lockstep.rewards.rewards import MathReward, Reward
 
 Votes = Callable[[Sequence[str], Sequence[float | None]], list[str | None]]
-"""From responses to one question, and their rewards, to votes: one text per answer; None: no vote."""
+"""Maps responses to one question, and their rewards, to votes: one text per answer; None: no vote."""
 
 
 def votes_of(reward: Reward | RewardModel) -> Votes | None:

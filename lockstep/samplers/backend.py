@@ -1,4 +1,4 @@
-"""What an inference backend declares; `samplers/<name>/backend.py` holds the declaration. Imports no torch.
+"""The declaration of an inference backend; `samplers/<name>/backend.py` implements it. Imports no torch.
 
 A server, which is there already, declares no more than `config.backends.InferenceOptions`.
 """
@@ -32,12 +32,12 @@ class InferenceBackend(InferenceOptions):
     @property
     @abstractmethod
     def is_self_checked(self) -> bool:
-        """Whether it decodes by Lockstep's own cache, so that a model is proven before it is opened."""
+        """True if it decodes by Lockstep's own cache, so that a model is proven before it is opened."""
 
     @property
     @abstractmethod
     def threads(self) -> int | None:
-        """Of a worker on a CPU; None: its share of the run's."""
+        """Torch threads of a worker on a CPU; None: its share of the run's."""
 
     @abstractmethod
     def dtype(self, computation: Computation) -> torch.dtype:
@@ -45,7 +45,7 @@ class InferenceBackend(InferenceOptions):
 
     @abstractmethod
     def cache_bytes(self, section: SamplerSection) -> int | None:
-        """Of keys and values, where the section sets them; None: as many as sequences need."""
+        """Bytes of keys and values, where the section sets them; None: as many as sequences need."""
 
     @abstractmethod
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
