@@ -8,12 +8,15 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 from killing import child_process, killing
+from tiny_recipe import RECIPE, REWARDS
 from workspace import furnish
 
 from lockstep.cli import main
 from lockstep.cluster.worker_proxy import WorkerDied
 from lockstep.config.loading import load
+from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -56,36 +59,51 @@ def _is_actor(process: psutil.Process) -> bool:
     return any(part.startswith("ray::_Worker") for part in process.info["cmdline"] or ())
 
 
-LONG = ("run.max_steps=24", "run.save_every=2", "learner.parallel.dp=2")
+LONG = ("run.max_steps=12", "run.save_every=2", "learner.parallel.dp=2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What a run logs of which nothing is killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("undisturbed"))
+        Path("rewards.py").write_text(REWARDS)
+        Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE))
+        return read_metrics(train(load("tiny.yaml", list(LONG))))
 
 
 @pytest.mark.needs("gloo")
-@pytest.mark.parametrize("cluster", ["local", pytest.param("ray", marks=[pytest.mark.needs("ray"), pytest.mark.full])])
+@pytest.mark.parametrize("cluster", ["local", pytest.param("ray", marks=[pytest.mark.needs("ray"), pytest.mark.proof])])
 def test_a_rank_that_is_killed_costs_nothing_but_time(
-    run: Run, cluster: str, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
+    run: Run,
+    undisturbed: list[dict[str, Any]],
+    cluster: str,
+    request: pytest.FixtureRequest,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     if cluster == "ray":
         request.getfixturevalue("ray")
-    whole = run("run.folder=whole", *LONG)
     with killing("lost", [4], rank) as killed:
         rows = run("run.folder=lost", f"cluster={cluster}", *LONG)
     assert killed
     assert "resuming from the newest checkpoint (1 of 3 times)" in capfd.readouterr().err
-    assert rows == whole
+    assert rows == undisturbed
 
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes_on(run: Run) -> None:
+def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes_on(
+    run: Run, undisturbed: list[dict[str, Any]]
+) -> None:
     with (
         killing("lost", [4], rank),
         pytest.raises(WorkerDied, match=r"killed by SIGKILL; the run is not resumed, since cluster\.max_restarts=0$"),
     ):
         run("run.folder=lost", "cluster.max_restarts=0", *LONG)
-    assert run("run.folder=lost", "cluster.max_restarts=0", *LONG) == run("run.folder=whole", *LONG)
+    assert run("run.folder=lost", "cluster.max_restarts=0", *LONG) == undisturbed
 
 
-@pytest.mark.full
+@pytest.mark.proof
 def test_self_rewarding_by_actors_picks_the_same_pairs(ray: None, in_tmp: Path) -> None:
     furnish(in_tmp)
     for folder, *options in (("here",), ("there", RAY, *sizes(2, dp=2))):

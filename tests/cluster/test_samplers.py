@@ -63,7 +63,7 @@ def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
 @pytest.mark.full
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
-@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.proof)])
 def test_vllm_starts_by_itself_and_again_when_it_dies(run: Run, capsys: pytest.CaptureFixture[str], kills: int) -> None:
     after = [3 * kill for kill in range(1, kills + 1)]
     with killing("run", after, sampler_process) as victims:

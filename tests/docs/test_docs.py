@@ -201,7 +201,8 @@ def chat_model(assets: Path, workplace: Path) -> str:
 def marks(command: str) -> list[pytest.MarkDecorator]:
     """What several processes, another backend or another run takes part in waits for `make test-all`."""
     full = [pytest.mark.full] if any(part in command for part in RATHER_LONG) else []
-    return [*full, pytest.mark.needs("ray")] if "cluster=ray" in command else full
+    ray = [pytest.mark.needs("ray"), pytest.mark.proof]  # tests/cluster/test_cluster.py has a run with these options
+    return [*full, *ray] if "cluster=ray" in command else full
 
 
 @pytest.mark.parametrize(

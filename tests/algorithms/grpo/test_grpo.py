@@ -18,6 +18,8 @@ from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
+PLAIN: list[dict[str, Any]] = []
+"""The steps of a run with which those with an option are compared; it is made once."""
 
 RELATIVES = {
     "grpo": ["loss_mean=responses", "kl.coef=0.05"],
@@ -79,7 +81,9 @@ def test_option_changes_what_it_should(run: Run, option: str, changes: str) -> N
     fast = ("policy.lr=0.05", "grpo.clip=0.01", "reward.function=rewards.py:uneven")
     with Path("rewards.py").open("a") as file:
         file.write("\n\ndef uneven(prompt, response, answer, row):\n    return len(set(response)) / 10\n")
-    plain, changed = (steps(run(f"run.folder=of_{len(more)}", *fast, *more)) for more in ((), f"grpo.{option}".split()))
+    plain = PLAIN or steps(run("run.folder=plain", *fast))
+    PLAIN[:] = plain
+    changed = steps(run("run.folder=changed", *fast, *f"grpo.{option}".split()))
     assert plain[-1][changes] != pytest.approx(changed[-1][changes], rel=1e-6)
 
 

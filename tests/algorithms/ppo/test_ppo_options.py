@@ -16,6 +16,8 @@ from tiers import every
 from lockstep.weight_sync.sync import WeightSyncError
 
 Run = Callable[..., list[dict[str, Any]]]
+PLAIN: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+"""Runs without an option of interest, by the learning rates that they have; each is made once."""
 
 
 def last(rows: list[dict[str, Any]], name: str) -> float:
@@ -68,8 +70,8 @@ def test_the_plain_recipe_trains_both_models_and_writes_its_run_folder(run: Run,
     ),
 )
 def test_option_changes_what_it_should(run: Run, overrides: list[str], changes: str) -> None:
-    same_speed = [option for option in overrides if ".lr=" in option]
-    plain = run("run.folder=plain", *same_speed)
+    same_speed = tuple(option for option in overrides if ".lr=" in option)
+    plain = PLAIN.get(same_speed) or PLAIN.setdefault(same_speed, run("run.folder=plain", *same_speed))
     changed = run("run.folder=changed", *overrides)
     assert last(plain, changes) != pytest.approx(last(changed, changes), rel=1e-6)
 
