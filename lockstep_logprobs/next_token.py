@@ -111,7 +111,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     logprob = _token_logprobs(
         vocab_parallel_logits, following[None], vocab, group, inference_only, chunk_size, sampling_params
     )
-    everywhere = F.pad(all_gather(logprob[0], cp_group).flatten(), (0, 1))  # what lies nowhere reads the 0 at the end
+    everywhere = F.pad(all_gather(logprob[0], cp_group).flatten(), (0, 1))  # a token nowhere reads the 0 at the end
     place = F.pad(packing.gather_index(), (0, 1), value=packing.tokens)
     cells = place[packing.rows(max(unpacked_seqlen - 1, 0))]
     return everywhere.index_select(0, cells.flatten()).view(cells.shape)

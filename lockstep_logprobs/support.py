@@ -51,7 +51,7 @@ def support_floor(
     """The threshold of each row: tokens whose logit is not below it are kept.
 
     Top-k keeps the k largest logits and all that equal the smallest of these. Top-p then keeps, of what is left and
-    renormalised, the likeliest tokens up to the one with which their probability reaches p, and all that equal it; the
+    renormalized, the likeliest tokens up to the one with which their probability reaches p, and all that equal it; the
     likeliest token always stays. In a search over the whole vocabulary, logits that are closer than two millionths of a
     nat may count as equal. The threshold is the same on all ranks, to the bit, however the vocabulary is cut.
 

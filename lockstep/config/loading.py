@@ -124,7 +124,7 @@ class Loaded:
             tree.pop(section, None)
         for option in ("folder", "max_time_s", "require_doctor"):
             tree["run"].pop(option, None)
-        for option in ("on_breach", "max_mult_prob_error"):  # of what is compared, not of what is computed
+        for option in ("on_breach", "max_mult_prob_error"):  # they change a comparison, not a result
             tree.get("agreement", {}).pop(option, None)
         for sampler in (tree.get("sampler", {}), (tree.get("judge") or {}).get("sampler") or {}):
             for option in self.recipe.placement:
@@ -325,7 +325,7 @@ def _overrides(overrides: Sequence[str], recipe: Shape | None) -> list[Layer]:
             taken = match is None and "=" not in text + following
             if match is None:
                 raise RecipeError(f"override {text!r}: {_override_hint(text, following)}")
-            layers.pop(match["key"], None)  # the last one counts, so that a script can add to what it was given
+            layers.pop(match["key"], None)  # the last one counts, so that a script can append overrides
             layers[match["key"]] = Layer(f"override {text}", _override_tree(text, match["key"], match["value"], recipe))
         except RecipeError as error:
             wrong.append(str(error))

@@ -94,7 +94,7 @@ def import_file(path: Path) -> ModuleType:
     if known is not None and known[0] == text:
         return known[1]
     if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # as for a script: it may import its neighbours
+        sys.path.insert(0, str(path.parent))  # as for a script: it may import its neighbors
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"lockstep_user_{path.stem}_{digest}", path)
     assert spec is not None

@@ -161,7 +161,7 @@ def _table(path: Path, columns: int) -> Table:
             raise ValueError(f"{path} is cut short")
         file.seek(numbers_bytes)
         about = json.loads(file.read(about_bytes))
-    if not numbers_bytes:  # nothing cannot be mapped
+    if not numbers_bytes:  # an empty file cannot be mapped
         return Table(np.empty((0, columns), _NUMBER), about)
     shape = (numbers_bytes // (columns * _NUMBER.itemsize), columns)
     return Table(np.memmap(path, _NUMBER, "r", shape=shape), about)

@@ -23,7 +23,7 @@ class Demonstration:
     """One row to imitate.
 
     Attributes:
-        prompt: What is given; tokenised by itself, exactly as a sampler will be given it.
+        prompt: What is given; tokenized by itself, exactly as a sampler will get it.
         completion: Token ids of what is learned, the stop token last.
     """
 

@@ -108,7 +108,7 @@ class JsonlIndex:
         """
         self._check_unchanged()
         found = []
-        # Opened anew each time: the index then has no handle, so it pickles, and threads and forks do not share a seek.
+        # Opened at each use: the index then has no handle, so it pickles, and threads and forks do not share a seek.
         with self._text().open("rb") as text:
             for offset, line in self._numbers[list(indices)].tolist():
                 text.seek(offset)

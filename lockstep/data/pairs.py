@@ -26,7 +26,7 @@ class PreferencePair:
     """One row to learn a preference from.
 
     Attributes:
-        prompt: What is given; tokenised by itself, exactly as a sampler will be given it.
+        prompt: What is given; tokenized by itself, exactly as a sampler will get it.
         chosen: Token ids of the better answer, the stop token last.
         rejected: Of the worse one, likewise.
         scores: What either answer is worth; empty where rows do not say.

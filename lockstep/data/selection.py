@@ -23,7 +23,7 @@ from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped, is_error
 from lockstep.data.templates import askers, complaint, fields, fills, find_doubled_braces, render
 
-_ROWS_AT_ONCE = 1024  # rows that are tokenised in one call while the data is gone over
+_ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
 _BAD, _OVERLONG = "bad rows", "over-long"
 _REMEDIES = {
     _BAD: "correct the row, or set data.bad_rows=skip",

@@ -149,7 +149,7 @@ class _Running:
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # so that Ctrl-C does not meet it before it can ignore that
+            start_new_session=True,  # so that Ctrl-C does not reach it before it ignores that
         )
         theirs.close()
         running = cls(process, ours, os.getpid())

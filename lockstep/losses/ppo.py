@@ -17,7 +17,7 @@ from lockstep.objectives.policy import cispo_loss, clip_surrogate, probability_r
 from lockstep.objectives.value import clip_value_loss
 from lockstep.types import LossMean
 
-_MAX_LOGRATIO = 20.0  # nats: what a metric of a broken step is bounded by, so that it stays a number
+_MAX_LOGRATIO = 20.0  # nats: bounds a metric of a broken step, so that it stays a number
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """One attention function for every `transformers` model; a layout says which tokens see which.
 
 Models call it with `layout=…`, an object that is handed down from the forward call. `Packed` is for scoring and
-training: sequences laid end to end, each blind to its neighbours. `Cached` is for generating: one new token per row,
+training: sequences laid end to end, each blind to its neighbors. `Cached` is for generating: one new token per row,
 with the keys and values of the tokens before it. So training and sampling run the same modules with the same positions.
 """
 

@@ -29,9 +29,9 @@ class Grid:
     """Chunks that see about as many keys: one row of queries and one of keys for each.
 
     Attributes:
-        query: Which of this rank's tokens, int64 [rows, q]; any where a chunk is shorter.
+        query: Indices of this rank's tokens, int64 [rows, q]; any where a chunk is shorter.
         key: Which token of all ranks' shares laid end to end, int64 [rows, k]; any where there are fewer.
-        back: How far back from each query each key lies, int64 [rows, q, k]; negative for what comes after it.
+        back: How far back from each query each key lies, int64 [rows, q, k]; negative for keys after it.
     """
 
     query: Tensor

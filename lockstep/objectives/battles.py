@@ -64,7 +64,7 @@ def position_weighted_wins(battles: Battles, players: int) -> Tensor:
 
 
 def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
-    """Strengths θ that maximise Σ_ij wins_ij · log σ(θ_i − θ_j) − l2/2 · ‖θ‖², by Newton's method.
+    """Strengths θ that maximize Σ_ij wins_ij · log σ(θ_i − θ_j) − l2/2 · ‖θ‖², by Newton's method.
 
     The small l2 makes the optimum finite and unique, also where one player wins every battle.
 

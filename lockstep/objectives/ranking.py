@@ -83,5 +83,5 @@ def _rights(ranks: Sequence[float], scores: Sequence[float]) -> list[float]:
 
 
 def _places(values: Sequence[float]) -> list[float]:
-    """Places by value, centred: how many are lower less how many are higher, halved."""
+    """Places by value, centered: how many are lower less how many are higher, halved."""
     return [sum((a > b) - (a < b) for b in values) / 2 for a in values]

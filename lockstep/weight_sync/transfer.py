@@ -88,7 +88,7 @@ def join_group(store: Store, own: Meeting) -> dist.ProcessGroup:
     Returns when all are there. The sender has rank 0.
     """
     group = dist.ProcessGroupGloo(store, own.rank, own.size, own.timeout)
-    return cast("dist.ProcessGroup", group)  # it has the same verbs
+    return cast("dist.ProcessGroup", group)  # it has the same methods
 
 
 class Carrier(Protocol):

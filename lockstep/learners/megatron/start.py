@@ -36,7 +36,7 @@ def start_learner(
         optimizer: None for a model that is only scored with.
         ranks: Those that hold the model together.
     """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron's overlapping sums rely on, and ask for
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron's overlapping reductions
     device, network = (
         resolve_device(section.device),
         skeleton(read_config(folder, headless=not scores_tokens(head)), folder),

@@ -44,7 +44,7 @@ class Landing:
     """A copy from a tensor of the checkpoint to a parameter of vLLM's.
 
     Attributes:
-        layer: Whose parameter it is.
+        layer: The layer of the parameter.
         parameter: Its name in the layer.
         shape: Of the parameter as it is loaded, before a kernel packs it.
         source: Of the tensor.
