@@ -81,7 +81,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     Args:
         vocab_parallel_logits: [1, T/CP, v], each sequence cut zig-zag on its own.
         target: Token ids [1, T]; if pre-rolled, this rank's share of what follows each position [1, T/CP].
-        cu_seqlens_padded: Where sequences begin, and where the last ends, counted over all context-parallel ranks,
+        cu_seqlens_padded: Starts of sequences, and the end of the last, counted over all context-parallel ranks,
             each length a multiple of 2·CP, integers [B+1] on the device of the logits.
         unpacked_seqlen: U, the width of the answer plus one.
         vocab_start_index: This rank's first token id.

@@ -58,7 +58,7 @@ def support_floor(
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
         shard: Which columns these are; by default one process holds all.
-        top_k: How many to keep; None, or a number below 1: all.
+        top_k: Number of tokens to keep; None, or a number below 1: all.
         top_p: The probability to reach; None, or from 1 on: all are kept. 0 keeps the likeliest.
         temperature: Divides the logits before probabilities are formed.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.

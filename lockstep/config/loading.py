@@ -67,7 +67,7 @@ class Loaded:
     """A resolved recipe.
 
     Attributes:
-        name: Of the recipe: its file's name without the suffix.
+        name: Name of the recipe: its file's name without the suffix.
         recipe: Its options, after bases and overrides.
         origins: Source of each option, by its keys: a recipe or `override`; the rest are defaults.
         arguments: The recipe and its overrides, as a command takes them.
@@ -165,7 +165,7 @@ def load(
     Args:
         recipe: Name of one that ships, or path of a YAML file.
         overrides: `key.sub=value` each, later than every file.
-        also: What others say, later than every file and before the overrides.
+        also: More layers, after every file and before the overrides.
         distrusted: A folder in which no code is run that the recipe names, see `load_run`.
 
     Raises:

@@ -19,9 +19,9 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     """Finds `file.py:name` or `package.module:name`.
 
     Args:
-        reference: What the recipe says.
+        reference: The reference in the recipe.
         option: Which option of the recipe says it, for messages.
-        kind: What is looked for, `function` or `class`, for messages.
+        kind: The kind of object, `function` or `class`, for messages.
 
     Raises:
         ValueError: There is no such thing.

@@ -65,7 +65,7 @@ def table(name: str, columns: int, fill: Callable[[BinaryIO], dict[str, Any]]) -
     """The table `name`, made first where it is not there.
 
     Args:
-        name: From `entry`.
+        name: Name from `entry`.
         columns: Numbers per row.
         fill: Writes the numbers row by row as little-endian int64 and returns `about`. So a table can be longer than
             the memory, and its length need not be known before its end.

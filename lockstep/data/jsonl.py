@@ -45,7 +45,7 @@ class JsonlIndex:
 
     Args:
         path: A UTF-8 file with one JSON object per line; packed, if its name ends in `.gz`.
-        bad_rows: What to do about a line that is not a JSON object.
+        bad_rows: Policy for a line that is not a JSON object.
         label: Begins the ids of rows; the file's name if None.
 
     Raises:

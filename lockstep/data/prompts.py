@@ -130,7 +130,7 @@ class Prompts:
         rows: The data.
         tokenizer: The model's.
         data: Templates, limits, and whether to shuffle.
-        rule: What else a row must be like.
+        rule: Further requirements on a row.
         head: See `Selection`.
 
     Raises:

@@ -33,7 +33,7 @@ class Preference:
         gt_reward_scale: η of the RPO losses, which aim at β·Δ = η·(s_w − s_l).
         preference_coef: w_p.
         sft_coef: w_s, of the maximum likelihood of chosen answers.
-        sft_length_normalized: That likelihood is the mean over an answer's tokens.
+        sft_length_normalized: True if that likelihood is the mean over an answer's tokens.
     """
 
     kind: PreferenceLoss = "dpo"

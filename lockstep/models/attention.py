@@ -78,8 +78,8 @@ class Packed:
     square of the width, so sequences share a grid only with those of like length.
 
     Attributes:
-        to_cells: For each cell, one grid after the other, its flat token (any where the cell is padding), int64 [C].
-        from_cells: For each token its cell, int64 [N].
+        to_cells: Flat token of each cell, one grid after the other (any where the cell is padding), int64 [C].
+        from_cells: Cell of each token, int64 [N].
         shapes: Rows and width of each grid.
     """
 

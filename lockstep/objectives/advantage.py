@@ -89,7 +89,7 @@ def _sweep(
     Args:
         decay: γλ, 0-d or one per sequence.
         last_B: Index of each sequence's last token, ascending, on the CPU.
-        future_B: What that token is handed, γ·V_final.
+        future_B: Value that the token receives, γ·V_final.
     """
     num_tokens, device = reward_N.numel(), reward_N.device
     advantage_N = torch.empty(num_tokens, device=device)

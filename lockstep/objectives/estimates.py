@@ -30,7 +30,7 @@ class Estimate:
         value: The mean; NaN where there is no question to average.
         low: Lower end of the interval.
         high: Upper end.
-        questions: How many were averaged.
+        questions: Number of questions.
     """
 
     value: float

@@ -17,7 +17,7 @@ def summary(folder: Path, kept: Collection[int]) -> str:
     """Reads a run's metrics. Returns text for a terminal; ends with the path of the run.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         kept: Steps whose checkpoints are there.
     """
     rows = read_metrics(folder)

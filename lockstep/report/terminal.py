@@ -17,8 +17,8 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
     Args:
         values: One per step; none give an empty frame.
         title: Stands above.
-        width: In characters.
-        height: In lines.
+        width: Width in characters.
+        height: Height in lines.
 
     Returns:
         Lines of text; with colors where standard output is a terminal that shows them and NO_COLOR does not forbid
