@@ -25,7 +25,7 @@ def run_in_background(work: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # belongs to the caller that asks for the result
+        except BaseException as error:  # raised for the caller when it takes the result
             future.set_exception(error)
 
     Thread(target=run, daemon=True).start()

@@ -26,7 +26,7 @@ class Batch:
         sampling: The distribution the masked tokens were sampled from; a learner scores under the same one.
         group_size: Number of neighboring sequences that belong together, such as 2 of a pair; a batch is split, into
             micro-batches or shares of ranks, only between groups.
-        top_k: What a learner computes: 0, the log-probabilities of the tokens themselves; or so many of the
+        top_k: Outputs of a learner: 0, the log-probabilities of the tokens themselves; or so many of the
             likeliest tokens in the place of each.
     """
 

@@ -11,7 +11,7 @@ class LockstepError(Exception):
     """Base of errors for the user; the message is one sentence: what is wrong, where, and what to do.
 
     Attributes:
-        exit_code: What the command exits with.
+        exit_code: Exit code of the command.
     """
 
     exit_code: ClassVar[int] = exit_codes.CRASH

@@ -61,7 +61,7 @@ def sample(length: int, count: int, *parts: int | str) -> list[int]:
 
 
 def generator(*parts: int | str) -> torch.Generator:
-    """A torch generator seeded by a key, for initialising weights."""
+    """A torch generator seeded by a key, for initializing weights."""
     return torch.Generator().manual_seed(key(*parts) & (2**63 - 1))
 
 

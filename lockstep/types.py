@@ -81,7 +81,7 @@ class Prompt:
         tokens: Its token ids.
         row: The data row as parsed from JSON.
         messages: The conversation that the text was made of, to be answered next; None: it was made of none.
-        tokens_cut: How many tokens an over-long prompt had besides, before it was truncated.
+        tokens_cut: Number of tokens that an over-long prompt had besides, before it was truncated.
     """
 
     id: str
@@ -110,10 +110,10 @@ class Reply:
     """One response as text, from a sampler or from a server that speaks only text.
 
     Attributes:
-        text: What was written, without its stop token.
-        num_tokens: How many tokens were sampled, the stop token among them.
+        text: The response, without its stop token.
+        num_tokens: Number of sampled tokens, the stop token among them.
         finish_reason: `stop`, or `length` where a limit cut the response off before its end; a server may have others.
-        logprobs: Of each sampled token, in nats, under the sampling distribution; None where not requested.
+        logprobs: Log-probability of each sampled token under the sampling distribution, nats; None where not requested.
     """
 
     text: str

@@ -18,9 +18,9 @@ def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor
     """Returns the positions that each rank holds.
 
     Args:
-        length: Of the sequence.
+        length: Length of the sequence.
         size: The number of ranks; one holds everything, in order.
-        device: Where the answer is to lie.
+        device: Device of the result.
 
     Returns:
         int64 [size, length / size], in row r the positions of rank r.

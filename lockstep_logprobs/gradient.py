@@ -37,7 +37,7 @@ class RowGradient:
         slope: h/T [M], or None.
         offset: c/T [M].
         token: The tokens, −1 for those in no shard [M, K].
-        own: What the tokens' own columns receive besides [M, K].
+        own: Addition to the tokens' own columns [M, K].
         floor: The support is {z ≥ floor} [M], or None.
         temperature: T.
     """

@@ -60,17 +60,17 @@ def _gpt_forward_with_linear_ce_fusion(
     Args:
         self: The model.
         input_ids: [B, S], or this rank's share under context parallelism.
-        position_ids: As Megatron has them.
-        attention_mask: As Megatron has it.
-        decoder_input: As Megatron has it.
+        position_ids: Same as in Megatron.
+        attention_mask: Same as in Megatron.
+        decoder_input: Same as in Megatron.
         labels: Token ids of the whole sequences, not shifted [B, S]; needed where log-probabilities are requested.
-        inference_context: As Megatron has it.
-        packed_seq_params: As Megatron has it.
-        extra_block_kwargs: As Megatron has it.
-        runtime_gather_output: As Megatron has it; of no effect on log-probabilities.
-        inference_params: As Megatron has it.
-        loss_mask: As Megatron has it.
-        padding_mask: As Megatron has it.
+        inference_context: Same as in Megatron.
+        packed_seq_params: Same as in Megatron.
+        extra_block_kwargs: Same as in Megatron.
+        runtime_gather_output: Same as in Megatron; of no effect on log-probabilities.
+        inference_params: Same as in Megatron.
+        loss_mask: Same as in Megatron.
+        padding_mask: Same as in Megatron.
         return_logprobs_for_linear_ce_fusion: Ask for them.
 
     Returns:

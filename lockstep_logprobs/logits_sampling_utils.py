@@ -18,9 +18,9 @@ class TrainingSamplingParams:
     """Parameters of the distribution that tokens were sampled from.
 
     Attributes:
-        top_k: How many of the likeliest tokens; None, or a number below 1: all.
+        top_k: Number of likeliest tokens; None, or a number below 1: all.
         top_p: The probability to reach; 1: all tokens.
-        temperature: What divides the logits.
+        temperature: Divisor of the logits.
     """
 
     top_k: int | None = None
@@ -56,7 +56,7 @@ def apply_top_k_top_p(
 
     Args:
         logits: Logits [..., V], of any floating type; the temperature is already applied.
-        top_k: How many to keep, with all that equal the last; None, or a number below 1: all.
+        top_k: Number of tokens to keep, with all that equal the last; None, or a number below 1: all.
         top_p: The probability to reach, after top-k; None, or from 1 on: all.
         chunk_size: The most rows to search at once; it changes memory and speed, never values.
 

@@ -81,7 +81,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     Args:
         vocab_parallel_logits: [1, T/CP, v], each sequence cut zig-zag on its own.
         target: Token ids [1, T]; if pre-rolled, this rank's share of what follows each position [1, T/CP].
-        cu_seqlens_padded: Where sequences begin, and where the last ends, counted over all context-parallel ranks,
+        cu_seqlens_padded: Starts of sequences, and the end of the last, counted over all context-parallel ranks,
             each length a multiple of 2·CP, integers [B+1] on the device of the logits.
         unpacked_seqlen: U, the width of the answer plus one.
         vocab_start_index: This rank's first token id.
@@ -111,7 +111,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     logprob = _token_logprobs(
         vocab_parallel_logits, following[None], vocab, group, inference_only, chunk_size, sampling_params
     )
-    everywhere = F.pad(all_gather(logprob[0], cp_group).flatten(), (0, 1))  # what lies nowhere reads the 0 at the end
+    everywhere = F.pad(all_gather(logprob[0], cp_group).flatten(), (0, 1))  # a token nowhere reads the 0 at the end
     place = F.pad(packing.gather_index(), (0, 1), value=packing.tokens)
     cells = place[packing.rows(max(unpacked_seqlen - 1, 0))]
     return everywhere.index_select(0, cells.flatten()).view(cells.shape)

@@ -29,7 +29,7 @@ class Packing:
     What lies behind the last sequence is treated as one more, so that every token of the row has its place.
 
     Attributes:
-        cu_seqlens: Where each sequence begins, and where the last one ends, integers [B+1] on the device. Over several
+        cu_seqlens: Start of each sequence, and end of the last one, integers [B+1] on the device. Over several
             ranks every length is a multiple of 2C; a sequence may be empty.
         tokens: T, the length of the row over all ranks.
         size: C.
@@ -74,7 +74,7 @@ class Packing:
         """Index that lays the next-token values of each sequence into its own row; the last token has none.
 
         Args:
-            width: Of the rows; longer sequences lose their ends.
+            width: Width of the rows; longer sequences lose their ends.
 
         Returns:
             The position that belongs into each cell, int64 [B, width]; T where none does.

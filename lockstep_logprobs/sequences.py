@@ -48,7 +48,7 @@ def cp_shift_next(x: Tensor, cp_group: dist.ProcessGroup | None = None, *, fill:
     Args:
         x: This rank's piece [B, S/CP, ...].
         cp_group: The ranks that hold the sequence, in the order of their pieces.
-        fill: What comes after the last position of all.
+        fill: Value after the last position of all.
     """
     size, own = group_size(cp_group), group_rank(cp_group)
     # The last rank takes one, too, and overwrites it: else it would be missing from the backward pass of the others.

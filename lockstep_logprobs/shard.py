@@ -46,9 +46,9 @@ def blocks(rows: int, columns: int, device: torch.device, most: int | None = Non
     """Cuts rows into pieces whose fp32 logits take a fixed number of bytes, for any vocabulary.
 
     Args:
-        rows: How many there are.
+        rows: Number of rows.
         columns: Numbers in each; where there are none, there are no blocks.
-        device: Where they lie.
+        device: Device of the rows.
         most: A bound on the rows of a piece; it changes memory and speed, never values.
     """
     if columns == 0:

@@ -23,7 +23,7 @@ class CrossEntropy:
 
     Attributes:
         value: H(q, p), nats, fp32 [M].
-        maxima: Of the rows of p and of q [2, M].
+        maxima: Maxima of the rows of p and of q [2, M].
         log_totals: log Σ exp(z − maximum) of the rows of p and of q [2, M].
     """
 

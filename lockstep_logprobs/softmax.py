@@ -197,9 +197,9 @@ def exchange(
         local: The sums over this rank's columns.
         picked_MK: Logits of the wanted tokens, fp32; 0 where another rank has the token.
         token_MK: The tokens.
-        columns: How many this rank holds.
-        scoring: As the sums were made.
-        floor_M: As the sums were made.
+        columns: Number of columns of this rank.
+        scoring: Options with which the sums were made.
+        floor_M: Floor with which the sums were made.
     """
     group, rows = scoring.shard.group, len(token_MK)
     # How far the vocabulary reaches, only its last rank knows; it travels with the maxima, exact up to 2²⁴ tokens.

@@ -51,14 +51,14 @@ def support_floor(
     """The threshold of each row: tokens whose logit is not below it are kept.
 
     Top-k keeps the k largest logits and all that equal the smallest of these. Top-p then keeps, of what is left and
-    renormalised, the likeliest tokens up to the one with which their probability reaches p, and all that equal it; the
+    renormalized, the likeliest tokens up to the one with which their probability reaches p, and all that equal it; the
     likeliest token always stays. In a search over the whole vocabulary, logits that are closer than two millionths of a
     nat may count as equal. The threshold is the same on all ranks, to the bit, however the vocabulary is cut.
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
         shard: Which columns these are; by default one process holds all.
-        top_k: How many to keep; None, or a number below 1: all.
+        top_k: Number of tokens to keep; None, or a number below 1: all.
         top_p: The probability to reach; None, or from 1 on: all are kept. 0 keeps the likeliest.
         temperature: Divides the logits before probabilities are formed.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.

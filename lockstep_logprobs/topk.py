@@ -34,7 +34,7 @@ def vocab_topk(
 
     Args:
         logits_Mv: Logits of this rank's columns.
-        k: How many; all of them where the vocabulary has fewer.
+        k: Number of logits; all of them where the vocabulary has fewer.
         shard: Which columns these are; by default one process holds all.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
 

@@ -131,7 +131,7 @@ def vocab_log_softmax(
         logits_Mv: Logits of this rank's columns.
         group: The ranks that hold the vocabulary.
         temperature: Divides the logits.
-        dtype: Of the result; None: that of the logits.
+        dtype: Type of the result; None: that of the logits.
     """
     return _VocabLogSoftmax.apply(logits_Mv, group, temperature, dtype or logits_Mv.dtype)
 

@@ -23,7 +23,7 @@ class AskedSection(Section):
         "with its tokenizer, so that nothing is known about lengths",
     )
     sampler: SamplerSection | None = Field(
-        default=None, description="what generates for the model in `path`, or the server; null: sampler of torch"
+        default=None, description="inference engine of the model in `path`, or the server; null: sampler of torch"
     )
     chat: bool = Field(default=True, description="put the question through the judge's chat template")
     system_prompt: str | None = Field(default=None, description="system message, with `chat`")

@@ -68,7 +68,7 @@ class Loaded:
     """A resolved recipe.
 
     Attributes:
-        name: Of the recipe: its file's name without the suffix.
+        name: Name of the recipe: its file's name without the suffix.
         recipe: Its options, after bases and overrides.
         origins: Source of each option, by its keys: a recipe or `override`; the rest are defaults.
         arguments: The recipe and its overrides, as a command takes them.
@@ -125,7 +125,7 @@ class Loaded:
             tree.pop(section, None)
         for option in ("folder", "max_time_s", "require_doctor"):
             tree["run"].pop(option, None)
-        for option in ("on_breach", "max_mult_prob_error"):  # of what is compared, not of what is computed
+        for option in ("on_breach", "max_mult_prob_error"):  # they change a comparison, not a result
             tree.get("agreement", {}).pop(option, None)
         for sampler in (tree.get("sampler", {}), (tree.get("judge") or {}).get("sampler") or {}):
             for option in self.recipe.placement:
@@ -167,7 +167,7 @@ def load(
     Args:
         recipe: Name of one that ships, or path of a YAML file.
         overrides: `key.sub=value` each, later than every file.
-        also: What others say, later than every file and before the overrides.
+        also: More layers, after every file and before the overrides.
         distrusted: A folder in which no code is run that the recipe names, see `load_run`.
 
     Raises:
@@ -327,7 +327,7 @@ def _overrides(overrides: Sequence[str], recipe: Shape | None) -> list[Layer]:
             taken = match is None and "=" not in text + following
             if match is None:
                 raise RecipeError(f"override {text!r}: {_override_hint(text, following)}")
-            layers.pop(match["key"], None)  # the last one counts, so that a script can add to what it was given
+            layers.pop(match["key"], None)  # the last one counts, so that a script can append overrides
             layers[match["key"]] = Layer(f"override {text}", _override_tree(text, match["key"], match["value"], recipe))
         except RecipeError as error:
             wrong.append(str(error))

@@ -210,7 +210,7 @@ class Sampling(Section):
 
 
 class RepeatedSampling(Sampling):
-    """The same, with the number of responses that a question gets when it is validated or evaluated."""
+    """A sampling distribution, with the number of responses per question in validation or evaluation."""
 
     num_samples: PositiveInt = Field(default=1, description="responses per question")
     k: tuple[PositiveInt, ...] | None = Field(

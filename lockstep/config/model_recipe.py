@@ -16,12 +16,12 @@ class Command:
     """A command that runs a model on the rows of a file.
 
     Attributes:
-        name: Of the command.
+        name: Name of the command.
         kind: The class of its recipes.
         recipe: The shipped recipe that it starts from.
         rows: The option of `data` that names the file.
         sections: The sections that it takes over from a run's recipe.
-        data: Of the rows, likewise.
+        data: The section class of the rows.
         sampling: What a run's options say about responses, given as JSON, and how much room demonstrations left them.
     """
 
@@ -43,8 +43,8 @@ class Command:
                 from which distribution responses are drawn.
             data: A file of rows.
             overrides: `key.sub=value` each.
-            recipe: Where to begin; None: the one that ships, and over it what a run says.
-            folder: Of the results.
+            recipe: The recipe to start from; None: the shipped one, with a run's options over it.
+            folder: Folder of the results.
 
         Raises:
             RecipeError: One sentence for each thing that is wrong.

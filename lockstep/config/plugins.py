@@ -26,7 +26,7 @@ class Plugins(Generic[T]):
 
         Args:
             option: The option, for messages.
-            base: Of all of them.
+            base: Their base class.
             derive_from: The class that one of the user's is derived from; the entry points' group is its folder.
             built_in: Place of each, `package.module:Class`, by name.
         """

@@ -21,7 +21,7 @@ class TreeSection(Section):
     replies: str = Field(default="replies", description="field of a message with the messages that reply to it")
     text: str = Field(default="text", description="field of a message with what it says")
     rank: str = Field(default="rank", description="field of a message with its rank, the best lowest")
-    role: str = Field(default="role", description="field of a message with who says it")
+    role: str = Field(default="role", description="field of a message with its role")
     user: str = Field(default="prompter", description="what the role says for a user")
     assistant: str = Field(default="assistant", description="what the role says for an assistant")
 

@@ -52,7 +52,7 @@ class Task(Section, ABC):
         """Makes the rows and writes them; the same options always give the same bytes.
 
         Args:
-            folder: Where to, made if missing.
+            folder: Target folder, made if missing.
         """
 
     @classmethod

@@ -19,9 +19,9 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     """Finds `file.py:name` or `package.module:name`.
 
     Args:
-        reference: What the recipe says.
+        reference: The reference in the recipe.
         option: Which option of the recipe says it, for messages.
-        kind: What is looked for, `function` or `class`, for messages.
+        kind: The kind of object, `function` or `class`, for messages.
 
     Raises:
         ValueError: There is no such thing.
@@ -94,7 +94,7 @@ def import_file(path: Path) -> ModuleType:
     if known is not None and known[0] == text:
         return known[1]
     if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # as for a script: it may import its neighbours
+        sys.path.insert(0, str(path.parent))  # as for a script: it may import its neighbors
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"lockstep_user_{path.stem}_{digest}", path)
     assert spec is not None

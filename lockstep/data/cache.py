@@ -65,7 +65,7 @@ def table(name: str, columns: int, fill: Callable[[BinaryIO], dict[str, Any]]) -
     """The table `name`, made first where it is not there.
 
     Args:
-        name: From `entry`.
+        name: Name from `entry`.
         columns: Numbers per row.
         fill: Writes the numbers row by row as little-endian int64 and returns `about`. So a table can be longer than
             the memory, and its length need not be known before its end.
@@ -161,7 +161,7 @@ def _table(path: Path, columns: int) -> Table:
             raise ValueError(f"{path} is cut short")
         file.seek(numbers_bytes)
         about = json.loads(file.read(about_bytes))
-    if not numbers_bytes:  # nothing cannot be mapped
+    if not numbers_bytes:  # an empty file cannot be mapped
         return Table(np.empty((0, columns), _NUMBER), about)
     shape = (numbers_bytes // (columns * _NUMBER.itemsize), columns)
     return Table(np.memmap(path, _NUMBER, "r", shape=shape), about)

@@ -23,7 +23,7 @@ class Demonstration:
     """One row to imitate.
 
     Attributes:
-        prompt: What is given; tokenised by itself, exactly as a sampler will be given it.
+        prompt: The given part; tokenized by itself, exactly as a sampler will get it.
         completion: Token ids of what is learned, the stop token last.
     """
 
@@ -57,8 +57,8 @@ class Demonstrations:
         max_tokens: Longest prompt and completion together; a longer row is over-long, like one with a long prompt.
         stops: See `AnswerEncoder`.
         head: See `Selection`.
-        rule: What else a row must be like.
-        limit: How messages name `max_tokens`.
+        rule: Further requirements on a row.
+        limit: Name of `max_tokens` in messages.
 
     Raises:
         DataError: A row lacks a field of a template, or is over-long, and is not to be skipped.

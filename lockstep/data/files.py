@@ -34,7 +34,7 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
 
     Args:
         files: Which.
-        bad_rows: What to do about a line of JSONL that is not a JSON object.
+        bad_rows: Policy for a line of JSONL that is not a JSON object.
 
     Raises:
         DataError: One of them cannot be read or is named twice, or has a bad line that is not to be skipped.
@@ -67,7 +67,7 @@ class Together:
     """The rows of several files as one.
 
     Args:
-        opened: What belongs together.
+        opened: Rows of each file.
         weights: How often rows of each are used, relative to the others; None: as one long file.
     """
 

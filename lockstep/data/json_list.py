@@ -16,7 +16,7 @@ class JsonList:
 
     Args:
         path: The file.
-        bad_rows: What to do about an item that is no object.
+        bad_rows: Policy for an item that is no object.
         label: Begins the ids of rows.
 
     Raises:

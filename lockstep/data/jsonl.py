@@ -45,7 +45,7 @@ class JsonlIndex:
 
     Args:
         path: A UTF-8 file with one JSON object per line; packed, if its name ends in `.gz`.
-        bad_rows: What to do about a line that is not a JSON object.
+        bad_rows: Policy for a line that is not a JSON object.
         label: Begins the ids of rows; the file's name if None.
 
     Raises:
@@ -108,7 +108,7 @@ class JsonlIndex:
         """
         self._check_unchanged()
         found = []
-        # Opened anew each time: the index then has no handle, so it pickles, and threads and forks do not share a seek.
+        # Opened at each use: the index then has no handle, so it pickles, and threads and forks do not share a seek.
         with self._text().open("rb") as text:
             for offset, line in self._numbers[list(indices)].tolist():
                 text.seek(offset)

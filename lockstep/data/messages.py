@@ -54,7 +54,7 @@ def _text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_g
             f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: {first_line(error)}); "
             "copy the tokenizer's files again, or correct it"
         ) from error
-    except Exception as error:  # a template is a program, and raises what it likes
+    except Exception as error:  # a template is a program, and may raise anything
         raise ChatTemplateError(first_line(error)) from error
     return str(text)
 
@@ -69,7 +69,7 @@ def end_of_answer(tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) ->
     talk = [{"role": "user", "content": "Question."}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = _text(talk, tokenizer, add_generation_prompt=False)
-    except ChatTemplateError:  # it wants conversations of another shape
+    except ChatTemplateError:  # the template needs conversations of another shape
         return None
     behind = tokenizer(text.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
     return next((token for token in behind if token in stops), None)

@@ -23,8 +23,8 @@ def rows_at(position: int, count: int, length: int, seed: int, shuffle: bool) ->
     Position p is row p mod `length` of epoch p div `length`, so a batch may reach into the next epoch.
 
     Args:
-        position: How many rows the run has taken before.
-        count: How many to take.
+        position: Number of rows that the run has taken before.
+        count: Number of rows to take.
         length: Rows in the data.
         seed: Key of the orders.
         shuffle: Whether each epoch is shuffled anew.
@@ -42,10 +42,10 @@ def mix_rows_at(
     numbered through all parts. With one part this is `rows_at`.
 
     Args:
-        position: How many rows the run has taken before.
-        count: How many to take.
+        position: Number of rows that the run has taken before.
+        count: Number of rows to take.
         sizes: Rows in each part.
-        weights: Of each part; positive.
+        weights: Weight of each part; positive.
         seed: Key of the orders.
         shuffle: Whether each epoch of a part is shuffled anew.
     """

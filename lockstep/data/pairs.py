@@ -26,10 +26,10 @@ class PreferencePair:
     """One row to learn a preference from.
 
     Attributes:
-        prompt: What is given; tokenised by itself, exactly as a sampler will be given it.
+        prompt: The given part; tokenized by itself, exactly as a sampler will get it.
         chosen: Token ids of the better answer, the stop token last.
-        rejected: Of the worse one, likewise.
-        scores: What either answer is worth; empty where rows do not say.
+        rejected: Tokens of the worse one, likewise.
+        scores: Scores of both answers; empty where rows have none.
     """
 
     prompt: Prompt

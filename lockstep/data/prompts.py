@@ -110,7 +110,7 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_s
     """Tokenizes texts in one call, each to its own length."""
     if not texts:  # a tokenizer cannot be called with none
         return []
-    # verbose=False: over-long rows are our own to complain of, with their place in the file.
+    # verbose=False: Lockstep reports over-long rows itself, with their place in the file.
     encoded = tokenizer(list(texts), add_special_tokens=add_special_tokens, verbose=False, return_attention_mask=False)
     return encoded["input_ids"]
 
@@ -130,7 +130,7 @@ class Prompts:
         rows: The data.
         tokenizer: The model's.
         data: Templates, limits, and whether to shuffle.
-        rule: What else a row must be like.
+        rule: Further requirements on a row.
         head: See `Selection`.
 
     Raises:

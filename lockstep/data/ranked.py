@@ -19,9 +19,9 @@ class RankedResponses:
 
     Attributes:
         id: Names the prompt over runs.
-        conversation: What is answered.
+        conversation: The conversation that is answered.
         responses: At least two.
-        ranks: Of each response, the best lowest; not all the same.
+        ranks: Rank of each response, the best lowest; not all the same.
     """
 
     id: str

@@ -25,7 +25,7 @@ class RowError(DataError):
     """One row that cannot be read, while the file around it can.
 
     Attributes:
-        why: What is wrong with it.
+        why: The fault of the row.
     """
 
     def __init__(self, where: str, why: str) -> None:
@@ -38,7 +38,7 @@ class Skipped:
     """Rows that were left out.
 
     Attributes:
-        count: How many.
+        count: Number of rows.
         first: The first few, a sentence each: where, and what is wrong.
     """
 
@@ -54,8 +54,8 @@ class Part:
     """A stretch of rows that has its own order.
 
     Attributes:
-        name: For messages.
-        size: How many rows it has.
+        name: Name for messages.
+        size: Number of rows.
         weight: How often its rows are used, relative to the other parts.
     """
 

@@ -23,7 +23,7 @@ from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped, is_error
 from lockstep.data.templates import askers, complaint, fields, fills, find_doubled_braces, render
 
-_ROWS_AT_ONCE = 1024  # rows that are tokenised in one call while the data is gone over
+_ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
 _BAD, _OVERLONG = "bad rows", "over-long"
 _REMEDIES = {
     _BAD: "correct the row, or set data.bad_rows=skip",
@@ -50,10 +50,10 @@ class Needs:
     """Requirements on a row.
 
     Attributes:
-        templates: By the options that say them: whose fields it must have, besides `data.fields`.
-        fault: What else is wrong with a row that has them, if anything.
+        templates: Templates by option, whose fields the row must have, besides `data.fields`.
+        fault: Says what else is wrong with a row that has them, if anything.
         lengths: For rows without a fault, what is wrong with the length of each; None where nothing is.
-        key: What `lengths` follows from besides the rows, the tokenizer and the data section.
+        key: Cache key of all that `lengths` depends on besides the rows, the tokenizer and the data section.
         optional: Templates whose fields a row may lack.
     """
 
@@ -69,8 +69,8 @@ class Rule:
     """Requirements on a row by its user, besides those of its data section.
 
     Attributes:
-        fault: What is wrong with a row, if anything.
-        key: What that, and what is below, follow from besides the row.
+        fault: Says what is wrong with a row, if anything.
+        key: Cache key of all that `fault` and `reads_answer` depend on besides the row.
         reads_answer: True if the reward of a row reads its right answer.
         unread: Advice on a missing answer that the reward may not read; empty: there is none.
     """
@@ -94,8 +94,8 @@ class Selection:
         rows: The data.
         tokenizer: It counts the tokens.
         data: Fields, limits, and what to do about rows that break them.
-        needs: What else a row must be like.
-        head: How many of the usable rows are used; of several weighted files, of each its part.
+        needs: Further requirements on a row.
+        head: Number of usable rows that are used; of several weighted files, of each its part.
 
     Raises:
         DataError: A row is not usable and not to be skipped; or no row, or none of a weighted file, is usable.

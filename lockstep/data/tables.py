@@ -69,7 +69,7 @@ class TableRows:
 
     Args:
         dataset: The rows.
-        path: Where they were found.
+        path: Path of the table.
         files: The files that hold them.
         label: Begins the ids of rows.
     """

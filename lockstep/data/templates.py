@@ -31,7 +31,7 @@ def render(template: str, row: Row, where: str) -> str:
     Args:
         template: The text around the fields.
         row: The row that has the fields.
-        where: How a message names the row.
+        where: Name of the row in messages.
 
     Raises:
         DataError: The row has no such field, null in it, or what JSON does not know.

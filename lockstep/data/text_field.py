@@ -16,7 +16,7 @@ class TextField:
     """The one field of a row that makes its prompt.
 
     Attributes:
-        name: Of the field.
+        name: Name of the field.
         talk: Whether it holds messages, of which the user's first is the text; else it is the text.
     """
 

@@ -40,12 +40,12 @@ class Host:
     """The host's side: it holds the store for as long as it lives.
 
     Args:
-        address: To listen on; all ranks must be able to reach it.
+        address: Address to listen on; all ranks must be able to reach it.
         size: Number of processes.
-        timeout_s: Of a collective.
+        timeout_s: Timeout of a collective.
 
     Attributes:
-        meeting: For rank 0.
+        meeting: The meeting of rank 0.
     """
 
     def __init__(self, address: str, size: int, timeout_s: float) -> None:

@@ -1,7 +1,7 @@
 """The distribution that tokens are sampled from, computed the same way for sampling and for scoring.
 
 A learner that scores under another distribution than the sampler drew from (temperature forgotten, top-p not
-renormalised) sees importance ratios that are wrong by a factor, however equal the weights are.
+renormalized) sees importance ratios that are wrong by a factor, however equal the weights are.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _as_columns(token: Tensor, sampling: SamplingParams) -> Tensor:
 
 def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
     logprob_MK, entropy_M = scores
-    assert entropy_M is not None, "it was asked for"
+    assert entropy_M is not None, "the entropy was requested"
     return logprob_MK.view(token.shape), entropy_M
 
 

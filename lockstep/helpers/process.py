@@ -44,7 +44,7 @@ class ChildDied(Exception):
     """The child ended before it answered; the text says how.
 
     Attributes:
-        signal: Of the system's, that ended it; None where it ended otherwise.
+        signal: The system's signal that ended it; None where it ended otherwise.
     """
 
     def __init__(self, how: str, signal: int | None = None) -> None:
@@ -61,7 +61,7 @@ class Child:
 
     Args:
         module: Holds `answers`; is imported in the child only.
-        arguments: Of `answers`.
+        arguments: Arguments of `answers`.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -149,7 +149,7 @@ class _Running:
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # so that Ctrl-C does not meet it before it can ignore that
+            start_new_session=True,  # so that Ctrl-C does not reach it before it ignores that
         )
         theirs.close()
         running = cls(process, ours, os.getpid())

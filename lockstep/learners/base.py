@@ -79,7 +79,7 @@ class NotFiniteError(RunError):
     """A loss or gradient is no finite number; no weight has been changed by it.
 
     Attributes:
-        batch: What it was made of.
+        batch: The batch of the loss.
         loss: Name of the loss.
     """
 

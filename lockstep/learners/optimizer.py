@@ -45,7 +45,7 @@ class AdamW:
 
     Args:
         pieces: Updated in place.
-        settings: Of the recipe.
+        settings: Options of the recipe.
     """
 
     def __init__(self, pieces: Sequence[Piece], settings: Optimizer) -> None:

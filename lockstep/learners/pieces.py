@@ -17,10 +17,10 @@ class Box:
     """A part of a tensor of the checkpoint.
 
     Attributes:
-        name: Of the tensor.
+        name: Name of the tensor.
         whole: Its shape over all ranks.
-        offset: Where the box begins.
-        shape: Of the box.
+        offset: Start of the box.
+        shape: Shape of the box.
         view: The box's numbers in memory that is laid out as the piece, in any shape, in the box's order.
     """
 
@@ -45,11 +45,11 @@ class Piece(ABC):
     """Memory that is updated at once: a parameter, or what this rank has of it.
 
     Attributes:
-        name: Of the parameter in its model.
-        parameter: As the model has it.
+        name: Name of the parameter in its model.
+        parameter: The model's parameter.
         local: The memory that this rank holds of it.
-        boxes: What that holds of tensors of the checkpoint.
-        mesh: Of ranks that have other pieces or the same; None: one process.
+        boxes: Boxes of the checkpoint's tensors that it holds.
+        mesh: Mesh of ranks that have other pieces or the same; None: one process.
     """
 
     name: str

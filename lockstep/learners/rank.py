@@ -57,7 +57,7 @@ class RankLearner(ABC):
 
     Args:
         model: fp32, on its device.
-        pieces: What this rank updates and writes.
+        pieces: The pieces that this rank updates and writes.
         section: Device, computation type, micro-batch size.
         optimizer: Settings of AdamW; None for a model that is only scored with.
         ranks: Those that hold the model together.

@@ -36,8 +36,8 @@ class StateWriter:
         """Begins a save; returns when the tensors may change again.
 
         Args:
-            folder: Where to; made if missing.
-            files: By name.
+            folder: Target folder; made if missing.
+            files: Files by name.
             counters: Written to learner.json; None: another rank does that.
             still: The tensors will never change, so they are written as they are, without a copy.
         """

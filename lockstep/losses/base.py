@@ -19,7 +19,7 @@ class Outputs:
 
     Attributes:
         logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the mask is off.
-        entropy: Of that distribution at each token, nats [N]; 0 where the mask is off.
+        entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off.
         value: V(x_<t) [N]; 0 at the first token of a sequence.
         final_value: V after the last token of each sequence [B].
         top_token: The `batch.top_k` likeliest tokens in the place of each, int64 [N, K]; 0 where the mask is off, as

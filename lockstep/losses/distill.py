@@ -23,7 +23,7 @@ class Distillation:
 
     Attributes:
         kl_type: D: the forward or the reverse KL, their weighted sum, or Jensen and Shannon's divergence.
-        weight: Of the forward KL in the sum; of the teacher in the mixture of Jensen and Shannon; else None.
+        weight: Weight of the forward KL in the sum; of the teacher in the mixture of Jensen and Shannon; else None.
         outside: Whether the student's other tokens count, which the teacher then never says; else both distributions
             are those of the K tokens alone.
     """

@@ -17,7 +17,7 @@ from lockstep.objectives.policy import cispo_loss, clip_surrogate, probability_r
 from lockstep.objectives.value import clip_value_loss
 from lockstep.types import LossMean
 
-_MAX_LOGRATIO = 20.0  # nats: what a metric of a broken step is bounded by, so that it stays a number
+_MAX_LOGRATIO = 20.0  # nats: bounds a metric of a broken step, so that it stays a number
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ClippedSurrogate:
         kl_coef: β, of KL(π ‖ π_ref); its term is `objectives.divergence.kl_loss`, weighed like the surrogate.
         entropy_coef: c, of the entropy bonus (Schulman et al. 2017, eq. 9).
         mean: Over what; "constant" is over responses, of sums divided by `max_tokens` (Dr. GRPO, Liu et al. 2025).
-        max_tokens: What a response may have.
+        max_tokens: Longest response.
         sequence_ratio: A token's ratio is the geometric mean of its response's (GSPO, Zheng et al. 2025, eq. 7).
         cispo: The surrogate is log π, weighed by the ratio, which is clipped above (CISPO, MiniMax 2025).
     """

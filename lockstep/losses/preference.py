@@ -21,7 +21,7 @@ from lockstep.objectives.masks import trainable
 class Preference:
     """Σ over pairs of w_p·L(Δ) + w_s·(−log π(y_w)), of pairs in which both answers have trainable tokens.
 
-    A pair is two neighbouring sequences of a batch with `group_size` 2, the chosen one first; what is trainable of each
+    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first; what is trainable of each
     is its answer, the stop token included. Reads the per-token column `ref_logprob`, and the per-sequence column
     `score` where `kind` weighs or aims by scores. Pairs of judgements (`judge_pair`) are learned from like all others,
     and their metrics stand apart.
@@ -33,7 +33,7 @@ class Preference:
         gt_reward_scale: η of the RPO losses, which aim at β·Δ = η·(s_w − s_l).
         preference_coef: w_p.
         sft_coef: w_s, of the maximum likelihood of chosen answers.
-        sft_length_normalized: That likelihood is the mean over an answer's tokens.
+        sft_length_normalized: True if that likelihood is the mean over an answer's tokens.
     """
 
     kind: PreferenceLoss = "dpo"

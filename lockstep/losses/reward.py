@@ -18,7 +18,7 @@ from lockstep.objectives.preference import bradley_terry
 class BradleyTerry:
     """Σ over pairs of −log σ(r_w − r_l − m) + c·(r_w + r_l)², of pairs in which both answers have trainable tokens.
 
-    A pair is two neighbouring sequences of a batch with `group_size` 2, the chosen one first. r is what the head says
+    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first. r is what the head says
     after the last token of a sequence.
 
     Attributes:

@@ -1,7 +1,7 @@
 """One attention function for every `transformers` model; a layout says which tokens see which.
 
 Models call it with `layout=…`, an object that is handed down from the forward call. `Packed` is for scoring and
-training: sequences laid end to end, each blind to its neighbours. `Cached` is for generating: one new token per row,
+training: sequences laid end to end, each blind to its neighbors. `Cached` is for generating: one new token per row,
 with the keys and values of the tokens before it. So training and sampling run the same modules with the same positions.
 """
 
@@ -78,8 +78,8 @@ class Packed:
     square of the width, so sequences share a grid only with those of like length.
 
     Attributes:
-        to_cells: For each cell, one grid after the other, its flat token (any where the cell is padding), int64 [C].
-        from_cells: For each token its cell, int64 [N].
+        to_cells: Flat token of each cell, one grid after the other (any where the cell is padding), int64 [C].
+        from_cells: Cell of each token, int64 [N].
         shapes: Rows and width of each grid.
     """
 

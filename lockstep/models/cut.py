@@ -30,10 +30,10 @@ class Cut:
         tokens: Its token ids, int64 [n].
         position: Their places in their sequences, int64 [n].
         layout: Which tokens they see.
-        place: Where each token of the batch lies in the share, −1 for those of other ranks, int64 [N]; None: all, as
+        place: Place of each token of the batch in the share, −1 for those of other ranks, int64 [N]; None: all, as
             they are.
         ranks: Those that have the other shares.
-        rows: How many rows the tokens are cut into; 1: all in one, each sequence blind to its neighbors.
+        rows: Number of rows that the tokens are cut into; 1: all in one, each sequence blind to its neighbors.
     """
 
     tokens: Tensor
@@ -93,9 +93,9 @@ class Cut:
         """Puts numbers where they belong, 0 elsewhere, and those of all ranks together.
 
         Args:
-            column_m: What this rank computed, [m] or [m, …].
-            into: Where each belongs, int64 [m].
-            size: Of the column that comes back.
+            column_m: Values of this rank, [m] or [m, …].
+            into: Place of each, int64 [m].
+            size: Size of the returned column.
         """
         column = column_m.new_zeros(size, *column_m.shape[1:]).index_copy(0, into, column_m)
         return sum_over_ranks(column, self.ranks.group("cp"))

@@ -59,9 +59,9 @@ def assemble(
 
     Args:
         frame: A folder that gives everything but the weights.
-        weights: By canonical name.
-        folder: Where to; must not exist.
-        dtype: Of the weights that are written.
+        weights: Weights by canonical name.
+        folder: Target folder; must not exist.
+        dtype: Type of the written weights.
         card: The README.md.
         reward_model: It is one: a sequence classifier of one label.
         adapter: Writes a folder of the adapters that have been merged into the weights; None: there were none.
@@ -102,13 +102,13 @@ def save_adapter(
     """Writes adapters as peft does, whole or not at all, for its `PeftModel.from_pretrained`.
 
     Args:
-        tensors: By their names in a model's files; a reward model's unit among them.
-        network: That they are of; it may be without memory.
-        section: How they were made.
+        tensors: Tensors by their names in a model's files; a reward model's unit among them.
+        network: The network that they adapt; it may be without memory.
+        section: Their options in the recipe.
         base: The folder of the model that they go with.
-        dtype: Of the tensors that are written.
+        dtype: Type of the written tensors.
         reward_model: It is one: a sequence classifier of one label.
-        folder: Where to; must not exist.
+        folder: Target folder; must not exist.
     """
     aside, kind = _aside(folder), "SEQ_CLS" if reward_model else "CAUSAL_LM"
     whole = ["score"] if reward_model else None

@@ -95,8 +95,8 @@ def require_usable(fields: Mapping[str, Any], source: str) -> None:
     """Raises ModelError where a configuration is of quantized weights, or would take hours only to be read.
 
     Args:
-        fields: Of the configuration.
-        source: Where it stands; the message begins with it.
+        fields: Fields of the configuration.
+        source: Place of the configuration; the message begins with it.
     """
     quantized = fields.get("quantization_config")
     if quantized:

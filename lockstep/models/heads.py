@@ -174,7 +174,7 @@ def policy_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Places]) -> Ou
     """Computes the outputs that a batch asks for at masked tokens; the vocabulary is only computed for these.
 
     Args:
-        batch: Of N tokens.
+        batch: A batch of N tokens.
         cut: This rank's share.
         at: The vocabulary at states of the share, int64 [m].
     """

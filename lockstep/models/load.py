@@ -84,7 +84,7 @@ def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBas
     Args:
         config: Fields, `model_type` among them; the vocabulary and the stop token are the tokenizer's.
         tokenizer: The tokenizer the model is made for.
-        seed: Of the weights.
+        seed: Seed of the weights.
     """
     built = scratch_config(config, tokenizer)
     skeleton(built, "model.scratch.config")  # for its errors

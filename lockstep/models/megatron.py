@@ -30,7 +30,7 @@ class ParameterSlice:
     """Slice of a parameter of one tensor-parallel rank that holds a tensor of the checkpoint.
 
     Attributes:
-        name: Of the tensor, without what stands before all layers.
+        name: Name of the tensor, without the prefix of all layers.
         dim: Along which tensor-parallel ranks share it; None: each has all of it.
         view: It, or this rank's part of it, in memory that is laid out as the parameter.
     """
@@ -92,8 +92,8 @@ def places(parameter: str, config: PreTrainedConfig, first_layer: int = 0) -> tu
 
     Args:
         parameter: Its name in a `GPTModel` of Megatron's own layers.
-        config: Of the Hugging Face model.
-        first_layer: Of the parameter's pipeline stage.
+        config: Configuration of the Hugging Face model.
+        first_layer: First layer of the parameter's pipeline stage.
 
     Raises:
         KeyError: If no tensor is known to lie there.

@@ -47,8 +47,8 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """Makes a small random model with every kind of layer, fp32 on the CPU, with Lockstep's attention.
 
     Args:
-        config: Of the model that it stands for.
-        seed: Of the weights.
+        config: Configuration of the model that it stands for.
+        seed: Seed of the weights.
 
     Raises:
         ModelError: If `transformers` cannot build or run the model.

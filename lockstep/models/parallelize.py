@@ -87,7 +87,7 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
 
     Args:
         lm: The network; in place, so that names stay what they are. Cut it and checkpoint it afterwards.
-        backend: Of `torch.compile`.
+        backend: Backend of `torch.compile`.
 
     Raises:
         ValueError: If there is no compiler that inductor could hand its code to.

@@ -72,7 +72,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         ValueError: The folder is missing, has no tokenizer, or has one that cannot be read.
     """
     folder = require_folder(folder)
-    # Asked first, because for a folder with only a config.json transformers returns an empty tokenizer without a word.
+    # Checked first: for a folder with only a config.json transformers returns an empty tokenizer without a word.
     if not has_tokenizer(folder):
         raise InputError(
             f"{folder}: has no tokenizer (no tokenizer.json, nor another of {', '.join(_TOKENIZER_FILES)}); "

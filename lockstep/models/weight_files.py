@@ -33,9 +33,9 @@ class _Stored:
     """A tensor's entry in the header of a file.
 
     Attributes:
-        file: That holds it.
-        shape: As it is written.
-        type: By safetensors' name, such as BF16.
+        file: File that holds it.
+        shape: Shape in the file.
+        type: Type by safetensors' name, such as BF16.
     """
 
     file: Path
@@ -55,8 +55,8 @@ def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel, headle
     """Compares the headers of a folder's weights with the model that its configuration asks for.
 
     Args:
-        folder: Of the model.
-        model: What the configuration asks for; it may be without memory.
+        folder: Folder of the model.
+        model: The model of the configuration; it may be without memory.
         headless: Only the backbone is wanted: a language model's head may be missing, a reward model's be there.
 
     Raises:
@@ -166,7 +166,7 @@ class _Names:
     """Renaming of the tensors of files as `transformers` does it: some are of older checkpoints, some joined or cut.
 
     Args:
-        model: That is to hold them.
+        model: The model that is to hold them.
         wanted: Its own tensors, by name.
     """
 

@@ -29,9 +29,9 @@ class Grid:
     """Chunks that see about as many keys: one row of queries and one of keys for each.
 
     Attributes:
-        query: Which of this rank's tokens, int64 [rows, q]; any where a chunk is shorter.
+        query: Indices of this rank's tokens, int64 [rows, q]; any where a chunk is shorter.
         key: Which token of all ranks' shares laid end to end, int64 [rows, k]; any where there are fewer.
-        back: How far back from each query each key lies, int64 [rows, q, k]; negative for what comes after it.
+        back: Distance of each key back from each query, int64 [rows, q, k]; negative for keys after it.
     """
 
     query: Tensor
@@ -51,7 +51,7 @@ class Zigzag:
     Attributes:
         group: The ranks.
         grids: Together they hold each of this rank's tokens.
-        from_cells: For each token its cell, of all grids' queries laid end to end, int64 [n].
+        from_cells: Cell of each token, in all grids' queries laid end to end, int64 [n].
     """
 
     group: dist.ProcessGroup | None

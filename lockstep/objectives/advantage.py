@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al. 2016) over the trainable tokens of a ragged batch.
+"""Generalized advantage estimation (Schulman et al. 2016) over the trainable tokens of a ragged batch.
 
 The steps of the decision process are the trainable tokens alone: tool output, user turns, prompts and padding are
 jumped over. See `masks` for the legend; here also C tokens of a chunk, and M blocks of K tokens.
@@ -89,11 +89,11 @@ def _sweep(
     Args:
         decay: γλ, 0-d or one per sequence.
         last_B: Index of each sequence's last token, ascending, on the CPU.
-        future_B: What that token is handed, γ·V_final.
+        future_B: Value that the token receives, γ·V_final.
     """
     num_tokens, device = reward_N.numel(), reward_N.device
     advantage_N = torch.empty(num_tokens, device=device)
-    places = min(_CHUNK, num_tokens + 1)  # one of them for what comes from beyond the chunk
+    places = min(_CHUNK, num_tokens + 1)  # one of them for the value from beyond the chunk
     handed_C, slope_C = torch.zeros(2, places + -places % _BLOCK, device=device)
     keep_C = torch.empty_like(slope_C, dtype=torch.int32)
     for start in reversed(range(0, num_tokens, _CHUNK - 1)):
@@ -129,7 +129,7 @@ def _solve_(z_MK: Tensor, slope_MK: Tensor) -> None:
     """Solves z_t ← z_t + slope_t·z_{t+1} from right to left over the flattened blocks, in place; slopes are used up.
 
     First every block by itself, with the product of the slopes up to its end; then the blocks' first tokens, which are
-    a recurrence of the same form and K times shorter; then each block adds what its right neighbour hands it.
+    a recurrence of the same form and K times shorter; then each block adds what its right neighbor hands it.
     """
     z, slope = z_MK.unbind(1), slope_MK.unbind(1)
     for k in reversed(range(_BLOCK - 1)):

@@ -20,7 +20,7 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
 
     Args:
         battles: Pairs of which an order is missing, or was not decided, do not count.
-        players: How many there are.
+        players: Number of players.
 
     Returns:
         How often the first beat the second, float64 [P, P].
@@ -47,7 +47,7 @@ def position_weighted_wins(battles: Battles, players: int) -> Tensor:
 
     Args:
         battles: Pairs of which an order is missing, or was not decided, do not count.
-        players: How many there are.
+        players: Number of players.
 
     Returns:
         Weighted wins of the first over the second, float64 [P, P].
@@ -64,12 +64,12 @@ def position_weighted_wins(battles: Battles, players: int) -> Tensor:
 
 
 def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
-    """Strengths θ that maximise Σ_ij wins_ij · log σ(θ_i − θ_j) − l2/2 · ‖θ‖², by Newton's method.
+    """Strengths θ that maximize Σ_ij wins_ij · log σ(θ_i − θ_j) − l2/2 · ‖θ‖², by Newton's method.
 
     The small l2 makes the optimum finite and unique, also where one player wins every battle.
 
     Args:
-        wins_PP: How often (or with which weight) i beat j [P, P].
+        wins_PP: Number of times (or with which weight) i beat j [P, P].
         l2: Above 0.
 
     Returns:

@@ -30,7 +30,7 @@ class Estimate:
         value: The mean; NaN where there is no question to average.
         low: Lower end of the interval.
         high: Upper end.
-        questions: How many were averaged.
+        questions: Number of questions.
     """
 
     value: float
@@ -110,9 +110,9 @@ def share(values: Sequence[float]) -> Estimate:
     column = torch.tensor(values, dtype=torch.float64)
     p, variance, n = float(column.mean()), float(column.var(correction=0)), len(values)
     size = n * p * (1 - p) / variance if variance > 0 else float(n)
-    centre = (p + _Z95**2 / (2 * size)) / (1 + _Z95**2 / size)
+    center = (p + _Z95**2 / (2 * size)) / (1 + _Z95**2 / size)
     half = _Z95 / (1 + _Z95**2 / size) * math.sqrt(p * (1 - p) / size + (_Z95 / (2 * size)) ** 2)
-    return Estimate(p, max(0.0, centre - half), min(1.0, centre + half), n)
+    return Estimate(p, max(0.0, center - half), min(1.0, center + half), n)
 
 
 def mean(values: Sequence[float]) -> Estimate:

@@ -1,6 +1,6 @@
 """Advantages without a critic: a response beside the others of its prompt.
 
-P prompts, each with G responses that are neighbours; B = P·G.
+P prompts, each with G responses that are neighbors; B = P·G.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def group_advantage(
 
     Args:
         score_B: r, fp32 [B].
-        judged_B: Which of them there are, bool [B].
+        judged_B: True for each response that was judged, bool [B].
         group_size: G.
         baseline: b: the mean of the group, of its others, or 0.
         scale: s: the standard deviation of the group, or of all B, with n − 1; or 1.
@@ -39,21 +39,21 @@ def group_advantage(
     score_PG = torch.where(judged_PG, score_B.view(-1, group_size), 0.0)
     count_P1 = judged_PG.sum(-1, keepdim=True)
     mean_P1 = score_PG.sum(-1, keepdim=True) / count_P1.clamp(min=1)
-    centred_PG = torch.where(judged_PG, score_PG - mean_P1, 0.0)
+    centered_PG = torch.where(judged_PG, score_PG - mean_P1, 0.0)
     slope_PG = judged_PG.to(score_B.dtype)
     match baseline:
         case "none":
             advantage_PG = score_PG
         case "mean":
-            advantage_PG, slope_PG = centred_PG, slope_PG * (count_P1 > 1)
+            advantage_PG, slope_PG = centered_PG, slope_PG * (count_P1 > 1)
         case "leave_one_out":
-            advantage_PG = centred_PG * count_P1 / (count_P1 - 1).clamp(min=1)
+            advantage_PG = centered_PG * count_P1 / (count_P1 - 1).clamp(min=1)
             slope_PG = slope_PG * (count_P1 > 1)
         case _:
             assert_never(baseline)
     match scale:
         case "group":
-            deviation = (centred_PG.square().sum(-1, keepdim=True) / (count_P1 - 1).clamp(min=1)).sqrt()
+            deviation = (centered_PG.square().sum(-1, keepdim=True) / (count_P1 - 1).clamp(min=1)).sqrt()
             advantage_PG, slope_PG = advantage_PG / (deviation + _LEAST), slope_PG / (deviation + _LEAST)
         case "batch":
             all_N = score_B[judged_B]

@@ -48,6 +48,6 @@ def masked_whiten(x_N: Tensor, mask_N: Tensor) -> Tensor:
     Returns:
         [N], 0 where the mask is off.
     """
-    centred_N = x_N - masked_mean(x_N, mask_N)
-    variance = masked_mean(centred_N.square(), mask_N)
-    return trainable(centred_N * torch.rsqrt(variance + _EPSILON), mask_N)
+    centered_N = x_N - masked_mean(x_N, mask_N)
+    variance = masked_mean(centered_N.square(), mask_N)
+    return trainable(centered_N * torch.rsqrt(variance + _EPSILON), mask_N)

@@ -17,10 +17,10 @@ class Candidate:
     """An answer that may be chosen for a pair.
 
     Attributes:
-        tokens: Of the answer, the stop token included.
+        tokens: Tokens of the answer, the stop token included.
         finished: Whether it ended by itself.
         score: Mean of its verdicts; None: there is none.
-        variance: Of its verdicts, of the population; None where they are fewer than two.
+        variance: Population variance of its verdicts; None where they are fewer than two.
     """
 
     tokens: tuple[int, ...]
@@ -52,7 +52,7 @@ def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
     ρ = 0 these are the best and the worst; of equal scores the one whose verdicts agree most.
 
     Args:
-        answers: Of one prompt.
+        answers: Answers to one prompt.
         length_control: ρ, from 0 to below 1.
 
     Raises:
@@ -92,7 +92,7 @@ def balance(classes: Sequence[float], room: int, share: float) -> list[int]:
     """The first places that may be taken together, as many as there can be.
 
     Args:
-        classes: What each place is of.
+        classes: Class of each place.
         room: At most so many are taken.
         share: No class has more than this share of what is taken; one place it may always have.
     """

@@ -19,7 +19,7 @@ def log_ratio_gap(chosen_P: Tensor, rejected_P: Tensor, ref_chosen_P: Tensor, re
 
 
 def dpo(gap_P: Tensor, beta: float) -> Tensor:
-    """−log σ(β·Δ): direct preference optimisation (Rafailov et al. 2023, eq. 7); ln 2 at Δ = 0. Returns [P]."""
+    """−log σ(β·Δ): direct preference optimization (Rafailov et al. 2023, eq. 7); ln 2 at Δ = 0. Returns [P]."""
     return -logsigmoid(beta * gap_P)
 
 
@@ -48,12 +48,12 @@ def dpo_scaled_by_scores(gap_P: Tensor, beta: float, score_gap_P: Tensor) -> Ten
 
 
 def ipo(gap_P: Tensor, beta: float) -> Tensor:
-    """(Δ − 1/(2β))²: identity preference optimisation (Azar et al. 2023, eq. 17), whose optimum is finite. [P]."""
+    """(Δ − 1/(2β))²: identity preference optimization (Azar et al. 2023, eq. 17), whose optimum is finite. [P]."""
     return (gap_P - 1.0 / (2.0 * beta)).square()
 
 
 def rpo_squared(gap_P: Tensor, beta: float, reward_gap_P: Tensor) -> Tensor:
-    """(β·Δ − g)²: reward-aware preference optimisation (Sun et al. 2025) by squared distance.
+    """(β·Δ − g)²: reward-aware preference optimization (Sun et al. 2025) by squared distance.
 
     Args:
         gap_P: Δ.

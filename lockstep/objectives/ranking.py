@@ -59,9 +59,9 @@ def longer_preferred(right: Sequence[float], excess: Sequence[float]) -> float |
     """Share of the pairs of unequal length in which the longer one is preferred.
 
     Args:
-        right: Of each pair: 1 where the judge prefers what people do, 0 where not, ½ for a tie. Ones give what people
+        right: For each pair, 1 where the judge prefers what people do, 0 where not, ½ for a tie. Ones give what people
             prefer.
-        excess: By how much what people prefer is longer than the other.
+        excess: By how much the one that people prefer is longer than the other.
     """
     longer = [one if more > 0 else 1 - one for one, more in zip(right, excess, strict=True) if more]
     return sum(longer) / len(longer) if longer else None
@@ -83,5 +83,5 @@ def _rights(ranks: Sequence[float], scores: Sequence[float]) -> list[float]:
 
 
 def _places(values: Sequence[float]) -> list[float]:
-    """Places by value, centred: how many are lower less how many are higher, halved."""
+    """Places by value, centered: how many are lower less how many are higher, halved."""
     return [sum((a > b) - (a < b) for b in values) / 2 for a in values]

@@ -54,7 +54,7 @@ class DriftTest:
     Attributes:
         false_alarm_rate: α, over the whole stream.
         baseline_steps: n, steps that are averaged, and not tested.
-        factor: How many times the baseline's mean is still healthy.
+        factor: Multiple of the baseline's mean that is still healthy.
         floor: A mean so small is healthy for any baseline.
     """
 
@@ -104,13 +104,13 @@ class DriftState:
 
     Attributes:
         seen: Steps so far.
-        mean: Of the baseline.
+        mean: Mean of the baseline.
         squares: Σ(z − mean)² over the baseline.
         bound: μ; None until the baseline is whole.
         bets: Steps since.
         capital: S, of all gamblers who have begun.
-        guess: Of the next step's mean.
-        variance: Of the same guess.
+        guess: Guess of the next step's mean.
+        variance: Variance of the same guess.
         e_value: e, the evidence against the null.
         alarm: Whether e has reached 1/α.
     """

@@ -20,8 +20,8 @@ class BoundResult:
 
     Attributes:
         passed: Whether the window has its rows, and what is made of them is a number within the bound.
-        value: What was made of the rows that are there; None where there are none.
-        num_rows: How many those are.
+        value: Statistic of the rows that are there; None where there are none.
+        num_rows: Number of those rows.
         sentence: The bound and the finding, for people.
     """
 
@@ -36,7 +36,7 @@ def check(bounds: Sequence[Bound], rows: Sequence[Mapping[str, float]]) -> list[
     """Compares a run's metrics with bounds, one verdict per bound, in order.
 
     Args:
-        bounds: Of the recipe.
+        bounds: Bounds of the recipe.
         rows: Lines of metrics, each with `step`; a step may have several, and the last that has the metric counts.
     """
     return [_verdict(bound, rows) for bound in bounds]

@@ -17,7 +17,7 @@ class AgreementSummary:
     """Agreement over all steps of a run.
 
     Attributes:
-        tokens: That both sides scored.
+        tokens: Tokens that both sides scored.
         largest: |Δ| of a token, nats; NaN where a log-probability was none.
         highest: Mean of e^|Δ| of a step; NaN likewise.
         bound: On that mean.

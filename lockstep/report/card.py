@@ -17,7 +17,7 @@ def card(run: Path, algorithm: str, base: str, step: int, is_classifier: bool = 
 
     Args:
         run: Folder of the run.
-        algorithm: Of the recipe.
+        algorithm: Algorithm of the recipe.
         base: The model it began with.
         step: Steps done.
         is_classifier: Whether it scores sequences instead of writing them.

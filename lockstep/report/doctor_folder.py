@@ -38,7 +38,7 @@ class Columns:
         lengths: Tokens of each sequence [B].
         mask: Which tokens were sampled, bool [N].
         train: Log-probabilities of the training side, nats [M].
-        infer: Of the inference side [M].
+        infer: Log-probabilities of the inference side [M].
         floor: |Δ| that rounding alone makes, nats [M].
     """
 
@@ -85,7 +85,7 @@ class DoctorFolder:
     """The results in a folder.
 
     Attributes:
-        report: As it was written.
+        report: The report as it was written.
 
     Raises:
         ValueError: If there is no report, or its schema is another.

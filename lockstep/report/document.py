@@ -22,7 +22,7 @@ class Document:
     """The parts of a page that do not depend on what it shows.
 
     Attributes:
-        title: Of the window, HTML.
+        title: Title of the window, HTML.
         styles: CSS.
         body: HTML that scripts fill.
         libraries: Scripts of others, by name; they lie compressed until `run_library(name)` in `page/data.js`.

@@ -37,10 +37,10 @@ class ProgressView:
     """The state of a run's progress at one moment.
 
     Attributes:
-        unit: What is counted: steps, if not something else.
+        unit: Name of what is counted: steps by default.
         step: Steps done.
         total: Steps of the whole run; None while that is not known.
-        phase: What is being done now, and for how many seconds.
+        phase: The current phase, and its seconds so far.
         metrics: Headlines of the newest step.
         tokens_per_s: Over the newest steps; None before the first.
         left_s: Seconds until the last step, at the pace of the newest.
@@ -134,8 +134,8 @@ class Progress:
         Args:
             step: Steps done.
             metrics: All of the step's; `HEADLINES` are shown.
-            tokens: That the step worked on.
-            steps: How many were done together, where they are done so.
+            tokens: Tokens that the step worked on.
+            steps: Number of steps that were done together.
         """
         now = self._clock()
         self._recent.append((now - self._step_since, tokens, steps))
@@ -185,9 +185,9 @@ def show_progress(
     """Shows a run while the `with` block lasts.
 
     Args:
-        title: Of the run.
+        title: Title of the run.
         total_steps: Steps of the whole run; where it is not known yet, `Progress.total` says it later.
-        stream: Where to; standard error if None. On a terminal a bar moves, elsewhere there are lines, at most one a
+        stream: Target; standard error if None. On a terminal a bar moves, elsewhere there are lines, at most one a
             second, the first and the last step always.
         clock: Seconds that only grow.
     """

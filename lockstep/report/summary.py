@@ -17,7 +17,7 @@ def summary(folder: Path, kept: Collection[int]) -> str:
     """Reads a run's metrics. Returns text for a terminal; ends with the path of the run.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         kept: Steps whose checkpoints are there.
     """
     rows = read_metrics(folder)
@@ -56,7 +56,7 @@ def _headline(rows: list[dict[str, float]], kept: Collection[int], compared: Agr
         ("train/loss", "loss"),
         ("policy/loss", "loss"),
     ):
-        if name == "policy/loss" and _series(rows, "train/reward"):  # a surrogate, which says nothing by itself
+        if name == "policy/loss" and _series(rows, "train/reward"):  # a surrogate, which means nothing by itself
             continue
         if name == "train/shaped_reward" and _series(rows, name) == _series(rows, "train/reward"):
             continue

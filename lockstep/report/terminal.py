@@ -17,19 +17,19 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
     Args:
         values: One per step; none give an empty frame.
         title: Stands above.
-        width: In characters.
-        height: In lines.
+        width: Width in characters.
+        height: Height in lines.
 
     Returns:
-        Lines of text; with colours where standard output is a terminal that shows them and NO_COLOR does not forbid
+        Lines of text; with colors where standard output is a terminal that shows them and NO_COLOR does not forbid
         it, without escape codes elsewhere.
     """
     console = Console(file=sys.stdout)
-    colours = console.is_terminal and not console.is_dumb_terminal and not console.no_color
+    colors = console.is_terminal and not console.is_dumb_terminal and not console.no_color
     figure = plotext.figure
     plotext.terminal.limit(False, False)  # as wide as requested, on any terminal
     figure.clear()  # there is one figure for the whole process
-    figure.theme("simple" if colours else "colorless")
+    figure.theme("simple" if colors else "colorless")
     figure.plot_size(width, height)
     figure.title(title)
     figure.ruler("x").ticks(list(range(1, len(values) + 1, max(1, len(values) // 8))))
@@ -38,7 +38,7 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
             steps, heights = zip(*points, strict=True)
             figure.draw(figure.signal(list(steps), list(heights), marker="hd").lines())
     plot = str(figure.build())
-    if not colours:
+    if not colors:
         plot = plotext.uncolorize(plot)
     return "\n".join(line.rstrip() for line in plot.splitlines())
 

@@ -55,7 +55,7 @@ class Sampler(Protocol):
 
         Args:
             stream: Canonical names and tensors of `dtype`; it can be gone through more than once.
-            version: Of the weights; samples carry it.
+            version: Version of the weights; samples carry it.
         """
         ...
 

@@ -11,10 +11,10 @@ class Attestation:
     """The weights that one engine holds after a weight sync. Names are those of the weights that were sent.
 
     Attributes:
-        version: Of the weights.
-        fingerprints: Of each tensor (`weight_sync.fingerprints.fingerprint`), read from where the engine computes with
-            it; of those in `columns` and `received`, of the bytes that came.
-        columns: Of matrices that the engine keeps packed, which only shows in what it computes:
+        version: Version of the weights.
+        fingerprints: Fingerprint of each tensor (`weight_sync.fingerprints.fingerprint`), read from the memory that the
+            engine computes with; of those in `columns` and `received`, of the bytes that came.
+        columns: Fingerprints of matrices that the engine keeps packed, which only shows in what it computes:
             `weight_sync.fingerprints.column_fingerprint` of the columns that it computes with.
         received: Tensors that could not be read back at all; the engine makes its own tables of them, for instance.
         tied: Tensors that were not sent, since they are others under a second name, with that of the other.

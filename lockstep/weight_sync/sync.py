@@ -61,9 +61,9 @@ class Snapshot:
     """A copy of a learner's weights, for a sampler that works while the learner trains.
 
     Attributes:
-        version: Of the weights.
+        version: Version of the weights.
         tensors: Copies in host memory, by name, in the sampler's type.
-        probe_logprob: What the learner made of the probe, see `sync_weights`; empty where there is no probe.
+        probe_logprob: Log-probabilities of the probe by the learner, see `sync_weights`; empty where there is no probe.
     """
 
     version: int
@@ -98,7 +98,7 @@ class Outgoing:
     """The learner's weights in the sampler's type, as they are sent; they can be iterated again.
 
     Attributes:
-        sent: By name, what went out.
+        sent: Fingerprints of the sent tensors, by name.
     """
 
     def __init__(self, learner: HasWeights, dtype: torch.dtype) -> None:
@@ -118,7 +118,7 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
     Args:
         learner: The source of the weights.
         sampler: Takes them.
-        version: Of the weights.
+        version: Version of the weights.
         probe: Sequences that both score, where an engine holds something that it cannot show.
 
     Raises:

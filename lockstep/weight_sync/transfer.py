@@ -62,7 +62,7 @@ class Bucket:
         number: Counted from 0 in a weight sync.
         place: The file that holds the bytes; empty: they come by the process group.
         size: Bytes.
-        slots: What lies where.
+        slots: Places of its tensors.
     """
 
     number: int
@@ -88,7 +88,7 @@ def join_group(store: Store, own: Meeting) -> dist.ProcessGroup:
     Returns when all are there. The sender has rank 0.
     """
     group = dist.ProcessGroupGloo(store, own.rank, own.size, own.timeout)
-    return cast("dist.ProcessGroup", group)  # it has the same verbs
+    return cast("dist.ProcessGroup", group)  # it has the same methods
 
 
 class Carrier(Protocol):
@@ -183,7 +183,7 @@ def unpack(bucket: Bucket, group: dist.ProcessGroup | None) -> Iterator[tuple[st
     """The receiver's side: names and tensors of a bucket. The tensors may change once all have been taken.
 
     Args:
-        bucket: What the sender announced.
+        bucket: The bucket that the sender announced.
         group: The process group, where bytes come by it.
     """
     if bucket.place:

@@ -22,7 +22,7 @@ _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/
 _FOLDER = "/tmp"
 _FILES = 1024  # that may lie there
 _ROOM_MB = 16  # for them, besides one of the largest
-_ROOT = "/proc"  # where it is put together: every Linux has the folder, and the program should not see into it
+_ROOT = "/proc"  # where the file system is made: every Linux has the folder, and the program should not see into it
 _OPEN_FILES = 64
 _NOBODY = 65534
 _FIRST_USER = (1 << 31) - (1 << 22)  # process ids are below 2²², and user ids are not that high
@@ -38,7 +38,7 @@ class Limits:
         wall_s: Seconds on the clock.
         memory_mb: Memory (address space) of each process, MB.
         file_mb: Size of each file that it writes, its output among them, MB.
-        processes: How many there may be at a time, threads counted.
+        processes: Number at a time, threads counted.
     """
 
     cpu_s: int
@@ -53,7 +53,7 @@ class Program:
     """A program to run.
 
     Attributes:
-        arguments: Of the interpreter.
+        arguments: Arguments of the interpreter.
         files: Their names and content, written into its folder first.
         streams: Descriptors that become its input, output and errors; it gets no others.
     """
@@ -68,9 +68,9 @@ class Jail:
     """The jail of a program.
 
     Attributes:
-        limits: What it may use.
+        limits: Limits of the program.
         interpreter: The Python that runs it.
-        folder: Where it works; None: in namespaces, in a folder that only they know.
+        folder: Working folder; None: in namespaces, in a folder that only they know.
     """
 
     limits: Limits
@@ -83,7 +83,7 @@ class Jail:
         To be called in a fork that has one thread. Where its parent is killed, it and the program are, too.
 
         Args:
-            program: What is to be run.
+            program: The program to run.
             report: A descriptor that is closed once the program has started.
 
         Raises:

@@ -28,7 +28,7 @@ class Sandbox:
     """Runs untrusted Python programs, one at a time; usable from any thread.
 
     Attributes:
-        limits: What each program may use.
+        limits: Limits of each program.
         namespaces: Whether each is put into its own namespaces; else there are the limits alone.
         interpreter: The Python that runs them, with its standard library and no other packages.
     """

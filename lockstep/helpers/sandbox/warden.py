@@ -69,7 +69,7 @@ class _Warden:
     """The warden: it runs programs in jails.
 
     Args:
-        limits: What each may use.
+        limits: Limits of each program.
         interpreter: The Python that runs them.
         namespaces: Whether each is put into its own namespaces.
     """

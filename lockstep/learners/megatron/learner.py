@@ -27,8 +27,8 @@ class MegatronLearner(RankLearner):
 
     Args:
         stage: With weights, on its device.
-        pieces: Of its parameters.
-        base: What stands before the names of a backbone's tensors.
+        pieces: Pieces of its parameters.
+        base: Prefix of the names of a backbone's tensors.
         section: Device, computation type, micro-batch size.
         optimizer: Settings of AdamW; None for a model that is only scored with.
         ranks: Those that hold the model together.

@@ -51,8 +51,8 @@ class Stage(nn.Module):
 
     Args:
         network: The Hugging Face model, without weights.
-        head: What the last stage gives.
-        seed: Of a value head.
+        head: Output of the last stage.
+        seed: Seed of a value head.
         ranks: Those that hold the model together.
 
     Attributes:
@@ -60,9 +60,9 @@ class Stage(nn.Module):
         gpt: Megatron's model, without weights.
         first_layer: The number of this stage's first layer among all.
         tied: Whether embedding and vocabulary head are one matrix, which on several stages is there twice.
-        vocabulary: How many tokens there are; matrices are filled up, so that ranks have as many rows each.
+        vocabulary: Number of tokens; matrices are filled up, so that ranks have as many rows each.
         first_row: This rank's first token.
-        own_rows: How many it has.
+        own_rows: Number of its own rows.
     """
 
     def __init__(self, network: PreTrainedModel, head: Head, seed: int, ranks: Ranks) -> None:

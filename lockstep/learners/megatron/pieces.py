@@ -62,8 +62,8 @@ def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -
 
     Args:
         stage: With the parameters.
-        config: Of the Hugging Face model.
-        base: What stands before the names of a backbone's tensors.
+        config: Configuration of the Hugging Face model.
+        base: Prefix of the names of a backbone's tensors.
         ranks: Those that hold the model together.
     """
     for name, parameter in stage.named_parameters():

@@ -29,14 +29,14 @@ def start_learner(
     """A learner of a folder's model; no rank ever holds more of that than it computes with.
 
     Args:
-        folder: Of the model.
+        folder: Folder of the model.
         head: Which one.
-        seed: Of a value head.
-        section: Of the recipe.
+        seed: Seed of a value head.
+        section: Section of the recipe.
         optimizer: None for a model that is only scored with.
         ranks: Those that hold the model together.
     """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron's overlapping sums rely on, and ask for
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron's overlapping reductions
     device, network = (
         resolve_device(section.device),
         skeleton(read_config(folder, headless=not scores_tokens(head)), folder),

@@ -32,12 +32,12 @@ def build_model(
     No rank ever holds the whole model, if its family `reads_boxes`; others are read whole by each, and then cut.
 
     Args:
-        folder: Of the model.
+        folder: Folder of the model.
         head: Which one.
-        seed: Of a value head.
-        section: Of the recipe.
+        seed: Seed of a value head.
+        section: Section of the recipe.
         ranks: Those that hold the model together.
-        device: Where it computes.
+        device: Device of the computation.
     """
     config = read_config(folder, headless=not scores_tokens(head))
     if ranks.mesh is None or not family_of(config).reads_boxes:

@@ -26,7 +26,7 @@ class MegatronLayers:
     """Particulars of a family on Megatron's own layers: RMS norms, gated SiLU, rotary positions, grouped queries.
 
     Attributes:
-        tensors: For each parameter of a `GPTModel` the tensors of a checkpoint that lie in it, in their order; `*` is
+        tensors: Maps each parameter of a `GPTModel` to the tensors of a checkpoint that lie in it, in order; `*` is
             the number of a layer. Names are those within the backbone; that of the vocabulary head is as it is.
         refused_fields: Fields of the configuration that, where set, ask for what these layers do not compute.
     """
@@ -50,7 +50,7 @@ class Family:
     """An architecture of `transformers`; with nothing but its type, it is computed like any other.
 
     Attributes:
-        model_type: As configurations say it.
+        model_type: Type in configurations.
         tensor_parallel: None: it cannot be cut over tensor-parallel ranks.
         megatron: None: the Megatron backend refuses it.
         reads_boxes: Whether each rank reads its own boxes of the files, and none ever holds the model whole. That asks

@@ -60,9 +60,9 @@ class OpenAIClient:
         note: Shows the user a line.
 
     Attributes:
-        answers: How many replies there were.
-        bad_ends: How many of them ended as they should not: at no stop token, short of `max_tokens`, for a reason that
-            is none of these, or with a token that is not in the vocabulary.
+        answers: Number of replies.
+        bad_ends: Number of them that ended as they should not: at no stop token, short of `max_tokens`, for an unknown
+            reason, or with a token that is not in the vocabulary.
 
     Raises:
         ServerError: If the server cannot be reached, refuses the key, or does not serve the model.
@@ -113,7 +113,7 @@ class OpenAIClient:
         Args:
             conversations: Messages with `role` and `content`.
             sampling: The sampling distribution.
-            keys: Of the random numbers, one per conversation.
+            keys: Keys of the random numbers, one per conversation.
             lost: Takes each failure after all retries, and the others continue; None: the first failure is an error.
 
         Returns:

@@ -19,8 +19,8 @@ class Dialect:
     """A kind of server, by the requests that it understands besides OpenAI's own.
 
     Attributes:
-        name: Of the kind.
-        every_token: What `top_k` says when all are kept; None: the server knows neither top_k nor stop tokens.
+        name: Name of the kind.
+        every_token: Value of `top_k` that keeps all; None: the server knows neither top_k nor stop tokens.
         ids: Options that request token ids in the answer.
         only_our_stops: Options to stop at our stop tokens alone, and not at those of the model besides.
         logprobs: Whether completions come with log-probabilities.

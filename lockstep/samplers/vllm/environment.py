@@ -18,7 +18,7 @@ def prepare() -> None:
     # Ctrl-C in a terminal is for the engine's owner, and would end tensor-parallel workers in their work.
     if os.getpgrp() != os.getpid():
         os.setsid()
-    multiprocessing.current_process().daemon = False  # a daemon may have no children, which such workers are
+    multiprocessing.current_process().daemon = False  # a daemon may have no children, and such workers are children
     # vLLM leaves shared memory behind. A separate tracker clears that away, without warnings in our program's output.
     resource_tracker._resource_tracker._fd = None  # pyright: ignore[reportAttributeAccessIssue]
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # another process would import all of this once more

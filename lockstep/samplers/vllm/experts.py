@@ -52,7 +52,7 @@ def in_loaded_order(kernel: CPUUnquantizedExperts, parameter: str, held_ENK: Ten
 
     Args:
         kernel: Packs elements by their places alone, each expert by itself.
-        parameter: Of the layer.
+        parameter: Name of a parameter of the layer.
         held_ENK: The parameter.
         shape: [E, N, K] as it is loaded.
     """

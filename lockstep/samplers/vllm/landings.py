@@ -44,11 +44,11 @@ class Landing:
     """A copy from a tensor of the checkpoint to a parameter of vLLM's.
 
     Attributes:
-        layer: Whose parameter it is.
+        layer: The layer of the parameter.
         parameter: Its name in the layer.
-        shape: Of the parameter as it is loaded, before a kernel packs it.
-        source: Of the tensor.
-        target: Of the parameter.
+        shape: Shape of the parameter as it is loaded, before a kernel packs it.
+        source: Stretch of the tensor.
+        target: Stretch of the parameter.
     """
 
     layer: nn.Module
@@ -63,7 +63,7 @@ class Landings:
     """The result of a survey.
 
     Attributes:
-        of: By name of the tensor.
+        of: Landings by name of the tensor.
         changed: Parameters that are something else than copies of what was given, as layer and name.
     """
 

@@ -33,7 +33,7 @@ class Readable:
     Attributes:
         name: The learner's.
         shape: The learner's.
-        dtype: In which weights are sent.
+        dtype: Type in which weights are sent.
         landings: All places that hold a part of it.
     """
 

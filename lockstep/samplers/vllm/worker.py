@@ -27,7 +27,7 @@ from lockstep.weight_sync.fingerprints import fingerprint
 from lockstep.weight_sync.transfer import Bucket, join_group, unpack
 
 if current_platform.is_cpu():
-    torch.cpu._init_amx()  # the kernels for bf16 use tiles that a process must ask for first, and do not ask
+    torch.cpu._init_amx()  # the bf16 kernels use tiles that a process must request first, and do not do so
     widen_narrow_heads()
 
 
