@@ -215,9 +215,9 @@ def require_near(cluster: ClusterSection, learner: LearnerSection, section: Samp
     samplers = section.engines
     if cluster.on_this_machine or not samplers or resolve_device(learner.device).type != "cuda":
         return
-    (places, _), there = cluster.ray.places(learner.parallel.ranks, samplers), torch.cuda.device_count()
-    if places > there:
-        raise InputError(f"the run takes {places} places with a GPU each, and this machine has {there}; {FAR_GPUS}")
+    (places, _), available = cluster.ray.places(learner.parallel.ranks, samplers), torch.cuda.device_count()
+    if places > available:
+        raise InputError(f"the run takes {places} places with a GPU each, and this machine has {available}; {FAR_GPUS}")
 
 
 def _require_vllm(cuda: bool) -> None:

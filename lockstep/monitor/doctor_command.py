@@ -31,18 +31,18 @@ def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: S
     trainer = f"{learner.backend}-{layout}" if layout else learner.backend
     plain = backends_to_compare(sampler.backend)
     backends = plain if trainer in plain else (trainer, sampler.backend)
-    said = [f"backends=[{','.join(backends)}] learner.dtype={learner.dtype}"]
+    parts = [f"backends=[{','.join(backends)}] learner.dtype={learner.dtype}"]
     match sampler.backend:
         case "torch" | "openai":
             pass
         case "vllm":
-            said.append("sampler=vllm")
+            parts.append("sampler=vllm")
         case _:
             assert_never(sampler.backend)
     if sampler.vllm.kv_cache_gib is not None:
-        said.append(f"sampler.vllm.kv_cache_gib={sampler.vllm.kv_cache_gib:g}")
+        parts.append(f"sampler.vllm.kv_cache_gib={sampler.vllm.kv_cache_gib:g}")
     if sampling is not None and (sampling.temperature != 1.0 or sampling.top_k or sampling.top_p < 1.0):
         method = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        told = ", ".join(f"{name}: {value}" for name, value in method.items())
-        said.append(f"'grid.methods=[{{{told}}}]'")
-    return " ".join(said)
+        options = ", ".join(f"{name}: {value}" for name, value in method.items())
+        parts.append(f"'grid.methods=[{{{options}}}]'")
+    return " ".join(parts)
