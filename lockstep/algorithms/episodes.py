@@ -47,7 +47,7 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
     """
 
     unknown = source.tokenizer.unk_token_id
-    told: list[str] = []
+    notes: list[str] = []
 
     def tokens_of(text: str, last: int) -> Sequence[int]:
         if last in stops or not is_chat(data):
@@ -57,8 +57,8 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
 
     def encode_observation(text: str, last: int) -> Sequence[int]:
         tokens = tokens_of(text, last)
-        if unknown in tokens and not told:
-            told.append(text)
+        if unknown in tokens and not notes:
+            notes.append(text)
             note(
                 f"the model has no token for part of what the environment says, at first in {text!r}, and reads "
                 f"{source.tokenizer.unk_token} there; let it say what the model can read"

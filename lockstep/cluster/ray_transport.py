@@ -94,8 +94,8 @@ class RayCluster:
                 assert_never(role)
         place = (first + number) % self._places.bundle_count
         strategy = PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=place)
-        asked = {"num_cpus": self._cpus * _SHARE, "num_gpus": self._gpu * _SHARE, "scheduling_strategy": strategy}
-        return RayWorker(factory, threads, asked)
+        options = {"num_cpus": self._cpus * _SHARE, "num_gpus": self._gpu * _SHARE, "scheduling_strategy": strategy}
+        return RayWorker(factory, threads, options)
 
     def close(self) -> None:
         """Releases the placement group, and stops a Ray that was started here."""
@@ -108,8 +108,8 @@ class RayCluster:
         if places.wait(timeout_s):
             return places
         remove_placement_group(places)
-        there = ray.cluster_resources()
-        has = ", ".join(f"{there.get(kind, 0):g} {kind}s" for kind in bundle)
+        resources = ray.cluster_resources()
+        has = ", ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in bundle)
         raise InputError(
             f"the Ray cluster has no room for {count} workers with {self._cpus:g} CPUs each (it has {has}) and none "
             f"came free in cluster.ray.timeout_s={timeout_s:g}; lower sampler.replicas or learner.parallel, set "
@@ -120,8 +120,8 @@ class RayCluster:
 class RayWorker:
     """A worker as a Ray actor; implements `transport.Transport`. It ends with the process that started it."""
 
-    def __init__(self, factory: Factory, threads: int, asked: dict[str, Any]) -> None:
-        self._actor = _ACTOR.options(**asked).remote()
+    def __init__(self, factory: Factory, threads: int, options: dict[str, Any]) -> None:
+        self._actor = _ACTOR.options(**options).remote()
         self._life = self._actor.live.remote(threads, os.getcwd(), sys.path)
         self._next = self._actor.give.remote()
         self._closed = False

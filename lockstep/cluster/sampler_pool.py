@@ -54,8 +54,8 @@ class _Work:
 
     def ask(self, remote: Remote, sampling: SamplingParams) -> None:
         """Requests every response that is still missing."""
-        there = {place for places, _ in self.pieces for place in places}
-        self.asked = [place for place in range(len(self.requests)) if place not in there]
+        done = {place for places, _ in self.pieces for place in places}
+        self.asked = [place for place in range(len(self.requests)) if place not in done]
         self.pending = remote.submit("pieces", [self.requests[place] for place in self.asked], sampling)
 
     def advance(self) -> bool:

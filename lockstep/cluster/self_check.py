@@ -103,8 +103,8 @@ def require_proof(folder: str | Path, computation: Computation, sampling: Sampli
     """
     config, device = read_config(folder, headless=True), resolve_device(computation.device)
     shape = None if sampling is None else replace(sampling, max_tokens=_RESPONSE, stop_token_ids=())
-    said = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
-    about = json.dumps(said, sort_keys=True, default=str), str(shape), computation.dtype, str(device)
+    fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    about = json.dumps(fields, sort_keys=True, default=str), str(shape), computation.dtype, str(device)
     key = about, _versions(), _machine(), _source()
 
     def write(file: BinaryIO) -> None:
@@ -120,14 +120,14 @@ def prove(config: PreTrainedConfig, device: torch.device, bf16: bool, sampling: 
     model = miniature(config)
     nn.Module.to(model, device)
     with torch.random.fork_rng(devices=[]), _refuse_unsupported(config):
-        drawn = _sample_batch(model, sampling)
-        every = replace(drawn, sampling=None).with_columns({"mask": drawn.position > 0})
-        plain = [plain_logits(model, tokens) for tokens in drawn.sequences()]
+        sampled = _sample_batch(model, sampling)
+        every = replace(sampled, sampling=None).with_columns({"mask": sampled.position > 0})
+        plain = [plain_logits(model, tokens) for tokens in sampled.sequences()]
         wanted_N, head = _scores(plain, every, PLAIN), LogitsHead(model)
         alone_N = torch.cat([_logprob(head, part) for part in every.split(1)])
         decoded = 0.0
-        if drawn.sampling is not None:
-            decoded = _gap(drawn["sampler_logprob"], _scores(plain, drawn, drawn.sampling))
+        if sampled.sampling is not None:
+            decoded = _gap(sampled["sampler_logprob"], _scores(plain, sampled, sampled.sampling))
         proof = Proof(_gap(_logprob(head, every), wanted_N), _gap(alone_N, wanted_N), decoded)
         _require_gaps(model, every, proof)
         if bf16:
@@ -249,13 +249,13 @@ def _alone(model: PreTrainedModel, batch: Batch, implementation: str) -> Outputs
 
 def _together(model: PreTrainedModel, batch: Batch) -> Outputs:
     """Hidden states of packed sequences, as a learner computes them."""
-    cut, seen = Cut.of(batch, ALONE, carries_state(model.config)), Outputs()
+    cut, outputs = Cut.of(batch, ALONE, carries_state(model.config)), Outputs()
     place_N = torch.arange(batch.tokens.numel()) if cut.place is None else cut.place
 
     def note(name: str, output: Any) -> None:
         states = output[0] if isinstance(output, tuple) else output
         if isinstance(states, Tensor) and states.dim() > 1 and states.shape[:2].numel() == cut.tokens.numel():
-            seen[name] = states.flatten(0, 1).flatten(1)[place_N]
+            outputs[name] = states.flatten(0, 1).flatten(1)[place_N]
 
     hooks = [
         module.register_forward_hook(lambda module, _, output, name=name: note(name, output))
@@ -266,7 +266,7 @@ def _together(model: PreTrainedModel, batch: Batch) -> Outputs:
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return outputs
 
 
 def _first_difference(model: PreTrainedModel, right: Outputs, wrong: Outputs) -> str:

@@ -25,13 +25,13 @@ def add(parsers: Parsers) -> None:
         "doctor", help="do training and inference agree on a model, and if not, why", epilog=_CODES
     )
     doctor.set_defaults(command=run)
-    asked = doctor.add_subparsers(required=True, metavar="WHAT")
-    _add_measuring(asked, "table", "measure agreement over a grid of lengths, data, methods and batch sizes", _table)
-    _add_measuring(asked, "quick", "the same over a small grid; where it fails, say why", _quick, "doctor_quick")
-    _add_measuring(asked, "diagnose", "find the causes of a disagreement, one by one", _diagnose)
-    _add_measuring(asked, "refit", "overwrite an engine's weights with noise, refit, and compare every tensor", _refit)
-    _add_analyze(asked)
-    _add_selftest(asked)
+    group = doctor.add_subparsers(required=True, metavar="WHAT")
+    _add_measuring(group, "table", "measure agreement over a grid of lengths, data, methods and batch sizes", _table)
+    _add_measuring(group, "quick", "the same over a small grid; where it fails, say why", _quick, "doctor_quick")
+    _add_measuring(group, "diagnose", "find the causes of a disagreement, one by one", _diagnose)
+    _add_measuring(group, "refit", "overwrite an engine's weights with noise, refit, and compare every tensor", _refit)
+    _add_analyze(group)
+    _add_selftest(group)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,14 +40,14 @@ def run(options: argparse.Namespace) -> int:
     return answer(options)
 
 
-def _add_question(asked: Parsers, name: str, what: str, answer: Answer) -> argparse.ArgumentParser:
-    parser = asked.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES)
+def _add_question(group: Parsers, name: str, what: str, answer: Answer) -> argparse.ArgumentParser:
+    parser = group.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES)
     parser.set_defaults(answer=answer)
     return parser
 
 
-def _add_measuring(asked: Parsers, name: str, what: str, answer: Answer, recipe: str = "doctor") -> None:
-    parser = _add_question(asked, name, what, answer)
+def _add_measuring(group: Parsers, name: str, what: str, answer: Answer, recipe: str = "doctor") -> None:
+    parser = _add_question(group, name, what, answer)
     parser.add_argument(
         "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
     )
@@ -61,8 +61,8 @@ def _add_measuring(asked: Parsers, name: str, what: str, answer: Answer, recipe:
     )
 
 
-def _add_analyze(asked: Parsers) -> None:
-    parser = _add_question(asked, "analyze", "read what a dump of log-probabilities says, without a model", _analyze)
+def _add_analyze(group: Parsers) -> None:
+    parser = _add_question(group, "analyze", "read what a dump of log-probabilities says, without a model", _analyze)
     parser.add_argument(
         "file", metavar="FILE", type=path_argument, help="JSONL or Parquet, one sequence per row; usual names are found"
     )
@@ -81,9 +81,9 @@ def _add_analyze(asked: Parsers) -> None:
     parser.add_argument("--out", metavar="FILE", type=path_argument, help="write all figures as JSON")
 
 
-def _add_selftest(asked: Parsers) -> None:
+def _add_selftest(group: Parsers) -> None:
     parser = _add_question(
-        asked, "selftest", "inject faults into real backends, and count which ones are named", _selftest
+        group, "selftest", "inject faults into real backends, and count which ones are named", _selftest
     )
     add_selftest_options(parser)
 

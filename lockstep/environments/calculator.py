@@ -32,8 +32,8 @@ class Calculator:
 
     def step(self, response: str) -> tuple[str, float | None, bool]:
         """See `Environment`."""
-        asked = _EXPRESSION.search(response)
-        return ("", None, True) if asked is None else (f"{_result(asked[1].strip())}\n", None, False)
+        match = _EXPRESSION.search(response)
+        return ("", None, True) if match is None else (f"{_result(match[1].strip())}\n", None, False)
 
 
 def _result(expression: str) -> str:

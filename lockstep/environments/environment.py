@@ -101,8 +101,8 @@ class _Episodes:
             environment = self._make()
             environment.reset(move["row"], move["seed"])
             yield CALLED
-            for response, heard in zip(move["said"], move["heard"], strict=False):  # all but the newest
-                if _step(environment, response)["observation"] != heard:
+            for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
+                if _step(environment, response)["observation"] != observation:
                     raise _Nonsense(
                         "said something else when it was played again; let it depend on the row, the seed and the "
                         "responses alone"
@@ -115,10 +115,10 @@ class _Episodes:
 
 
 def _step(environment: Environment, response: str) -> dict[str, Any]:
-    said: Any = environment.step(response)
-    if not isinstance(said, (tuple, list)) or len(said) != 3:
-        raise _Nonsense(f"returned {said!r}; return (observation, reward, done)")
-    observation, reward, done = said
+    result: Any = environment.step(response)
+    if not isinstance(result, (tuple, list)) or len(result) != 3:
+        raise _Nonsense(f"returned {result!r}; return (observation, reward, done)")
+    observation, reward, done = result
     if not isinstance(observation, str):
         raise _Nonsense(f"returned the observation {observation!r}; return text")
     if reward is not None and not (isinstance(reward, numbers.Real) and math.isfinite(reward)):

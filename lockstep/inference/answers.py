@@ -40,8 +40,8 @@ def _samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, w
     spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=recipe.logprobs_are_raw)
     samplers = processes(spec, progress, workers)
 
-    def answers(asked: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
-        for number, batch in samplers.blocks(asked, sampling):
+    def answers(blocks: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
+        for number, batch in samplers.blocks(blocks, sampling):
             yield number, replies_of(batch, source.decode, recipe.logprobs_are_wanted)
 
     return answers
@@ -55,8 +55,8 @@ def _server(recipe: GenerateRecipe, source: ModelSource, options: OpenAI, progre
     client = OpenAIClient(options, recipe.sampler.timeout_s, vocabulary, progress.note)
     sampling = source.sampling(recipe.sampling)
 
-    def answers(asked: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
-        for number, requests in asked:
+    def answers(blocks: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
+        for number, requests in blocks:
             replies = dict(client.replies(requests, sampling, recipe.logprobs_are_wanted))
             yield number, [replies[place] for place in range(len(requests))]
 

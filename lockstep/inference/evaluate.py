@@ -83,8 +83,8 @@ def _examine(
         show_progress(f"{recipe.model.path} → {folder}") as progress,
         workers_of(recipe.cluster, recipe.learner, progress, samplers=recipe.sampler.engines) as workers,
     ):
-        asked = files_of(recipe.data.validation)
-        rows = open_prompts(asked, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))
+        files = files_of(recipe.data.validation)
+        rows = open_prompts(files, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))
         spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner)
         engine = SamplerSession(nearest(spec, progress, workers))
         environment = episodes_of(recipe.environment, recipe.data.in_order, source, progress.note)

@@ -30,8 +30,8 @@ class Parts:
 
     def missing(self) -> list[int]:
         """Numbers of the parts that are still to be written."""
-        there = {path.stem for path in self.folder.glob("*.jsonl")}
-        return [number for number in range(self.count) if self._path(number).stem not in there]
+        written = {path.stem for path in self.folder.glob("*.jsonl")}
+        return [number for number in range(self.count) if self._path(number).stem not in written]
 
     def write(self, number: int, lines: str) -> None:
         """Writes a part."""

@@ -190,8 +190,8 @@ def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
 def _with_score(one: Assessment) -> tuple[list[float], list[float], list[int]]:
     """Ranks, scores and lengths of the responses that have a score."""
     columns = zip(one.ranks, one.scores, one.responses, strict=True)
-    kept = [(rank, score, len(response)) for rank, score, response in columns if score is not None]
-    return [rank for rank, _, _ in kept], [score for _, score, _ in kept], [length for _, _, length in kept]
+    scored = [(rank, score, len(response)) for rank, score, response in columns if score is not None]
+    return [rank for rank, _, _ in scored], [score for _, score, _ in scored], [length for _, _, length in scored]
 
 
 def pair_figures(assessments: Sequence[Assessment]) -> Figures:

@@ -140,10 +140,10 @@ class SamplerAnswers:
     def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
         if not conversations:
             return []
-        asked = [tuple(ids) for ids in self.reader.tokens(conversations)]
-        requests = [Request(ids, key) for ids, key in zip(asked, keys, strict=True)]
+        prompts = [tuple(ids) for ids in self.reader.tokens(conversations)]
+        requests = [Request(ids, key) for ids, key in zip(prompts, keys, strict=True)]
         batch = self.sampler.generate(requests, self.sampling)
-        rows = zip(asked, batch.sequences(), batch.sequences("mask"), batch["truncated"].tolist(), strict=True)
+        rows = zip(prompts, batch.sequences(), batch.sequences("mask"), batch["truncated"].tolist(), strict=True)
         return [self._answer(ids, sequence[mask].tolist(), bool(cut)) for ids, sequence, mask, cut in rows]
 
     def _answer(self, asked: tuple[int, ...], drawn: list[int], cut: bool) -> Answer:

@@ -129,9 +129,9 @@ class Template:
     option: str
 
     def __post_init__(self) -> None:
-        there = list(dict.fromkeys(fields(self.text)))
-        missing = [name for name in self.fields if name not in there]
-        unknown = [name for name in there if name not in self.fields]
+        found = list(dict.fromkeys(fields(self.text)))
+        missing = [name for name in self.fields if name not in found]
+        unknown = [name for name in found if name not in self.fields]
         wrong = [f"lacks {_join_names(missing)}"] if missing else []
         wrong += [f"has {_join_names(unknown)}, which nothing fills"] if unknown else []
         if wrong:

@@ -175,19 +175,19 @@ class Agreement:
     def _check_bound(self, step: int, now: Tally, total: Tally, metrics: Metrics) -> None:
         """Raises, or notes once, if the bound is broken."""
         over = now if now.breaks(self._promise.bound) else total
-        told = f"step {step}: sampler and learner disagree, {_figures(over, over is total, self._promise.bound)}"
+        sentence = f"step {step}: sampler and learner disagree, {_figures(over, over is total, self._promise.bound)}"
         if self._promise.stops:
             raise Disagreement(
-                f"{told}; nothing of this step was trained on; find the cause with `{self._promise.command}`, or "
+                f"{sentence}; nothing of this step was trained on; find the cause with `{self._promise.command}`, or "
                 "continue with agreement.on_breach=warn",
                 metrics,
             )
         if not self.state.broken:
-            self._note(f"{told}; the run continues, since agreement.on_breach=warn; `{self._promise.command}`")
+            self._note(f"{sentence}; the run continues, since agreement.on_breach=warn; `{self._promise.command}`")
 
 
-def _figures(over: Tally, whole: bool, bound: float) -> str:
-    where = "of all steps so far" if whole else "of this step"
+def _figures(over: Tally, overall: bool, bound: float) -> str:
+    where = "of all steps so far" if overall else "of this step"
     unknown = f"{over.unknown} of them without a finite log-probability on both sides, " if over.unknown else ""
     return (
         f"mean e^|Δ| is {over.mean:.6g} over {over.tokens:.0f} tokens {where}, {unknown}and the bound is {bound:g} "

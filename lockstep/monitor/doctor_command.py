@@ -20,9 +20,9 @@ def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: S
     backend = INFERENCE.find(sampler.backend)
     plain = backend.doctor_backends
     backends = plain if trainer in plain else (trainer, sampler.backend)
-    said = [f"backends=[{','.join(backends)}] learner.dtype={learner.dtype}", *backend.doctor_options(sampler)]
+    parts = [f"backends=[{','.join(backends)}] learner.dtype={learner.dtype}", *backend.doctor_options(sampler)]
     if sampling is not None and (sampling.temperature != 1.0 or sampling.top_k or sampling.top_p < 1.0):
         method = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        told = ", ".join(f"{name}: {value}" for name, value in method.items())
-        said.append(f"'grid.methods=[{{{told}}}]'")
-    return " ".join(said)
+        options = ", ".join(f"{name}: {value}" for name, value in method.items())
+        parts.append(f"'grid.methods=[{{{options}}}]'")
+    return " ".join(parts)

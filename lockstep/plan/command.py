@@ -83,13 +83,13 @@ def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
 
 def _train_command(loaded: Loaded, config: str | None) -> tuple[str, ...]:
     """Arguments of `lockstep train` for the planned run, with the model whose configuration was given."""
-    said = loaded.arguments
-    if config is None or any(word.startswith("model.path=") for word in said):
-        return said
+    arguments = loaded.arguments
+    if config is None or any(word.startswith("model.path=") for word in arguments):
+        return arguments
     path = Path(config)
     if path.is_file():
         path = path.parent if path.name == "config.json" else Path("MODEL")
-    return (*said, f"model.path={path}")
+    return (*arguments, f"model.path={path}")
 
 
 def _config_of(path: Path) -> PreTrainedConfig:

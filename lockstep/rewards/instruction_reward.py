@@ -85,8 +85,8 @@ def _argument_complaint(problem: ErrorDetails, key: str, kind: type[Instruction]
     message = problem["msg"].removeprefix("Value error, ")
     match problem["type"]:
         case "extra_forbidden":
-            there = ", ".join(name for name in kind.model_fields if name != "id")
-            return f"that takes no {key}; it takes {there or 'nothing'}"
+            arguments = ", ".join(name for name in kind.model_fields if name != "id")
+            return f"that takes no {key}; it takes {arguments or 'nothing'}"
         case "missing":
             return f"that lacks {key}"
         case "value_error":

@@ -153,7 +153,7 @@ class PythonReward:
     def _reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
         asked = f"{prompt.id}: reward.function {self.function}"
         try:
-            said = reply(self.timeout_s)
+            result = reply(self.timeout_s)
         except ChildHangs:
             raise RewardError(
                 f"{asked} did not answer within {self.timeout_s:g} s and was ended; let it return None for what takes "
@@ -161,11 +161,11 @@ class PythonReward:
             ) from None
         except ChildDied as error:
             raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
-        if "wrong" in said:
-            error = RewardError(f"{asked} {said['wrong']}")
-            error.add_note(said["trace"])
+        if "wrong" in result:
+            error = RewardError(f"{asked} {result['wrong']}")
+            error.add_note(result["trace"])
             raise error
-        return said["reward"]
+        return result["reward"]
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ class _Episode:
     @property
     def move(self) -> dict[str, Any]:
         """The message to the environment's process."""
-        told = {"row": dict(self.prompt.row), "seed": self.request.key, "said": self.said, "heard": self.heard}
-        return {"episode": self.number, **told}
+        content = {"row": dict(self.prompt.row), "seed": self.request.key, "said": self.said, "heard": self.heard}
+        return {"episode": self.number, **content}
 
     def next_request(self) -> Request:
         """The request for the next turn; each turn has random numbers of its own."""
@@ -76,15 +76,15 @@ class _Episode:
         self.mask.append(torch.full(tokens_T.shape, logprob_T is not None))
         self.logprobs.append(torch.zeros(tokens_T.shape) if logprob_T is None else logprob_T)
 
-    def take_reply(self, said: dict[str, Any]) -> None:
+    def take_reply(self, reply: dict[str, Any]) -> None:
         """Applies the reply of the environment's process."""
-        if "wrong" in said:
-            self.fail(said["wrong"])
+        if "wrong" in reply:
+            self.fail(reply["wrong"])
             return
-        self.heard.append(said["observation"])
-        reward: float | None = said["reward"]
+        self.heard.append(reply["observation"])
+        reward: float | None = reply["reward"]
         self.reward = None if self.reward is None or reward is None else self.reward + reward
-        self.ended |= said["done"]
+        self.ended |= reply["done"]
 
     def fail(self, why: str) -> None:
         self.fault, self.ended, self.reward = why, True, None
@@ -164,9 +164,9 @@ class Episodes:
     ) -> Tensor:
         """Runs one turn of each episode: a response and its answer. Returns the versions of the weights, int64 [B]."""
         batch = engine.generate([episode.next_request() for episode in episodes], sampling).to("cpu")
-        drawn = zip(batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), strict=True)
+        columns = zip(batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), strict=True)
         cut_off = batch["truncated"].tolist()
-        for episode, (tokens, mask, logprob), cut in zip(episodes, drawn, cut_off, strict=True):
+        for episode, (tokens, mask, logprob), cut in zip(episodes, columns, cut_off, strict=True):
             episode.append(tokens[mask], logprob[mask])
             episode.said.append(self._decode(tokens[mask].tolist()))
             episode.truncated = cut
@@ -194,12 +194,12 @@ class Episodes:
         episode.ended |= episode.truncated
         if episode.ended:
             return
-        seen = torch.tensor(self._observed(episode.heard[-1], int(episode.tokens[-1][-1])), dtype=torch.int64)
+        observation = torch.tensor(self._observed(episode.heard[-1], int(episode.tokens[-1][-1])), dtype=torch.int64)
         limit = len(episode.prompt.tokens) + self._section.max_tokens
-        if episode.length + len(seen) + room > limit:
+        if episode.length + len(observation) + room > limit:
             episode.ended = episode.truncated = True
         else:
-            episode.append(seen)
+            episode.append(observation)
 
     def _shares(self, episodes: Sequence[_Episode]) -> list[list[_Episode]]:
         """The episodes of each process; an episode stays in its own."""
@@ -234,9 +234,9 @@ class Episodes:
         return list(behind)
 
     def _answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
-        while (said := reply(self._section.timeout_s)) == environment.CALLED:
+        while (message := reply(self._section.timeout_s)) == environment.CALLED:
             pass
-        return said
+        return message
 
     def _start(self, child: Child) -> None:
         try:

@@ -23,10 +23,10 @@ def replies_of(batch: Batch, decode: Callable[[Sequence[int]], str], logprobs: b
     )
     replies = []
     for sequence, mask, logprob, truncated in columns:
-        drawn, cut = sequence[mask].tolist(), bool(truncated)
-        text = decode(drawn if cut else drawn[:-1])  # all but the stop token
+        tokens, cut = sequence[mask].tolist(), bool(truncated)
+        text = decode(tokens if cut else tokens[:-1])  # all but the stop token
         own = tuple(logprob[mask].tolist()) if logprobs else None
-        replies.append(Reply(text, len(drawn), "length" if cut else "stop", own))
+        replies.append(Reply(text, len(tokens), "length" if cut else "stop", own))
     return replies
 
 

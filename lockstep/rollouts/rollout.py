@@ -122,15 +122,15 @@ class RolloutCollector:
         Raises:
             ValueError: If `max_batches` batches do not give enough.
         """
-        kept: list[Rollouts] = []
+        parts: list[Rollouts] = []
         found = 0
-        for drawn in range(max_batches):
-            rollouts = self.collect(position + drawn * count, count, sampling, num_generations)
+        for number in range(max_batches):
+            rollouts = self.collect(position + number * count, count, sampling, num_generations)
             mixed = _find_mixed_groups(rollouts.batch["score"].view(count, num_generations))
-            kept.append(_groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations))
-            found += len(kept[-1].prompts) // num_generations
+            parts.append(_groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations))
+            found += len(parts[-1].prompts) // num_generations
             if found == count:
-                return _join(kept), position + (drawn + 1) * count
+                return _join(parts), position + (number + 1) * count
         raise InputError(
             f"dynamic sampling found {found} of {count} prompts with differing rewards in {max_batches} "
             "batches; the task is too easy or too hard for this policy, or raise dynamic_sampling.max_batches"

@@ -116,9 +116,9 @@ class Checkpoints:
         """The error of a checkpoint that could not be written; removes what is left of it."""
         shutil.rmtree(self.folder / f"{_ASIDE}{_name(step)}", ignore_errors=True)
         found = self.find()
-        whole = f"the newest before it is {found[-1][1].name}" if found else "there is none before it"
+        fallback = f"the newest before it is {found[-1][1].name}" if found else "there is none before it"
         return CheckpointError(
-            f"cannot save the checkpoint of step {step} in {self.folder}: {error}; {whole}; "
+            f"cannot save the checkpoint of step {step} in {self.folder}: {error}; {fallback}; "
             "where the disk is full, make room; the same command then resumes the run"
         )
 

@@ -40,14 +40,14 @@ def write_crash(error: BaseException, loaded: Loaded, folder: Path) -> None:
 def _memory() -> str:
     """Memory of this process, of the machine and of its GPUs, as text."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    said = [f"this process {most:.2f} GiB at most"]
+    parts = [f"this process {most:.2f} GiB at most"]
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name in ("MemTotal", "MemAvailable"):
-            said.append(f"{name} {int(value.split()[0]) / 2**20:.2f} GiB")
+            parts.append(f"{name} {int(value.split()[0]) / 2**20:.2f} GiB")
     if torch.cuda.is_initialized():
-        said += [
+        parts += [
             f"GPU {i}: {torch.cuda.max_memory_allocated(i) / 2**30:.2f} GiB at most"
             for i in range(torch.cuda.device_count())
         ]
-    return ", ".join(said)
+    return ", ".join(parts)

@@ -87,8 +87,10 @@ def find_examination(folder: Path, sampler: str, dtype: str) -> Examination:
     path, verdict = newest
     if verdict == "PASS":
         return Examination(True, f"the doctor has passed {about}: {path}")
-    told = f"the doctor's newest report on {about} says {verdict}: {path}; mend what it names, and run {command} again"
-    return Examination(False, told)
+    sentence = (
+        f"the doctor's newest report on {about} says {verdict}: {path}; mend what it names, and run {command} again"
+    )
+    return Examination(False, sentence)
 
 
 def _newest_first() -> list[Path]:

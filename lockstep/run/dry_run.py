@@ -275,12 +275,12 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         _fits(estimate, estimate.machine, machine_bytes(), "this machine", found)
 
 
-def _fits(estimate: MemoryEstimate, needed: float, there: int, where: str, found: Findings) -> None:
-    found.say("memory", f"together at most about {readable(needed)}; {where} has {readable(there)}")
-    if needed > there:
+def _fits(estimate: MemoryEstimate, needed: float, available: int, where: str, found: Findings) -> None:
+    found.say("memory", f"together at most about {readable(needed)}; {where} has {readable(available)}")
+    if needed > available:
         generates = "" if estimate.sampler is None else " or sampler.max_batch_size"
         raise InputError(
-            f"the run needs about {readable(needed)} of memory, but {where} has {readable(there)}; take a smaller "
+            f"the run needs about {readable(needed)} of memory, but {where} has {readable(available)}; take a smaller "
             f"model, or lower learner.micro_batch_tokens{generates}"
         )
 

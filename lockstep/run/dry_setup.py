@@ -116,12 +116,12 @@ class DrySetup:
         return otherwise
 
     def hold(self, what: str, size: int, cure: str) -> None:
-        there = machine_bytes()
+        total = machine_bytes()
         self.found.say("memory", f"{what}: {readable(size)} of this machine's, once")
-        if size > there:
+        if size > total:
             with self.found.problem():
                 raise InputError(
-                    f"{what}, and that takes {readable(size)} of memory, but this machine has {readable(there)}; {cure}"
+                    f"{what}, and that takes {readable(size)} of memory, but this machine has {readable(total)}; {cure}"
                 )
 
     def _say_reward(self, section: RewardSection, rows: Prompts, option: str) -> None:

@@ -85,8 +85,8 @@ def _merge_weights(
     loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: Head, backbone: str
 ) -> dict[str, Tensor]:
     """The weights with adapters merged, as a weight sync sends them, by their names in the model's files."""
-    recipe, began = loaded.training, found.state["identity"]
-    then = {name: began[name] for name in began if name.startswith("model.")}
+    recipe, identity = loaded.training, found.state["identity"]
+    then = {name: identity[name] for name in identity if name.startswith("model.")}
     changed = differences(then, model_files(require_folder(base)))
     if changed:
         raise NoCheckpointError(

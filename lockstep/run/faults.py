@@ -31,7 +31,7 @@ def keep_fault(folder: Path, step: int, position: int) -> Iterator[None]:
         raise RunError(f"{sentence}; the batch that made it is in {where}") from error
 
 
-def _write(folder: Path, batch: Batch, said: dict[str, object]) -> None:
+def _write(folder: Path, batch: Batch, context: dict[str, object]) -> None:
     """Writes tokens, lengths and every column to `batch.safetensors`, the rest to `fault.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = {f"token.{name}": column for name, column in batch.token.items()}
@@ -39,4 +39,4 @@ def _write(folder: Path, batch: Batch, said: dict[str, object]) -> None:
     tensors = {"tokens": batch.tokens, "lengths": batch.lengths, **columns}
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / "batch.safetensors")
     sampling = None if batch.sampling is None else asdict(batch.sampling)
-    (folder / "fault.json").write_text(json.dumps({**said, "sampling": sampling}, indent=1) + "\n")
+    (folder / "fault.json").write_text(json.dumps({**context, "sampling": sampling}, indent=1) + "\n")

@@ -69,9 +69,9 @@ class Hooks:
             self.tracker.metrics(step, values)
         if found.samples:
             self.tracker.samples(step, found.samples)
-        told = sentence(step, values)
-        if told is not None:
-            self.progress.note(told)
+        text = sentence(step, values)
+        if text is not None:
+            self.progress.note(text)
         return values
 
     @contextmanager
@@ -148,7 +148,7 @@ class Hooks:
             return
         close = get_close_matches(metric, event.values, 1)
         hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(event.values)}"
-        told = f"run.best.metric: this run logs no {metric} when it saves; {hint}"
+        message = f"run.best.metric: this run logs no {metric} when it saves; {hint}"
         if not event.finished:
-            raise InputError(told)
-        self.progress.note(told)
+            raise InputError(message)
+        self.progress.note(message)

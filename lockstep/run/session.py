@@ -81,9 +81,9 @@ class Session:
             return Start()
         changed = differences(newest.state["identity"], self.identity)
         if changed and not self.allow_changes:
-            told = "\n  ".join(changed)
+            diff = "\n  ".join(changed)
             raise ChangedError(
-                f"{newest.folder} was made with something else:\n  {told}\nput it back as it was, start another run by "
+                f"{newest.folder} was made with something else:\n  {diff}\nput it back as it was, start another run by "
                 "run.folder, or continue with what is there now by --allow-changes"
             )
         for line in changed:

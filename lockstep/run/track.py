@@ -66,8 +66,8 @@ class Logs:
         for name in (METRICS, TIMINGS, SAMPLES):
             path = self._folder / name
             if path.exists():
-                kept = takewhile(lambda line: line[0]["step"] <= step, lines(path))
-                os.truncate(path, sum(size for _, size in kept))
+                remaining = takewhile(lambda line: line[0]["step"] <= step, lines(path))
+                os.truncate(path, sum(size for _, size in remaining))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._append(METRICS, step, [values])

@@ -27,7 +27,7 @@ def patience(name: str, folder: Path, deadline_s: float | None) -> Iterator[None
     """
     yield
     print(f"another process is training {folder}; {name} waits for it, and begins with its model", file=sys.stderr)
-    told = time.monotonic()
+    last_note = time.monotonic()
     while True:
         time.sleep(_TRY_EVERY_S)
         if deadline_s is not None and time.monotonic() > deadline_s:
@@ -36,8 +36,8 @@ def patience(name: str, folder: Path, deadline_s: float | None) -> Iterator[None
                 "command resumes from there",
                 exit_codes.OUT_OF_TIME,
             )
-        if time.monotonic() - told > _TELL_EVERY_S:
-            told = time.monotonic()
+        if time.monotonic() - last_note > _TELL_EVERY_S:
+            last_note = time.monotonic()
             print(f"{name} waits: {folder} has done {_steps(folder)} steps", file=sys.stderr)
         yield
 

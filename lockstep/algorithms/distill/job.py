@@ -171,9 +171,9 @@ def _measure(
     recipe: DistillRecipe, engine: SamplerSession | None, rows: Prompts | None, setup: Setup
 ) -> Callable[[int], Metrics] | None:
     """Builds the validation of the student's answers to held-out prompts."""
-    reward, asked = recipe.validation_reward, recipe.validation_sampling
-    if reward is None or asked is None or engine is None or rows is None:
+    reward, sampling = recipe.validation_reward, recipe.validation_sampling
+    if reward is None or sampling is None or engine is None or rows is None:
         return None
     scoring = setup.reward(reward, rows, "validation_reward")
     collector = RolloutCollector(engine, rows, scoring, setup.source.decode, recipe.seed)
-    return measure_answers(recipe, setup, rows, collector, asked, reward)
+    return measure_answers(recipe, setup, rows, collector, sampling, reward)

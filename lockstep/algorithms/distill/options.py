@@ -156,8 +156,8 @@ class DistillRecipe(Algorithm):
     @property
     def largest_step(self) -> Load:
         its, prompt = self.distill, self.data.max_prompt_tokens
-        asked = [section for section in (self.sampling, self.validation_sampling) if section is not None]
-        generated = max((prompt + section.max_tokens for section in asked), default=0)
+        sections = [section for section in (self.sampling, self.validation_sampling) if section is not None]
+        generated = max((prompt + section.max_tokens for section in sections), default=0)
         return Load(
             its.max_tokens or generated,
             1,

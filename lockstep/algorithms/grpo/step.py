@@ -42,11 +42,11 @@ def grpo_step(step: int, position: int, workers: PolicyGradientWorkers, settings
     return learn(step, sample_step(position, step, workers, settings), workers, settings)  # y_1 … y_G ~ π_old(·|x)
 
 
-def learn(step: int, drawn: SampledStep, workers: PolicyGradientWorkers, settings: GRPOSettings) -> StepResult:
+def learn(step: int, sampled: SampledStep, workers: PolicyGradientWorkers, settings: GRPOSettings) -> StepResult:
     """The rest of an iteration: compare responses within their groups, and improve the policy."""
-    batch, preparation = prepare_batch(step, step, drawn.rollouts.batch, workers, settings)
+    batch, preparation = prepare_batch(step, step, sampled.rollouts.batch, workers, settings)
     batch, credit = with_advantages(batch, settings.options)
-    metrics = drawn.metrics + preparation + credit
+    metrics = sampled.metrics + preparation + credit
     for epoch in range(settings.options.ppo_epochs):
         improved = Metrics()
         for minibatch in minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch):
@@ -54,8 +54,8 @@ def learn(step: int, drawn: SampledStep, workers: PolicyGradientWorkers, setting
                 improved += train(workers.policy, minibatch, policy_loss(settings)).with_prefix("policy")
         metrics += of_epoch(improved, epoch, settings)
     adapt_kl(batch, settings)
-    samples = sample_rows(drawn.rollouts, batch, workers.collector, settings.num_logged_samples)
-    return StepResult(metrics, drawn.position, batch.tokens.numel(), samples)
+    samples = sample_rows(sampled.rollouts, batch, workers.collector, settings.num_logged_samples)
+    return StepResult(metrics, sampled.position, batch.tokens.numel(), samples)
 
 
 def with_advantages(batch: Batch, grpo: GRPO) -> tuple[Batch, Metrics]:

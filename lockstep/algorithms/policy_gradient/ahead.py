@@ -68,10 +68,10 @@ class Ahead:
         Raises:
             SamplerLost: Or any other error of sampling; the learners are then as they were after the step before.
         """
-        drawn = self._take_rollouts(step, position)
+        sampled = self._take_rollouts(step, position)
         try:
-            compared = self._begin(step, drawn)
-            result = self.learn(step, replace(drawn, metrics=drawn.metrics + compared))
+            compared = self._begin(step, sampled)
+            result = self.learn(step, replace(sampled, metrics=sampled.metrics + compared))
             self._settle()
         except BaseException:
             if self._begun is not None:
@@ -108,11 +108,11 @@ class Ahead:
             return begun.result()
         snapshot = self._snapshot or self._copy_weights(step)
         with self.phase("generate"), self.engine.at(snapshot.version, snapshot) as refitted:
-            drawn = self.draw(position, refitted)
+            sampled = self.draw(position, refitted)
         self._snapshot = snapshot
-        return drawn
+        return sampled
 
-    def _begin(self, step: int, drawn: SampledStep) -> Metrics:
+    def _begin(self, step: int, sampled: SampledStep) -> Metrics:
         """Compares the rollouts, syncs the current weights, and starts sampling for the next step.
 
         Only after the sync may the current weights replace those that sampled for this step: if the sampler is lost in
@@ -120,11 +120,11 @@ class Ahead:
         """
         snapshot = self._copy_weights(step)
         with self.phase("watch"):
-            compared = self.compare(step, snapshot, drawn)
-        if not self.run_length.over(step + 1, drawn.position):
+            compared = self.compare(step, snapshot, sampled)
+        if not self.run_length.over(step + 1, sampled.position):
             bracket = ExitStack()
             refitted = bracket.enter_context(self.engine.at(snapshot.version, snapshot))
-            self._begun = run_in_background(lambda: self._draw(drawn.position, refitted, bracket))
+            self._begun = run_in_background(lambda: self._draw(sampled.position, refitted, bracket))
         self._snapshot = snapshot
         return compared
 

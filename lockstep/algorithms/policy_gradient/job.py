@@ -104,8 +104,8 @@ def _validate(
         reward = setup.reward(recipe.validation_reward, rows, "validation_reward")
         collector = replace(collector, reward=reward)
     environment = None if recipe.reward_model is not None else recipe.environment
-    asked, judge = recipe.validation_sampling, recipe.validation_reward or recipe.reward
-    measure = measure_answers(recipe, setup, rows, collector, asked, judge, environment)
+    sampling, judge = recipe.validation_sampling, recipe.validation_reward or recipe.reward
+    measure = measure_answers(recipe, setup, rows, collector, sampling, judge, environment)
     return validate_figures(lambda step: measure(version(step)))
 
 

@@ -61,14 +61,14 @@ class KL(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _the_estimator_is_right(cls, said: Any) -> Any:
+    def _the_estimator_is_right(cls, values: Any) -> Any:
         """Rejects options of other libraries, and says why; to ignore them silently would change what is trained."""
         for name in ("estimator", "clamp", "clamp_logratio"):
-            if isinstance(said, dict) and name in said:
-                where = (said.get("placement", "loss"), said[name])
+            if isinstance(values, dict) and name in values:
+                where = (values.get("placement", "loss"), values[name])
                 reason = _ESTIMATORS.get(where, "the placement decides it") if name == "estimator" else _BIASED
                 raise ValueError(f"there is no {name} to choose: {reason}; leave it out, {_RIGHT}")
-        return said
+        return values
 
 
 class RewardScaling(Section):
@@ -285,8 +285,8 @@ class PolicyGradientRecipe(Algorithm):
 
     @model_validator(mode="after")
     def _require_reward(self) -> PolicyGradientRecipe:
-        said = (self.reward is not None) + (self.reward_model is not None)
-        if said > 1 or (said == 0 and self.environment is None):
+        count = (self.reward is not None) + (self.reward_model is not None)
+        if count > 1 or (count == 0 and self.environment is None):
             raise ValueError(
                 "say one of reward and reward_model, or an environment that rewards, to score the responses"
             )

@@ -109,8 +109,8 @@ def sample_and_read_back(
     agreement: Agreement,
 ) -> SampledStep:
     """Samples as `draw` does; the sampler then reads some of the responses back with the same weights."""
-    drawn = draw(position, refitted, workers, settings)
-    return replace(drawn, read_N=agreement.read(drawn.rollouts.batch))
+    sampled = draw(position, refitted, workers, settings)
+    return replace(sampled, read_N=agreement.read(sampled.rollouts.batch))
 
 
 def compare_sampled(step: int, snapshot: Snapshot, drawn: SampledStep, agreement: Agreement) -> Metrics:

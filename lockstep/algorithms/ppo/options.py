@@ -77,8 +77,8 @@ class PPORecipe(PolicyGradientRecipe):
 
     @property
     def models(self) -> tuple[ModelRole, ...]:
-        policy, *asked = super().models
-        return policy, self.critic_role, *asked
+        policy, *others = super().models
+        return policy, self.critic_role, *others
 
     def open(self, setup: Setup) -> Job:
         from lockstep.algorithms.ppo.job import open_ppo

@@ -53,25 +53,25 @@ class PPOSettings(PolicyGradientSettings):
 
 def ppo_step(step: int, position: int, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
     """One iteration: sample from the current policy, and learn from that."""
-    drawn = sample_step(position, policy_version(step, settings.options), workers, settings)  # y ~ π_old(·|x), r(x, y)
-    return learn(step, drawn, workers, settings)
+    sampled = sample_step(position, policy_version(step, settings.options), workers, settings)  # y ~ π_old(·|x), r
+    return learn(step, sampled, workers, settings)
 
 
-def learn(step: int, drawn: SampledStep, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
+def learn(step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
     """The rest of an iteration: compute values, estimate advantages, improve critic and policy."""
-    batch = drawn.rollouts.batch
+    batch = sampled.rollouts.batch
     with workers.phase("values"):
         value_N, final_value_B = workers.critic.values(batch)  # V(x, y_<t)
     batch = batch.with_columns({"old_value": value_N}, {"final_value": final_value_B})
     batch, preparation = prepare_batch(step, policy_version(step, settings.options), batch, workers, settings)
     batch, credit = with_advantages(batch, settings.options)
-    metrics = drawn.metrics + preparation + credit
+    metrics = sampled.metrics + preparation + credit
     for epoch in range(settings.options.ppo_epochs):
         metrics += _train_epoch(batch, step, epoch, workers, settings)
     if step >= settings.options.critic_warmup_steps:
         adapt_kl(batch, settings)
-    samples = sample_rows(drawn.rollouts, batch, workers.collector, settings.num_logged_samples)
-    return StepResult(metrics, drawn.position, batch.tokens.numel(), samples)
+    samples = sample_rows(sampled.rollouts, batch, workers.collector, settings.num_logged_samples)
+    return StepResult(metrics, sampled.position, batch.tokens.numel(), samples)
 
 
 def policy_version(step: int, ppo: PPO) -> int:

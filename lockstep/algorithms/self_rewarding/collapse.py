@@ -35,8 +35,8 @@ class Collapse:
         self._above: set[str] = set()
 
     def __call__(self, event: StepEvent) -> None:
-        for metric, (limit, told) in self._alarms.items():
+        for metric, (limit, warning) in self._alarms.items():
             share = event.values.get(metric, 0.0)
             if share > limit and metric not in self._above:
-                self._note(f"at step {event.step} {share:.0%} {told}")
+                self._note(f"at step {event.step} {share:.0%} {warning}")
             (self._above.add if share > limit else self._above.discard)(metric)

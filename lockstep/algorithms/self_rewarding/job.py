@@ -215,8 +215,8 @@ def _actor(recipe: SelfRewardingRecipe, policy: SamplerSession, reference: Sampl
 
 def _together(*measures: Validate | None) -> Validate | None:
     """Combines validations into one; None where there are none."""
-    told = [measure for measure in measures if measure is not None]
-    return (lambda step: sum((measure(step) for measure in told), Validation(Metrics()))) if told else None
+    present = [measure for measure in measures if measure is not None]
+    return (lambda step: sum((measure(step) for measure in present), Validation(Metrics()))) if present else None
 
 
 def _twins(
@@ -233,9 +233,9 @@ def _true_worth(
     recipe: SelfRewardingRecipe, collector: RolloutCollector, setup: Setup
 ) -> Callable[[int], Metrics] | None:
     """Builds the validation of the policy's answers to held-out prompts by a reward other than its own judgement."""
-    reward, asked = recipe.validation_reward, recipe.validation_sampling
+    reward, sampling = recipe.validation_reward, recipe.validation_sampling
     rows = None if reward is None else open_held_out(recipe, setup, reward, recipe.self_rewarding.global_batch_size)
-    if reward is None or asked is None or rows is None:
+    if reward is None or sampling is None or rows is None:
         return None
     judged = replace(collector, reward=setup.reward(reward, rows, "validation_reward"))
-    return measure_answers(recipe, setup, rows, judged, asked, reward)
+    return measure_answers(recipe, setup, rows, judged, sampling, reward)

@@ -115,8 +115,8 @@ def judge_pairs(ranked: RankedAnswers, room: int, meta: MetaJudging, step: int) 
     found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
     pairs = [pair for pair in found if pair is not None]
     places = balance([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
-    told = judge_metrics(judged) + _measure_battles(battles, found) + Metrics(too_long=Sum(left_out))
-    return [pairs[place] for place in places], told
+    metrics = judge_metrics(judged) + _measure_battles(battles, found) + Metrics(too_long=Sum(left_out))
+    return [pairs[place] for place in places], metrics
 
 
 def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
@@ -125,17 +125,17 @@ def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
     Their scores are those of an answer, not their own: for losses that read scores each pair is one point apart.
     """
     parts = [_tokens(one.answer) for pair in pairs for one in (pair.chosen, pair.rejected)]
-    tokens_N = torch.tensor([token for asked, said in parts for token in asked + said], dtype=torch.int64)
-    mask_N = torch.tensor([own for asked, said in parts for own in [False] * len(asked) + [True] * len(said)])
-    lengths_B = torch.tensor([len(asked + said) for asked, said in parts], dtype=torch.int64)
+    tokens_N = torch.tensor([token for prompt, reply in parts for token in prompt + reply], dtype=torch.int64)
+    mask_N = torch.tensor([own for prompt, reply in parts for own in [False] * len(prompt) + [True] * len(reply)])
+    lengths_B = torch.tensor([len(prompt + reply) for prompt, reply in parts], dtype=torch.int64)
     sample = {"score": torch.tensor([1.0, 0.0]).repeat(len(pairs)), "judge_pair": torch.ones(len(parts)).bool()}
     return Batch(tokens_N, lengths_B, {"mask": mask_N}, sample, group_size=2)
 
 
 def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     """A pair of judgements as a row of JSON types."""
-    asked, _ = _tokens(pair.chosen.answer)
-    row: dict[str, Any] = {"id": f"{pair.doubted.prompt.id}, judged", "prompt": decode(asked), "status": "judge_pair"}
+    prompt, _ = _tokens(pair.chosen.answer)
+    row: dict[str, Any] = {"id": f"{pair.doubted.prompt.id}, judged", "prompt": decode(prompt), "status": "judge_pair"}
     row["scores"] = [one.score for one in pair.doubted.judgements]
     for name, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         row |= {name: one.answer.text, f"{name}_score": one.score}
@@ -144,10 +144,10 @@ def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> d
 
 def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tokens of the question and of the reply."""
-    asked, said = answer.prompt_tokens, answer.tokens
-    assert asked is not None, "the judge is the policy, whose tokens are known"
-    assert said is not None, "likewise"
-    return asked, said
+    prompt, reply = answer.prompt_tokens, answer.tokens
+    assert prompt is not None, "the judge is the policy, whose tokens are known"
+    assert reply is not None, "likewise"
+    return prompt, reply
 
 
 def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[Doubted]:
@@ -174,8 +174,8 @@ def _differing(judged: Judged[float], reasons: Callable[[str], str]) -> list[Rea
     found: dict[str, Reading] = {}
     for one in judged.judgements:
         if one.verdict.value is not None and one.answer is not None and one.answer.finished:
-            said = reasons(one.answer.text)
-            found.setdefault(said, Reading(one.verdict.value, said, one.answer))
+            text = reasons(one.answer.text)
+            found.setdefault(text, Reading(one.verdict.value, text, one.answer))
     return list(found.values())
 
 
@@ -195,9 +195,9 @@ def _fitting(doubted: Iterable[Doubted], count: int, meta: MetaJudging, step: in
 
 def _cases(doubted: Doubted, step: int) -> list[Case]:
     """Builds all battles: prompt, answer, and the reasons of two judgements in one order."""
-    asked, said = doubted.prompt, [one.reasons for one in doubted.judgements]
+    prompt, texts = doubted.prompt, [one.reasons for one in doubted.judgements]
     return [
-        meta_case(asked.conversation, doubted.response, said[i], said[j], (step, asked.id, doubted.place, i, j))
+        meta_case(prompt.conversation, doubted.response, texts[i], texts[j], (step, prompt.id, doubted.place, i, j))
         for i, j in doubted.orders
     ]
 
@@ -217,8 +217,8 @@ def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> Ju
     if min(ranked[0] - ranked[1], ranked[-2] - ranked[-1]) < _EQUAL:
         return None
     chosen, rejected = doubted.judgements[order[0]], doubted.judgements[order[-1]]
-    _, said = _tokens(chosen.answer)
-    too_long = meta.max_judgement_tokens is not None and len(said) > meta.max_judgement_tokens
+    _, reply = _tokens(chosen.answer)
+    too_long = meta.max_judgement_tokens is not None and len(reply) > meta.max_judgement_tokens
     if too_long or chosen.score == rejected.score:
         return None
     return JudgePair(doubted, chosen, rejected, _ELO * (ranked[0] - ranked[-1]))

@@ -126,9 +126,9 @@ class SelfRewarding(PreferenceSection):
 
     @model_validator(mode="after")
     def _judge_pairs_are_asked_for(self) -> SelfRewarding:
-        said = [name for name in ("meta_judge_pcnt", "meta_max_relative_pcnt") if name in self.model_fields_set]
-        if said and "use_meta_judge" not in self.model_fields_set:
-            raise ValueError(f"{said[0]} is of pairs of judgements; say use_meta_judge as well, true or false")
+        names = [name for name in ("meta_judge_pcnt", "meta_max_relative_pcnt") if name in self.model_fields_set]
+        if names and "use_meta_judge" not in self.model_fields_set:
+            raise ValueError(f"{names[0]} is of pairs of judgements; say use_meta_judge as well, true or false")
         return self
 
     @model_validator(mode="after")

@@ -71,8 +71,8 @@ class Scored:
 
     def metrics(self) -> Metrics:
         """Metrics of the judge; and, where programs score too, of each scorer."""
-        asked = judge_metrics([one for one in self.judged if one.judgements]).with_prefix("judge")
-        return asked if self.verified is None else asked + self._by_scorer(self.verified).with_prefix("train")
+        metrics = judge_metrics([one for one in self.judged if one.judgements]).with_prefix("judge")
+        return metrics if self.verified is None else metrics + self._by_scorer(self.verified).with_prefix("train")
 
     def _by_scorer(self, verified: Sequence[bool]) -> Metrics:
         both = list(zip(self.scores, verified, strict=True))

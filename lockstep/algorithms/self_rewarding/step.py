@@ -217,8 +217,8 @@ def _asking(
         return workers.collector, Metrics()
     began = settings.beginning(step)
     with workers.phase("prompts"):
-        prompts, told = workers.new_prompts(step // settings.steps_per_iteration, began)
-    return replace(workers.collector, prompts=prompts), told if step == began else Metrics()
+        prompts, metrics = workers.new_prompts(step // settings.steps_per_iteration, began)
+    return replace(workers.collector, prompts=prompts), metrics if step == began else Metrics()
 
 
 def _judge_judgements(
@@ -228,9 +228,9 @@ def _judge_judgements(
     if workers.meta is None or not room:
         return [], Metrics()
     with workers.phase("meta_judge"):  # which of two judgements of y_n is better, says π_ref
-        found, told = judge_pairs(answers, room, workers.meta, step)
+        found, metrics = judge_pairs(answers, room, workers.meta, step)
     total = answers.usable + len(found)
-    return found, told.with_prefix("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(found), total)})
+    return found, metrics.with_prefix("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(found), total)})
 
 
 def _train_on_pairs(

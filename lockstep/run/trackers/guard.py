@@ -63,15 +63,15 @@ class Guarded:
             self._note(f"{self._name} missed {self._missed} entries; the run's own files have them")
 
     def _tell(self, call: Callable[[], None]) -> None:
-        began = self._clock()
-        if began < self._again_at:
+        start = self._clock()
+        if start < self._again_at:
             self._missed += 1
             return
         try:
             call()
         except Exception as error:
             now = self._clock()
-            self._again_at = now + max(_PAUSE_S, _PAUSE_PER_FAILURE * (now - began))
+            self._again_at = now + max(_PAUSE_S, _PAUSE_PER_FAILURE * (now - start))
             self._missed += 1
             if self._missed == 1:
                 self._note(

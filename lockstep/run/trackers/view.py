@@ -57,8 +57,8 @@ class View(Tracker, Protocol):
 def replay(folder: Path, tracker: Tracker) -> None:
     """Replays a run's logs into a tracker, step by step, as the run first logged them."""
     logs = [_lines(folder, kind) for kind in (METRICS, SAMPLES, TIMINGS)]
-    for (step, kind, _), told in groupby(heapq.merge(*logs, key=itemgetter(0)), key=_together):
-        rows = [row for _, _, row in told]
+    for (step, kind, _), group in groupby(heapq.merge(*logs, key=itemgetter(0)), key=_together):
+        rows = [row for _, _, row in group]
         if kind == SAMPLES:
             tracker.samples(step, rows)
         for row in rows if kind != SAMPLES else []:
