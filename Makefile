@@ -43,7 +43,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python $(TYPED)
-	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_names.py tests/test_dispatch.py tests/test_importable.py -m "not proof"
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_names.py tests/test_backends.py tests/test_dispatch.py tests/test_importable.py -m "not proof"
 
 proofs: $(VENV)/.vllm
 	$(BIN)/python -m pytest tests -m proof -s
