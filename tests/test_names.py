@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import io
-import os
 import re
 import tokenize
 from collections.abc import Iterator, Mapping
@@ -54,8 +53,8 @@ BANNED = re.compile(
 )
 """Words that name no actor, or `resume` by another name."""
 
-ROOMS = tuple(os.environ.get("LOCKSTEP_ROOMS", "lockstep lockstep_logprobs").split())
-"""Folders and files whose words are looked at; `LOCKSTEP_ROOMS="lockstep/data lockstep/cli.py"` names others."""
+PROMPTS = ("lockstep/judge/templates.py", "lockstep/judge/new_prompts.py")
+"""Texts that models read: another word there is another judge."""
 
 
 def files() -> dict[str, str]:
@@ -94,8 +93,9 @@ def classes(files: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def in_rooms(path: str, rooms: tuple[str, ...]) -> bool:
-    return not path.startswith(LEFT_OUT) and any(path == room or path.startswith(f"{room}/") for room in rooms)
+def speaking() -> dict[str, str]:
+    """The files whose words are looked at."""
+    return {path: text for path, text in files().items() if not path.startswith(LEFT_OUT)}
 
 
 def docstrings(text: str) -> Iterator[tuple[int, str]]:
@@ -124,12 +124,12 @@ def banned(text: str) -> Iterator[str]:
 
 
 def test_docstrings_begin_with_what_they_are_about() -> None:
-    found = [f"{path}:{one}" for path, text in files().items() if in_rooms(path, ROOMS) for one in riddles(text)]
+    found = [f"{path}:{one}" for path, text in speaking().items() for one in riddles(text)]
     assert not found, "begin these with a noun, or with a verb such as Returns:\n" + "\n".join(found)
 
 
 def test_no_text_holds_a_banned_word() -> None:
-    found = [f"{path}:{one}" for path, text in files().items() if in_rooms(path, ROOMS) for one in banned(text)]
+    found = [f"{path}:{one}" for path, text in speaking().items() if path not in PROMPTS for one in banned(text)]
     assert not found, "name who acts, and say resume for a run that is continued:\n" + "\n".join(found)
 
 
@@ -220,10 +220,3 @@ def test_a_banned_word_is_found(text: str) -> None:
 
 def test_names_and_words_that_hold_one_are_none() -> None:
     assert not list(banned('whoever = somebody  # goes one by one, and on\nx = "nobodys"'))
-
-
-def test_a_room_is_a_folder_or_a_file_and_never_the_doctors() -> None:
-    assert in_rooms("lockstep/data/rows.py", ("lockstep/data",))
-    assert in_rooms("lockstep/cli.py", ("lockstep/cli.py",))
-    assert not in_rooms("lockstep/database.py", ("lockstep/data",))
-    assert not in_rooms("lockstep/doctor/table.py", ("lockstep",))

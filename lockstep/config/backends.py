@@ -73,7 +73,7 @@ class InferenceOptions(ABC):
     @property
     @abstractmethod
     def doctor_backends(self) -> tuple[str, ...]:
-        """Backends to compare by the doctor for a run that trains with torch and samples with this, the trainer first."""
+        """Backends that the doctor compares for a run of torch that samples with this, the trainer first."""
 
     @abstractmethod
     def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ JUDGE, NOBODY = "judge", "none"
 _SET_UP = "the recipe sets up what its rows may name"
 """Words of a row in place of a verifier: a judge rewards it, or nothing does."""
 
-NO_ANSWERS = Rule(lambda row: None, "nobody reads an answer", lambda row: False)
+NO_ANSWERS = Rule(lambda row: None, "no reward reads an answer", lambda row: False)
 """The rule for rows whose responses are not compared with a right answer."""
 _UNREAD = """data.answer='""' asks for none, where reward.function reads none"""
 

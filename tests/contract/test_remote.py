@@ -258,10 +258,10 @@ def test_threads_are_shared_out(own: Remote) -> None:
 
 
 SCRIPT = """
-from lockstep.cluster.worker_proxy import spawned
+from lockstep.cluster.worker_proxy import spawn_worker
 from remote_workers import AbacusSpec
 if __name__ == "__main__":
-    remote = spawned(AbacusSpec(), "orphan", timeout_s=400.0)
+    remote = spawn_worker(AbacusSpec(), "orphan", timeout_s=400.0)
     print(remote.call("pid"), flush=True)
     remote.call("sleep", 60.0)
 """

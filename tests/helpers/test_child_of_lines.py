@@ -24,7 +24,7 @@ from lockstep.helpers.process import Child
 child, begun = Child("asked_here"), threading.Event()
 
 def ask():
-    with child.asked("?") as reply:
+    with child.ask_streaming("?") as reply:
         reply(60.0)
         begun.set()
         threading.Event().wait()
