@@ -23,8 +23,8 @@ Cause = Literal[
     "prompt_too_long",
     "unreachable",
 ]
-"""The reason that there is no verdict: the reply announces none; announces something that is no number, none of the scale,
-or no name; was cut off; or there is no reply, because the question was too long or no answer came."""
+"""The reason that there is no verdict: the reply announces none; announces something that is no number, none of the
+scale, or no name; was cut off; or there is no reply, because the question was too long or no answer came."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 UNANSWERED: tuple[Cause, ...] = ("prompt_too_long", "unreachable")
 """The causes for which there is no reply."""
