@@ -117,9 +117,9 @@ def test_what_is_no_table_is_named(tmp_path: Path, name: str, sentence: str) -> 
 def test_without_the_library_a_table_names_the_extra_and_jsonl_needs_none(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['datasets'] = None\n"
-        "from pathlib import Path; from lockstep.data.files import Files, open_rows\n"
-        "assert len(open_rows(Files((Path(sys.argv[1]),)))) == 2\n"
-        "open_rows(Files((Path('x.parquet'),)))"
+        "from pathlib import Path; from lockstep.data.files import FileGroup, open_rows\n"
+        "assert len(open_rows(FileGroup((Path(sys.argv[1]),)))) == 2\n"
+        "open_rows(FileGroup((Path('x.parquet'),)))"
     )
     ran = subprocess.run([sys.executable, "-c", code, str(jsonl(tmp_path))], capture_output=True, text=True)
     assert ran.stderr.strip().endswith("pip install 'lockstep-rl[datasets]'")
