@@ -149,7 +149,7 @@ def test_a_run_whose_fault_was_not_there_is_void(places: tuple[Path, Path]) -> N
     assert collect(kit, arm).state == "finished and passed"
 
 
-@pytest.mark.full
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_a_signal_saves_the_run_and_ends_the_kit(places: tuple[Path, Path]) -> None:
     words = command(places, *SMALL, "run.max_steps=100000", "run.save_every=1000")

@@ -108,11 +108,12 @@ def test_calls_keep_their_object(shared: Remote) -> None:
     assert shared.call("echo", "x", twice=True) == ("x", "x")
 
 
-def test_several_workers_work_at_the_same_time(shared: Remote, own: Remote) -> None:
+def test_several_workers_work_at_the_same_time(shared: Remote, own: Remote, tmp_path: Path) -> None:
+    """Each waits for the other to have begun."""
     shared.ready()
-    began = time.monotonic()
-    assert outcomes([worker.submit("sleep", 2.0) for worker in (shared, own)]) == ["rested", "rested"]
-    assert time.monotonic() - began < 3.9
+    seen = [str(tmp_path / name) for name in ("one", "other")]
+    pending = [worker.submit("meet", *names) for worker, names in ((shared, seen), (own, seen[::-1]))]
+    assert outcomes(pending) == ["met", "met"]
 
 
 def test_a_worker_does_one_thing_at_a_time(shared: Remote) -> None:
@@ -193,11 +194,10 @@ def test_a_worker_that_takes_too_long_is_given_up_and_can_be_restarted(workers: 
     hasty = abacus(workers, name="hasty")
     hasty.ready()
     hasty.timeout_s = 0.5
-    pid, began = hasty.call("pid"), time.monotonic()
+    pid = hasty.call("pid")
     with pytest.raises(RemoteTimeout, match=r"worker hasty took longer than 0\.5 s over sleep and was ended"):
         hasty.call("sleep", 60.0)
-    assert time.monotonic() - began < 30
-    assert gone(pid, 5.0)
+    assert gone(pid, 50.0), "before it has slept enough"
     with pytest.raises(WorkerDied, match="worker hasty died before add: it was ended by this process"):
         hasty.call("add", 1)
     hasty.timeout_s = 120.0
@@ -235,11 +235,9 @@ def test_a_worker_killed_from_outside_is_noticed_at_once(own: Remote) -> None:
 
 def test_the_rest_is_not_waited_for_where_one_fails(shared: Remote, own: Remote) -> None:
     shared.ready()
-    began = time.monotonic()
     with pytest.raises(RemoteError, match="no such thing"):
         outcomes([own.submit("sleep", 60.0), shared.submit("fail")], grace_s=0.2)
-    assert time.monotonic() - began < 30
-    assert not own.alive()
+    assert not own.alive()  # nobody has waited until it had slept enough
     assert shared.call("echo", 1) == 1
 
 

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -100,10 +99,8 @@ def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
     batch = ragged(LENGTHS)
     two.forward_backward(batch, WeightedLogprob())
     kill_soon(two, 1)  # rank 0 waits for it in the sum of the gradients
-    began = time.monotonic()
     with pytest.raises(WorkerDied, match="worker logits learner rank 1 died in optim_step: killed by SIGKILL"):
         two.optim_step()
-    assert time.monotonic() - began < 10.0
     assert not any(rank.alive() for rank in two.ranks)
     with pytest.raises(WorkerDied, match="died before"):
         two.logprobs(batch)

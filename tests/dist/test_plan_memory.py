@@ -11,7 +11,7 @@ from benchmarks.plan_measure import TINY, model_folder
 
 pytestmark = pytest.mark.full
 
-DAILY = ("one process, checkpointed", "dp 2", "tp 2")
+DAILY = ("one process, checkpointed", "tp 2")
 FIELDS = {
     "hidden_size": 512,
     "intermediate_size": 1376,

@@ -201,8 +201,9 @@ def chat_model(assets: Path, workplace: Path) -> str:
 def marks(command: str) -> list[pytest.MarkDecorator]:
     """What several processes, another backend or another run takes part in waits for `make test-all`."""
     full = [pytest.mark.full] if any(part in command for part in RATHER_LONG) else []
-    ray = [pytest.mark.needs("ray"), pytest.mark.proof]  # tests/cluster/test_cluster.py has a run with these options
-    return [*full, *ray] if "cluster=ray" in command else full
+    # tests/cluster/test_cluster.py and tests/learners/test_megatron.py have runs with these options.
+    proof = [pytest.mark.proof] if "cluster=ray" in command or "learner.parallel.pp" in command else []
+    return [*full, *proof, *([pytest.mark.needs("ray")] if "cluster=ray" in command else [])]
 
 
 @pytest.mark.parametrize(

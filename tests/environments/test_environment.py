@@ -129,7 +129,7 @@ def test_a_dry_run_makes_one(run: Run, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [2, pytest.param(1, marks=pytest.mark.proof)])
 def test_an_interrupt_does_not_wait_for_what_hangs(run: Run, in_tmp: Path, processes: int) -> None:
     (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(GRPO))
     hangs = ("environment.class_name=worlds.py:Asleep", "environment.timeout_s=900")

@@ -66,12 +66,9 @@ def test_what_is_no_text_comes_back_as_what_it_is_not(sandbox: Sandbox) -> None:
 
 
 def test_a_loop_ends_by_its_cpu_time_and_a_sleep_by_the_clock(sandbox: Sandbox) -> None:
-    begun = time.monotonic()
-    assert printed(sandbox, "while True: pass") is None
-    assert time.monotonic() - begun < 9  # before its limit on the clock
-    hasty, begun = Sandbox(replace(LIMITS, wall_s=0.5)), time.monotonic()
-    assert printed(hasty, "import time", "time.sleep(1000)") is None
-    assert 0.5 <= time.monotonic() - begun < 9
+    """Each by that limit alone: the other one would come after the test's own deadline."""
+    assert printed(Sandbox(replace(LIMITS, wall_s=3600.0)), "while True: pass") is None
+    assert printed(Sandbox(replace(LIMITS, wall_s=0.5)), "import time", "time.sleep(3600)") is None
 
 
 def test_memory_is_limited(sandbox: Sandbox) -> None:

@@ -29,7 +29,10 @@ def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if "train/reward" in row]
 
 
-@pytest.mark.parametrize("layout", [pytest.param("alone", marks=pytest.mark.proof), "stages", full("copies")])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param("alone", marks=pytest.mark.proof), "stages", pytest.param("copies", marks=pytest.mark.proof)],
+)
 def test_ppo_learns_what_torch_learns_and_samplers_get_its_weights(run: Run, layout: str) -> None:
     options = (TWO_LAYERS, "run.max_steps=3", "ppo.kl.coef=0.1")
     theirs = run("run.folder=torch", *options)

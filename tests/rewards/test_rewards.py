@@ -104,12 +104,9 @@ def test_an_unreadable_right_answer_names_its_row() -> None:
 
 
 def test_an_answer_that_takes_for_ever_is_no_verdict_and_the_next_one_is_judged() -> None:
-    endless, begun = "#### $100000000!$", time.monotonic()
-    assert score(MathReward("####"), endless) is None
-    assert time.monotonic() - begun < 60  # by itself it would take hours; the limit is 3 s of CPU time
-    begun = time.monotonic()
-    assert score(MathReward("####"), endless) is None
-    assert time.monotonic() - begun < 2.9  # remembered
+    endless = "#### $100000000!$"  # by itself it would take hours; the limit is 3 s of CPU time
+    for _ in range(1000):  # remembered: otherwise this would be most of an hour
+        assert score(MathReward("####"), endless) is None
     assert score(MathReward("####"), "#### 18") == 1.0
 
 
@@ -145,11 +142,10 @@ def test_a_verifier_that_was_killed_between_questions_is_started_again() -> None
 
 
 def test_repeated_judgements_cost_nothing() -> None:
+    """A million by themselves would take longer than a test may."""
     reward, responses = MathReward("####"), [f"#### {i % 50}" for i in range(2000)]
-    reward([PROMPT] * 2000, responses, responses)
-    begun = time.monotonic()
-    assert reward([PROMPT] * 2000, responses, responses) == [1.0] * 2000
-    assert time.monotonic() - begun < 1.5
+    for _ in range(500):
+        assert reward([PROMPT] * 2000, responses, responses) == [1.0] * 2000
 
 
 FUNCTIONS = """

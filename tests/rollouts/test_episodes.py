@@ -180,7 +180,7 @@ def test_a_fault_costs_its_own_episode_and_is_named(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [2, pytest.param(1, marks=pytest.mark.proof)])
 def test_no_time_is_given_to_more_than_may_hang(folder: Path, sampler: TorchSampler, processes: int) -> None:
     rows = [{"turns": 3, "bad": True}] * 20
     limits = {"timeout_s": 2.0, "max_no_verdict_rate": 0.1, "max_concurrency": processes}

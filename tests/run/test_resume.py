@@ -71,7 +71,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), full(signal.SIGINT, 130), full(signal.SIGHUP, 129)]
+    ("number", "code"),
+    [(signal.SIGTERM, 143), full(signal.SIGINT, 130), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.proof)],
 )
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     run: Run, in_tmp: Path, number: signal.Signals, code: int
@@ -109,7 +110,8 @@ IN_THE_BACKGROUND = ("bash", "-c", "trap '' INT; exec \"$@\"", "bash")
 """As shells start what ends with &: it does not hear Ctrl-C, unless it says otherwise."""
 
 
-@pytest.mark.parametrize("shell", [(), full(IN_THE_BACKGROUND)], ids=["in front", "in the background"])
+@pytest.mark.full
+@pytest.mark.parametrize("shell", [(), IN_THE_BACKGROUND], ids=["in front", "in the background"])
 def test_two_interrupts_end_at_once(shell: tuple[str, ...], run: Run, in_tmp: Path) -> None:
     Path("slow.py").write_text(SLOW)
     with started("run", "reward.function=slow.py:slow", "run.max_steps=100", shell=shell) as process:
@@ -157,7 +159,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.mark.full
+@pytest.mark.proof
 @pytest.mark.usefixtures("two_threads")
 def test_a_run_keeps_its_threads_when_it_is_resumed(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")

@@ -248,20 +248,20 @@ def test_no_more_is_under_way_than_allowed_and_no_less(script: Script) -> None:
 
 
 def test_who_leaves_early_waits_for_nothing(script: Script) -> None:
-    script.says = lambda n: (script.held.wait(60) if n else None, completed())[1]
+    late: list[bool] = []
+    script.says = lambda n: (late.append(script.held.wait(60)) if n else None, completed())[1]
     replies = script.client(timeout_s=60).replies([Request((5,), 0)] * 8, SAMPLING)
-    started = time.monotonic()
     next(replies)
     del replies
-    assert time.monotonic() - started < 30
+    assert not late
 
 
 def test_one_failure_ends_it_at_once(script: Script) -> None:
-    script.says = lambda n: (script.held.wait(60) if n else None, (400, {"error": {"message": "no"}}))[1]
-    started = time.monotonic()
+    late: list[bool] = []
+    script.says = lambda n: (late.append(script.held.wait(60)) if n else None, (400, {"error": {"message": "no"}}))[1]
     with pytest.raises(ServerError, match=r"refuses a request with 400 \(no\)$"):
         list(script.client(timeout_s=60).replies([Request((5,), 0)] * 8, SAMPLING))
-    assert time.monotonic() - started < 30
+    assert not late
 
 
 def test_the_key_is_sent_and_never_said(script: Script, caplog: pytest.LogCaptureFixture) -> None:

@@ -78,6 +78,7 @@ def test_where_the_current_policy_acts_it_answers_held_out_prompts(learn: Run) -
     assert len({row["val/generated_rewards"] for row in rows}) == 3
 
 
+@pytest.mark.full
 def test_each_validation_has_a_table_of_prompts_chosen_and_rejected_answers(learn: Run) -> None:
     learn("run.num_logged_samples=3", "run.max_steps=2")
     told = tables()

@@ -121,7 +121,7 @@ def test_options_of_the_meta_judge(learn: Run) -> None:
 
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) -> None:
     whole = learn("run.folder=whole")
-    for _ in range(3):
+    for _ in range(2):
         with pytest.raises(Stopped):
             learn("run.folder=parts", "run.max_time_s=0.01")
     assert learn("run.folder=parts") == whole

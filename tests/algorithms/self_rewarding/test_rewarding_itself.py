@@ -95,6 +95,7 @@ def test_by_its_own_judgement_a_model_becomes_better_than_it_was(warm: Warm, in_
     assert max(of_steps(run, "train/leaks")) <= 0.05
 
 
+@pytest.mark.proof
 def test_answers_that_read_like_judgements_are_told_while_the_judge_likes_them(
     warm: Warm, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_answers_that_read_like_judgements_are_told_while_the_judge_likes_them(
     assert overview(run)["metrics"]["train/leaks"]["value"] == leaks
 
 
+@pytest.mark.proof
 def test_a_judge_that_says_the_best_of_everything_is_told_and_teaches_nothing(
     warm: Warm, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
