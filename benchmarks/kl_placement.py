@@ -34,7 +34,7 @@ from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
-from lockstep.learners.torch.learner import TorchLearner
+from lockstep.learners.rank import RankLearner
 from lockstep.models.heads import LogitsHead
 from lockstep.models.source import open_source
 from lockstep.objectives.divergence import k1, k2, k3
@@ -65,7 +65,7 @@ class LyingReference:
         kl_per_response: The same, summed over a response.
     """
 
-    def __init__(self, honest: TorchLearner, estimate: Estimate) -> None:
+    def __init__(self, honest: RankLearner, estimate: Estimate) -> None:
         self._honest, self._estimate = honest, estimate
         self.kl = self.kl_per_response = 0.0
 
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace, name: str, seed: int) -> list[dict[str, float]
     model = Path(os.environ["LOCKSTEP_ASSETS"]) / "models/stories260K/hf"
     options, source = recipe(args, model, seed), open_source(str(model))
     spec = LearnerSpec(str(model), "logits", options.learner, options.policy, seed)
-    policy, reference = spec.torch(), LyingReference(spec.frozen.torch(), ESTIMATES[name])
+    policy, reference = spec.build(), LyingReference(spec.frozen.build(), ESTIMATES[name])
     assert isinstance(policy.model, LogitsHead)
     reward, curve = Happiness(), []
     with tempfile.TemporaryDirectory() as folder:
