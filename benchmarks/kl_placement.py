@@ -35,7 +35,6 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.learners.rank import RankLearner
-from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.heads import LogitsHead
 from lockstep.models.source import open_source
 from lockstep.objectives.divergence import k1, k2, k3
@@ -129,7 +128,6 @@ def run(args: argparse.Namespace, name: str, seed: int) -> list[dict[str, float]
     options, source = recipe(args, model, seed), open_source(str(model))
     spec = LearnerSpec(str(model), "logits", options.learner, options.policy, seed)
     policy, reference = spec.build(), LyingReference(spec.frozen.build(), ESTIMATES[name])
-    assert isinstance(policy, TorchLearner)
     assert isinstance(policy.model, LogitsHead)
     reward, curve = Happiness(), []
     with tempfile.TemporaryDirectory() as folder:
