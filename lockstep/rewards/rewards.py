@@ -23,9 +23,9 @@ from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_verifier import verify
 from lockstep.types import Prompt
 
-JUDGE, NOBODY = "judge", "none"
-_SET_UP = "the recipe sets up what its rows may name"
+JUDGE, UNREWARDED = "judge", "none"
 """Words of a row in place of a verifier: a judge rewards it, or nothing does."""
+_SET_UP = "the recipe sets up what its rows may name"
 
 NO_ANSWERS = Rule(lambda row: None, "no reward reads an answer", lambda row: False)
 """The rule for rows whose responses are not compared with a right answer."""
@@ -324,7 +324,7 @@ class _FaultByRow:
         for name in self.section.verifiers:
             if named == name:
                 return _fault(self.section, name, row)
-        others = (NOBODY, JUDGE) if self.judge else (NOBODY,)
+        others = (UNREWARDED, JUDGE) if self.judge else (UNREWARDED,)
         if named in others:
             return None
         known = ", ".join((*self.section.verifiers, *others))
