@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import pickle
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from killing import meanwhile
 
 from lockstep.config.sources import CodeSection
-from lockstep.helpers.sandbox.sandbox import SandboxError
+from lockstep.helpers.sandbox.jail import Limits
+from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
 from lockstep.rewards import code_reward
 from lockstep.rewards.code_reward import CodeReward, extract_code_block
 from lockstep.types import Prompt
@@ -137,7 +139,7 @@ def test_each_limit_is_an_option(option: str, program: str) -> None:
 def test_isolation_is_an_option() -> None:
     reaches, tests = "import os\nprint(os.path.exists('/etc/passwd'))", [{"stdout": "True"}]
     assert score(reaches, tests, program="text") == 0.0
-    python = Path(CodeReward(section())._sandboxes[0].interpreter)
+    python = Path(Sandbox(Limits(1, 10.0, 128, 8, 8)).interpreter)
     if os.geteuid() or all(folder.stat().st_mode & stat.S_IXOTH for folder in python.parents):
         assert score(reaches, tests, program="text", isolation="limits") == 1.0
     else:  # a Python in a folder of root's own is none for the user that the program is run as
@@ -149,9 +151,22 @@ def test_isolation_is_an_option() -> None:
 def test_several_run_at_a_time_and_rewards_keep_their_order() -> None:
     sleeps = [1.5, 0.9, 1.2, 1.0]
     responses = [f"import time\ntime.sleep({s})\nprint({i % 2})" for i, s in enumerate(sleeps)]
-    reward, begun = CodeReward(section(program="text", sandboxes=4)), time.monotonic()
-    assert reward([prompt([{"stdout": "1"}])] * 4, responses, [""] * 4) == [0.0, 1.0, 0.0, 1.0]
-    assert time.monotonic() - begun < sum(sleeps)
+    before, at_once = set(psutil.Process().children()), list[bool]()
+    reward = CodeReward(section(program="text", sandboxes=4))
+
+    def two_run() -> bool:
+        return sum(bool(children_of(warden)) for warden in set(psutil.Process().children()) - before) >= 2
+
+    with meanwhile((two_run, lambda: at_once.append(True))):
+        assert reward([prompt([{"stdout": "1"}])] * 4, responses, [""] * 4) == [0.0, 1.0, 0.0, 1.0]
+    assert at_once
+
+
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_it_crosses_a_process_border() -> None:
