@@ -23,7 +23,7 @@ from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.monitor.doctor_command import doctor_options
 from lockstep.monitor.watch import FLOOR, Watch
 from lockstep.objectives.sequential import DriftTest
-from lockstep.rewards.reward_model import RewardModel
+from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rewards.rewards import Reward, rule_of
 from lockstep.rollouts.evaluation import grading, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector
@@ -153,9 +153,9 @@ def open_training(recipe: Common, setup: Setup, reward: RewardSection | None, si
 
 def open_reward(
     setup: Setup, role: ModelRole | None, section: RewardSection | None, rows: Prompts, option: str
-) -> Reward | RewardModel:
+) -> Reward | RewardModelScorer:
     """Opens the reward of responses: the reward model, where there is a role for one, else the section's reward."""
-    return setup.reward(section, rows, option) if role is None else RewardModel(setup.learner(role))
+    return setup.reward(section, rows, option) if role is None else RewardModelScorer(setup.learner(role))
 
 
 def open_held_out(

@@ -32,7 +32,7 @@ from lockstep.config.pairs import PairSection
 from lockstep.config.preference import PreferenceLoss, PreferenceSection
 from lockstep.config.ranked import RankedSection, TreeSection
 from lockstep.config.recipe import Recipe
-from lockstep.config.run import Bound, Common, Run
+from lockstep.config.run import Bound, Common, RunSection
 from lockstep.config.section import LocalPath, Probability, Section
 from lockstep.config.sources import (
     CodeSection,
@@ -90,7 +90,7 @@ __all__ = [
     "Recipe",
     "RepeatedSampling",
     "RewardSection",
-    "Run",
+    "RunSection",
     "SamplerSection",
     "Sampling",
     "Schedule",

@@ -22,7 +22,7 @@ class Best(Section):
     count: PositiveInt = Field(default=1, description="how many are kept")
 
 
-class Run(Section):
+class RunSection(Section):
     """Length of a run, intervals between its events, and its folder."""
 
     max_steps: int = Field(default=-1, ge=-1, description="stop after so many steps; -1: after max_epochs")
@@ -43,7 +43,7 @@ class Run(Section):
     )
 
     @model_validator(mode="after")
-    def _best_is_known_when_saving(self) -> Run:
+    def _best_is_known_when_saving(self) -> RunSection:
         if self.best is None or not self.best.metric.startswith(("validation/", "val/")):
             return self
         if not self.validate_every or self.save_every % self.validate_every:
@@ -111,7 +111,7 @@ class Common(Recipe):
     learner: LearnerSection = LearnerSection()
     cluster: Cluster = Cluster()
     trackers: Trackers = Trackers()
-    run: Run
+    run: RunSection
     acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
 
     @property

@@ -11,7 +11,7 @@ from lockstep.learners.base import Learner
 
 
 @dataclass(frozen=True)
-class RewardModel:
+class RewardModelScorer:
     """Scores a batch of responses.
 
     Attributes:

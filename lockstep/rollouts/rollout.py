@@ -13,7 +13,7 @@ from lockstep import keyed
 from lockstep.batch import Batch, concat
 from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
-from lockstep.rewards.reward_model import RewardModel
+from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rewards.rewards import NoReward, Reward
 from lockstep.rollouts.episodes import Episodes
 from lockstep.rollouts.sampler_session import SamplerSession
@@ -95,7 +95,7 @@ class RolloutCollector:
 
     engine: SamplerSession
     prompts: PromptStream
-    reward: Reward | RewardModel
+    reward: Reward | RewardModelScorer
     decode: Callable[[Sequence[int]], str]
     seed: int
     environment: Episodes | None = None
@@ -159,7 +159,7 @@ class RolloutCollector:
         return self._score(batch, prompts, responses).masked_fill(batch["environment_fault"], float("nan"))
 
     def _score(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
-        if isinstance(self.reward, RewardModel):
+        if isinstance(self.reward, RewardModelScorer):
             return self.reward(batch)
         verdicts = self.reward(prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
         return torch.tensor([float("nan") if verdict is None else verdict for verdict in verdicts])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lockstep.rewards.math_verifier import verify
-from lockstep.rewards.reward_model import RewardModel
+from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rewards.rewards import MathReward, Reward
 
 Votes = Callable[[Sequence[str], Sequence[float | None]], list[str | None]]
 """Maps responses to one question, and their rewards, to votes: one text per answer; None: no vote."""
 
 
-def votes_of(reward: Reward | RewardModel) -> Votes | None:
+def votes_of(reward: Reward | RewardModelScorer) -> Votes | None:
     """The grouping of responses by answer; None for a reward that finds no answer in them."""
     return MathVotes(reward) if isinstance(reward, MathReward) else None
 

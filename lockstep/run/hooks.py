@@ -12,7 +12,7 @@ from typing import Any, assert_never
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.step import StepEvent
 from lockstep.cluster.sampler_pool import SamplerLost
-from lockstep.config import Run
+from lockstep.config import RunSection
 from lockstep.errors import InputError
 from lockstep.monitor.agreement import Disagreement
 from lockstep.report.held_out import sentence
@@ -41,7 +41,7 @@ class Hooks:
         identity: Stored in each checkpoint, see `lockstep.run.identity`.
     """
 
-    run: Run
+    run: RunSection
     job: Job
     tracker: RunTracker
     saver: Saver

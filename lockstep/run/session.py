@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.algorithms.job import Job
-from lockstep.config import Run
+from lockstep.config import RunSection
 from lockstep.report.progress import Progress
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.equal_rewards import EqualRewards
@@ -36,7 +36,7 @@ class Session:
         progress: Reports to the user.
     """
 
-    options: Run
+    options: RunSection
     job: Job
     folder: Path
     identity: Identity

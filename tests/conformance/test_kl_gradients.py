@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.grpo import step as grpo
-from lockstep.algorithms.grpo.options import GRPO
+from lockstep.algorithms.grpo.options import GRPOSection
 from lockstep.algorithms.ppo import step as ppo
-from lockstep.algorithms.ppo.options import PPO
+from lockstep.algorithms.ppo.options import PPOSection
 from lockstep.batch import Batch
 from lockstep.losses.base import Outputs
 from lockstep.losses.ppo import ClippedSurrogate
@@ -102,7 +102,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 def in_reward_of_reinforce(old: Tensor, ref: Tensor, estimate: Estimate = k1) -> Tensor:
     """REINFORCE++ without its whitening: no baseline, and a token pays for itself and what follows."""
     options = {"num_generations": 1, "baseline": "none", "scale_rewards": "none"}
-    grpo_options = GRPO.model_validate({"num_prompts_per_step": 64, "global_batch_size": 64, **options})
+    grpo_options = GRPOSection.model_validate({"num_prompts_per_step": 64, "global_batch_size": 64, **options})
     batch = batch_of(old, ref, estimate, RESPONSES, token_logprobs(old).sum(1).exp())
     batch, _ = grpo.with_advantages(batch, grpo_options)
     return gradient(old, batch, ClippedSurrogate(0.2, 0.2))
@@ -115,7 +115,7 @@ def in_reward_of_rloo(old: Tensor, ref: Tensor, baseline: str) -> Tensor:
     logprob_R = token_logprobs(old).sum(1)
     weight_B = (logprob_R[first] + logprob_R[second]).exp().repeat_interleave(2) / 2
     options = {"num_generations": 2, "baseline": baseline, "scale_rewards": "none"}
-    grpo_options = GRPO.model_validate({"num_prompts_per_step": 4096, "global_batch_size": 64, **options})
+    grpo_options = GRPOSection.model_validate({"num_prompts_per_step": 4096, "global_batch_size": 64, **options})
     batch, _ = grpo.with_advantages(batch_of(old, ref, k1, pairs, weight_B), grpo_options)
     return gradient(old, batch, ClippedSurrogate(0.2, 0.2))
 
@@ -130,7 +130,7 @@ def in_reward_of_ppo(old: Tensor, ref: Tensor) -> Tensor:
         {"old_value": value_N, "kl_penalty": penalty_N}, {"final_value": torch.zeros(len(RESPONSES))}
     )
     options = {"num_prompts_per_step": 64, "global_batch_size": 64, "gae_lambda": 1.0, "whiten_advantages": False}
-    batch, _ = ppo.with_advantages(batch, PPO.model_validate(options))
+    batch, _ = ppo.with_advantages(batch, PPOSection.model_validate(options))
     return gradient(old, batch, ClippedSurrogate(0.2, 0.2))
 
 

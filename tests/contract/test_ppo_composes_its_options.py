@@ -15,7 +15,7 @@ from tabular_ppo import recipe, share_of_ones
 
 from lockstep.algorithms.policy_gradient.kl_coefficient import KLCoefficient
 from lockstep.algorithms.policy_gradient.options import AdaptiveKL
-from lockstep.algorithms.ppo.options import PPO
+from lockstep.algorithms.ppo.options import PPOSection
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, ppo_step, with_advantages
 from lockstep.batch import Batch
 from lockstep.learners.base import Learner
@@ -262,7 +262,7 @@ def credit(**ppo: Any) -> Batch:
         },
     )
     plain = {"num_prompts_per_step": 2, "global_batch_size": 2, "whiten_advantages": False}
-    return with_advantages(batch, PPO.model_validate({**plain, **ppo}))[0]
+    return with_advantages(batch, PPOSection.model_validate({**plain, **ppo}))[0]
 
 
 def test_each_lambda_goes_where_it_belongs() -> None:

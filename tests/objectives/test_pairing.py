@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.algorithms.self_rewarding.options import SelfRewarding
+from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.objectives.pairing import AnswerPair, Candidate, balance, choose
 
 
@@ -83,7 +83,7 @@ def test_it_is_the_rule_of_the_paper(rows: list[tuple[float | None, int, bool]],
 
 @given(st.floats(0.0, 0.99), st.integers(0, 500))
 def test_pairs_of_judgements_are_as_many_as_their_share_of_all_allows(share: float, answers: int) -> None:
-    section = SelfRewarding(global_batch_size=10**6, use_meta_judge=True, meta_judge_pcnt=(0.5, share, 0))
+    section = SelfRewardingSection(global_batch_size=10**6, use_meta_judge=True, meta_judge_pcnt=(0.5, share, 0))
     room = section.room_for_judge_pairs(1, answers)
     assert room <= share * (room + answers) + 1e-6
     assert room + 1 > share * (room + 1 + answers) - 1e-6

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lockstep.algorithms.setup import Setup
 
 
-class Distill(Section):
+class DistillSection(Section):
     """Distillation (Hinton et al. 2015; Agarwal et al. 2024); see docs/algorithms/distill.md."""
 
     on_policy: bool = Field(
@@ -67,7 +67,7 @@ class Distill(Section):
         return self.responses // self.global_batch_size
 
     @model_validator(mode="after")
-    def _batches_divide(self) -> Distill:
+    def _batches_divide(self) -> DistillSection:
         if self.responses % self.global_batch_size:
             raise ValueError(
                 f"num_prompts_per_step × num_generations = {self.responses} do not divide into global_batch_size = "
@@ -76,7 +76,7 @@ class Distill(Section):
         return self
 
     @model_validator(mode="after")
-    def _answers_are_there_once(self) -> Distill:
+    def _answers_are_there_once(self) -> DistillSection:
         if self.on_policy == (self.max_tokens is not None):
             raise ValueError("max_tokens is of the data's answers: say it with on_policy=false, and only then")
         if not self.on_policy and self.num_generations > 1:
@@ -84,13 +84,13 @@ class Distill(Section):
         return self
 
     @model_validator(mode="after")
-    def _require_top_k(self) -> Distill:
+    def _require_top_k(self) -> DistillSection:
         if self.zero_outside_topk and self.top_k is None:
             raise ValueError("zero_outside_topk is about tokens that are not among the top_k; say top_k as well")
         return self
 
     @model_validator(mode="after")
-    def _weights_weigh(self) -> Distill:
+    def _weights_weigh(self) -> DistillSection:
         if (self.kl_type in ("mixed", "jsd")) != (self.mixed_kl_weight is not None):
             raise ValueError("mixed_kl_weight is for kl_type mixed or jsd: say it with them, and only then")
         return self
@@ -100,7 +100,7 @@ class Distill(Section):
 class DistillRecipe(Algorithm):
     """`algorithm: distill`"""
 
-    distill: Distill
+    distill: DistillSection
     teachers: dict[str, ModelFolder] = Field(description="models to learn from, each under a name", min_length=1)
     sampling: Sampling | None = Field(default=None, description="distribution of student rollouts, with on_policy")
     sampler: EngineSection = SamplerSection()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.distill.options import Distill
+from lockstep.algorithms.distill.options import DistillSection
 from lockstep.algorithms.policy_gradient.step import minibatches
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
@@ -63,7 +63,7 @@ class DistillSettings:
         seed: Seed of the order within a step.
     """
 
-    options: Distill
+    options: DistillSection
     vocabulary: int
     seed: int
     loss: Distillation
@@ -121,7 +121,7 @@ class StudentSequences:
     policy: Learner
     collector: RolloutCollector
     sampling: SamplingParams
-    options: Distill
+    options: DistillSection
     num_logged_samples: int
     phase: Phase
     agreement: Agreement

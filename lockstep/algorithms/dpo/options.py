@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lockstep.algorithms.setup import Setup
 
 
-class DPO(LearnedPairs, PreferenceSection):
+class DPOSection(LearnedPairs, PreferenceSection):
     """Direct preference optimisation (Rafailov et al. 2023); see docs/guides/preferences.md."""
 
     ref_policy_kl_penalty: PositiveFloat = Field(
@@ -29,10 +29,10 @@ class DPORecipe(PairsRecipe):
     """`algorithm: dpo`"""
 
     limit = "dpo.max_tokens"
-    dpo: DPO
+    dpo: DPOSection
 
     @property
-    def pairs(self) -> DPO:
+    def pairs(self) -> DPOSection:
         return self.dpo
 
     @property

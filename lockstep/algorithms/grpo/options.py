@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockstep.algorithms.setup import Setup
 
 
-class GRPO(PolicyGradient):
+class GRPOSection(PolicyGradient):
     """Group-relative policy optimisation (Shao et al. 2024) and relatives; see docs/algorithms/grpo.md."""
 
     whiten_advantages: bool = Field(
@@ -74,7 +74,7 @@ class GRPO(PolicyGradient):
         return idle
 
     @model_validator(mode="after")
-    def _rewards_that_are_divided_are_compared(self) -> GRPO:
+    def _rewards_that_are_divided_are_compared(self) -> GRPOSection:
         if self.baseline == "none" and self.scale_rewards != "none":
             raise ValueError(
                 f"scale_rewards {self.scale_rewards} divides by how far rewards differ, which may be 0, and without a "
@@ -83,7 +83,7 @@ class GRPO(PolicyGradient):
         return self
 
     @model_validator(mode="after")
-    def _groups_have_several(self) -> GRPO:
+    def _groups_have_several(self) -> GRPOSection:
         if self.num_generations < 2 and self.baseline != "none":
             raise ValueError(
                 f"baseline {self.baseline} is of the responses to a prompt, so num_generations must be 2 or more"
@@ -91,7 +91,7 @@ class GRPO(PolicyGradient):
         return self
 
     @model_validator(mode="after")
-    def _cispo_is_of_tokens(self) -> GRPO:
+    def _cispo_is_of_tokens(self) -> GRPOSection:
         if self.loss == "cispo" and (self.importance_sampling_level == "sequence" or self.dual_clip is not None):
             raise ValueError("loss: cispo weighs each token, and goes with neither dual_clip nor sequence ratios")
         return self
@@ -102,10 +102,10 @@ class GRPORecipe(PolicyGradientRecipe):
     """`algorithm: grpo`"""
 
     section = "grpo"
-    grpo: GRPO
+    grpo: GRPOSection
 
     @property
-    def options(self) -> GRPO:
+    def options(self) -> GRPOSection:
         return self.grpo
 
     def open(self, setup: Setup) -> Job:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lockstep.algorithms.grpo.options import GRPO, GRPORecipe
+from lockstep.algorithms.grpo.options import GRPORecipe, GRPOSection
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import (
     PolicyGradientSettings,
@@ -34,7 +34,7 @@ from lockstep.rollouts.samples import sample_rows
 class GRPOSettings(PolicyGradientSettings):
     """Settings of a step, with the options of groups."""
 
-    options: GRPO
+    options: GRPOSection
 
 
 def grpo_step(step: int, position: int, workers: PolicyGradientWorkers, settings: GRPOSettings) -> StepResult:
@@ -58,7 +58,7 @@ def learn(step: int, sampled: SampledStep, workers: PolicyGradientWorkers, setti
     return StepResult(metrics, sampled.position, batch.tokens.numel(), samples)
 
 
-def with_advantages(batch: Batch, grpo: GRPO) -> tuple[Batch, Metrics]:
+def with_advantages(batch: Batch, grpo: GRPOSection) -> tuple[Batch, Metrics]:
     """Computes advantages: each token of a response has the response's.
 
     Where the KL is part of the reward, a token pays for itself and what follows it, A_t = (r − β·Σ_(i≥t) KL_i − b)/s,

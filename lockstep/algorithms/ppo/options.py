@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.algorithms.setup import Setup
 
 
-class PPO(PolicyGradient):
+class PPOSection(PolicyGradient):
     """Proximal policy optimisation with a critic (Schulman et al. 2017); see docs/algorithms/ppo.md."""
 
     critic_warmup_steps: NonNegativeInt = Field(default=0, description="steps in which only the critic learns")
@@ -47,7 +47,7 @@ class PPO(PolicyGradient):
         return idle
 
     @model_validator(mode="after")
-    def _one_lambda_for_advantages(self) -> PPO:
+    def _one_lambda_for_advantages(self) -> PPOSection:
         if self.length_adaptive_alpha and self.gae_lambda_policy is not None:
             raise ValueError("length_adaptive_alpha sets λ by length, so gae_lambda_policy must be null")
         return self
@@ -58,7 +58,7 @@ class PPORecipe(PolicyGradientRecipe):
     """`algorithm: ppo`"""
 
     section = "ppo"
-    ppo: PPO
+    ppo: PPOSection
     critic: Optimizer
     critic_model: ModelFolder | None = Field(
         default=None,
@@ -66,7 +66,7 @@ class PPORecipe(PolicyGradientRecipe):
     )
 
     @property
-    def options(self) -> PPO:
+    def options(self) -> PPOSection:
         return self.ppo
 
     @property

@@ -24,7 +24,7 @@ from lockstep.algorithms.policy_gradient.step import (
     prepare_batch,
     sample_step,
 )
-from lockstep.algorithms.ppo.options import PPO, PPORecipe
+from lockstep.algorithms.ppo.options import PPORecipe, PPOSection
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.learners.base import Learner, train
@@ -47,7 +47,7 @@ class PPOWorkers(PolicyGradientWorkers):
 class PPOSettings(PolicyGradientSettings):
     """Settings of a step, with the critic's loss."""
 
-    options: PPO
+    options: PPOSection
     value_loss: ClippedValue
 
 
@@ -74,12 +74,12 @@ def learn(step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSet
     return StepResult(metrics, sampled.position, batch.tokens.numel(), samples)
 
 
-def policy_version(step: int, ppo: PPO) -> int:
+def policy_version(step: int, ppo: PPOSection) -> int:
     """The version of the policy's weights: how many of the first `step` steps trained the policy."""
     return max(0, step - ppo.critic_warmup_steps)
 
 
-def with_advantages(batch: Batch, ppo: PPO) -> tuple[Batch, Metrics]:
+def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
     """Advantages and returns by GAE (Schulman et al. 2016, eq. 16), each with its own λ where asked (VAPO, 2025).
 
     The score is the reward of the last token, less β·KL of every token where the KL is part of the reward.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lockstep.algorithms.self_rewarding.options import SelfRewarding
+from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.algorithms.step import StepEvent
 
 
@@ -16,7 +16,7 @@ class Collapse:
         note: Shows a line that stays.
     """
 
-    def __init__(self, options: SelfRewarding, note: Callable[[str], None]) -> None:
+    def __init__(self, options: SelfRewardingSection, note: Callable[[str], None]) -> None:
         self._alarms = {
             "train/top_class_share": (
                 options.max_class_share,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Control = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class SelfRewarding(PreferenceSection):
+class SelfRewardingSection(PreferenceSection):
     """Self-rewarding training (Yuan et al. 2024); see docs/guides/self_rewarding.md."""
 
     max_iterations: PositiveInt = Field(
@@ -108,13 +108,13 @@ class SelfRewarding(PreferenceSection):
         return None if pattern is None else expression(pattern)
 
     @model_validator(mode="after")
-    def _an_iteration_is_left(self) -> SelfRewarding:
+    def _an_iteration_is_left(self) -> SelfRewardingSection:
         if self.first_iteration is not None and self.max_iterations == 1:
             raise ValueError("first_iteration takes the only iteration; raise max_iterations, or run that algorithm")
         return self
 
     @model_validator(mode="after")
-    def _lists_have_one_for_each_iteration(self) -> SelfRewarding:
+    def _lists_have_one_for_each_iteration(self) -> SelfRewardingSection:
         for name in ("length_control", "ref_policy_kl_penalty", "meta_judge_pcnt"):
             values = getattr(self, name)
             if isinstance(values, tuple) and len(values) != self.max_iterations:
@@ -125,14 +125,14 @@ class SelfRewarding(PreferenceSection):
         return self
 
     @model_validator(mode="after")
-    def _judge_pairs_are_asked_for(self) -> SelfRewarding:
+    def _judge_pairs_are_asked_for(self) -> SelfRewardingSection:
         names = [name for name in ("meta_judge_pcnt", "meta_max_relative_pcnt") if name in self.model_fields_set]
         if names and "use_meta_judge" not in self.model_fields_set:
             raise ValueError(f"{names[0]} is of pairs of judgements; say use_meta_judge as well, true or false")
         return self
 
     @model_validator(mode="after")
-    def _judge_pairs_have_room(self) -> SelfRewarding:
+    def _judge_pairs_have_room(self) -> SelfRewardingSection:
         rewarded = range(0 if self.first_iteration is None else 1, self.max_iterations)
         room = any(self.room_for_judge_pairs(iteration, self.global_batch_size) for iteration in rewarded)
         if self.use_meta_judge and not room:
@@ -162,7 +162,7 @@ class SelfRewardingRecipe(Algorithm):
     """`algorithm: self_rewarding`"""
 
     steps_and_epochs = True  # epochs are of an iteration, steps of the run
-    self_rewarding: SelfRewarding
+    self_rewarding: SelfRewardingSection
     judge: JudgeSection | None = Field(default=None, description="the judge of answers")
     reward_model: ModelFolder | None = Field(
         default=None,

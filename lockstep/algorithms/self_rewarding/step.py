@@ -15,7 +15,7 @@ from typing import assert_never
 import torch
 
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
-from lockstep.algorithms.self_rewarding.options import SelfRewarding
+from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.algorithms.self_rewarding.ranked import RankedAnswers, choose_pairs
 from lockstep.algorithms.self_rewarding.scoring import Scoring
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
@@ -63,7 +63,7 @@ class SelfRewardingSettings:
         leaks: True for an answer that reads like a judgement.
     """
 
-    options: SelfRewarding
+    options: SelfRewardingSection
     sampling: SamplingParams
     rows: int
     epochs: int

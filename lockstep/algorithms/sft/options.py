@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lockstep.algorithms.setup import Setup
 
 
-class SFT(Section):
+class SFTSection(Section):
     """Supervised fine-tuning on completions, the stop token included."""
 
     global_batch_size: PositiveInt = Field(description="rows per optimizer step")
@@ -27,7 +27,7 @@ class SFTRecipe(Supervised):
     """`algorithm: sft`"""
 
     learned = "a demonstration"
-    sft: SFT
+    sft: SFTSection
     optimizer: Optimizer
 
     @property

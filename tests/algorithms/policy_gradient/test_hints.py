@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.algorithms.grpo.options import GRPO
-from lockstep.algorithms.ppo.options import PPO
+from lockstep.algorithms.grpo.options import GRPOSection
+from lockstep.algorithms.ppo.options import PPOSection
 
 PACKAGE = Path(__file__).parents[3] / "lockstep"
 OWN = {"algorithms/ppo/options.py", "algorithms/grpo/options.py"}
-KEYS = "|".join({*PPO.model_fields, *GRPO.model_fields})
+KEYS = "|".join({*PPOSection.model_fields, *GRPOSection.model_fields})
 NAMED = re.compile(rf"\b(?:ppo|grpo)\.(?:{KEYS})\b")
 
 

@@ -18,7 +18,7 @@ from self_rewarding_runs import Run, equal, held, steps, trained
 from tiny_recipe import SELF_REWARDING
 
 from lockstep import exit_codes
-from lockstep.algorithms.self_rewarding.options import SelfRewarding
+from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.cli import main
 from lockstep.config import PreferenceSection
 from lockstep.config.loading import RecipeError, load
@@ -197,7 +197,7 @@ def test_the_guide_speaks_of_every_metric_and_every_option(learn: Run) -> None:
     metrics = {name for row in learned + nothing for name in row if name.startswith(("train/", "judge/"))}
     assert "`val/…`" in guide
     assert not [name for name in metrics if f"`{name}`" not in guide]
-    own = SelfRewarding.model_fields.keys() - PreferenceSection.model_fields.keys()
+    own = SelfRewardingSection.model_fields.keys() - PreferenceSection.model_fields.keys()
     assert not [name for name in own if f"`{name}`" not in guide]
 
 

@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from lockstep.algorithms.self_rewarding.collapse import Collapse
-from lockstep.algorithms.self_rewarding.options import SelfRewarding
+from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
 from lockstep.algorithms.step import StepResult
@@ -69,7 +69,7 @@ def test_a_recipe_may_say_what_a_judgement_looks_like() -> None:
     leaks = leak_test("yes|no", SCORES)
     assert [leaks(text) for text in (" a c f", " a yes c f", "Score: 4")] == [False, True, False]
     with pytest.raises(ValidationError, match="is no regular expression"):
-        SelfRewarding(global_batch_size=8, leak_pattern="(")
+        SelfRewardingSection(global_batch_size=8, leak_pattern="(")
 
 
 def test_rows_by_what_became_of_them() -> None:
@@ -87,7 +87,7 @@ def test_rows_by_what_became_of_them() -> None:
 
 def test_a_collapse_is_told_when_it_begins_and_when_it_begins_again() -> None:
     told: list[str] = []
-    options = SelfRewarding(global_batch_size=8, max_leak_share=0.1, max_class_share=0.9)
+    options = SelfRewardingSection(global_batch_size=8, max_leak_share=0.1, max_class_share=0.9)
     look = Collapse(options, told.append)
     for step, leaks in enumerate([0.0, 0.2, 0.3, 0.1, 0.5], start=1):
         values = {"train/leaks": leaks, "train/top_class_share": 0.9}
