@@ -1,7 +1,84 @@
-"""Lockstep: post-training of language models in which the trained policy and the sampling policy stay in lockstep."""
+"""Lockstep: post-training of language models in which the trained policy and the sampling policy stay in lockstep.
+
+    import lockstep
+
+    run = lockstep.GRPO(model="folder", reward=my_function, train=rows).train()
+
+Names are imported on first use, so that `import lockstep` is quick and pulls in no torch. Covered by semantic
+versioning: all of `__all__`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from lockstep import process_defaults
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from lockstep import losses, objectives
+    from lockstep.api.algorithms import DPO, GRPO, PPO, SFT, Distill, RewardModel, SelfRewarding
+    from lockstep.api.loop import open_learner, open_sampler, rollout, sync
+    from lockstep.api.run import Run
+    from lockstep.api.trainer import Trainer, train
+    from lockstep.batch import Batch
+    from lockstep.learners.base import Learner
+    from lockstep.losses.base import Loss
+    from lockstep.metrics import Metrics
+    from lockstep.samplers.base import Sampler
+    from lockstep.types import SamplingParams
+
+__version__ = "0.2.0"
+
+__all__ = [
+    "DPO",
+    "GRPO",
+    "PPO",
+    "SFT",
+    "Batch",
+    "Distill",
+    "Learner",
+    "Loss",
+    "Metrics",
+    "RewardModel",
+    "Run",
+    "Sampler",
+    "SamplingParams",
+    "SelfRewarding",
+    "Trainer",
+    "losses",
+    "objectives",
+    "open_learner",
+    "open_sampler",
+    "rollout",
+    "sync",
+    "train",
+]
+
+_PLACES = {
+    "lockstep.api.algorithms": ("DPO", "GRPO", "PPO", "SFT", "Distill", "RewardModel", "SelfRewarding"),
+    "lockstep.api.loop": ("open_learner", "open_sampler", "rollout", "sync"),
+    "lockstep.api.run": ("Run",),
+    "lockstep.api.trainer": ("Trainer", "train"),
+    "lockstep.batch": ("Batch",),
+    "lockstep.learners.base": ("Learner",),
+    "lockstep.losses.base": ("Loss",),
+    "lockstep.metrics": ("Metrics",),
+    "lockstep.samplers.base": ("Sampler",),
+    "lockstep.types": ("SamplingParams",),
+}
+_MODULES = {name: module for module, names in _PLACES.items() for name in names}
 
 process_defaults.limit_threads()
+
+
+def __getattr__(name: str) -> object:
+    if name in ("losses", "objectives"):
+        return import_module(f"lockstep.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return vars(import_module(_MODULES[name]))[name]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -60,6 +60,7 @@ _LENGTH = ("run", ("max_steps", "max_epochs"))
 """Likewise, in recipes where only one of them counts; -1 is none."""
 Keys = yaml12.Keys
 R = TypeVar("R", bound=Recipe)
+S = TypeVar("S", bound=Section)
 _OVERRIDE = re.compile(r"(?P<key>\w+(\.\w+)*)=(?P<value>.*)", re.DOTALL)
 
 
@@ -175,6 +176,30 @@ def load(
     """
     path = _find(recipe, Path(), "")
     return _resolve(path, [*_layers(path, ()), *also], overrides, (recipe, *overrides), distrusted)
+
+
+def load_options(name: str, base: str | None, said: Layer) -> Loaded:
+    """Resolves a recipe that a program says, as `load` does one in a file.
+
+    Args:
+        name: Of the recipe.
+        base: A recipe that ships, or a YAML file, to start from; None: all is said.
+        said: The options.
+
+    Raises:
+        RecipeError: One sentence for each thing that is wrong.
+    """
+    below = [] if base is None else _layers(_find(base, Path(), ""), ())
+    return _resolve(Path(name), [*below, said], (), (name,), None)
+
+
+def load_section(kind: type[S], said: Layer) -> S:
+    """Validates a section that a program says.
+
+    Raises:
+        RecipeError: One sentence for each option that is wrong.
+    """
+    return _validate(kind, said.tree, [said], [])
 
 
 def load_run(folder: Path) -> Loaded:
@@ -444,7 +469,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _validate(kind: type[R], tree: dict[str, Any], layers: Sequence[Layer], overriding: Sequence[Layer]) -> R:
+def _validate(kind: type[S], tree: dict[str, Any], layers: Sequence[Layer], overriding: Sequence[Layer]) -> S:
     """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number."""
     try:
         return kind.model_validate_json(json.dumps(tree), strict=True)

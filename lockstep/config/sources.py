@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, assert_never
+from typing import Annotated, Any, Literal, assert_never, get_args
 
 from pydantic import (
     AfterValidator,
@@ -248,6 +248,7 @@ class CodeSection(Section):
 
 
 Verifier = Literal["math", "instructions", "code", "python"]
+VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
 
 
 class RewardSection(Section):

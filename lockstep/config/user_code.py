@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -27,6 +28,13 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
         ValueError: There is no such thing.
     """
     place, _, name = reference.rpartition(":")
+    if place == PROGRAM:
+        if reference not in _OBJECTS:
+            raise InputError(
+                f"{option} {reference} is a Python object of the program that trained; run that program again, or name "
+                "code that lies in a file: file.py:name"
+            )
+        return _OBJECTS[reference]
     if not place or not name:
         raise InputError(f"{option} {reference!r} is not of the form file.py:name or package.module:name")
     try:
@@ -39,6 +47,44 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise InputError(f"{option} {reference}: no {kind} {name} in {place}; it has {', '.join(names) or 'none'}")
     return found
+
+
+PROGRAM = "python"
+"""The place of objects that only this program has, such as a function of a notebook's cell."""
+
+_OBJECTS: dict[str, Callable[..., Any]] = {}
+
+
+def refer(found: Callable[..., Any]) -> str:
+    """Returns a reference that `load` resolves: by module where any process can import it, else within this program.
+
+    The latter holds a digest of the object's source and of the values that it closes over, so that another function is
+    another recipe. It is called in this process, since no other has it.
+    """
+    module, name = found.__module__, found.__qualname__
+    if module != "__main__" and vars(sys.modules[module]).get(name) is found:
+        return f"{module}:{name}"
+    reference = f"{PROGRAM}:{name.replace('<', '').replace('>', '')}-{_digest(found)}"
+    _OBJECTS[reference] = found
+    return reference
+
+
+def is_in_program(reference: str) -> bool:
+    """True for an object that only this program has."""
+    return reference.startswith(f"{PROGRAM}:")
+
+
+def _digest(found: Callable[..., Any]) -> str:
+    """Eight hexadecimal digits of an object's source, and of the numbers and texts that it closes over."""
+    try:
+        parts = [inspect.getsource(found)]
+    except (OSError, TypeError):
+        parts = [found.__qualname__]
+    if inspect.isfunction(found):
+        closed = inspect.getclosurevars(found).nonlocals
+        values = {**closed, **dict(enumerate(found.__defaults__ or ()))}
+        parts += [f"{key}={value!r}" for key, value in values.items() if isinstance(value, str | int | float | tuple)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 
 def find_file(reference: str) -> Path | None:

@@ -75,7 +75,7 @@ class RankLearner(ABC):
         # Always in evaluation mode: dropout would make the trained policy another one than the sampled.
         self.model = model.eval().requires_grad_(optimizer is not None)
         self.pieces = tuple(pieces)
-        self._section, self._settings, self._ranks = section, optimizer, ranks
+        self.section, self._settings, self._ranks = section, optimizer, ranks
         self._optimizer = None if optimizer is None else AdamW(self.pieces, optimizer)
         self._count = torch.zeros((), device=self.device)
         self._updates = 0
@@ -179,12 +179,12 @@ class RankLearner(ABC):
 
     def _computation(self) -> torch.autocast:
         """The autocast context: bf16 casts weights for each product and keeps masters, sums and norms in fp32."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._section.is_bf16)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.section.is_bf16)
 
     def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
         """Packs a batch into micro-batches; groups of sequences stay together."""
         if passes is None:
-            passes = pack(batch.group_lengths.tolist(), self._section.micro_batch_tokens)
+            passes = pack(batch.group_lengths.tolist(), self.section.micro_batch_tokens)
         return MicroBatches(batch, [batch.rows_of(groups) for groups in passes], self.device)
 
     @torch.no_grad()

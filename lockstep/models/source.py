@@ -41,6 +41,10 @@ class ModelSource:
         """Encodes a text that continues another: nothing is put around it."""
         return token_ids(self.tokenizer, [text], add_special_tokens=False)[0]
 
+    def prompt_ids(self, text: str) -> list[int]:
+        """Encodes a text that begins a sequence, with the tokens that open one."""
+        return token_ids(self.tokenizer, [text], add_special_tokens=True)[0]
+
     def sampling(self, section: Sampling) -> SamplingParams:
         """The distribution of a section of the recipe, for this model."""
         return section.params(self.stop_token_ids)

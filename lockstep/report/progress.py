@@ -199,6 +199,11 @@ def show_progress(
         yield progress
 
 
+def show_notes(clock: Callable[[], float] = time.perf_counter) -> Progress:
+    """Progress of a program with a loop of its own: notes on standard error, and nothing else."""
+    return Progress("", None, _Lines(sys.stderr, clock), clock)
+
+
 class _Lines:
     """Display for log files and pipes: lines."""
 

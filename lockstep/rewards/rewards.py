@@ -16,6 +16,7 @@ from lockstep.data.rows import DataError, Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint
 from lockstep.errors import InputError
+from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rewards import code_reward, instruction_reward, reward_function
 from lockstep.rewards.code_reward import CodeReward
@@ -128,7 +129,7 @@ class PythonReward:
     _child: Child = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_child", Child(reward_function.__name__, self.function))
+        object.__setattr__(self, "_child", build_child(reward_function.__name__, self.function))
         try:
             self._child.start()
         except ChildError as error:

@@ -22,6 +22,7 @@ from lockstep.batch import Batch
 from lockstep.config import EnvironmentSection
 from lockstep.environments import environment
 from lockstep.errors import InputError
+from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
@@ -118,7 +119,7 @@ class Episodes:
     ) -> None:
         self._section, self._stops, self._decode, self._observed = section, stops, decode, observed
         self._note, self._told_of_hanging = note, False
-        self._children = [Child(environment.__name__, section.class_name) for _ in range(section.max_concurrency)]
+        self._children = [build_child(environment.__name__, section.class_name) for _ in range(section.max_concurrency)]
         self._start(self._children[0])
 
     def play(

@@ -17,6 +17,7 @@ from lockstep.errors import InputError
 from lockstep.monitor.agreement import Disagreement
 from lockstep.report.held_out import sentence
 from lockstep.report.progress import Progress
+from lockstep.run.callbacks import Callbacks
 from lockstep.run.saver import Saver
 from lockstep.run.trackers.run import RunTracker
 
@@ -38,6 +39,7 @@ class Hooks:
         tracker: Writes the logs.
         saver: Writes the checkpoints.
         progress: Reports to the user.
+        callbacks: Functions of the user's program.
         identity: Stored in each checkpoint, see `lockstep.run.identity`.
     """
 
@@ -46,6 +48,7 @@ class Hooks:
     tracker: RunTracker
     saver: Saver
     progress: Progress
+    callbacks: Callbacks
     identity: dict[str, Any]
 
     def all(self, event: StepEvent) -> None:
@@ -57,6 +60,7 @@ class Hooks:
             with self.save_if_lost(event.step, event.result.position):
                 event.values.update(self.validate(event.step))
         self._save(event)
+        self.callbacks.step(event.step, event.values)
         self.tracker.timings(event.step, self.progress.take_timings())
 
     def validate(self, step: int) -> dict[str, float]:
@@ -72,6 +76,7 @@ class Hooks:
         text = sentence(step, values)
         if text is not None:
             self.progress.note(text)
+        self.callbacks.validation(step, values)
         return values
 
     @contextmanager

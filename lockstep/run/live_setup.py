@@ -13,9 +13,8 @@ from lockstep.algorithms.episodes import episodes_of
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import answering
-from lockstep.cluster.learner_group import launch
+from lockstep.cluster.open_models import open_learner, share_weights
 from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
-from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import Workers
 from lockstep.config import AskedSection, EnvironmentSection, ModelFolder, RewardSection
@@ -23,9 +22,8 @@ from lockstep.config.user_code import find_own_file
 from lockstep.data.prompts import Prompts
 from lockstep.judge.asking import Answering
 from lockstep.learners.base import Learner
-from lockstep.learners.rank import RankLearner
 from lockstep.models.folder import require_classifier
-from lockstep.models.heads import LogitsHead, scores_sequences
+from lockstep.models.heads import scores_sequences
 from lockstep.models.source import ModelSource, own_folder, reward_folder
 from lockstep.report.progress import Progress
 from lockstep.rewards.rewards import Reward, build
@@ -76,30 +74,17 @@ class LiveSetup:
         folder, code = role_folder(role, self.source), find_own_file(type(self.algorithm))
         spec = LearnerSpec(folder, role.head, role.learner, role.optimizer, self.algorithm.seed, code)
         spec = spec if role.is_saved else spec.frozen
-        with self.phase("self-check"):
-            require_proof(spec.model, spec.section, self_checked_sampling(self.algorithm, self.source))
-        if self.workers.here and spec.section.in_process:
-            return spec.build()
-        with self.phase("start learners"):
-            learner = launch(spec, self.algorithm.cluster.timeout_s, self.workers)
-        self.workers.callback(learner.close)
-        return learner
+        sampling = self_checked_sampling(self.algorithm, self.source)
+        return open_learner(spec, sampling, self.algorithm.cluster.timeout_s, self.progress, self.workers)
 
     def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> LiveSetup:
         return replace(self, files=files, learners=learners)
 
     def sampler(self, learner: Learner) -> Sampler:
         """A sampler; shares the weights of a learner without adapters if both can be in this process."""
-        section, computation = self._spec.section, self.algorithm.learner
-        shares = self.workers.here and section.in_process and computation.lora is None
-        backend = find_backend(section)
-        if (
-            shares
-            and isinstance(learner, RankLearner)
-            and isinstance(learner.model, LogitsHead)
-            and backend is not None
-        ):
-            return backend.wrap(learner.model.lm, section, computation)
+        shared = share_weights(learner, self.algorithm.learner, self._spec, self.workers)
+        if shared is not None:
+            return shared
         if self._apart is None:
             self._apart = nearest(self._spec, self.progress, self.workers)
         return self._apart

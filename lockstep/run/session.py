@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep.algorithms.job import Job
 from lockstep.config import RunSection
 from lockstep.report.progress import Progress
+from lockstep.run.callbacks import Callbacks
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.equal_rewards import EqualRewards
 from lockstep.run.faults import keep_fault
@@ -34,6 +35,7 @@ class Session:
         allow_changes: Resume even if the identity has changed.
         tracker: Writes the logs.
         progress: Reports to the user.
+        callbacks: Functions of the user's program.
     """
 
     options: RunSection
@@ -43,6 +45,7 @@ class Session:
     allow_changes: bool
     tracker: RunTracker
     progress: Progress
+    callbacks: Callbacks
 
     def run(self, stop: Stop) -> None:
         """Runs the job to its end.
@@ -58,7 +61,7 @@ class Session:
         start = self._restore(checkpoints)
         self.tracker.rewind(start.step if start.step else -1)
         with Saver(checkpoints, job.state) as saver:
-            hooks = Hooks(self.options, job, self.tracker, saver, progress, self.identity)
+            hooks = Hooks(self.options, job, self.tracker, saver, progress, self.callbacks, self.identity)
             if job.validate is not None and start.step == 0:
                 hooks.validate(0)
             if job.run_length.over(0, 0):

@@ -19,6 +19,7 @@ from lockstep.models.export import copy_frame
 from lockstep.models.source import ModelSource, open_source, scratch_model
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.summary import has_trained, summary
+from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.doctor_reports import examination
 from lockstep.run.export import export
@@ -43,13 +44,19 @@ from lockstep.run.trackers.view import Facts
 from lockstep.run.waiting import patience
 
 
-def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None = None) -> Path:
+def train(
+    loaded: Loaded,
+    allow_changes: bool = False,
+    deadline_s: float | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
+) -> Path:
     """Runs a recipe to its end, from its newest checkpoint where there is one.
 
     Args:
         loaded: The recipe.
         allow_changes: Resume even if recipe, data, initial model or code are not those of the checkpoint.
         deadline_s: On `time.monotonic`, where another recipe trains this one first; None: `run.max_time_s` from now.
+        callbacks: Functions of the user's program to call.
 
     Returns:
         The run's folder; `final/` in it is the trained model as a Hugging Face folder.
@@ -72,7 +79,7 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
             with lock_folder(folder):
                 adopt(loaded, changed)
         _track_finished(loaded, folder)
-        print(f"{loaded.name} is finished: {folder}\n{_summary(folder)}")
+        print(f"{loaded.name} is finished: {folder}\n{summarize_run(folder)}")
         return folder
     health = examination(recipe)
     with open_run(loaded, folder) as started, ExitStack() as open_:
@@ -94,18 +101,18 @@ def train(loaded: Loaded, allow_changes: bool = False, deadline_s: float | None 
             adopt(loaded, changed)
             progress.total(job.run_length.steps, f"{job.data}; {job.arithmetic}")
             now = identity(loaded, files.digests(), Path(source.folder))
-            return Session(recipe.run, job, folder, now, allow_changes, tracker, progress)
+            return Session(recipe.run, job, folder, now, allow_changes, tracker, progress, callbacks)
 
         try:
             _run_with_restarts(open_session, recipe, progress, deadline_s)
         except Stopped as stopped:
             raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
         export(folder, folder / "final")
-    print(_summary(folder))
+    print(summarize_run(folder))
     return folder
 
 
-def _summary(folder: Path) -> str:
+def summarize_run(folder: Path) -> str:
     """Summarizes the run, and names its best checkpoint."""
     return summary(folder, {step for step, _ in Checkpoints(folder / "checkpoints", keep=1).find()})
 

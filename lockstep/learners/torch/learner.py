@@ -52,7 +52,7 @@ class TorchLearner(RankLearner):
             yield canonical(name), buffer
 
     def _constants(self) -> dict[str, Tensor]:
-        if self._section.lora is not None:  # a checkpoint of adapters holds nothing else
+        if self.section.lora is not None:  # a checkpoint of adapters holds nothing else
             return {}
         kept = self.model.state_dict().keys()
         return {canonical(name): buffer for name, buffer in self.model.named_buffers() if name in kept}

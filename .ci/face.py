@@ -1,0 +1,110 @@
+"""Writes lockstep/api/options.py: the keyword arguments of each algorithm as typed dicts, from the sections of recipes.
+
+make face
+"""
+
+import subprocess
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from lockstep.algorithms.base import Algorithm
+from lockstep.config import Section, registry
+
+OUT = Path(__file__).parent.parent / "lockstep/api/options.py"
+SHORT = {
+    "model": "str | Path | {}",
+    "reward": "Reward | {}",
+    "validation_reward": "Reward | {}",
+    "verifier": "Reward | {}",
+    "environment": "str | type | {}",
+}
+"""Options with a short form beside their section → the type of both."""
+CODE = {"function": "str | Callable[..., float | None] | None", "class_name": "str | type"}
+"""Options that name code, or take it → their type."""
+HEAD = '''"""Keyword arguments of each algorithm, for type checkers and editors. Made by `make face`; do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from lockstep.api.values import Reward, Rows
+
+'''
+
+
+def main() -> None:
+    """Writes the file."""
+    written: dict[type, str] = {}
+    recipes = [(name, kind) for name, kind in registry.every() if issubclass(kind, Algorithm)]
+    blocks = [recipe_block(kind, written) for name, kind in recipes if registry.find_code(name) is None]
+    OUT.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")
+    subprocess.run([sys.executable, "-m", "ruff", "format", "-q", str(OUT)], check=True)
+
+
+def recipe_block(kind: type[Section], written: dict[type, str]) -> str:
+    """The typed dict of an algorithm's recipe."""
+    lines = ["train: Rows", "validation: Rows | None"]
+    for name, field in kind.model_fields.items():
+        if name == "algorithm":
+            continue
+        told = spell(field.annotation, written)
+        if name in SHORT:
+            told = SHORT[name].format(told)
+        lines.append(f"{name}: {told}")
+    return block(kind.__name__.removesuffix("Recipe") + "Options", f"Options of `{kind.__name__}`.", lines)
+
+
+def section_name(kind: type[Section], written: dict[type, str]) -> str:
+    """The name of a section's typed dict, which is added to `written`."""
+    if kind not in written:
+        written[kind] = ""  # keeps the order of first use, and ends recursion
+        types = {name: CODE.get(name) or spell(field.annotation, written) for name, field in kind.model_fields.items()}
+        lines = [f"{name}: {told}" for name, told in types.items()]
+        text = block(f"{kind.__name__}Keys", f"Options of the section `{kind.__name__}`.", lines)
+        del written[kind]
+        written[kind] = text
+    return f"{kind.__name__}Keys"
+
+
+def block(name: str, about: str, lines: Sequence[str]) -> str:
+    """The text of a typed dict."""
+    head = [f"class {name}(TypedDict, total=False):", f'    """{about}"""', ""]
+    return "\n".join([*head, *(f"    {one}" for one in lines)])
+
+
+def spell(kind: Any, written: dict[type, str]) -> str:
+    """The type of an option as it is written."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    match origin:
+        case _ if kind is type(None):
+            return "None"
+        case _ if origin is Annotated:
+            return spell(arguments[0], written)
+        case _ if origin is Literal:
+            return f"Literal[{', '.join(map(repr, arguments))}]"
+        case _ if origin in (Union, types.UnionType):
+            return " | ".join(dict.fromkeys(spell(one, written) for one in arguments))
+        case _ if origin in (tuple, list):
+            items = dict.fromkeys(spell(one, written) for one in arguments if one is not ...)
+            return f"Sequence[{' | '.join(items)}]"
+        case _ if origin in (dict, Mapping):
+            return f"Mapping[str, {spell(arguments[1], written)}]"
+        case _ if isinstance(kind, type) and issubclass(kind, Section):
+            from lockstep.config import Task
+
+            return "Mapping[str, Any]" if issubclass(kind, Task) else section_name(kind, written)
+        case _ if kind in (bool, int, float, str):
+            return kind.__name__
+        case _:
+            return "Any"
+
+
+if __name__ == "__main__":
+    main()

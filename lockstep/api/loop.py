@@ -1,0 +1,200 @@
+"""Parts for a training loop of your own: `open_learner`, `open_sampler`, `sync`, `rollout`.
+
+The learner's verbs are `forward_backward`, `optim_step`, `logprobs`, `values`, `save` and `load`; a loss is a frozen
+dataclass (`lockstep.losses`). These are the parts that recipes run.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from lockstep.cluster import open_models
+from lockstep.cluster.sampler_pool import nearest
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
+from lockstep.cluster.workers import Workers
+from lockstep.config import Cluster, LearnerSection, Optimizer, SamplerSection
+from lockstep.config.loading import Layer, load_section
+from lockstep.learners.base import Learner
+from lockstep.models.source import ModelSource, open_source
+from lockstep.report.progress import show_notes
+from lockstep.rollouts.rollout import RolloutCollector, Rollouts
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.samplers.base import Sampler
+from lockstep.types import Head, Prompt, SamplingParams
+from lockstep.weight_sync.sync import random_probe, sync_weights
+
+if TYPE_CHECKING:
+    from lockstep.api.options import LearnerSectionKeys, OptimizerKeys, SamplerSectionKeys
+
+Score = Callable[[str, str, str, Mapping[str, Any]], float | None]
+"""A reward `f(prompt, response, answer, row)`; None: no verdict."""
+
+_WORKERS = Workers()
+"""Processes of learners and samplers that were opened here; they end with the program."""
+atexit.register(_WORKERS.close)
+
+
+def open_learner(
+    model: str | Path,
+    *,
+    head: Head = "logits",
+    optimizer: OptimizerKeys | None = None,
+    seed: int = 0,
+    **options: Unpack[LearnerSectionKeys],
+) -> Learner:
+    """Opens a learner: a model with a head, and an optimizer if it is to learn.
+
+    Args:
+        model: A Hugging Face folder.
+        head: `logits` for a policy, `value` for a critic, `reward` for a reward model.
+        optimizer: Options of AdamW, such as `{"lr": 1e-5}`; None: the model is frozen.
+        seed: Seed of a new head and of new adapters.
+        options: Options of the section `learner`, such as `dtype="bf16"` or `parallel={"dp": 2}`.
+
+    Raises:
+        RecipeError: An option is wrong.
+        ModelError: The model is not computed right here.
+    """
+    section = load_section(LearnerSection, Layer("lockstep.open_learner", {**options}))
+    chosen = None if optimizer is None else load_section(Optimizer, Layer("optimizer", {**optimizer}))
+    spec = LearnerSpec(str(model), head, section, chosen, seed)
+    spec = spec if chosen is not None else spec.frozen
+    timeout_s = float(Cluster.model_fields["timeout_s"].default)
+    return open_models.open_learner(spec, None, timeout_s, show_notes(), _WORKERS)
+
+
+@dataclass
+class TextSampler:
+    """A sampler and the tokenizer of its model.
+
+    Attributes:
+        sampler: The inference engine.
+        source: Its model's folder and tokenizer.
+        version: Version of its weights: how often they were synced.
+    """
+
+    sampler: Sampler
+    source: ModelSource
+    version: int = 0
+
+
+def open_sampler(
+    model: str | Path, learner: Learner | None = None, **options: Unpack[SamplerSectionKeys]
+) -> TextSampler:
+    """Opens an inference engine.
+
+    Args:
+        model: A Hugging Face folder.
+        learner: A learner of that model whose weights are shared where both can be in this process; elsewhere `sync`
+            sends them.
+        options: Options of the section `sampler`, such as `backend="vllm"` or `replicas=2`.
+
+    Raises:
+        RecipeError: An option is wrong.
+        ModelError: The model is not computed right here.
+    """
+    section = load_section(SamplerSection, Layer("lockstep.open_sampler", {**options}))
+    computation = LearnerSection() if learner is None else open_models.section_of(learner)
+    require_sampler(section, computation)
+    spec = SamplerSpec(str(model), section, computation)
+    shared = None if learner is None else open_models.share_weights(learner, computation, spec, _WORKERS)
+    return TextSampler(shared or nearest(spec, show_notes(), _WORKERS), open_source(model))
+
+
+@dataclass(frozen=True)
+class SyncProof:
+    """The proof of a weight sync: each tensor that the engine computes with was compared with what the learner sent.
+
+    Attributes:
+        version: Version of the weights that the engine now holds.
+        tensors: Number of tensors that were compared.
+        probe_gap: Mean |Δ log π| of a probe that both scored, nats; None where all tensors could be read back.
+    """
+
+    version: int
+    tensors: int
+    probe_gap: float | None
+
+
+def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
+    """Syncs the learner's weights to the sampler, and returns the proof that they arrived.
+
+    Raises:
+        WeightSyncError: The engine holds something else, or kept a cache of the old weights; names the tensors.
+    """
+    probe = random_probe(sampler.source.vocabulary, sampler.source.context)
+    sampler.sampler.wake()
+    found = sync_weights(learner, sampler.sampler, sampler.version + 1, probe).floats()
+    sampler.version += 1
+    return SyncProof(sampler.version, int(found["refit/attested"]), found.get("refit/probe_gap"))
+
+
+def rollout(
+    sampler: TextSampler,
+    prompts: Sequence[str | Mapping[str, Any]],
+    reward: Score,
+    *,
+    max_tokens: int,
+    num_generations: int = 1,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> Rollouts:
+    """Samples responses and scores them.
+
+    Args:
+        sampler: The sampler, with the weights of its newest `sync`.
+        prompts: Texts, or rows with `question` and, if the reward reads it, `answer`.
+        reward: Scores a response.
+        max_tokens: Longest response.
+        num_generations: Responses per prompt; they are neighbors in the batch.
+        temperature: Divides the logits; 0: greedy.
+        top_k: Sample from the k likeliest tokens; 0: all.
+        top_p: Sample from the fewest likeliest tokens that together have this probability.
+        seed: Seed of the random numbers; another step needs another one.
+
+    Returns:
+        Rollouts whose batch has `sampler_logprob` per token and `score` per sequence (NaN: no verdict).
+    """
+    sampling = SamplingParams(max_tokens, temperature, top_k, top_p, sampler.source.stop_token_ids)
+    rows = _Texts(sampler.source, [{"question": one} if isinstance(one, str) else one for one in prompts])
+    session = SamplerSession(sampler.sampler)
+    collector = RolloutCollector(session, rows, _Scorer(reward), sampler.source.decode, seed)
+    with session.at(sampler.version):
+        return collector.collect(0, len(rows.rows), sampling, num_generations)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Prompts of the program; implements `PromptStream`."""
+
+    source: ModelSource
+    rows: Sequence[Mapping[str, Any]]
+
+    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+        asked = [(number, self.rows[number]) for number in range(position, position + count)]
+        return [
+            Prompt(str(number), row["question"], tuple(self.source.prompt_ids(row["question"])), row)
+            for number, row in asked
+        ]
+
+    def answer(self, prompt: Prompt) -> str:
+        return str(prompt.row.get("answer", ""))
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    """A function of the program as a `Reward`."""
+
+    score: Score
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        judged = zip(prompts, responses, answers, strict=True)
+        return [self.score(prompt.text, response, answer, prompt.row) for prompt, response, answer in judged]

@@ -1,0 +1,716 @@
+"""Keyword arguments of each algorithm, for type checkers and editors. Made by `make face`; do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from lockstep.api.values import Reward, Rows
+
+
+class ScratchKeys(TypedDict, total=False):
+    """Options of the section `Scratch`."""
+
+    config: Mapping[str, Any]
+    tokenizer: Literal["words"]
+
+
+class ModelSectionKeys(TypedDict, total=False):
+    """Options of the section `ModelSection`."""
+
+    path: str | None
+    from_recipe: str | None
+    scratch: ScratchKeys | None
+
+
+class DataSectionKeys(TypedDict, total=False):
+    """Options of the section `DataSection`."""
+
+    prompt: str
+    messages: str | None
+    chat: bool
+    system_prompt: str | None
+    max_prompt_tokens: int
+    overlong_prompts: Literal["error", "skip", "truncate"]
+    bad_rows: Literal["error", "skip"]
+    fields: Mapping[str, Literal["text", "number", "boolean", "list", "object", "any"]] | None
+    answer: str
+    max_validation_samples: int | None
+    train: str | Sequence[str] | None
+    validation: str | Sequence[str] | None
+    weights: Sequence[float] | None
+    task: Mapping[str, Any] | None
+    completion: str | None
+    shuffle: bool
+    limit_train_batches: int | float | None
+    limit_val_batches: int | float | None
+
+
+class ParallelKeys(TypedDict, total=False):
+    """Options of the section `Parallel`."""
+
+    dp: int
+    tp: int
+    cp: int
+    pp: int
+    dp_replicate: int
+
+
+class LoRAKeys(TypedDict, total=False):
+    """Options of the section `LoRA`."""
+
+    rank: int
+    alpha: int
+    target_modules: Sequence[str] | None
+
+
+class LearnerSectionKeys(TypedDict, total=False):
+    """Options of the section `LearnerSection`."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    dtype: Literal["fp32", "bf16"]
+    backend: str
+    parallel: ParallelKeys
+    micro_batch_tokens: int
+    activation_checkpointing: bool
+    compile: bool
+    cpu_offload: bool
+    lora: LoRAKeys | None
+
+
+class RaySectionKeys(TypedDict, total=False):
+    """Options of the section `RaySection`."""
+
+    address: str | None
+    placement: Literal["colocated", "separate"]
+    cpus_per_worker: float
+    timeout_s: float
+
+
+class ClusterKeys(TypedDict, total=False):
+    """Options of the section `Cluster`."""
+
+    backend: Literal["local", "ray"]
+    ray: RaySectionKeys
+    timeout_s: float
+    max_restarts: int
+
+
+class TensorBoardKeys(TypedDict, total=False):
+    """Options of the section `TensorBoard`."""
+
+
+class WandBKeys(TypedDict, total=False):
+    """Options of the section `WandB`."""
+
+    project: str
+    name: str | None
+    mode: Literal["offline", "online"]
+
+
+class MLflowKeys(TypedDict, total=False):
+    """Options of the section `MLflow`."""
+
+    experiment: str
+    name: str | None
+
+
+class TrackersKeys(TypedDict, total=False):
+    """Options of the section `Trackers`."""
+
+    tensorboard: TensorBoardKeys | None
+    wandb: WandBKeys | None
+    mlflow: MLflowKeys | None
+
+
+class BestKeys(TypedDict, total=False):
+    """Options of the section `Best`."""
+
+    metric: str
+    mode: Literal["max", "min"]
+    count: int
+
+
+class RunSectionKeys(TypedDict, total=False):
+    """Options of the section `RunSection`."""
+
+    max_steps: int
+    max_epochs: int
+    validate_every: int
+    save_every: int
+    keep: int
+    best: BestKeys | None
+    max_time_s: float | None
+    num_logged_samples: int
+    folder: str | None
+    require_doctor: bool
+
+
+class BoundKeys(TypedDict, total=False):
+    """Options of the section `Bound`."""
+
+    metric: str
+    steps: Sequence[int]
+    statistic: Literal["mean", "median", "max"]
+    rows: int | None
+    min: float | None
+    max: float | None
+
+
+class SFTSectionKeys(TypedDict, total=False):
+    """Options of the section `SFTSection`."""
+
+    global_batch_size: int
+    max_tokens: int
+
+
+class ScheduleKeys(TypedDict, total=False):
+    """Options of the section `Schedule`."""
+
+    warmup_steps: int
+    decay: Literal["constant", "linear", "cosine"]
+    decay_steps: int | None
+    final_fraction: float
+
+
+class OptimizerKeys(TypedDict, total=False):
+    """Options of the section `Optimizer`."""
+
+    lr: float
+    betas: Sequence[float]
+    eps: float
+    weight_decay: float
+    max_grad_norm: float | None
+    schedule: ScheduleKeys
+
+
+class InstructionSectionKeys(TypedDict, total=False):
+    """Options of the section `InstructionSection`."""
+
+    field: str
+    all_or_nothing: bool
+
+
+class CodeSectionKeys(TypedDict, total=False):
+    """Options of the section `CodeSection`."""
+
+    tests: str
+    program: Literal["fenced", "text"]
+    all_or_nothing: bool
+    sandboxes: int
+    cpu_s: int
+    wall_s: float
+    memory_mb: int
+    file_mb: int
+    processes: int
+    isolation: Literal["namespaces", "limits"]
+
+
+class RewardSectionKeys(TypedDict, total=False):
+    """Options of the section `RewardSection`."""
+
+    type: Literal["math", "instructions", "code", "python", "by_row"]
+    marker: str | None
+    instructions: InstructionSectionKeys | None
+    code: CodeSectionKeys | None
+    function: str | Callable[..., float | None] | None
+    pass_score: float | None
+    timeout_s: float
+    verifier: str | None
+
+
+class ModelFolderKeys(TypedDict, total=False):
+    """Options of the section `ModelFolder`."""
+
+    path: str
+
+
+class EnvironmentSectionKeys(TypedDict, total=False):
+    """Options of the section `EnvironmentSection`."""
+
+    class_name: str | type
+    stop: Sequence[str]
+    max_turns: int
+    max_tokens: int
+    pass_score: float | None
+    timeout_s: float
+    max_concurrency: int
+    max_no_verdict_rate: float
+
+
+class SamplingKeys(TypedDict, total=False):
+    """Options of the section `Sampling`."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+class RepeatedSamplingKeys(TypedDict, total=False):
+    """Options of the section `RepeatedSampling`."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    num_samples: int
+    k: Sequence[int] | None
+
+
+class VLLMKeys(TypedDict, total=False):
+    """Options of the section `VLLM`."""
+
+    kv_cache_gib: float | None
+    sleep: bool
+
+
+class OpenAIKeys(TypedDict, total=False):
+    """Options of the section `OpenAI`."""
+
+    base_url: str
+    model: str
+    api_key_env: str
+    max_concurrency: int
+    max_retries: int
+
+
+class SamplerSectionKeys(TypedDict, total=False):
+    """Options of the section `SamplerSection`."""
+
+    backend: str
+    max_batch_size: int
+    replicas: int
+    max_restarts: int
+    timeout_s: float
+    transfer: Literal["shared_memory", "process_group"]
+    vllm: VLLMKeys
+    openai: OpenAIKeys | None
+
+
+class DriftSectionKeys(TypedDict, total=False):
+    """Options of the section `DriftSection`."""
+
+    false_alarm_rate: float
+    baseline_steps: int
+    factor: float
+
+
+class AgreementSectionKeys(TypedDict, total=False):
+    """Options of the section `AgreementSection`."""
+
+    on_breach: Literal["stop", "warn"]
+    max_mult_prob_error: float | None
+    drift: DriftSectionKeys | None
+
+
+class AdaptiveKLKeys(TypedDict, total=False):
+    """Options of the section `AdaptiveKL`."""
+
+    target: float
+    gain: float
+
+
+class KLKeys(TypedDict, total=False):
+    """Options of the section `KL`."""
+
+    coef: float
+    placement: Literal["reward", "loss"]
+    adaptive: AdaptiveKLKeys | None
+
+
+class RewardScalingKeys(TypedDict, total=False):
+    """Options of the section `RewardScaling`."""
+
+    source: Sequence[float]
+    target: Sequence[float]
+
+
+class OverlongKeys(TypedDict, total=False):
+    """Options of the section `Overlong`."""
+
+    buffer: int
+    penalty: float
+
+
+class DynamicSamplingKeys(TypedDict, total=False):
+    """Options of the section `DynamicSampling`."""
+
+    max_batches: int
+
+
+class CorrectionSectionKeys(TypedDict, total=False):
+    """Options of the section `CorrectionSection`."""
+
+    kind: Literal["token_tis", "sequence_tis", "icepop"]
+    high: float
+    low: float | None
+
+
+class PPOSectionKeys(TypedDict, total=False):
+    """Options of the section `PPOSection`."""
+
+    num_prompts_per_step: int
+    num_generations: int
+    global_batch_size: int
+    ppo_epochs: int
+    whiten_advantages: bool
+    clip: float
+    clip_high: float | None
+    dual_clip: float | None
+    entropy_coef: float
+    kl: KLKeys | None
+    reward_scaling: RewardScalingKeys | None
+    overlong_penalty: OverlongKeys | None
+    truncation_penalty: float
+    overlong_filtering: bool
+    dynamic_sampling: DynamicSamplingKeys | None
+    correction: CorrectionSectionKeys | None
+    one_step_ahead: bool
+    max_sequence_mismatch: float | None
+    critic_warmup_steps: int
+    gamma: float
+    gae_lambda: float
+    gae_lambda_policy: float | None
+    gae_lambda_value: float | None
+    length_adaptive_alpha: float
+    bootstrap_truncated: bool
+    value_clip: float | None
+
+
+class GRPOSectionKeys(TypedDict, total=False):
+    """Options of the section `GRPOSection`."""
+
+    num_prompts_per_step: int
+    num_generations: int
+    global_batch_size: int
+    ppo_epochs: int
+    whiten_advantages: bool
+    clip: float
+    clip_high: float | None
+    dual_clip: float | None
+    entropy_coef: float
+    kl: KLKeys | None
+    reward_scaling: RewardScalingKeys | None
+    overlong_penalty: OverlongKeys | None
+    truncation_penalty: float
+    overlong_filtering: bool
+    dynamic_sampling: DynamicSamplingKeys | None
+    correction: CorrectionSectionKeys | None
+    one_step_ahead: bool
+    max_sequence_mismatch: float | None
+    baseline: Literal["mean", "leave_one_out", "none"]
+    scale_rewards: Literal["group", "batch", "none"]
+    loss_mean: Literal["tokens", "responses", "constant"]
+    importance_sampling_level: Literal["token", "sequence"]
+    loss: Literal["clip", "cispo"]
+
+
+class PairSectionKeys(TypedDict, total=False):
+    """Options of the section `PairSection`."""
+
+    prompt: str
+    messages: str | None
+    chat: bool
+    system_prompt: str | None
+    max_prompt_tokens: int
+    overlong_prompts: Literal["error", "skip", "truncate"]
+    bad_rows: Literal["error", "skip"]
+    fields: Mapping[str, Literal["text", "number", "boolean", "list", "object", "any"]] | None
+    answer: str
+    max_validation_samples: int | None
+    train: str | Sequence[str] | None
+    validation: str | Sequence[str] | None
+    weights: Sequence[float] | None
+    task: Mapping[str, Any] | None
+    completion: str | None
+    shuffle: bool
+    limit_train_batches: int | float | None
+    limit_val_batches: int | float | None
+    chosen: str
+    rejected: str
+    chosen_score: str | None
+    rejected_score: str | None
+
+
+class DPOSectionKeys(TypedDict, total=False):
+    """Options of the section `DPOSection`."""
+
+    preference_loss: Literal["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+    preference_loss_weight: float
+    sft_loss_weight: float
+    preference_average_log_probs: bool
+    sft_average_log_probs: bool | None
+    gt_reward_scale: float
+    global_batch_size: int
+    max_tokens: int
+    ref_policy_kl_penalty: float
+
+
+class RewardModelSectionKeys(TypedDict, total=False):
+    """Options of the section `RewardModelSection`."""
+
+    global_batch_size: int
+    max_tokens: int
+    margin: bool
+    center_rewards_coefficient: float
+
+
+class DistillSectionKeys(TypedDict, total=False):
+    """Options of the section `DistillSection`."""
+
+    on_policy: bool
+    num_prompts_per_step: int
+    num_generations: int
+    global_batch_size: int
+    max_tokens: int | None
+    kl_type: Literal["forward", "reverse", "mixed", "jsd"]
+    mixed_kl_weight: float | None
+    top_k: int | None
+    zero_outside_topk: bool
+    teacher_field: str | None
+
+
+class SelfRewardingSectionKeys(TypedDict, total=False):
+    """Options of the section `SelfRewardingSection`."""
+
+    preference_loss: Literal["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+    preference_loss_weight: float
+    sft_loss_weight: float
+    preference_average_log_probs: bool
+    sft_average_log_probs: bool | None
+    gt_reward_scale: float
+    max_iterations: int
+    global_batch_size: int
+    num_responses_to_gen: int
+    length_control: float | Sequence[float]
+    ref_policy_kl_penalty: float | Sequence[float]
+    acting_policy: Literal["reference", "current"]
+    prompt_source: Literal["same", "split", "new"]
+    first_iteration: Mapping[str, Any] | None
+    use_meta_judge: bool
+    meta_judge_pcnt: float | Sequence[float]
+    meta_max_relative_pcnt: float
+    max_class_share: float
+    max_leak_share: float
+    leak_pattern: str | None
+
+
+class JudgeSectionKeys(TypedDict, total=False):
+    """Options of the section `JudgeSection`."""
+
+    path: str | None
+    sampler: SamplerSectionKeys | None
+    chat: bool
+    system_prompt: str | None
+    sampling: SamplingKeys
+    max_prompt_tokens: int
+    overlong_judge_prompts: Literal["drop", "truncate_response"]
+    unfinished_judgements: Literal["no_verdict", "read"]
+    max_no_verdict_rate: float
+    template: str | None
+    num_evals_to_average: int
+    judge_score_low: float
+    judge_score_high: float
+    decimals: bool
+    score_pattern: str
+
+
+class MetaJudgeSectionKeys(TypedDict, total=False):
+    """Options of the section `MetaJudgeSection`."""
+
+    template: str | None
+    winner_pattern: str
+    path: str | None
+    sampler: SamplerSectionKeys | None
+    chat: bool
+    system_prompt: str | None
+    sampling: SamplingKeys
+    max_prompt_tokens: int
+    overlong_judge_prompts: Literal["drop", "truncate_response"]
+    unfinished_judgements: Literal["no_verdict", "read"]
+    max_no_verdict_rate: float
+    battles: Literal["order_consistency", "position"]
+    max_judgement_tokens: int | None
+
+
+class WritingSamplingKeys(TypedDict, total=False):
+    """Options of the section `WritingSampling`."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+class NewPromptsSectionKeys(TypedDict, total=False):
+    """Options of the section `NewPromptsSection`."""
+
+    count: int | None
+    template: str | None
+    sampling: WritingSamplingKeys
+    max_prompt_tokens: int
+    max_attempts: int
+
+
+class KnownSectionKeys(TypedDict, total=False):
+    """Options of the section `KnownSection`."""
+
+    judgements: str | None
+    comparisons: str | None
+    min_meta_accuracy: float
+
+
+class SFTOptions(TypedDict, total=False):
+    """Options of `SFTRecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: DataSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    sft: SFTSectionKeys
+    optimizer: OptimizerKeys
+
+
+class PPOOptions(TypedDict, total=False):
+    """Options of `PPORecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: DataSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    reward: Reward | RewardSectionKeys | None
+    reward_model: ModelFolderKeys | None
+    validation_reward: Reward | RewardSectionKeys | None
+    environment: str | type | EnvironmentSectionKeys | None
+    sampling: SamplingKeys
+    validation_sampling: RepeatedSamplingKeys
+    sampler: SamplerSectionKeys
+    agreement: AgreementSectionKeys
+    policy: OptimizerKeys
+    ppo: PPOSectionKeys
+    critic: OptimizerKeys
+    critic_model: ModelFolderKeys | None
+
+
+class GRPOOptions(TypedDict, total=False):
+    """Options of `GRPORecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: DataSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    reward: Reward | RewardSectionKeys | None
+    reward_model: ModelFolderKeys | None
+    validation_reward: Reward | RewardSectionKeys | None
+    environment: str | type | EnvironmentSectionKeys | None
+    sampling: SamplingKeys
+    validation_sampling: RepeatedSamplingKeys
+    sampler: SamplerSectionKeys
+    agreement: AgreementSectionKeys
+    policy: OptimizerKeys
+    grpo: GRPOSectionKeys
+
+
+class DPOOptions(TypedDict, total=False):
+    """Options of `DPORecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: PairSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    optimizer: OptimizerKeys
+    dpo: DPOSectionKeys
+
+
+class RewardModelOptions(TypedDict, total=False):
+    """Options of `RewardModelRecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: PairSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    optimizer: OptimizerKeys
+    reward_model: RewardModelSectionKeys
+
+
+class DistillOptions(TypedDict, total=False):
+    """Options of `DistillRecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: DataSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    distill: DistillSectionKeys
+    teachers: Mapping[str, ModelFolderKeys]
+    sampling: SamplingKeys | None
+    sampler: SamplerSectionKeys
+    agreement: AgreementSectionKeys
+    optimizer: OptimizerKeys
+    validation_reward: Reward | RewardSectionKeys | None
+    validation_sampling: RepeatedSamplingKeys | None
+
+
+class SelfRewardingOptions(TypedDict, total=False):
+    """Options of `SelfRewardingRecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: DataSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    self_rewarding: SelfRewardingSectionKeys
+    judge: JudgeSectionKeys | None
+    reward_model: ModelFolderKeys | None
+    meta_judge: MetaJudgeSectionKeys | None
+    verifier: Reward | RewardSectionKeys | None
+    new_prompts: NewPromptsSectionKeys | None
+    sampling: SamplingKeys
+    sampler: SamplerSectionKeys
+    agreement: AgreementSectionKeys
+    optimizer: OptimizerKeys
+    validation_reward: Reward | RewardSectionKeys | None
+    validation_sampling: RepeatedSamplingKeys | None
+    known: KnownSectionKeys

@@ -1,0 +1,98 @@
+"""A run as Python sees it: what its folder holds."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import InputError
+
+if TYPE_CHECKING:
+    from lockstep.report.agreement import AgreementSummary
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder; finished, stopped early, or still under way in another process.
+
+    Attributes:
+        folder: The folder.
+    """
+
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has reached its end."""
+        return self.model.is_dir()
+
+    @property
+    def model(self) -> Path:
+        """The trained model, a Hugging Face folder; it exists once the run is finished."""
+        return self.folder / "final"
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """A row for each step and validation, `step` first; `pandas.DataFrame(run.metrics)` is a table."""
+        from lockstep.report.log import read_metrics
+
+        return read_metrics(self.folder)
+
+    def curve(self, metric: str) -> list[tuple[int, float]]:
+        """Steps and values of one metric.
+
+        Raises:
+            InputError: The run has no such metric; names the nearest.
+        """
+        rows = self.metrics
+        points = [(int(row["step"]), row[metric]) for row in rows if metric in row]
+        if not points:
+            names = {name for row in rows for name in row}
+            close = get_close_matches(metric, names, 1)
+            hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(sorted(names)) or 'nothing yet'}"
+            raise InputError(f"{self.folder} logs no {metric}; {hint}")
+        return points
+
+    @property
+    def samples(self) -> Iterator[dict[str, Any]]:
+        """Logged rollouts: step, prompt, response, reward, token by token."""
+        from lockstep.report.log import SAMPLES, lines
+
+        return (row for row, _ in lines(self.folder / SAMPLES))
+
+    @property
+    def best(self) -> Path | None:
+        """The best checkpoint by `run.best`, of those that were saved; None where the recipe names no metric."""
+        from lockstep.run.checkpoint import Checkpoints
+
+        return Checkpoints(self.folder / "checkpoints", keep=1).best_folder()
+
+    @property
+    def agreement(self) -> AgreementSummary | None:
+        """Agreement of sampler and learner over all steps; None where nothing samples."""
+        from lockstep.report.agreement import read_agreement
+
+        return read_agreement(self.folder)
+
+    @property
+    def summary(self) -> str:
+        """The summary that a run ends with."""
+        from lockstep.run.train import summarize_run
+
+        return summarize_run(self.folder)
+
+    def report(self) -> Path:
+        """Writes the report, one HTML file, and returns its path."""
+        from lockstep.report.html import write_report
+
+        out = self.folder / "report.html"
+        write_report([self.folder], out)
+        return out
+
+    def _repr_html_(self) -> str:
+        """The summary, for notebooks."""
+        return f"<pre>{html.escape(self.summary)}</pre>"

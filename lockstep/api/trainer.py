@@ -1,0 +1,122 @@
+"""An algorithm as an object: a recipe from keyword arguments, and the run that it trains."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lockstep.algorithms.base import Algorithm
+from lockstep.api.run import Run
+from lockstep.api.values import build_tree
+from lockstep.config import user_code
+from lockstep.config.loading import Layer, Loaded, describe, load_options
+from lockstep.run.callbacks import Callbacks, OnStep, OnValidation
+
+
+class Trainer:
+    """A run to come: the same recipe that the command line would load, and refuses with the same messages.
+
+    Each algorithm that ships has a subclass, such as `lockstep.GRPO`; `Trainer` itself takes one of yours, as a class
+    or as text (`file.py:Class`).
+
+    Args:
+        algorithm: The algorithm; None: the subclass's own.
+        recipe: A recipe to start from, a name that `lockstep config` lists or a YAML file; None: the one that is called
+            as the algorithm, if it ships.
+        options: Options of the recipe. Sections are mappings, such as `grpo={"clip": 0.1}`. Short forms: `model` is a
+            folder; `train` and `validation` are files, lists of rows, or datasets; `reward` is a function
+            `f(prompt, response, answer, row)` or the name of a verifier; `environment` is a class.
+
+    Raises:
+        RecipeError: One sentence for each option that is wrong.
+    """
+
+    algorithm: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        algorithm: str | type[Algorithm] | None = None,
+        *,
+        recipe: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        named = self.algorithm if algorithm is None else algorithm
+        if named is None:
+            raise TypeError("Trainer needs an algorithm: a class derived from Algorithm, or file.py:Class")
+        text = named if isinstance(named, str) else user_code.refer(named)
+        base = str(recipe) if recipe is not None else self.algorithm
+        tree = {"algorithm": text, **build_tree(options)}
+        name = Path(base).stem if base is not None else text.rpartition(":")[2].partition("-")[0].lower()
+        self._loaded = load_options(name, base, Layer(f"lockstep.{type(self).__name__}", tree))
+
+    @property
+    def loaded(self) -> Loaded:
+        """The resolved recipe."""
+        return self._loaded
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder: another option is another folder."""
+        return self._loaded.run_folder
+
+    def describe(self) -> str:
+        """The resolved recipe as YAML, each option with its origin."""
+        return describe(self._loaded, origins=True)
+
+    def dry_run(self) -> str:
+        """Checks everything that can be known before the first step.
+
+        Raises:
+            DryRunError: One sentence for each thing that is wrong.
+        """
+        from lockstep.run.dry_run import dry_run
+
+        return dry_run(self._loaded)
+
+    def train(
+        self,
+        *,
+        on_step: OnStep | None = None,
+        on_validation: OnValidation | None = None,
+        allow_changes: bool = False,
+    ) -> Run:
+        """Trains to the end, or resumes the run that the same arguments began.
+
+        An interrupt (Ctrl-C, or the stop button of a notebook) ends the run after its step and saves it; the same call
+        resumes it.
+
+        Args:
+            on_step: Called after each step with the step's number and its metrics, validation's among them.
+            on_validation: Called after each validation, the one before the first step too.
+            allow_changes: Resume even if data, first model or code have changed.
+        """
+        return train_loaded(self._loaded, Callbacks(on_step, on_validation), allow_changes)
+
+    def __repr__(self) -> str:
+        return f"<lockstep.{type(self).__name__} → {self.folder}>"
+
+
+def train_loaded(loaded: Loaded, callbacks: Callbacks, allow_changes: bool = False) -> Run:
+    """Trains a resolved recipe; a run that is stopped early was saved, and is returned as it is."""
+    from lockstep.run.stop import Stopped
+    from lockstep.run.train import train
+
+    try:
+        train(loaded, allow_changes, callbacks=callbacks)
+    except Stopped as stopped:
+        print(f"lockstep: {stopped}", file=sys.stderr)
+    return Run(loaded.run_folder)
+
+
+def train(
+    recipe: str | Path,
+    *,
+    on_step: OnStep | None = None,
+    on_validation: OnValidation | None = None,
+    allow_changes: bool = False,
+    **options: Any,
+) -> Run:
+    """Trains a recipe by its name or file, as `lockstep train` does, with options as those of `Trainer`."""
+    loaded = load_options(Path(recipe).stem, str(recipe), Layer("lockstep.train", build_tree(options)))
+    return train_loaded(loaded, Callbacks(on_step, on_validation), allow_changes)

@@ -1,0 +1,93 @@
+"""Python values as values of a recipe: paths, functions, classes, and rows that a program holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lockstep.config import user_code
+from lockstep.config.sources import VERIFIERS
+from lockstep.errors import InputError
+from lockstep.whole_files import write_whole
+
+Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
+"""A file of rows, or the rows themselves: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""
+Reward: TypeAlias = str | Mapping[str, Any] | Callable[[str, str, str, dict[str, Any]], float | None]
+"""A function `f(prompt, response, answer, row)`, the name of a verifier such as math, or the section `reward`."""
+
+ROWS = Path("runs") / "rows"
+"""Folder of rows that programs held, beside the runs that read them."""
+
+_REWARDS = ("reward", "validation_reward", "verifier")
+
+
+def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts keyword arguments to a recipe.
+
+    Short forms become sections: `model` is a folder, `train` and `validation` are rows, a reward is a function or the
+    name of a verifier, an environment is a class. Functions and classes become references, see `user_code.refer`.
+
+    Raises:
+        InputError: A value has no place in a recipe, or a row is no mapping.
+    """
+    tree = dict(options)
+    data = dict(tree.get("data") or {})
+    for key in ("train", "validation"):
+        if tree.get(key) is not None:
+            data[key] = _store_rows(tree[key], key)
+        tree.pop(key, None)
+    if data:
+        tree["data"] = data
+    if isinstance(tree.get("model"), str | Path):
+        tree["model"] = {"path": str(tree["model"])}
+    for key in _REWARDS:
+        if isinstance(tree.get(key), str):
+            tree[key] = {"type": tree[key]} if tree[key] in VERIFIERS else {"type": "python", "function": tree[key]}
+        elif callable(tree.get(key)):
+            tree[key] = {"type": "python", "function": tree[key]}
+    if isinstance(tree.get("environment"), str | type):
+        tree["environment"] = {"class_name": tree["environment"]}
+    return {key: _plain(value, key) for key, value in tree.items()}
+
+
+def _plain(value: Any, key: str) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Path():
+            return str(value)
+        case Mapping():
+            return {name: _plain(item, f"{key}.{name}") for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item, key) for item in value]
+        case _ if callable(value):
+            return user_code.refer(value)
+        case _:
+            raise InputError(
+                f"{key} is {value!r}; a recipe holds numbers, text, lists, mappings, functions and classes"
+            )
+
+
+def _store_rows(rows: Rows, key: str) -> str:
+    """The file of rows; rows of the program are written to one whose name is a digest of their content."""
+    if isinstance(rows, str | Path):
+        return str(rows)
+    lines = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise InputError(f"{key}: row {number} is {row!r}; give mappings, such as {{'question': …, 'answer': …}}")
+        try:
+            lines.append(json.dumps(dict(row), ensure_ascii=False, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{key}: row {number} cannot be written as JSON ({error})") from None
+    if not lines:
+        raise InputError(f"{key} has no rows")
+    text = "".join(f"{line}\n" for line in lines).encode()
+    file = ROWS / f"{hashlib.sha256(text).hexdigest()[:16]}.jsonl"
+    if not file.exists():
+        ROWS.mkdir(parents=True, exist_ok=True)
+        write_whole(file, [text])
+    return str(file)

@@ -1,0 +1,63 @@
+"""Learners and samplers, opened where they can be: in this process, or in processes of their own."""
+
+from __future__ import annotations
+
+from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.self_check import require_proof
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.cluster.workers import Workers
+from lockstep.config import LearnerSection
+from lockstep.errors import InputError
+from lockstep.learners.base import Learner
+from lockstep.learners.rank import RankLearner
+from lockstep.models.heads import LogitsHead
+from lockstep.report.progress import Progress
+from lockstep.samplers.backend import find_backend
+from lockstep.samplers.base import Sampler
+from lockstep.types import SamplingParams
+
+
+def open_learner(
+    spec: LearnerSpec, sampling: SamplingParams | None, timeout_s: float, progress: Progress, workers: Workers
+) -> Learner:
+    """Opens a learner, in this process where there is one rank and no cluster, else in processes of its own.
+
+    Args:
+        spec: The learner.
+        sampling: The distribution of samplers that decode by Lockstep's own cache; None: there are none.
+        timeout_s: The longest that one call may take.
+        progress: Reports to the user.
+        workers: Own its processes.
+
+    Raises:
+        ModelError: The model is not computed right here.
+    """
+    with progress.phase("self-check"):
+        require_proof(spec.model, spec.section, sampling)
+    if workers.here and spec.section.in_process:
+        return spec.build()
+    with progress.phase("start learners"):
+        learner = launch(spec, timeout_s, workers)
+    workers.callback(learner.close)
+    return learner
+
+
+def section_of(learner: Learner) -> LearnerSection:
+    """The options that a learner was opened with.
+
+    Raises:
+        InputError: It is not one of Lockstep's.
+    """
+    if isinstance(learner, RankLearner | MeshLearner):
+        return learner.section
+    raise InputError("the learner is not one that open_learner opened; leave it out, and sync its weights")
+
+
+def share_weights(learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: Workers) -> Sampler | None:
+    """A sampler on the weights of a learner without adapters; None unless both can be in this process."""
+    backend = find_backend(spec.section)
+    if not (workers.here and spec.section.in_process) or section.lora is not None or backend is None:
+        return None
+    if not isinstance(learner, RankLearner) or not isinstance(learner.model, LogitsHead):
+        return None
+    return backend.wrap(learner.model.lm, spec.section, section)

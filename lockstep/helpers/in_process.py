@@ -1,0 +1,46 @@
+"""The user's code by one interface: in a child process, or in this one for objects that only this program has."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lockstep.config.user_code import is_in_program
+from lockstep.helpers.process import Answers, Child, ChildError
+
+
+class InProcess(Child):
+    """The same interface for code that no other process can import: it runs in this process, without a timeout.
+
+    Questions and replies pass through JSON as they do for a child, so that both answer alike.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        super().__init__(module, *arguments)
+        self._answers: Answers | None = None
+
+    def __reduce__(self) -> tuple[type[InProcess], tuple[str, ...]]:
+        return InProcess, (self._module, *self._arguments)
+
+    def start(self) -> None:
+        if self._answers is None:
+            try:
+                self._answers = importlib.import_module(self._module).answers(*self._arguments)
+            except Exception as error:
+                raise ChildError(str(error)) from error
+
+    @contextmanager
+    def ask_streaming(self, question: Any) -> Iterator[Callable[[float], Any]]:
+        self.start()
+        assert self._answers is not None, "it has started"
+        with self._lock:
+            replies = self._answers(json.loads(json.dumps(question)))
+            yield lambda timeout_s: json.loads(json.dumps(next(replies)))
+
+
+def build_child(module: str, reference: str) -> Child:
+    """Builds the child that runs the user's code: a process, or this one for an object that only this program has."""
+    return InProcess(module, reference) if is_in_program(reference) else Child(module, reference)
