@@ -118,7 +118,7 @@ def critic(folder: Path) -> list[float]:
     return [row["critic/loss"] for row in read_metrics(folder) if "critic/loss" in row]
 
 
-@pytest.mark.full
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_what_is_unfinished_is_resumed_and_what_fails_is_told(places: tuple[Path, Path]) -> None:
     arms = [Arm("dtensor", True, 7), Arm("dtensor", False, 7)]

@@ -66,7 +66,8 @@ def test_either_answer_follows_its_prompt_and_is_learned_with_its_stop_token(tmp
 
 def test_pairs_come_in_the_order_of_prompts_and_with_their_scores(tmp_path: Path, tokenizer: Any) -> None:
     pairs = opened(tmp_path, tokenizer, ROWS, shuffle=True, chosen_score="w", rejected_score="l")
-    prompts = Prompts(pairs.selection.rows, tokenizer, pairs._data.model_copy(update={"answer": ""}))
+    data = PairSection(train="rows.jsonl", prompt="{question}\n", max_prompt_tokens=64, answer="")
+    prompts = Prompts(pairs.selection.rows, tokenizer, data)
     batch = pairs.at(2, 5, seed=9)
     given = [tuple(t[~m].tolist()) for t, m in zip(batch.sequences(), batch.sequences("mask"), strict=True)]
     drawn = prompts.at(2, 5, seed=9)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import doc_commands
 import pytest
-from doc_commands import PAGES, ROOT, blocks, commands, fate, with_files
+from doc_commands import PAGES, ROOT, blocks, commands, fate, warmed_up_shortly, with_files
 
 from lockstep.cli import build_parser, main
 from lockstep.config.loading import load
@@ -165,19 +165,6 @@ def my_reward_run() -> str:
     options = ["run=my_reward_run", *SHORT, *warmed_up_shortly("reward_arithmetic")]
     assert main(["train", "reward_arithmetic", *options]) == 0
     return "my_reward_run"
-
-
-def warmed_up_shortly(recipe: str) -> list[str]:
-    """What is trained first stops after two steps, too; neither makes more rows than they take."""
-    tree = load(recipe).dump()
-    task = tree["data"]["task"] or {"demonstrations": 0}
-    few = ["data.task.demonstrations=2048"] if task["demonstrations"] else []
-    first = tree["model"]["from_recipe"]
-    if first is None:
-        return few
-    data = "data: {task: {demonstrations: 2048}}"
-    Path(f"{first}_shortly.yaml").write_text(f"base: {first}\nrun: {{max_steps: 2, validate_every: 0}}\n{data}\n")
-    return [*few, f"model.from_recipe={first}_shortly.yaml"]
 
 
 @pytest.fixture(scope="session")

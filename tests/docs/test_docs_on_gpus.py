@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from doc_commands import ROOT, Command, commands, fate, with_files
+from doc_commands import ROOT, Command, commands, fate, warmed_up_shortly, with_files
 from gpus import show_gpus
 
 from lockstep.cli import main
@@ -89,7 +89,6 @@ def test_there_is_something_to_try() -> None:
     assert ASKING
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("text", TRAINING)
 def test_a_run_can_start_on_gpus(
     text: str, real: dict[str, str], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -97,7 +96,7 @@ def test_a_run_can_start_on_gpus(
     shutil.copytree(EXAMPLE, in_tmp, dirs_exist_ok=True)
     show_gpus(monkeypatch, TRAINING[text].gpus)
     arguments = [word for word in with_files(text, real) if word != "--dry-run"]
-    assert main([*arguments, "--dry-run"]) == 0, capsys.readouterr().err
+    assert main([*arguments, *warmed_up_shortly(arguments[1]), "--dry-run"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", [text for text in TRAINING if "Meta-Llama-3-8B" in text])

@@ -403,7 +403,7 @@ def test_a_run_says_how_it_computed(models: Callable[..., Path], in_tmp: Path) -
     assert (recipe.seed, recipe.run.folder, recipe.grid.budget_s, recipe.grid.lengths) == (5, "out", 7.0, (100,))
 
 
-@pytest.mark.full
+@pytest.mark.proof
 @pytest.mark.usefixtures("vllm")
 def test_three_backends_make_three_pairs(assets: Path, in_tmp: Path) -> None:
     """vLLM rescores at temperature 1 only, so what others drew under top-p is compared there."""

@@ -159,7 +159,7 @@ class Forbids(HFBackend):
 
 
 def test_tokens_that_are_barred_are_seen(ground: Ground) -> None:
-    diagnosis = examined(ground, Change("infer", Forbids), requests=32, tokens=48)
+    diagnosis = examined(ground, Change("infer", Forbids), requests=24, tokens=32)
     (found,) = diagnosis.causes
     assert (found.cause, found.side) == ("penalty", "infer")
     assert "with other logits for some tokens" in found.evidence[0]

@@ -111,7 +111,9 @@ IN_THE_BACKGROUND = ("bash", "-c", "trap '' INT; exec \"$@\"", "bash")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("shell", [(), IN_THE_BACKGROUND], ids=["in front", "in the background"])
+@pytest.mark.parametrize(
+    "shell", [(), pytest.param(IN_THE_BACKGROUND, marks=pytest.mark.proof)], ids=["in front", "in the background"]
+)
 def test_two_interrupts_end_at_once(shell: tuple[str, ...], run: Run, in_tmp: Path) -> None:
     Path("slow.py").write_text(SLOW)
     with started("run", "reward.function=slow.py:slow", "run.max_steps=100", shell=shell) as process:
