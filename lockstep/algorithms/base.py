@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lockstep.config import (
     AgreementSection,
@@ -120,6 +120,9 @@ class Algorithm(Common, ABC):
     A subclass adds its sections as fields, and defines what is abstract here. Mark it `typing.final`: a type checker
     then reports what is missing.
     """
+
+    purpose: ClassVar[str] = ""
+    """The thing that a model learns by it, for people who read what a run is for: `learns to …`; may be left empty."""
 
     @property
     @abstractmethod

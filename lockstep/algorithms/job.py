@@ -11,6 +11,7 @@ from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.step import Hook, RunLength, Step
+from lockstep.command_line import command
 from lockstep.config import Common, EnvironmentSection, RepeatedSampling, RewardSection
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.pairs import Pairs
@@ -129,8 +130,8 @@ def build_agreement(
     inference = algorithm.inference
     assert inference is not None, "what samples is compared"
     section, options = inference.agreement, doctor_options(algorithm.learner, inference.sampler, inference.sampling)
-    command = f"lockstep doctor quick {setup.source.folder} {options}"
-    promise = Promise(section.bound(algorithm.learner.is_bf16), section.stops, command)
+    examine = f"{command('doctor', 'quick', setup.source.folder)} {options}"
+    promise = Promise(section.bound(algorithm.learner.is_bf16), section.stops, examine)
     watch = None
     if section.drift is not None:
         test = DriftTest(section.drift.false_alarm_rate, section.drift.baseline_steps, section.drift.factor, FLOOR)

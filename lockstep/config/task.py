@@ -47,6 +47,11 @@ class Task(Section, ABC):
     """Options that decide which rows are held out: a recipe that is trained first has them from the one after it."""
     name: str = Field(description="the task, which has the other options: one that ships, or file.py:Class")
 
+    @property
+    def changes(self) -> Mapping[int, str]:
+        """The rows at which the demonstrations become others, counted from 0, and a sentence on what is seen then."""
+        return {}
+
     @abstractmethod
     def write(self, folder: Path) -> TaskFiles:
         """Makes the rows and writes them; the same options always give the same bytes.

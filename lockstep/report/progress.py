@@ -28,7 +28,9 @@ HEADLINES = (
 BESIDE = "beside/"
 """Prefix of the names of work that ran beside phases; the phases alone add up to the time of a step."""
 
-_LINE_EVERY_S = 1.0
+_LINES = 10  # in which a run of known length is told where there is no terminal
+_SILENT_S = 300.0  # at most between two of them
+_LINE_EVERY_S = 1.0  # at least, where the length is not known
 _WINDOW = 10  # steps that the throughput and the time left are measured over
 
 
@@ -43,7 +45,7 @@ class ProgressView:
         phase: The current phase, and its seconds so far.
         metrics: Headlines of the newest step.
         tokens_per_s: Over the newest steps; None before the first.
-        left_s: Seconds until the last step, at the pace of the newest.
+        left_s: Seconds until the last step, at the pace of the newest; None after one step, which also warms up.
     """
 
     title: str
@@ -153,7 +155,7 @@ class Progress:
         """Returns the progress as it is now."""
         seconds, tokens, steps = map(sum, zip(*self._recent, strict=True)) if self._recent else (0.0, 0, 0)
         left_s = None
-        if self._total is not None and steps:
+        if self._total is not None and len(self._recent) > 1:
             left_s = (self._total - self._step) * seconds / steps
         return ProgressView(
             title=self._title,
@@ -187,8 +189,8 @@ def show_progress(
     Args:
         title: Title of the run.
         total_steps: Steps of the whole run; where it is not known yet, `Progress.total` says it later.
-        stream: Target; standard error if None. On a terminal a bar moves, elsewhere there are lines, at most one a
-            second, the first and the last step always.
+        stream: Target; standard error if None. On a terminal a bar moves, elsewhere there is a line for each
+            tenth of the steps, and for the first and the last.
         clock: Seconds that only grow.
     """
     out = sys.stderr if stream is None else stream
@@ -209,7 +211,7 @@ class _Lines:
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         self._stream, self._clock = stream, clock
-        self._printed: float | None = None
+        self._told: tuple[float, int] | None = None  # when the newest line was written, and at which step
 
     def open(self, view: Callable[[], ProgressView]) -> AbstractContextManager[object]:
         self.note(view().title)
@@ -220,9 +222,19 @@ class _Lines:
 
     def step(self, view: ProgressView) -> None:
         now = self._clock()
-        if self._printed is None or now - self._printed >= _LINE_EVERY_S or view.step == view.total:
-            self._printed = now
+        if self._is_due(view, now):
+            self._told = now, view.step
             self.note(view.line)
+
+    def _is_due(self, view: ProgressView, now: float) -> bool:
+        """True for the first line and the last, in a new tenth of the steps, and after a long silence."""
+        if self._told is None or view.step == view.total:
+            return True
+        since, before = self._told
+        if view.total is None:
+            return now - since >= _LINE_EVERY_S
+        tenths = (step * _LINES // view.total for step in (before, view.step))
+        return len(set(tenths)) > 1 or now - since >= _SILENT_S
 
 
 class _Bar:

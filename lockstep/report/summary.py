@@ -1,5 +1,5 @@
-"""The result of a run on one screen: accuracy before, after and at its best, the reward curve, and whether the policies
-agreed."""
+"""The result of a run on one screen: the reward curve, whether training and sampling agreed, accuracy before, after and
+at its best, what the critic explains, and where report and model are."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import math
 from collections.abc import Collection
 from pathlib import Path
 
+from lockstep.command_line import command
 from lockstep.report.agreement import AgreementSummary, read_agreement
 from lockstep.report.held_out import HELD_OUT, Figure, best, figures, from_to
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import curve, summary_table
 
+PAGE = "report.html"
+"""The report of a run, in its folder."""
+
+_LATEST = 0.2  # the share of the steps that the critic is judged by: at first it knows nothing
+
 
 def summary(folder: Path, kept: Collection[int]) -> str:
-    """Reads a run's metrics. Returns text for a terminal; ends with the path of the run.
+    """Reads a run's metrics. Returns text for a terminal; ends with the paths of the run, its report and its model.
 
     Args:
         folder: Folder of the run.
         kept: Steps whose checkpoints are there.
     """
     rows = read_metrics(folder)
-    where = f"run: {folder}\nmodel: {folder / 'final'} (opens with transformers)\nlook at it: lockstep report {folder}"
-    parts = [_headline(rows, kept, read_agreement(folder)), _drawing(rows), where]
+    parts = [_drawing(rows), _headline(folder, rows, kept, read_agreement(folder)), _where(folder)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -37,15 +42,25 @@ def _series(rows: list[dict[str, float]], name: str) -> list[float]:
     return [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
 
 
-def _headline(rows: list[dict[str, float]], kept: Collection[int], compared: AgreementSummary | None) -> str:
-    """First, last and best of the headlines, and whether both sides agreed in all steps."""
+def _where(folder: Path) -> str:
+    page = folder / PAGE
+    report = f"{page} (opens in a browser)" if page.is_file() else f"not written; {command('report', folder)} does that"
+    return f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (opens with transformers)"
+
+
+def _headline(
+    folder: Path, rows: list[dict[str, float]], kept: Collection[int], compared: AgreementSummary | None
+) -> str:
+    """The verdict on training and sampling, and first, last and best of the headlines."""
     lines: list[tuple[str, str]] = []
+    if compared is not None:
+        lines.append(("training and sampling", compared.sentence))
     for name, (label, better) in HELD_OUT.items():
         series = figures(rows, name)
         if series:
             lines.append((label, from_to(series)))
         if len(series) > 1:
-            lines.append(("  best", _best(best(series, better), series[-1].step, kept)))
+            lines.append(("  best", _best(folder, best(series, better), series[-1].step, kept)))
     for name, label in (
         ("validation/judge_exact", "known scores that the judge gives"),
         ("validation/meta_judge_accuracy", "known winners that the meta-judge names"),
@@ -63,12 +78,23 @@ def _headline(rows: list[dict[str, float]], kept: Collection[int], compared: Agr
         series = figures(rows, name)
         if series:
             lines.append((label, from_to(series)))
-    if compared is not None:
-        lines.append(("training and sampling", compared.sentence))
+    explained = figures(rows, "critic/explained_variance")
+    if explained:
+        lines.append(("critic", _judge(explained)))
     return summary_table(lines)
 
 
-def _best(found: Figure, last: int, kept: Collection[int]) -> str:
+def _judge(series: list[Figure]) -> str:
+    """The part of the variance of the returns that the critic's values explain in the latest steps."""
+    latest = series[-math.ceil(len(series) * _LATEST) :]
+    mean = sum(figure.value for figure in latest) / len(latest)
+    when = f"in the last {len(latest)} steps" if len(latest) > 1 else "in the last step"
+    if mean > 0:
+        return f"explains {mean:.1%} of the variance of the returns {when}"
+    return f"explains nothing of the returns {when}: explained variance {mean:.3f}, their mean alone would have 0"
+
+
+def _best(folder: Path, found: Figure, last: int, kept: Collection[int]) -> str:
     """The best figure, its step, and whether that model is kept."""
     at = f"{found.text()} at step {found.step}"
     if found.step == 0:
@@ -76,7 +102,8 @@ def _best(found: Figure, last: int, kept: Collection[int]) -> str:
     if found.step == last:
         return f"{at}, the last"
     if found.step in kept:
-        return f"{at}, whose checkpoint is kept (lockstep export --checkpoint {found.step})"
+        out = folder / f"step-{found.step}"
+        return f"{at}, whose checkpoint is kept ({command('export', folder, out, '--checkpoint', found.step)})"
     return f"{at}, whose checkpoint is not kept (run.best keeps the best of those that run.save_every saves)"
 
 

@@ -18,7 +18,7 @@ from lockstep.errors import NothingTrainedError
 from lockstep.models.export import copy_frame
 from lockstep.models.source import ModelSource, open_source, scratch_model
 from lockstep.report.progress import Progress, show_progress
-from lockstep.report.summary import has_trained, summary
+from lockstep.report.summary import PAGE, has_trained, summary
 from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.doctor_reports import examination
@@ -35,6 +35,7 @@ from lockstep.run.folder import (
 from lockstep.run.identity import identity
 from lockstep.run.live_setup import LiveSetup, require_lengths
 from lockstep.run.open_run import open_run
+from lockstep.run.page import write_page
 from lockstep.run.remarks import remarks
 from lockstep.run.session import Session
 from lockstep.run.stop import Stop, Stopped
@@ -66,6 +67,14 @@ def train(
         ChangedError: If the run's identity has changed, and that is not allowed.
         NothingTrainedError: If the recipe that is trained first has come to its end and learned from nothing.
     """
+    if _run(loaded, allow_changes, deadline_s, callbacks):
+        print(f"{loaded.name} is finished: {loaded.run_folder}")
+    print(summarize_run(loaded.run_folder))
+    return loaded.run_folder
+
+
+def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callbacks: Callbacks = NO_CALLBACKS) -> bool:
+    """Runs a recipe as `train` does, and sums nothing up. True if there was nothing left to do."""
     recipe = loaded.expect(Algorithm)
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
@@ -79,12 +88,13 @@ def train(
             with lock_folder(folder):
                 adopt(loaded, changed)
         _track_finished(loaded, folder)
-        print(f"{loaded.name} is finished: {folder}\n{summarize_run(folder)}")
-        return folder
+        if not (folder / PAGE).is_file():
+            write_page(folder, print)
+        return True
     health = examination(recipe)
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it
-            return folder
+            return True
         views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
@@ -108,8 +118,9 @@ def train(
         except Stopped as stopped:
             raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
         export(folder, folder / "final")
-    print(summarize_run(folder))
-    return folder
+        with progress.phase("report"):
+            write_page(folder, progress.note)
+    return False
 
 
 def summarize_run(folder: Path) -> str:
@@ -161,27 +172,33 @@ def _source(
     """The initial model; trained or built first, where the recipe says so."""
     recipe, first = loaded.training, loaded.warm_start
     if first is not None:
-        return open_source(_warm_started(loaded.name, first, allow_changes, deadline_s))
+        return open_source(_warm_started(loaded, first, allow_changes, deadline_s))
     if recipe.model.scratch is not None:
         return open_source(scratch_model(recipe, files.demonstrations, folder / FRAME))
     return open_source(str(recipe.model.path))
 
 
-def _warm_started(name: str, first: Loaded, allow_changes: bool, deadline_s: float | None) -> Path:
+def _warm_started(loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s: float | None) -> Path:
     """The model of the recipe that is trained first; where another process is training it, waits for that."""
-    final = first.run_folder / "final"
+    name, final = loaded.name, first.run_folder / "final"
     if not find_changed_options(first, allow_changes) and final.exists():
         require_trained(first.run_folder)
         print(f"{name} begins with {final}, trained before", file=sys.stderr)
         return final
-    print(f"1 of 2: {first.name}, with whose model {name} begins", file=sys.stderr)
+    print(f"stage 1 of 2: {_purpose(first)}; {name} begins with its model", file=sys.stderr)
     for _ in patience(name, first.run_folder, deadline_s):
         with suppress(FolderInUseError):  # where its process ends early, this one continues
-            train(first, allow_changes, deadline_s)
+            _run(first, allow_changes, deadline_s)
             break
     require_trained(first.run_folder)
-    print(f"2 of 2: {name}", file=sys.stderr)
+    print(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {_purpose(loaded)}", file=sys.stderr)
     return final
+
+
+def _purpose(loaded: Loaded) -> str:
+    """The recipe's name, and what a model learns by it."""
+    purpose = loaded.expect(Algorithm).purpose
+    return f"{loaded.name}, which {purpose}" if purpose else loaded.name
 
 
 def _track_finished(loaded: Loaded, folder: Path) -> None:

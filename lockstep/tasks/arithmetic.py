@@ -8,7 +8,8 @@ then of two minds, and reinforcement learning has something to decide.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,19 @@ class Arithmetic(Task):
     def idle_options(self) -> dict[str, str]:
         shares = ("direct_from", "direct_share")
         return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
+
+    @property
+    def changes(self) -> Mapping[int, str]:
+        first = math.ceil(self.direct_from * self.demonstrations)
+        if not self.direct_share or not 0 < first < self.demonstrations:
+            return {}
+        return {
+            first: (
+                f"the loss rises from here on, and is meant to: {self.direct_share:.0%} of the questions are now "
+                "answered directly, without the steps, by numbers that a small model can only guess; it learns both "
+                "styles, so that reinforcement learning has something to decide"
+            )
+        }
 
     def write(self, folder: Path) -> TaskFiles:
         problems = distinct_problems(self.train_questions + self.validation_questions, self.seed)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from lockstep.cli import main
+from lockstep.command_line import command
 from lockstep.config.loading import load
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
@@ -336,7 +337,8 @@ def test_the_summary_knows_which_checkpoints_are_kept(run: Run, capsys: pytest.C
     found = max(worth, key=lambda step: (worth[step], -step))
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  best")]
     assert 0 < found < 4, f"the run is to be best in the middle, but was {worth}"
-    assert f"at step {found}, whose checkpoint is kept (lockstep export --checkpoint {found})" in line
+    exported = command("export", "run", f"run/step-{found}", "--checkpoint", found)
+    assert f"at step {found}, whose checkpoint is kept ({exported})" in line
 
 
 def test_the_summary_calls_a_reward_a_reward(run: Run) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.cli import main
+from lockstep.command_line import command
 from lockstep.models.attention import Cached
 from lockstep.monitor.watch import FLOOR
 from lockstep.report.log import read_metrics
@@ -177,7 +178,7 @@ def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
     told = capsys.readouterr().err.splitlines()[-1]
     assert re.search(r"step 1: sampler and learner disagree, mean e\^\|Δ\| is 1.01 over \d+ tokens", told)
     assert "the bound is 1.001 (agreement.max_mult_prob_error)" in told
-    assert "`lockstep doctor quick run/initial backends=[hf,torch] learner.dtype=fp32`" in told
+    assert f"`{command('doctor', 'quick', 'run/initial')} backends=[hf,torch] learner.dtype=fp32`" in told
     assert told.endswith("the run was saved after step 0, and the same command resumes it")
     (row,) = (row for row in read_metrics(Path("run")) if "agreement/breach" in row)
     assert (row["step"], row["agreement/breach"]) == (1, 1.0)

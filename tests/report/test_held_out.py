@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from lockstep.command_line import command
 from lockstep.report.card import card
 from lockstep.report.held_out import best, figures, headlines, sentence
 from lockstep.report.summary import summary
@@ -44,7 +45,8 @@ def test_the_summary_names_interval_and_best_step_and_whether_its_checkpoint_is_
     gone = "whose checkpoint is not kept (run.best keeps the best of those that run.save_every saves)"
     assert second.endswith(f"0.750 [0.650, 0.800] at step 10, {gone}")
     kept = summary(folder, kept=[10, 20])
-    assert "at step 10, whose checkpoint is kept (lockstep export --checkpoint 10)" in kept
+    exported = command("export", folder, folder / "step-10", "--checkpoint", 10)
+    assert f"at step 10, whose checkpoint is kept ({exported})" in kept
     best_last = run_folder(tmp_path / "rising", ROWS[:3])
     assert "0.750 [0.650, 0.800] at step 10, the last" in summary(best_last, kept=[10])
     falling = run_folder(tmp_path / "falling", [validated(0, 0.75), validated(10, 0.5)])

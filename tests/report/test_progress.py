@@ -90,19 +90,46 @@ def test_elsewhere_than_on_a_terminal_there_are_plain_lines(clock: Clock) -> Non
     assert out.getvalue().splitlines() == [
         "my run",
         "4 prompts",
-        "step 1/10 · train/reward 0.25 · policy/loss -0.125 · 500 tokens/s · 0:18 left",
+        "step 1/10 · train/reward 0.25 · policy/loss -0.125 · 500 tokens/s",
         "step 2/10 · train/reward 0.25 · policy/loss -0.125 · 500 tokens/s · 0:16 left",
     ]
 
 
-def test_fast_steps_give_a_line_a_second_and_the_first_and_the_last(clock: Clock) -> None:
+def steps_told(out: io.StringIO) -> list[str]:
+    """The steps of the lines below the title."""
+    return [line.split()[1] for line in out.getvalue().splitlines()[1:]]
+
+
+def test_elsewhere_there_is_a_line_for_each_tenth_of_the_steps_and_for_the_first(clock: Clock) -> None:
     out = io.StringIO()
-    with show_progress("run", 35, out, clock) as shown:
-        for step in range(1, 36):
+    with show_progress("run", 1600, out, clock) as shown:
+        for step in range(1, 1601):
             clock.now += 0.125
             shown.step(step, {}, 10)
-    shown_steps = [line.split()[1] for line in out.getvalue().splitlines()[1:]]
-    assert shown_steps == ["1/35", "9/35", "17/35", "25/35", "33/35", "35/35"]
+    assert steps_told(out) == ["1/1600", *(f"{step}/1600" for step in range(160, 1601, 160))]
+
+
+def test_tenths_are_of_the_whole_run_also_where_it_goes_on_and_where_they_are_no_whole_steps(clock: Clock) -> None:
+    out = io.StringIO()
+    with show_progress("run", 35, out, clock) as shown:
+        for step in range(20, 36):
+            clock.now += 1
+            shown.step(step, {}, 10)
+    assert steps_told(out) == ["20/35", "21/35", "25/35", "28/35", "32/35", "35/35"]
+
+
+def test_long_steps_are_told_before_a_tenth_is_over_and_so_are_steps_without_an_end(clock: Clock) -> None:
+    slow, endless = io.StringIO(), io.StringIO()
+    with show_progress("run", 100, slow, clock) as shown:
+        for step in range(1, 9):
+            clock.now += 100
+            shown.step(step, {}, 10)
+    with show_progress("run", None, endless, clock) as shown:
+        for step in range(1, 18):
+            clock.now += 0.125
+            shown.step(step, {}, 10)
+    assert steps_told(slow) == ["1/100", "4/100", "7/100"]
+    assert steps_told(endless) == ["1", "9", "17"]
 
 
 def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(clock: Clock) -> None:
@@ -168,14 +195,15 @@ def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(monkeypatch: 
     reader, writer = pty.openpty()
     with os.fdopen(writer, "w") as terminal, show_progress("my run", None, terminal) as shown:
         shown.total(4, "2 prompts → 2 responses")
-        shown.step(1, {"train/reward": 0.5}, 100)
+        for step in (1, 2):
+            shown.step(step, {"train/reward": 0.5}, 100)
         with shown.phase("generate"):
             time.sleep(0.5)
     screen = received(reader)
     for part in (
         "my run",
         "2 prompts → 2 responses",
-        "step 1/4",
+        "step 2/4",
         "train/reward 0.5",
         "tokens/s",
         "left",

@@ -29,6 +29,7 @@ class DPORecipe(PairsRecipe):
     """`algorithm: dpo`"""
 
     limit = "dpo.max_tokens"
+    purpose = "learns to prefer the chosen answers to the rejected ones"
     dpo: DPOSection
 
     @property

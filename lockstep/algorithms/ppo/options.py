@@ -58,6 +58,7 @@ class PPORecipe(PolicyGradientRecipe):
     """`algorithm: ppo`"""
 
     section = "ppo"
+    purpose = "learns from the rewards of its own answers, with a critic that predicts them"
     ppo: PPOSection
     critic: Optimizer
     critic_model: ModelFolder | None = Field(

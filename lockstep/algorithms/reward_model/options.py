@@ -31,6 +31,7 @@ class RewardModelRecipe(PairsRecipe):
     """`algorithm: reward_model`"""
 
     limit = "reward_model.max_tokens"
+    purpose = "learns to score chosen answers above rejected ones"
     reward_model: RewardModelSection
 
     @property

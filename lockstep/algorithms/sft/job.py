@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from lockstep.algorithms.job import Job, describe, measure_run_length, validate_figures
@@ -9,6 +10,7 @@ from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.algorithms.sft.step import SFTWorkers, measure_held_out_loss, sft_step
+from lockstep.algorithms.step import StepEvent
 from lockstep.data.demonstrations import Demonstrations, answer_of
 from lockstep.data.files import FileGroup
 from lockstep.data.selection import Head, Rule, head
@@ -33,7 +35,16 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
         data=describe(rows, "rows"),
         held_out=None if held_out is None else describe(held_out, "rows"),
         arithmetic=f"{size} rows → 1 optimizer step",
+        hooks=() if data.task is None or data.shuffle else (partial(_tell, data.task.changes, size, setup.note),),
     )
+
+
+def _tell(changes: Mapping[int, str], size: int, note: Callable[[str], None], event: StepEvent) -> None:
+    """A hook that says what is seen at the step whose rows are the first of another kind."""
+    rows = range(event.result.position - size, event.result.position)
+    for row, sentence in changes.items():
+        if row in rows:
+            note(f"step {event.step}: {sentence}")
 
 
 def _open(files: FileGroup, recipe: SFTRecipe, setup: Setup, limit: Head) -> Demonstrations:

@@ -27,6 +27,7 @@ class SFTRecipe(Supervised):
     """`algorithm: sft`"""
 
     learned = "a demonstration"
+    purpose = "learns to answer as the demonstrations do"
     sft: SFTSection
     optimizer: Optimizer
 

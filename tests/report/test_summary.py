@@ -1,0 +1,63 @@
+"""The end of a run, as it is read: the verdict, what the critic explains, and paths that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from lockstep.command_line import command
+from lockstep.report.summary import PAGE, summary
+from lockstep.run.track import Logs
+
+COMPARED = {
+    "agreement/tokens": 100.0,
+    "agreement/max_abs_logprob_diff": 2e-5,
+    "agreement/token_mult_prob_error": 1.0,
+    "agreement/bound": 1.001,
+    "agreement/breach": 0.0,
+}
+
+
+def summarize(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[str]:
+    logs = Logs(folder)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"algorithm": "ppo", "agreement": {}}))
+    for step, row in enumerate(rows):
+        logs.metrics(step, row)
+    return summary(folder, kept=[]).splitlines()
+
+
+def explained(folder: Path, *values: float) -> str:
+    lines = summarize(folder, [{"critic/explained_variance": value} for value in values])
+    (line,) = (line for line in lines if line.startswith("critic"))
+    return line.removeprefix("critic").strip()
+
+
+def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    step = {"train/reward": 0.5, "critic/explained_variance": 0.25, "validation/accuracy": 0.5, **COMPARED}
+    lines = summarize(folder, [step, step | {"validation/accuracy": 0.75, "train/reward": 0.75}])
+    begins = ["training and sampling", "held-out accuracy", "  best", "sampled reward", "critic", "", "run:", "report:"]
+    end = lines[-len(begins) - 1 :]
+    assert all(line.startswith(begin) for line, begin in zip(end, begins, strict=False)), end
+    verdict = "AGREE: 200 tokens compared, largest |Δ log-prob| 2.0e-05, mean e^|Δ| at most 1.000000, bound 1.001"
+    assert end[0].endswith(verdict)
+    assert end[-1] == f"model: {folder / 'final'} (opens with transformers)"
+    assert "sampled reward per step" in lines[0]
+
+
+def test_a_report_that_is_not_there_is_not_promised(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert f"report: not written; {command('report', folder)} does that" in summarize(folder, [{"train/loss": 1.0}])
+    (folder / PAGE).write_text("")
+    assert f"report: {folder / PAGE} (opens in a browser)" in summary(folder, kept=[]).splitlines()
+
+
+def test_the_critic_is_judged_by_its_latest_steps_and_honestly(tmp_path: Path) -> None:
+    assert explained(tmp_path / "good", -3.0, 0, 0, 0, 0, 0, 0, 0, 0.5, 0.25) == (
+        "explains 37.5% of the variance of the returns in the last 2 steps"
+    )
+    assert explained(tmp_path / "bad", 0.5, 0.5, 0.5, -0.125) == (
+        "explains nothing of the returns in the last step: explained variance -0.125, their mean alone would have 0"
+    )
