@@ -1,4 +1,4 @@
-"""Alarms of a run, as its metrics tell them: disagreement, drift, numbers that are none, equal rewards, and the like."""
+"""Alarms of a run, as its metrics tell them: disagreement, drift, NaN, equal rewards, and the like."""
 
 from __future__ import annotations
 
@@ -66,10 +66,14 @@ _RULES = (
         least=_ALIKE,
     ),
     _Rule(
-        "train/no_verdict", lambda row: row["train/no_verdict"] >= 1, lambda row: "the reward gave no response a verdict"
+        "train/no_verdict",
+        lambda row: row["train/no_verdict"] >= 1,
+        lambda row: "the reward gave no response a verdict",
     ),
     _Rule(
-        "train/truncated", lambda row: row["train/truncated"] >= 1, lambda row: "every response was cut off by its limit"
+        "train/truncated",
+        lambda row: row["train/truncated"] >= 1,
+        lambda row: "every response was cut off by its limit",
     ),
 )
 

@@ -76,8 +76,8 @@ def _more_headlines(rows: Sequence[Mapping[str, float]], recipe: Mapping[str, An
 
 def _best_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
     """The step at which each figure on held-out rows was best, where there are several."""
-    known = {metric: (figures(rows, metric), better) for metric, (_, better) in HELD_OUT.items()}
-    return {metric: best(series, better).step for metric, (series, better) in known.items() if len(series) > 1}
+    known = {metric: figures(rows, metric) for metric in HELD_OUT}
+    return {metric: best(series, HELD_OUT[metric][1]).step for metric, series in known.items() if len(series) > 1}
 
 
 def _differences(recipe: Mapping[str, Any], name: str | None) -> dict[str, Any] | None:

@@ -201,30 +201,25 @@ function showMatching(text) {
   }
 }
 
+/* The measures of agreement, and what each is where both sides are the same. */
 const AGREEMENT = {
-  token_mult_prob_error: ["mean of e^|Δ| over tokens", 1],
-  max_abs_logprob_diff: ["largest |Δ| of a token, nats", 0],
-  sampler_kl_k1: ["KL(sampler ‖ learner) by k1, nats per token", 0],
-  sampler_kl_k3: ["KL(sampler ‖ learner) by k3, nats per token", 0],
-  sequence_ess: ["effective share of sequences under importance weights", 1],
-  bound: ["what the mean of e^|Δ| may be", 1],
-  breach: ["1 where the bound is broken", 0],
-  weights_age: ["versions that the sampler's weights lag behind", 0],
-  weight: ["mean importance weight of a token", 1],
-  sequences_masked: ["sequences left out because the two disagreed", 0],
+  token_mult_prob_error: 1, max_abs_logprob_diff: 0, sampler_kl_k1: 0, sampler_kl_k3: 0, sequence_ess: 1, bound: 1, breach: 0,
+  weights_age: 0, weight: 1, sequences_masked: 0,
 };
 
 /** The metrics of agreement: how far each run ever was from the ideal, and all curves. */
 function agreementView() {
   const present = Object.keys(AGREEMENT).filter((name) => metricNames().includes(`agreement/${name}`));
   if (!present.length) return [element("p.empty", {}, "This run has no sampler that its learner could disagree with.")];
+  const isAlive = (name) => name === "token_mult_prob_error" || constantValue(`agreement/${name}`) === undefined;
   const worst = present.flatMap((name) => state.runs.map((run) => worstRow(run, name)).filter(Boolean));
   return [
     element("p.lead", {}, "Δ is the learner's log-probability of a sampled token less the sampler's. Both should be the same policy."),
-    ...state.runs.filter((run) => run.agreement).map((run) => element("p.lead.verdict", {}, agreementBadge(run.agreed), ` ${state.runs.length > 1 ? `${run.name}: ${run.agreement}` : run.agreement}`)),
+    ...state.runs.filter((run) => run.agreement).map((run) => element("p.lead.verdict", {}, agreementBadge(run.agreed), ` ${state.runs.length > 1 ? `${run.name}: ` : ""}${run.agreement.replace(`${run.agreed}: `, "")}`)),
     ...alarmList(state.runs),
     plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "ideal", "farthest from it", "at step", "last"], worst),
-    element("div.cards", {}, ...present.map((name) => metricCard(`agreement/${name}`, `${AGREEMENT[name][0]}; ideal ${AGREEMENT[name][1]}`))),
+    element("div.cards", {}, ...present.filter(isAlive).map((name) => metricCard(`agreement/${name}`, `ideal ${AGREEMENT[name]}`))),
+    ...(present.every(isAlive) ? [] : [constantLine(present.filter((name) => !isAlive(name)).map((name) => `agreement/${name}`))]),
   ];
 }
 
@@ -238,7 +233,7 @@ function alarmList(runs) {
 function worstRow(run, name) {
   const series = run.metrics[`agreement/${name}`];
   if (!series) return null;
-  const [, ideal] = AGREEMENT[name];
+  const ideal = AGREEMENT[name];
   const distance = series.value.map((value) => (value === null ? -1 : Math.abs(value - ideal)));
   const at = distance.reduce((best, size, i) => (size > distance[best] ? i : best), 0);
   const cells = [String(ideal), apart(series.value[at], ideal), String(series.step[at]), apart(series.value.at(-1), ideal)];

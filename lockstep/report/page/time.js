@@ -7,7 +7,7 @@ function timeView() {
   return timed.map((run) =>
     section(
       state.runs.length > 1 ? run.name : "Seconds per step",
-      element("figure.card", { "data-plot": "phases" }, new Chart(() => phaseTraces(run), () => ({ height: 320, legend: true, xaxis: { steps: true }, yaxis: { type: "linear", title: "seconds" } })).place),
+      element("figure.card", { "data-plot": "phases" }, new Chart(() => phaseTraces(run), () => ({ height: 320, legend: true, xaxis: { steps: true }, yaxis: { type: "linear", title: "seconds", include: [0] } })).place),
       element("h3", {}, "Who works and who waits"),
       timeline(run),
       shareTable(run),
