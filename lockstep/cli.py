@@ -8,12 +8,12 @@ import traceback
 from collections.abc import Sequence
 
 from lockstep import __version__, exit_codes, process_defaults
-from lockstep.commands import check, config, doctor, export, generate, judge_eval, plan, report, train
+from lockstep.commands import check, config, doctor, export, generate, judge_eval, plan, report, train, watch
 from lockstep.commands import eval as evaluate
 from lockstep.errors import LockstepError
 from lockstep.run.stop import Stopped, hear_interrupts
 
-COMMANDS = (train, plan, config, evaluate, generate, judge_eval, check, export, report, doctor)
+COMMANDS = (train, plan, config, evaluate, generate, judge_eval, check, export, report, watch, doctor)
 """The commands in the order of --help; each has `add`, which declares its arguments, and `run`."""
 
 

@@ -10,13 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from plotly.offline import get_plotlyjs
-
 from lockstep.report.doctor_curves import Decode, pack_drawn
 from lockstep.report.doctor_folder import DoctorFolder
 from lockstep.report.document import Document, write_block
 from lockstep.report.log import plain
 from lockstep.report.overview import flat
+from lockstep.report.plotter import plotter, plotter_styles
 
 _SHARED = ("data.js", "dom.js", "colours.js", "chart.js", "recipe.js")
 _OWN = ("findings.js", "grid.js", "map.js", "cell.js", "layers.js", "about.js", "doctor.js")
@@ -83,5 +82,6 @@ def _document() -> Document:
     shared = {name: files("lockstep.report").joinpath("page", name).read_text("utf-8") for name in _SHARED}
     own = {path.name: path.read_text("utf-8") for path in files("lockstep.report").joinpath("doctor").iterdir()}
     scripts = shared | {name: own[name] for name in _OWN}
-    styles = files("lockstep.report").joinpath("page", "page.css").read_text("utf-8") + own["doctor.css"]
-    return Document("Lockstep doctor", styles, own["doctor.html"], {"plotly": get_plotlyjs()}, scripts)
+    page_styles = files("lockstep.report").joinpath("page", "page.css").read_text("utf-8")
+    styles = plotter_styles() + page_styles + own["doctor.css"]
+    return Document("Lockstep doctor", styles, own["doctor.html"], plotter(), scripts)

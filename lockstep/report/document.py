@@ -27,6 +27,7 @@ class Document:
         body: HTML that scripts fill.
         libraries: Scripts of others, by name; they lie compressed until `run_library(name)` in `page/data.js`.
         scripts: Our own, by name, in order. They see each other's names, as all plain scripts of a page do.
+        connects: The page may ask the server that it came from, and no other.
     """
 
     title: str
@@ -34,6 +35,7 @@ class Document:
     body: str
     libraries: Mapping[str, str]
     scripts: Mapping[str, str]
+    connects: bool = False
 
     def write(
         self, path: Path, blocks: Mapping[str, bytes], late_blocks: Callable[[BinaryIO], object] | None = None
@@ -48,25 +50,27 @@ class Document:
         aside = path.with_name(f".{path.name}-{os.getpid()}")
         try:
             with aside.open("wb") as file:
-                file.write(self._head().encode())
-                for name, content in {
-                    **{name: text.encode() for name, text in self.libraries.items()},
-                    **blocks,
-                }.items():
-                    write_block(file, name, content)
-                for source in self._own():
-                    file.write(f"<script>{source}</script>\n".encode())
+                self.write_to(file, blocks)
                 if late_blocks is not None:
                     late_blocks(file)
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
 
+    def write_to(self, file: BinaryIO, blocks: Mapping[str, bytes]) -> None:
+        """Writes the page with its blocks."""
+        file.write(self._head().encode())
+        for name, content in {**{name: text.encode() for name, text in self.libraries.items()}, **blocks}.items():
+            write_block(file, name, content)
+        for source in self._own():
+            file.write(f"<script>{source}</script>\n".encode())
+
     def _head(self) -> str:
         # Plotting libraries put styles into attributes; like everything else, styles can load nothing.
         runnable = " ".join(f"'sha256-{_sha256(source)}'" for source in [*self._own(), *self.libraries.values()])
         policy = (
             f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+            + ("; connect-src 'self'" if self.connects else "")
         )
         return (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -10,13 +10,13 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO
-
-from plotly.offline import get_plotlyjs
+from typing import Any, BinaryIO
 
 from lockstep.report.document import Document, write_block
 from lockstep.report.log import plain
+from lockstep.report.metric_sentences import describe_metric
 from lockstep.report.overview import overview
+from lockstep.report.plotter import plotter, plotter_styles
 from lockstep.report.samples import pack_samples
 
 _SCRIPTS = (
@@ -31,14 +31,24 @@ def write_report(folders: Sequence[Path], out: Path) -> None:
     Raises:
         ValueError: If a folder holds no run, or a log of it cannot be read.
     """
-    runs = [overview(folder) | {"name": name} for folder, name in zip(folders, _names(folders), strict=True)]
-    about = {"made": datetime.now().isoformat(" ", "minutes"), "runs": runs}
-    blocks = {"report": json.dumps(plain(about), allow_nan=False).encode()}
+    blocks = {"report": json.dumps(plain(describe_runs(folders)), allow_nan=False).encode()}
     with TemporaryFile() as aside:
         for run, folder in enumerate(folders):
             blocks[f"samples-{run}"] = pack_samples(folder, partial(_store, aside, run))
         aside.seek(0)
-        _document().write(out, blocks, lambda file: shutil.copyfileobj(aside, file))
+        report_document().write(out, blocks, lambda file: shutil.copyfileobj(aside, file))
+
+
+def describe_runs(folders: Sequence[Path]) -> dict[str, Any]:
+    """All that the page shows but samples: `runs` (see `overview`), `sentences` on their metrics, and when it was read.
+
+    Raises:
+        ValueError: If a folder holds no run, or a log of it cannot be read.
+    """
+    runs = [overview(folder) | {"name": name} for folder, name in zip(folders, _names(folders), strict=True)]
+    metrics = dict.fromkeys(metric for run in runs for metric in run["metrics"])
+    sentences = {metric: sentence for metric in metrics if (sentence := describe_metric(metric))}
+    return {"made": datetime.now().isoformat(" ", "minutes"), "runs": runs, "sentences": sentences}
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -51,8 +61,14 @@ def _store(file: BinaryIO, run: int, number: int, block: bytes) -> None:
     write_block(file, f"tokens-{run}-{number}", block)
 
 
-def _document() -> Document:
+def report_document(live: bool = False) -> Document:
+    """The page without data.
+
+    Args:
+        live: The page asks the server that it came from for its data, again and again.
+    """
     page = files("lockstep.report").joinpath("page")
-    text = {entry.name: entry.read_text(encoding="utf-8") for entry in page.iterdir()}
-    scripts = {name: text[name] for name in _SCRIPTS}
-    return Document("Lockstep report", text["page.css"], text["page.html"], {"plotly": get_plotlyjs()}, scripts)
+    text = {entry.name: entry.read_text(encoding="utf-8") for entry in page.iterdir() if entry.is_file()}
+    scripts = {name: text[name] for name in (*_SCRIPTS[:1], *(["live.js"] if live else []), *_SCRIPTS[1:])}
+    styles = plotter_styles() + text["page.css"]
+    return Document("Lockstep report", styles, text["page.html"], plotter(), scripts, connects=live)

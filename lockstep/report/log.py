@@ -22,6 +22,8 @@ from lockstep.config import old_names
 from lockstep.errors import InputError
 
 METRICS, TIMINGS, SAMPLES = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
+LOCK, CRASH = ".lock", "crash.txt"
+"""Two more files of a run's folder: what the process that writes there holds, and the report of an unexpected error."""
 
 
 def encode(step: int, row: Mapping[str, Any]) -> bytes:

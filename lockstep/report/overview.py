@@ -1,26 +1,33 @@
-"""The overview of a run on its page, besides its samples: progress, curves, clock, options."""
+"""The overview of a run on its page, besides its samples: state, progress, alarms, curves, clock, options."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.loading import find_shipped, load
+from lockstep.errors import LockstepError
 from lockstep.report.agreement import read_agreement
-from lockstep.report.held_out import figures, from_to, headlines
-from lockstep.report.log import TIMINGS, lines, read_metrics, read_recipe, require_run
+from lockstep.report.alarms import find_alarms
+from lockstep.report.held_out import HELD_OUT, best, figures, from_to, headlines
+from lockstep.report.log import TIMINGS, lines, numbers, read_metrics, read_recipe, require_run
+from lockstep.report.run_state import read_left_s, read_state
 
 
 def overview(folder: Path) -> dict[str, Any]:
     """Reads a run that is finished, under way, or barely begun.
 
     Returns:
-        Plain values: `finished`, `agreement` (whether training and sampling agreed, in a sentence; None where nothing
-        is sampled), `headlines` (figures on held-out rows and sampled rewards, in words), `step` (the last that was
-        logged), `planned` (steps; None where the data decides), `metrics` and `timings` (name → `step` and `value`;
-        None for what is not finite), `recipe` (key such as ppo.clip → value), `environment`.
+        Plain values: `finished`, `state` and `about_state` (see `RunState`), `left_s` (seconds of a running run; None
+        where unknown), `alarms` (see `Alarm`), `agreement` (whether training and sampling agreed, in a sentence, and
+        `agreed` in a word; None where nothing is sampled), `bound` (of agreement; None if there is none), `headlines`
+        (figures on held-out rows, sampled rewards and the KL, in words), `best` (metric → its best step), `step` (the
+        last that was logged), `planned` (steps; None where the data decides), `metrics` and `timings` (name → `step`
+        and `value`; None for what is not finite), `recipe` (key such as ppo.clip → value), `shipped` (the values of
+        the shipped recipe that the run's differ from; None: it follows none), `environment`.
 
     Raises:
         ValueError: If there is no run in the folder.
@@ -28,20 +35,61 @@ def overview(folder: Path) -> dict[str, Any]:
     require_run(folder)
     rows = read_metrics(folder)
     recipe = dict(flat(read_recipe(folder)))
-    environment = folder / "environment.json"
-    rewards = figures(rows, "train/reward")
-    planned, compared = recipe.get("run.max_steps", -1), read_agreement(folder)
+    environment = _environment(folder)
+    planned, compared, state = recipe.get("run.max_steps", -1), read_agreement(folder), read_state(folder)
+    step = max((int(row["step"]) for row in rows), default=0)
+    timings = [row for row, _ in lines(folder / TIMINGS)]
+    steps = planned if planned >= 0 else None
     return {
         "agreement": None if compared is None else compared.sentence,
-        "headlines": [*headlines(rows), *([f"sampled reward {from_to(rewards)}"] if rewards else [])],
+        "agreed": None if compared is None else compared.word,
+        "bound": None if compared is None or math.isnan(compared.bound) else compared.bound,
+        "headlines": [*headlines(rows), *_more_headlines(rows, recipe)],
+        "best": _best_steps(rows),
+        "alarms": [alarm.plain for alarm in find_alarms(rows)],
         "finished": (folder / "final").exists(),
-        "step": max((int(row["step"]) for row in rows), default=0),
-        "planned": planned if planned >= 0 else None,
+        "state": state.word,
+        "about_state": state.text,
+        "left_s": read_left_s([numbers(row) for row in timings], step, steps) if state.word == "running" else None,
+        "step": step,
+        "planned": steps,
         "metrics": _series(rows),
-        "timings": _series(row for row, _ in lines(folder / TIMINGS)),
+        "timings": _series(timings),
         "recipe": recipe,
-        "environment": json.loads(environment.read_text(encoding="utf-8")) if environment.exists() else {},
+        "shipped": _differences(recipe, environment.get("recipe")),
+        "environment": environment,
     }
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    path = folder / "environment.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _more_headlines(rows: Sequence[Mapping[str, float]], recipe: Mapping[str, Any]) -> list[str]:
+    """Sampled rewards, and the KL where one is asked for."""
+    asked = any(value is not None for key, value in recipe.items() if ".kl." in f"{key}.")
+    shown = {"train/reward": "sampled reward", **({"train/kl": "KL from the reference per token"} if asked else {})}
+    known = {metric: figures(rows, metric) for metric in shown}
+    return [f"{shown[metric]} {from_to(series)}" for metric, series in known.items() if series]
+
+
+def _best_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
+    """The step at which each figure on held-out rows was best, where there are several."""
+    known = {metric: figures(rows, metric) for metric in HELD_OUT}
+    return {metric: best(series, HELD_OUT[metric][1]).step for metric, series in known.items() if len(series) > 1}
+
+
+def _differences(recipe: Mapping[str, Any], name: str | None) -> dict[str, Any] | None:
+    """The options in which a run differs from the shipped recipe that it began with, with the values shipped."""
+    if name not in find_shipped():
+        return None
+    try:
+        shipped = dict(flat(load(name).dump()))
+    except LockstepError:  # a plugin that it needs is gone
+        return None
+    differing = [key for key in {**shipped, **recipe} if shipped.get(key) != recipe.get(key)]
+    return {key: shipped.get(key) for key in differing}
 
 
 def _series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[float | None]]]:

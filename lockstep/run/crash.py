@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 
 from lockstep.config.loading import Loaded
+from lockstep.report.log import CRASH
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.machine import environment
-
-CRASH = "crash.txt"
 
 
 def write_crash(error: BaseException, loaded: Loaded, folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep.config.loading import Loaded, describe, load_run
 from lockstep.errors import InputError
+from lockstep.report.log import LOCK
 from lockstep.run.identity import ChangedError, differences, recipe_identity
 from lockstep.whole_files import write_whole
 
@@ -111,9 +112,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:  # something above it is a file
         return False
-
-
-LOCK = ".lock"
 
 
 class FolderInUseError(InputError):

@@ -261,7 +261,7 @@ def test_what_a_model_wrote_stays_text(result: Result, opened: Opened) -> None:
     assert page.locator("#cell mark").first.inner_text() == evil.replace("\u202e", "⟨U+202E⟩").replace("\x1b", "␛")
     assert page.locator("#cell .context").first.inner_text().startswith(" 14 15 16")
     curve(page, "layers", "nothing")
-    page.hover("[data-plot=layers] .nsewdrag >> nth=0")
+    page.hover("[data-plot=layers] .u-over >> nth=0")
     assert page.evaluate("typeof harmed") == "undefined"
     assert page.locator("img, iframe, object").count() == 0
     assert set(page.evaluate("[...document.querySelectorAll('script')].map((script) => script.type)")) == {

@@ -124,7 +124,7 @@ def test_zooming_one_curve_zooms_all(written: Written, opened: Opened) -> None:
     page = opened(page_of(written(metrics=METRICS)))
     for metric in ("train/reward", "policy/loss"):
         traces(page, metric)
-    box = page.locator("[data-metric='train/reward'] .nsewdrag").first.bounding_box()
+    box = page.locator("[data-metric='train/reward'] .u-over").first.bounding_box()
     assert box is not None
     middle = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + box["width"] * 0.25, middle)
@@ -310,7 +310,7 @@ def test_what_a_model_wrote_stays_text(written: Written, opened: Opened) -> None
     for view in ("Recipe", "Time", "Agreement", "Curves"):
         page.click(f"nav >> text={view}")
         page.wait_for_timeout(100)
-    page.hover("[data-metric='train/reward'] .nsewdrag >> nth=0")
+    page.hover("[data-metric='train/reward'] .u-over >> nth=0")
     assert page.evaluate("typeof harmed") == "undefined"
     assert page.locator("img, iframe, object").count() == 0
     elements = page.evaluate("[...document.querySelectorAll('script')].map(script => script.type)")
@@ -336,7 +336,7 @@ def test_a_million_rows_stay_usable(written: Written, opened: Opened) -> None:
     with (folder / "samples.jsonl").open("w") as file:
         for i in range(count):
             file.write(
-                f'{{"step": {i // 2000}, "id": "t:{i % 999}", "response": "r{i}", "score": {i * 7919 % count}}}\n'
+                f'{{"step": {i // 2000}, "id": "t:{i // 4 % 999}", "response": "r{i}", "score": {i * 7919 % count}}}\n'
             )
     page = opened(page_of(folder), "samples")
     page.wait_for_selector(".line")
@@ -400,8 +400,9 @@ def test_held_out_figures_have_their_interval_and_their_best_step(written: Writt
     ]
     page = opened(page_of(written(metrics=validated)))
     assert [trace["y"] for trace in traces(page, "validation/accuracy")] == [
-        [0.25, 0.75, 0.5], pytest.approx([0.15, 0.65, 0.4]), pytest.approx([0.3, 0.8, 0.55])
+        [0.25, 0.75, 0.5], pytest.approx([0.15, 0.65, 0.4]), pytest.approx([0.3, 0.8, 0.55]), [0.75]
     ]  # fmt: skip
+    assert traces(page, "validation/accuracy")[-1]["x"] == [2]  # the ring around the best step
     assert not page.locator("[data-metric='validation/accuracy_low']").count()
     told = page.locator(".run").inner_text()
     assert "held-out accuracy 0.250 [0.150, 0.300] → 0.500 [0.400, 0.550] · best 0.750 [0.650, 0.800] at step 2" in told

@@ -7,7 +7,7 @@ const quiet = () => getComputedStyle(document.body).getPropertyValue("--quiet").
 const positive = (values) => values.map((value) => (asNumber(value) > 0 && Number.isFinite(asNumber(value)) ? value : null));
 
 const curve = (name, x, y, line, more = {}) => ({
-  type: "scatter", mode: "lines", x, y: positive(y), name, line: { width: 1.6, ...line }, hovertemplate: "%{y:.3g}", ...more,
+  mode: "lines", x: x.map(asNumber), y: positive(y), name, line: { width: 1.6, ...line }, ...more,
 });
 
 /** A column of zeros and gaps has no trace. */
@@ -23,19 +23,16 @@ function binTraces(bins) {
 }
 
 function survivalTraces({ survival, floor_survival }, limits) {
-  const cross = { mode: "markers", marker: { symbol: "x-thin", size: 9, line: { width: 2, color: runColour(3) } } };
+  const limit = { mode: "markers", marker: { size: 7, ring: true, color: runColour(3) } };
   return drawable([
     curve("the two sides", survival.x, survival.share, { color: runColour(1), shape: "vh" }),
     curve("the floor", floor_survival.x, floor_survival.share, { color: quiet(), dash: "dot", shape: "vh" }),
-    curve("limit of outliers", [limits.outlier_nats], [limits.max_outlier_rate], {}, cross),
+    curve("limit of outliers", [limits.outlier_nats], [limits.max_outlier_rate], {}, limit),
   ]);
 }
 
 /** The layout of a chart that has a legend and titles at its axes; `type` is that of the x axis. */
-const titled = (x, y, type, more = {}) => ({
-  showlegend: true, height: 260, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, margin: { l: 58, r: 12, t: 26, b: 40 },
-  xaxis: { title: { text: x, standoff: 6 }, type }, yaxis: { title: { text: y, standoff: 4 }, type: "log" }, ...more,
-});
+const titled = (x, y, type, more = {}) => ({ legend: true, height: 260, xaxis: { title: x, type }, yaxis: { title: y, type: "log" }, ...more });
 
 const FROM = { index: "token of the response", position: "token of the sequence, prompt included" };
 const SIDE_NAMES = { train: "training side", infer: "inference side" };

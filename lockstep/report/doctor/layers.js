@@ -10,7 +10,7 @@ function layersView({ diagnosis }) {
   const nodes = layers.map(([name, error], place) => ({ name, place, error: asNumber(error) }));
   const kinds = [...new Set(nodes.map(kindOf))];
   const traces = () => kinds.map((kind, number) => nodeTrace(kind, nodes.filter((node) => kindOf(node) === kind), number));
-  const layout = () => titled("node, in the order of computation", "relative error", "linear", { height: 300, hovermode: "closest" });
+  const layout = () => titled("node, in the order of computation", "relative error", "linear", { height: 300, closest: true });
   const exact = nodes.filter((node) => node.error === 0).length;
   const note = [exact ? `${exact} of ${nodes.length} agree to the bit and lie below the axis` : "", oddNodes(nodes)].filter(Boolean).join(" · ");
   const farthest = [...nodes].sort((a, b) => sortable(b.error) - sortable(a.error)).slice(0, FARTHEST);
@@ -33,11 +33,7 @@ function oddNodes(nodes) {
 
 function nodeTrace(kind, nodes, number) {
   return {
-    type: "scatter", mode: "markers", marker: { size: 7, color: runColour(number) }, name: plotText(kind),
-    x: nodes.map((node) => node.place), y: positive(nodes.map((node) => node.error)),
-    text: nodes.map((node) => plotText(node.name)), hovertemplate: "%{text}<br>%{y:.3g}<extra></extra>",
+    mode: "markers", marker: { size: 7, color: phaseColour(number) }, name: visible(kind),
+    x: nodes.map((node) => node.place), y: positive(nodes.map((node) => node.error)), text: nodes.map((node) => node.name),
   };
 }
-
-/** A text where the plotting library reads a little HTML of its own: its signs taken out. */
-const plotText = (text) => text.replace(/[<>&%{}]/g, "");

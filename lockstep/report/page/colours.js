@@ -8,7 +8,16 @@ const RUN_COLOURS = {
   light: ["#2563a8", "#cf5a1f", "#22805c", "#8446b0", "#a3781c", "#bf3a68", "#4d5d6c", "#128a98"],
   dark: ["#78b2ee", "#f0935c", "#5fc49c", "#c08fe6", "#dcb45a", "#ef7fa3", "#a3b3c2", "#4fc6d2"],
 };
+const MORE_COLOURS = {
+  light: ["#e0a800", "#7fb5e6", "#8c3b2e", "#8fa02b", "#e58fb0", "#1f3d6b", "#6fcfc0", "#b79be0"],
+  dark: ["#a87b12", "#4a7fb8", "#c4674f", "#93a53a", "#b8527e", "#d5dbe2", "#2f8d7a", "#8a63c2"],
+};
 const runColour = (run) => themed(RUN_COLOURS.light, RUN_COLOURS.dark)[run % 8];
+/** One colour for each of many: those of runs, then others, then around the circle. */
+function phaseColour(number) {
+  const listed = themed([...RUN_COLOURS.light, ...MORE_COLOURS.light], [...RUN_COLOURS.dark, ...MORE_COLOURS.dark]);
+  return listed[number] ?? `hsl(${(number * 137.5) % 360}, 45%, ${themed(38, 72)}%)`;
+}
 
 /* From the colour of the paper, where nothing is remarkable, to one that stands out. */
 const PALETTES = {

@@ -3,7 +3,7 @@
 
 const HEADLINES = [
   "validation/accuracy", "validation/reward", "validation/loss", "validation/acc", "train/reward", "train/shaped_reward", "train/kl",
-  "train/response_length", "train/loss", "train/acc", "policy/loss", "policy/entropy", "policy/grad_norm", "critic/loss", "critic/explained_variance", "agreement/token_mult_prob_error",
+  "train/response_length", "train/loss", "train/acc", "policy/kl", "policy/loss", "policy/entropy", "policy/grad_norm", "critic/loss", "critic/explained_variance", "agreement/token_mult_prob_error",
 ];
 const GROUPS = ["train", "validation", "val", "policy", "critic", "agreement", "refit"];
 
@@ -19,38 +19,75 @@ function smoothed(values, weight) {
   });
 }
 
-/** A metric of all runs that are switched on, as traces, with the ends of its interval as dotted lines; smoothed ones lie over a faint copy of what was logged. */
+const FEW = 40; // values that are each marked by a dot
+
+/** Metrics that are measured now and then: each value is marked. */
+const isMarked = (metric, values) => /^val(idation)?\//.test(metric) || values.length <= FEW;
+
+/**
+ * A metric of all runs that are switched on, as traces, with the ends of its interval as dotted lines, its best step,
+ * its bound and its alarms; smoothed ones lie over a faint copy of what was logged.
+ */
 function metricTraces(metric) {
   return shownRuns()
     .filter((run) => run.metrics[metric])
     .flatMap((run) => {
       const { step, value } = run.metrics[metric];
-      const line = { color: runColour(run.number), width: 1.6 };
-      const common = { x: step, type: "scatter", mode: step.length > 1 ? "lines" : "markers", connectgaps: false, line };
-      const logged = { ...common, y: value, name: run.name, hovertemplate: "%{y:.5g}<extra>" + hoverName(run) + "</extra>" };
+      const color = runColour(run.number);
+      const line = { color, width: 1.6 };
+      const mode = isMarked(metric, value) ? "lines+markers" : "lines";
+      const logged = { x: step, y: value, name: run.name, mode, line, marker: { size: 5, color } };
       const ends = ["low", "high"].map((end) => run.metrics[`${metric}_${end}`]).filter(Boolean);
-      const interval = ends.map((own) => ({ ...logged, x: own.step, y: own.value, opacity: 0.5, line: { ...line, width: 1, dash: "dot" } }));
-      if (state.smoothing === 0) return [logged, ...interval];
-      return [
-        { ...logged, opacity: 0.25, hoverinfo: "skip", hovertemplate: null },
-        { ...logged, y: smoothed(value, state.smoothing) },
-      ];
+      const interval = ends.map((own) => ({ ...logged, x: own.step, y: own.value, mode: "lines", opacity: 0.6, silent: true, line: { color, width: 1, dash: "dot" } }));
+      const marks = [...bestMark(run, metric), ...alarmMarks(run, metric)];
+      if (state.smoothing === 0) return [logged, ...interval, ...boundLine(run, metric), ...marks];
+      return [{ ...logged, opacity: 0.25, silent: true }, { ...logged, mode: "lines", y: smoothed(value, state.smoothing) }, ...boundLine(run, metric), ...marks];
     });
 }
 
-/** A run's name where a plotting library reads a little HTML of its own: its signs taken out. */
-const hoverName = (run) => (state.runs.length > 1 ? run.name.replace(/[<>&%{}]/g, "") : "");
+const themeColour = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
 
-/** Zooms the other charts to the steps that one was zoomed to; a double click shows all steps again. */
-Chart.zoomed = (source, change) => {
-  const range = change["xaxis.autorange"] ? null : change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-  if (range !== null && range[0] === undefined) return;
+/** A ring around the best value of a figure on held-out rows. */
+function bestMark(run, metric) {
+  const best = run.best?.[metric];
+  if (best === undefined) return [];
+  const { step, value } = run.metrics[metric];
+  return [{ x: [best], y: [value[step.indexOf(best)]], name: `${run.name}, best`, mode: "markers", silent: true, marker: { size: 8, ring: true, color: runColour(run.number) } }];
+}
+
+/** A red dot at each step of an alarm. */
+function alarmMarks(run, metric) {
+  const { step, value } = run.metrics[metric];
+  const isAlarm = (at) => run.alarms?.some((alarm) => alarm.metric === metric && alarm.first <= at && at <= alarm.last);
+  const places = step.map((_, i) => i).filter((i) => isAlarm(step[i]) && value[i] !== null);
+  if (!places.length) return [];
+  return [{ x: places.map((i) => step[i]), y: places.map((i) => value[i]), name: `${run.name}, alarm`, mode: "markers", silent: true, marker: { size: 8, color: themeColour("--fail") } }];
+}
+
+/** The dashed line that agreement may not pass. */
+function boundLine(run, metric) {
+  if (metric !== AGREEMENT_METRIC || !run.bound) return [];
+  const { step } = run.metrics[metric];
+  return [{ x: [step[0], step.at(-1)], y: [run.bound, run.bound], name: `${run.name}, bound`, mode: "lines", silent: true, line: { color: themeColour("--fail"), width: 1.2, dash: "dash" } }];
+}
+
+const AGREEMENT_METRIC = "agreement/token_mult_prob_error";
+
+/** Agreement is drawn between perfect and its bound, so that whatever comes near the bound is seen to. */
+function metricLayout(metric) {
+  const isAgreement = metric === AGREEMENT_METRIC;
+  const bounds = isAgreement ? shownRuns().map((run) => run.bound).filter(Boolean) : [];
+  return { yaxis: { include: isAgreement ? [1, ...bounds] : [], type: state.logarithmic && !isAgreement ? "log" : "linear" } };
+}
+
+/** Zooms all charts to the steps that one was zoomed to; a double click shows all steps again. */
+Chart.zoomed = (_, range) => {
   state.steps = range;
-  Chart.all.filter((chart) => chart !== source).forEach((chart) => chart.redraw());
+  Chart.refreshAll();
 };
 
 Chart.common = () => ({
-  xaxis: { range: state.steps ?? undefined, autorange: state.steps === null },
+  xaxis: { range: state.steps ?? undefined, steps: true },
   yaxis: { type: state.logarithmic ? "log" : "linear" },
 });
 
@@ -61,10 +98,21 @@ function metricCard(metric, note = "") {
   return element(
     "figure.card",
     { "data-metric": metric },
-    element("figcaption", {}, element("span.name", {}, metric), small ? element("small", {}, small) : ""),
-    new Chart(() => metricTraces(metric)).place,
+    element("figcaption", {}, element("span.name", {}, visible(metric)), small ? element("small", {}, small) : ""),
+    ...verdicts(metric),
+    element("p.sentence", {}, state.sentences[metric] ?? ""),
+    new Chart(() => metricTraces(metric), () => metricLayout(metric)).place,
   );
 }
+
+/** Each run's verdict in its color, above the chart of agreement. */
+function verdicts(metric) {
+  if (metric !== AGREEMENT_METRIC) return [];
+  const judged = state.runs.filter((run) => run.agreed);
+  return judged.map((run) => element("p.sentence", {}, agreementBadge(run.agreed), ` ${state.runs.length > 1 ? `${run.name}: ` : ""}${run.bound ? `bound ${run.bound}` : ""}`));
+}
+
+const agreementBadge = (word) => element(`span.badge.${{ AGREE: "pass", DISAGREE: "fail" }[word] ?? "open"}`, {}, word);
 
 const shownGaps = (metric) =>
   state.runs.reduce((gaps, run) => gaps + (run.metrics[metric]?.value.filter((value) => value === null).length ?? 0), 0);
@@ -75,25 +123,45 @@ function metricNames() {
   return [...names].filter((name) => !names.has(name.replace(/_(low|high)$/, "")) || !/_(low|high)$/.test(name));
 }
 
-function curvesView() {
+/** The one value that a metric has in all steps of all runs; undefined where it changes, or has only just begun. */
+function constantValue(metric) {
+  const values = state.runs.flatMap((run) => run.metrics[metric]?.value ?? []);
+  return values.length > 1 && values[0] !== null && values.every((value) => value === values[0]) ? values[0] : undefined;
+}
+
+/** The metrics that never change, on one line that opens. */
+function constantLine(names) {
+  const rows = names.map((name) => [element("code", { title: state.sentences[name] ?? "" }, visible(name)), shown(constantValue(name)), element("span.prose", {}, state.sentences[name] ?? "")]);
+  const told = names.map((name) => `${visible(name)} ${shown(constantValue(name))}`).join(" · ");
+  return element("details.constants", {}, element("summary", {}, `${names.length} never change`, element("small", {}, told)), plainTable(["metric", "value", ""], rows));
+}
+
+function metricGroups() {
   const names = metricNames();
   const prefix = (name) => (name.includes("/") ? name.slice(0, name.indexOf("/")) : "other");
   const prefixes = [...new Set([...GROUPS, ...names.map(prefix)])];
-  const groups = [
+  return [
     ["headlines", HEADLINES.filter((name) => names.includes(name))],
     ...prefixes.map((group) => [group, names.filter((name) => prefix(name) === group)]),
   ].filter(([, members]) => members.length);
+}
+
+function curvesView() {
+  const groups = metricGroups();
   if (!groups.length) return [element("p.empty", {}, "No step has been logged yet.")];
   return [
     curveControls(),
-    ...groups.map(([group, members], i) =>
-      element(
+    ...groups.map(([group, members], i) => {
+      const constant = i ? members.filter((name) => constantValue(name) !== undefined) : [];
+      const cards = members.filter((name) => !constant.includes(name)).map((name) => metricCard(name));
+      return element(
         "details.group",
         i < 2 ? { open: "" } : {},
         element("summary", {}, group, element("small", {}, ` ${members.length}`)),
-        element("div.cards", {}, ...members.map((name) => metricCard(name))),
-      ),
-    ),
+        ...(cards.length ? [element("div.cards", {}, ...cards)] : []),
+        ...(constant.length ? [constantLine(constant)] : []),
+      );
+    }),
   ];
 }
 
@@ -122,44 +190,50 @@ function curveControls() {
 
 /** Shows the cards whose metric's name holds a text, in opened groups. */
 function showMatching(text) {
-  for (const group of document.querySelectorAll("#curves details")) {
+  for (const group of document.querySelectorAll("#curves details.group")) {
     const cards = [...group.querySelectorAll("figure")];
     cards.forEach((card) => (card.hidden = !card.dataset.metric.includes(text.trim())));
-    group.hidden = cards.every((card) => card.hidden);
+    const folded = group.querySelector(".constants");
+    const isFolded = folded !== null && folded.textContent.includes(text.trim());
+    if (folded) folded.hidden = !isFolded;
+    group.hidden = cards.every((card) => card.hidden) && !isFolded;
     if (text.trim()) group.open = true;
   }
 }
 
+/* The measures of agreement, and what each is where both sides are the same. */
 const AGREEMENT = {
-  token_mult_prob_error: ["mean of e^|Δ| over tokens", 1],
-  max_abs_logprob_diff: ["largest |Δ| of a token, nats", 0],
-  sampler_kl_k1: ["KL(sampler ‖ learner) by k1, nats per token", 0],
-  sampler_kl_k3: ["KL(sampler ‖ learner) by k3, nats per token", 0],
-  sequence_ess: ["effective share of sequences under importance weights", 1],
-  bound: ["what the mean of e^|Δ| may be", 1],
-  breach: ["1 where the bound is broken", 0],
-  weights_age: ["versions that the sampler's weights lag behind", 0],
-  weight: ["mean importance weight of a token", 1],
-  sequences_masked: ["sequences left out because the two disagreed", 0],
+  token_mult_prob_error: 1, max_abs_logprob_diff: 0, sampler_kl_k1: 0, sampler_kl_k3: 0, sequence_ess: 1, bound: 1, breach: 0,
+  weights_age: 0, weight: 1, sequences_masked: 0,
 };
 
 /** The metrics of agreement: how far each run ever was from the ideal, and all curves. */
 function agreementView() {
   const present = Object.keys(AGREEMENT).filter((name) => metricNames().includes(`agreement/${name}`));
   if (!present.length) return [element("p.empty", {}, "This run has no sampler that its learner could disagree with.")];
+  const isAlive = (name) => name === "token_mult_prob_error" || constantValue(`agreement/${name}`) === undefined;
   const worst = present.flatMap((name) => state.runs.map((run) => worstRow(run, name)).filter(Boolean));
   return [
     element("p.lead", {}, "Δ is the learner's log-probability of a sampled token less the sampler's. Both should be the same policy."),
-    ...state.runs.filter((run) => run.agreement).map((run) => element("p.lead.verdict", {}, state.runs.length > 1 ? `${run.name}: ${run.agreement}` : run.agreement)),
+    ...state.runs.filter((run) => run.agreement).map((run) => element("p.lead.verdict", {}, agreementBadge(run.agreed), ` ${state.runs.length > 1 ? `${run.name}: ` : ""}${run.agreement.replace(`${run.agreed}: `, "")}`)),
+    ...alarmList(state.runs),
     plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "ideal", "farthest from it", "at step", "last"], worst),
-    element("div.cards", {}, ...present.map((name) => metricCard(`agreement/${name}`, `${AGREEMENT[name][0]}; ideal ${AGREEMENT[name][1]}`))),
+    element("div.cards", {}, ...present.filter(isAlive).map((name) => metricCard(`agreement/${name}`, `ideal ${AGREEMENT[name]}`))),
+    ...(present.every(isAlive) ? [] : [constantLine(present.filter((name) => !isAlive(name)).map((name) => `agreement/${name}`))]),
   ];
+}
+
+/** All alarms, each with its run where there are several. */
+function alarmList(runs) {
+  const told = runs.flatMap((run) => run.alarms.map(({ first, last, text }) => [first, `${runs.length > 1 ? `${run.name}, ` : ""}${first === last ? `step ${first}` : `steps ${first} to ${last}`}: ${text}`]));
+  if (!told.length) return [];
+  return [element("ul.alarms", {}, ...told.map(([, text]) => element("li", {}, visible(text))))];
 }
 
 function worstRow(run, name) {
   const series = run.metrics[`agreement/${name}`];
   if (!series) return null;
-  const [, ideal] = AGREEMENT[name];
+  const ideal = AGREEMENT[name];
   const distance = series.value.map((value) => (value === null ? -1 : Math.abs(value - ideal)));
   const at = distance.reduce((best, size, i) => (size > distance[best] ? i : best), 0);
   const cells = [String(ideal), apart(series.value[at], ideal), String(series.step[at]), apart(series.value.at(-1), ideal)];

@@ -15,16 +15,44 @@ function joined(indexes) {
 class SamplesView {
   constructor(indexes) {
     Object.assign(this, joined(indexes));
-    this.order = Uint32Array.from({ length: this.count }, (_, row) => row);
+    this.order = this.inGroups();
+    this.isGrouped = true;
     this.filter = { text: "", from: -Infinity, to: Infinity, onlyTruncated: false };
     this.tokens = new TokenView();
-    this.table = new LongTable(this.tableColumns(), (column, isDescending) => this.sort(column, isDescending), (row) => this.open(row));
+    this.table = new LongTable(this.tableColumns(), (column, isDescending) => this.sort(column, isDescending), (row) => this.open(row), (row, before) => this.begins(row, before));
     this.found = element("output.found");
   }
 
   get place() {
     if (!this.count) return element("p.empty", {}, "No samples have been logged: run.num_logged_samples says how many a step writes.");
     return element("div.samples", {}, element("div.browser", {}, this.controls(), this.table.place), this.tokens.place);
+  }
+
+  /** Whose group a row is of: the responses of one step to one prompt. */
+  group(row) {
+    const { run, step, prompt } = this.columns;
+    return `${run[row]} ${step[row]} ${prompt[row]}`;
+  }
+
+  /** Rows as logged, but those of one group together, where its first one stands. */
+  inGroups() {
+    this.groups = new Map();
+    for (let row = 0; row < this.count; row++) {
+      const name = this.group(row);
+      if (!this.groups.has(name)) this.groups.set(name, []);
+      this.groups.get(name).push(row);
+    }
+    return Uint32Array.from([...this.groups.values()].flatMap((rows) => rows));
+  }
+
+  /** True where a group of several begins below another row, as long as rows are in groups. */
+  begins(row, before) {
+    const [own, other] = [this.groups.get(this.group(row)), this.groups.get(this.group(before))];
+    return this.isGrouped && own !== other && (own.length > 1 || other.length > 1);
+  }
+
+  openFirst() {
+    if (this.table.rows.length && this.opened === undefined) this.table.choose(0);
   }
 
   prompt(row) {
@@ -66,6 +94,7 @@ class SamplesView {
   }
 
   sort(column, isDescending) {
+    this.isGrouped = false;
     this.order = ordered(column.key(), isDescending);
     this.refresh();
   }
@@ -100,6 +129,8 @@ class SamplesView {
       ["tokens", shown(tokens[row]) + (truncated[row] ? ", cut off" : "")],
       ["row", this.prompt(row)[0]],
     ];
+    const group = this.groups.get(this.group(row));
+    if (group.length > 1) facts.push(["of this prompt", `${group.indexOf(row) + 1} of ${group.length}`]);
     const recipe = state.runs[run[row]].recipe;
     if (state.runs.length > 1) facts.unshift(["run", state.runs[run[row]].name]);
     const whitened = Object.entries(recipe).some(([key, value]) => key.endsWith(".whiten_advantages") && value === true);

@@ -3,6 +3,7 @@
 
 const state = {
   runs: [], // as `overview.py` gives them
+  sentences: {}, // on metrics
   shown: new Set(), // numbers of the runs that are not switched off
   smoothing: 0,
   logarithmic: false,

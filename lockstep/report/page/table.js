@@ -39,11 +39,11 @@ function ranks(texts) {
 
 /**
  * Columns are `{title, width, text(row), isNumber}`. `onSort(column, isDescending)` is called by a click on a head,
- * `onSelect(row)` when a row is chosen by mouse or arrow keys.
+ * `onSelect(row)` when a row is chosen by mouse or arrow keys. `begins(row, before)` says where a line is drawn above a row.
  */
 class LongTable {
-  constructor(columns, onSort, onSelect) {
-    Object.assign(this, { columns, onSort, onSelect, rows: new Uint32Array(0), chosen: -1, sorted: null });
+  constructor(columns, onSort, onSelect, begins = () => false) {
+    Object.assign(this, { columns, onSort, onSelect, begins, rows: new Uint32Array(0), chosen: -1, sorted: null });
     this.heads = columns.map((column, i) =>
       element("button.head", { type: "button", role: "columnheader", onclick: () => this.sortBy(i) }, column.title),
     );
@@ -96,6 +96,7 @@ class LongTable {
     line.dataset.at = at;
     line.setAttribute("aria-rowindex", at + 1);
     line.setAttribute("aria-selected", at === this.chosen);
+    line.classList.toggle("begins", at > 0 && this.begins(this.rows[at], this.rows[at - 1]));
     this.columns.forEach((column, i) => (line.children[i].textContent = visible(column.text(this.rows[at]))));
   }
 

@@ -1,5 +1,5 @@
 "use strict";
-/* Where the time of a step went: seconds per phase, stacked, and each phase's share. */
+/* Where the time of a step went: seconds per phase, stacked, each phase's share, and who waited for whom. */
 
 function timeView() {
   const timed = state.runs.map((run, number) => ({ ...run, number })).filter((run) => Object.keys(run.timings).length);
@@ -7,43 +7,104 @@ function timeView() {
   return timed.map((run) =>
     section(
       state.runs.length > 1 ? run.name : "Seconds per step",
-      element("figure.card", {}, new Chart(() => phaseTraces(run), () => ({ height: 300, showlegend: true, yaxis: { type: "linear", title: { text: "s" } } })).place),
+      element("figure.card", { "data-plot": "phases" }, new Chart(() => phaseTraces(run), () => ({ height: 320, legend: true, xaxis: { steps: true }, yaxis: { type: "linear", title: "seconds", include: [0] } })).place),
+      element("h3", {}, "Who works and who waits"),
+      timeline(run),
       shareTable(run),
     ),
   );
 }
 
-/** One area per phase; a phase that a step did not have took no time in it. */
+/** One bar per phase on top of the others; a phase that a step did not have took no time in it. */
 function phaseTraces(run) {
-  const steps = [...new Set(Object.values(run.timings).flatMap((phase) => phase.step))].sort((a, b) => a - b);
+  const steps = timedSteps(run);
   return phases(run).map(([name, phase], i) => {
     const seconds = new Map(phase.step.map((step, at) => [step, phase.value[at] ?? 0]));
-    const color = runColour(i);
-    return {
-      x: steps,
-      y: steps.map((step) => seconds.get(step) ?? 0),
-      name,
-      stackgroup: "phases",
-      line: { width: 0.5, color, shape: "hvh" },
-      hovertemplate: "%{y:.3f} s",
-    };
+    return { x: steps, y: steps.map((step) => seconds.get(step) ?? 0), name, stacked: true, line: { width: 0, color: phaseColour(i) } };
   });
 }
 
+const timedSteps = (run) => [...new Set(Object.values(run.timings).flatMap((phase) => phase.step))].sort((a, b) => a - b);
 const total = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
 const sorted = (run) => Object.entries(run.timings).sort((a, b) => total(b[1].value) - total(a[1].value));
-const isBeside = ([name]) => name.startsWith("beside/"); // went on while phases did: no part of the time of a step
+const BESIDE = "beside/"; // went on while phases did: no part of the time of a step
+const isBeside = ([name]) => name.startsWith(BESIDE);
 const phases = (run) => sorted(run).filter((timing) => !isBeside(timing));
+
+/* Which processes work in a phase; in one that is not listed, all but the driver wait. */
+const WORKERS = {
+  sampler: ["generate", "validate", "refit", "watch", "start samplers", "judge", "meta_judge", "prompts", "wait for rollouts"],
+  "policy learner": ["policy", "logprobs", "refit", "reference", "reward_model", "save", "start learners"],
+  "critic learner": ["critic", "values", "save"],
+  teachers: ["teachers"],
+};
+const DRIVER = "driver, data and all else";
+const NEWEST = 5; // steps of the timeline
+
+/** Who works in a phase. */
+function workersOf(name) {
+  const found = Object.keys(WORKERS).filter((worker) => WORKERS[worker].includes(name.replace(BESIDE, "")));
+  return found.length ? found : [DRIVER];
+}
+
+/** The stretches of the newest steps in order: {name, step, from, to, beside}, in seconds from the first on. */
+function stretches(run) {
+  const steps = timedSteps(run).slice(-NEWEST);
+  const found = [];
+  let now = 0;
+  for (const step of steps) {
+    const timed = Object.entries(run.timings).map(([name, { step: at, value }]) => [name, value[at.indexOf(step)] ?? 0]).filter(([, seconds]) => seconds > 0);
+    const begin = now;
+    for (const [name, seconds] of inOrder(timed.filter((timing) => !isBeside(timing)))) {
+      found.push({ name, step, from: now, to: now + seconds, beside: false });
+      now += seconds;
+    }
+    for (const [name, seconds] of timed.filter(isBeside)) found.push({ name: name.replace(BESIDE, ""), step, from: Math.max(begin, now - seconds), to: now, beside: true });
+  }
+  return found;
+}
+
+const ORDER = ["start samplers", "start learners", "self-check", "refit", "data", "prompts", "generate", "judge", "meta_judge", "teachers", "reference", "values", "logprobs", "watch", "critic", "policy", "reward_model", "wait for rollouts", "metrics", "log", "validate", "save"];
+
+/** Phases in the order of a step; those that it does not know stand before the learning. */
+function inOrder(timed) {
+  const place = ([name]) => (ORDER.includes(name) ? ORDER.indexOf(name) : ORDER.indexOf("critic") - 0.5);
+  return [...timed].sort((a, b) => place(a) - place(b));
+}
+
+/** A line per process: colored where it works, gray where it waits for another. */
+function timeline(run) {
+  const all = stretches(run);
+  const end = Math.max(...all.map((one) => one.to), 1e-9);
+  const colours = new Map(phases(run).map(([name], i) => [name, phaseColour(i)]));
+  const lanes = [...Object.keys(WORKERS), DRIVER].map((worker) => [worker, all.filter(({ name }) => workersOf(name).includes(worker))]).filter(([, own]) => own.length);
+  const rows = lanes.flatMap(([worker, own]) => {
+    const busy = own.reduce((sum, { from, to }) => sum + to - from, 0) / end;
+    const bars = own.map(({ name, step, from, to, beside }) => {
+      const bar = element("span.stretch", { title: `step ${step}: ${visible(name)}${beside ? ", beside the learner" : ""}, ${shown(to - from)} s` });
+      Object.assign(bar.style, { left: `${(100 * from) / end}%`, width: `${(100 * (to - from)) / end}%`, background: colours.get(name) ?? phaseColour(0) });
+      return bar;
+    });
+    return [element("span.worker", {}, worker), element("div.lane", { "data-worker": worker }, ...bars), element("span.busy", {}, `works ${(100 * Math.min(busy, 1)).toFixed(0)} %`)];
+  });
+  const steps = [...new Set(all.map(({ step }) => step))];
+  return element(
+    "div",
+    {},
+    element("div.timeline", {}, ...rows),
+    element("p.lead", {}, `Steps ${steps[0]} to ${steps.at(-1)}, ${shown(end)} s. A line is colored where its process works, in the colors of the chart above, and gray where it waits for another. Lengths are as logged; the order within a step is the usual one, and work beside the learner is drawn up to the end of its step, since the log holds no times of day.`),
+  );
+}
 
 function shareTable(run) {
   const all = total(phases(run).flatMap(([, phase]) => phase.value));
-  const rows = phases(run).map(([name, phase]) => {
+  const rows = phases(run).map(([name, phase], i) => {
     const seconds = total(phase.value);
     const share = (100 * seconds) / all;
     const bar = element("span.bar");
-    bar.style.width = `${share}%`;
-    return [name, shown(seconds), shown(seconds / phase.value.length), `${share.toFixed(1)} %`, element("span.track", {}, bar)];
+    Object.assign(bar.style, { width: `${share}%`, background: phaseColour(i) });
+    return [visible(name), shown(seconds), shown(seconds / phase.value.length), `${share.toFixed(1)} %`, element("span.track", {}, bar)];
   });
-  const beside = sorted(run).filter(isBeside).map(([name, { value }]) => [name, shown(total(value)), shown(total(value) / value.length), "", ""]);
+  const beside = sorted(run).filter(isBeside).map(([name, { value }]) => [visible(name), shown(total(value)), shown(total(value) / value.length), "", ""]);
   return plainTable(["phase", "seconds", "per step that had it", "share", ""], [...rows, ["all", shown(all), "", "", ""], ...beside]);
 }

@@ -1,0 +1,37 @@
+"""`lockstep watch`: the report of runs as a page that follows them while they go on."""
+
+from __future__ import annotations
+
+import argparse
+
+from lockstep.commands.arguments import Parsers
+from lockstep.paths import path_argument
+
+
+def add(parsers: Parsers) -> None:
+    """Adds the command to a parser."""
+    watch = parsers.add_parser(
+        "watch",
+        help="serve the report of runs on this machine, live while they go on",
+        description="Serves the report of runs on this machine's own address, live while they go on; Ctrl-C ends it.",
+    )
+    watch.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        type=path_argument,
+        help="folder of a run, several are laid over each other; without any the newest in ./runs",
+    )
+    watch.add_argument("--port", type=int, default=0, metavar="PORT", help="default: one that is free")
+    watch.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit code."""
+    from pathlib import Path
+
+    from lockstep.report.live import LiveRuns, serve
+
+    named = [Path(run) for run in options.runs]
+    serve(LiveRuns(named, Path("runs")), options.port)
+    return 0

@@ -1,0 +1,115 @@
+"""Alarms of a run, as its metrics tell them: disagreement, drift, NaN, equal rewards, and the like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+Row = Mapping[str, float]
+
+_LEARNED = ("loss", "grad_norm", "kl")
+"""Last words of the names of metrics that are finite in every healthy step."""
+_ALIKE = 5  # steps in a row
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A stretch of steps in which something was wrong.
+
+    Attributes:
+        metric: The metric that tells it, and whose chart is marked.
+        first: First step.
+        last: Last step.
+        text: A sentence on it.
+    """
+
+    metric: str
+    first: int
+    last: int
+    text: str
+
+    @property
+    def plain(self) -> dict[str, str | int]:
+        """The fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """An alarm's condition on lines of metrics; it needs to hold for `least` lines that have the metric, in a row."""
+
+    metric: str
+    breaks: Callable[[Row], bool]
+    text: Callable[[Row], str]
+    least: int = 1
+
+
+_RULES = (
+    _Rule(
+        "agreement/token_mult_prob_error",
+        lambda row: row.get("agreement/breach", 0) > 0,
+        lambda row: (
+            f"sampler and learner disagree: mean e^|Δ| {row['agreement/token_mult_prob_error']:.6g}, bound "
+            f"{row.get('agreement/bound', math.nan):g}"
+        ),
+    ),
+    _Rule(
+        "watch/alarm",
+        lambda row: row["watch/alarm"] > 0,
+        lambda row: "sampler and learner drift apart: their mismatch has risen above what was usual in the first steps",
+    ),
+    _Rule(
+        "train/reward",
+        lambda row: row.get("train/reward_min", math.nan) == row.get("train/reward_max", 0.0),
+        lambda row: f"every reward was {row['train/reward']:g}, and from equal rewards nothing is learned",
+        least=_ALIKE,
+    ),
+    _Rule(
+        "train/no_verdict",
+        lambda row: row["train/no_verdict"] >= 1,
+        lambda row: "the reward gave no response a verdict",
+    ),
+    _Rule(
+        "train/truncated",
+        lambda row: row["train/truncated"] >= 1,
+        lambda row: "every response was cut off by its limit",
+    ),
+)
+
+
+def find_alarms(rows: Sequence[Row]) -> list[Alarm]:
+    """Reads lines of metrics; the alarms stand in the order of their first steps."""
+    found = [alarm for rule in (*_RULES, *_not_finite(rows)) for alarm in _stretches(rows, rule)]
+    return sorted(found, key=lambda alarm: alarm.first)
+
+
+def _not_finite(rows: Sequence[Row]) -> Iterator[_Rule]:
+    """A rule for each metric of learning."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    for name in names:
+        if name.rsplit("/", 1)[-1] in _LEARNED:
+            yield _Rule(
+                name,
+                lambda row, name=name: not math.isfinite(row[name]),
+                lambda row, name=name: f"{name} is {row[name]:g}: no number to learn from",
+            )
+
+
+def _stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
+    stretch: list[Row] = []
+    for row in rows:
+        if rule.metric not in row:
+            continue
+        if rule.breaks(row):
+            stretch.append(row)
+            continue
+        yield from _alarm(stretch, rule)
+        stretch = []
+    yield from _alarm(stretch, rule)
+
+
+def _alarm(stretch: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
+    if len(stretch) >= rule.least:
+        first, last = (int(row["step"]) for row in (stretch[0], stretch[-1]))
+        yield Alarm(rule.metric, first, last, rule.text(stretch[0]))

@@ -1,0 +1,226 @@
+"""The server of `lockstep watch`: the page of `lockstep report`, which asks for its data again and again.
+
+It listens on this machine alone and answers nothing but the page and its data, whose names are looked up and never
+opened as paths. A request must name the address that was printed, or another page in the reader's browser could read
+the runs through a name of its own that leads here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+
+from lockstep.errors import InputError
+from lockstep.report.html import describe_runs, report_document
+from lockstep.report.log import CRASH, METRICS, SAMPLES, TIMINGS, plain, require_run
+from lockstep.report.run_state import read_state
+from lockstep.report.samples import pack_samples
+
+_HOST = "127.0.0.1"
+_NEWEST = 5
+"""Runs that are shown where none is named."""
+
+_NAME = re.compile(r"/data/(?:(?P<report>report)|samples-(?P<run>\d{1,6})|tokens-(?P<of>\d{1,6})-(?P<block>\d{1,9}))")
+
+Stamp = tuple[int, int]
+"""Size of a file and when it was changed."""
+
+
+@dataclass
+class _Packed:
+    """A run's samples as they were packed last; the blocks by number."""
+
+    stamp: Stamp
+    index: bytes = b""
+    blocks: dict[int, bytes] = field(default_factory=dict)
+
+
+class LiveRuns:
+    """The runs of a page, and their data as it is now.
+
+    Args:
+        named: Folders of runs. If there are none, the newest runs are shown.
+        home: The folder in which these are looked for.
+
+    Raises:
+        InputError: If a named folder is there and holds no run.
+    """
+
+    def __init__(self, named: Sequence[Path], home: Path) -> None:
+        for folder in named:
+            require_run(folder)
+        self._named, self._home = named, home
+        self._known: list[Path] = []
+        self._packed: dict[Path, _Packed] = {}
+        self._report: tuple[str, bytes] = ("", b"")
+        self._lock = Lock()
+
+    def folders(self) -> list[Path]:
+        """The runs in the order of their numbers: one that appears later comes last."""
+        if self._named:
+            return list(self._named)
+        found = [path.parent for path in self._home.glob("*/recipe.yaml")]
+        newest = sorted(found, key=_changed, reverse=True)[:_NEWEST]
+        self._known = [folder for folder in self._known if folder in found]
+        self._known += [folder for folder in newest if folder not in self._known]
+        return list(self._known)
+
+    def report(self) -> tuple[str, bytes]:
+        """Returns everything but samples as JSON, behind a tag that is another one whenever something has changed."""
+        with self._lock:
+            folders = self.folders()
+            tag = _tag(folders)
+            if tag != self._report[0]:
+                about = describe_runs(folders)
+                newest = folders if self._named else sorted(folders, key=_changed)[-1:]
+                for run, folder in zip(about["runs"], folders, strict=True):
+                    run["aside"] = folder not in newest
+                self._report = tag, json.dumps(plain(about), allow_nan=False).encode()
+            return self._report
+
+    def samples(self, run: int) -> bytes | None:
+        """The index of a run's samples; None: there is no such run."""
+        packed = self._pack(run)
+        return packed and packed.index
+
+    def tokens(self, run: int, block: int) -> bytes | None:
+        """A block of a run's samples; None: there is none."""
+        packed = self._pack(run)
+        return packed and packed.blocks.get(block)
+
+    def _pack(self, run: int) -> _Packed | None:
+        with self._lock:
+            folders = self._named or self._known
+            if run >= len(folders):
+                return None
+            folder = folders[run]
+            stamp = _stamp(folder / SAMPLES)
+            if folder not in self._packed or self._packed[folder].stamp != stamp:
+                packed = _Packed(stamp)
+                packed.index = pack_samples(folder, packed.blocks.__setitem__)
+                self._packed[folder] = packed
+            return self._packed[folder]
+
+
+def serve(runs: LiveRuns, port: int) -> None:
+    """Serves the page until it is interrupted.
+
+    Args:
+        runs: The runs.
+        port: The port; 0 is a free one.
+
+    Raises:
+        InputError: If the port cannot be had.
+    """
+    with open_server(runs, port) as server:
+        print(f"watching at http://{_HOST}:{server.server_port}/ (Ctrl-C ends it; the runs go on)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+
+
+def open_server(runs: LiveRuns, port: int) -> ThreadingHTTPServer:
+    """Opens the server, which answers once `serve_forever` is called.
+
+    Raises:
+        InputError: If the port cannot be had.
+    """
+
+    class Handler(_Handler):
+        live = runs
+
+    try:
+        return ThreadingHTTPServer((_HOST, port), Handler)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"port {port} of {_HOST} cannot be had ({error}); choose another --port, or none") from error
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    live: LiveRuns
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        port = self.connection.getsockname()[1]
+        if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
+            return self._answer(HTTPStatus.FORBIDDEN, b"the Host is not the address that lockstep watch printed\n")
+        try:
+            return self._get()
+        except (ValueError, OSError) as error:  # a log that cannot be read now, or a run that is being removed
+            return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing: the terminal is the reader's."""
+
+    def _get(self) -> None:
+        if self.path == "/":
+            return self._answer(HTTPStatus.OK, _page(), "text/html; charset=utf-8")
+        name = _NAME.fullmatch(self.path)
+        if name is None:
+            return self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here\n")
+        if name["report"]:
+            return self._answer_report()
+        content = self.live.samples(int(name["run"])) if name["run"] else self._tokens(name)
+        if content is None:
+            return self._answer(HTTPStatus.NOT_FOUND, b"there is no such data\n")
+        return self._answer(HTTPStatus.OK, content, "application/octet-stream")
+
+    def _tokens(self, name: re.Match[str]) -> bytes | None:
+        return self.live.tokens(int(name["of"]), int(name["block"]))
+
+    def _answer_report(self) -> None:
+        tag, content = self.live.report()
+        if self.headers.get("If-None-Match") == tag:
+            return self._answer(HTTPStatus.NOT_MODIFIED, b"", tag=tag)
+        return self._answer(HTTPStatus.OK, content, "application/json", tag)
+
+    def _answer(self, status: HTTPStatus, content: bytes, kind: str = "text/plain", tag: str | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        if tag is not None:
+            self.send_header("ETag", tag)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _page() -> bytes:
+    out = io.BytesIO()
+    report_document(live=True).write_to(out, {})
+    return out.getvalue()
+
+
+def _tag(folders: Sequence[Path]) -> str:
+    """A digest of all that the report is made of."""
+    seen = [
+        [str(folder), read_state(folder).word, *(_stamp(folder / name) for name in (METRICS, TIMINGS, SAMPLES, CRASH))]
+        for folder in folders
+    ]
+    return f'"{hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]}"'
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0)
+    return (found.st_size, found.st_mtime_ns)
+
+
+def _changed(folder: Path) -> int:
+    """The time at which a run was worked on last."""
+    return max(_stamp(folder / METRICS)[1], _stamp(folder / "recipe.yaml")[1])

@@ -1,0 +1,79 @@
+"""The state of a run as its folder tells it: running, finished, died or stopped."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lockstep.report.log import CRASH, LOCK
+from lockstep.report.progress import BESIDE
+
+Word = Literal["running", "finished", "died", "stopped", "not finished"]
+
+_LOCKS = Path("/proc/locks")
+_RECENT = 20  # steps whose median is the pace of the steps to come
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run.
+
+    Attributes:
+        word: `stopped` is a run that was interrupted or killed; `not finished` one where it cannot be told.
+        text: More words on it; for a run that died its error.
+    """
+
+    word: Word
+    text: str = ""
+
+
+def read_state(folder: Path) -> RunState:
+    """Reads the state from the run's lock, its final model and its crash report."""
+    if (folder / "final").exists():
+        return RunState("finished")
+    held = is_locked(folder)
+    if held:
+        return RunState("running")
+    crash = folder / CRASH
+    if crash.exists():
+        lines = [line for line in crash.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        return RunState("died", _error(lines))
+    return RunState("not finished") if held is None else RunState("stopped", "the same command resumes it")
+
+
+def is_locked(folder: Path) -> bool | None:
+    """True if a process of this machine holds the run's lock; None where there is none, or the system does not tell.
+
+    The lock is looked up and never tried: a try would keep out a run that starts in the same instant.
+    """
+    try:
+        held = _LOCKS.read_text(encoding="ascii")
+        inode = os.stat(folder / LOCK).st_ino
+    except OSError:
+        return None
+    columns = [line.split() for line in held.splitlines()]
+    return any(
+        fields[1:2] == ["FLOCK"] and len(fields) > 5 and fields[5].rsplit(":", 1)[-1] == str(inode)
+        for fields in columns
+    )
+
+
+def read_left_s(timings: Sequence[Mapping[str, float]], step: int, planned: int | None) -> float | None:
+    """Seconds that a run's remaining steps take at the pace of its newest; None where that cannot be known."""
+    if planned is None or not timings:
+        return None
+    seconds = [
+        sum(value for name, value in row.items() if name != "step" and not name.startswith(BESIDE))
+        for row in timings[-_RECENT:]
+    ]
+    return max(planned - step, 0) * statistics.median(seconds)
+
+
+def _error(lines: Sequence[str]) -> str:
+    """The line of a crash report that names the error: the last one before notes, which name phase and step."""
+    known = [line for line in lines if not line.startswith((" ", "phase:"))]
+    return known[-1].strip() if known else ""
