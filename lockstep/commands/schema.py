@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from lockstep.commands.arguments import Parsers
+from lockstep.paths import path_argument
 
 
 def add(parsers: Parsers) -> None:
@@ -17,6 +19,7 @@ def add(parsers: Parsers) -> None:
         metavar="ALGORITHM",
         help="such as ppo, eval, or file.py:Class; without it, the schema of all recipes",
     )
+    schema.add_argument("--out", metavar="FILE", type=path_argument, help="write it there instead")
     schema.set_defaults(command=run)
 
 
@@ -25,5 +28,9 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.config.schema import make_common_schema, make_schema
 
     made = make_common_schema() if options.algorithm is None else make_schema(options.algorithm)
-    print(json.dumps(made, indent=1, ensure_ascii=False))
+    text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+    if options.out is None:
+        print(text, end="")
+    else:
+        Path(options.out).write_text(text, encoding="utf-8")
     return 0
