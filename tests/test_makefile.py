@@ -1,0 +1,41 @@
+"""Where `make` takes torch from: its builds for CPUs where that suits the machine and the index answers, else the default."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has one build of torch")
+
+
+def extra_index(folder: Path, *words: str, gpu: bool = False) -> str | None:
+    """The index that `make` would add, in a shell that finds `nvidia-smi` or not."""
+    (folder / "nvidia-smi").write_text("#!/bin/sh\n")
+    (folder / "nvidia-smi").chmod(0o755 if gpu else 0o644)
+    here = {name: value for name, value in os.environ.items() if name != "TORCH_INDEX"}
+    command = ["make", "-n", "quickstart", f"VENV={folder}/none", f"PYTHON={sys.executable}", *words]
+    environment = here | {"PATH": f"{folder}:/usr/bin:/bin"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    assert "-e ." in run.stdout
+    found = re.search(r"--extra-index-url (\S+)", run.stdout)
+    return None if found is None else found[1]
+
+
+def test_the_build_for_cpus_is_taken_where_its_index_answers(tmp_path: Path) -> None:
+    index = f"CPU_INDEX={tmp_path.as_uri()}"
+    assert extra_index(tmp_path, index) == tmp_path.as_uri()
+    assert extra_index(tmp_path, index, gpu=True) is None
+    assert extra_index(tmp_path, f"CPU_INDEX={tmp_path.as_uri()}/closed") is None
+
+
+def test_the_user_decides(tmp_path: Path) -> None:
+    index = f"CPU_INDEX={tmp_path.as_uri()}"
+    assert extra_index(tmp_path, index, "TORCH_INDEX=https://mine") == "https://mine"
+    assert extra_index(tmp_path, index, "TORCH_INDEX=https://mine", gpu=True) == "https://mine"
+    assert extra_index(tmp_path, index, "TORCH_INDEX=") is None
