@@ -1,4 +1,4 @@
-"""Where `make` takes torch from: its builds for CPUs where that suits the machine and the index answers, else the default."""
+"""Where `make` takes torch from: its builds for CPUs where there is no NVIDIA GPU and their index answers, or PyPI."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has one build of torch")
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    """An index that answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def extra_index(folder: Path, *words: str, gpu: bool = False) -> str | None:
@@ -27,15 +39,13 @@ def extra_index(folder: Path, *words: str, gpu: bool = False) -> str | None:
     return None if found is None else found[1]
 
 
-def test_the_build_for_cpus_is_taken_where_its_index_answers(tmp_path: Path) -> None:
-    index = f"CPU_INDEX={tmp_path.as_uri()}"
-    assert extra_index(tmp_path, index) == tmp_path.as_uri()
-    assert extra_index(tmp_path, index, gpu=True) is None
-    assert extra_index(tmp_path, f"CPU_INDEX={tmp_path.as_uri()}/closed") is None
+def test_the_build_for_cpus_is_taken_where_its_index_answers(index: str, tmp_path: Path) -> None:
+    assert extra_index(tmp_path, f"CPU_INDEX={index}") == index
+    assert extra_index(tmp_path, f"CPU_INDEX={index}", gpu=True) is None
+    assert extra_index(tmp_path, "CPU_INDEX=http://127.0.0.1:9") is None
 
 
-def test_the_user_decides(tmp_path: Path) -> None:
-    index = f"CPU_INDEX={tmp_path.as_uri()}"
-    assert extra_index(tmp_path, index, "TORCH_INDEX=https://mine") == "https://mine"
-    assert extra_index(tmp_path, index, "TORCH_INDEX=https://mine", gpu=True) == "https://mine"
-    assert extra_index(tmp_path, index, "TORCH_INDEX=") is None
+def test_the_user_decides(index: str, tmp_path: Path) -> None:
+    assert extra_index(tmp_path, f"CPU_INDEX={index}", "TORCH_INDEX=https://mine") == "https://mine"
+    assert extra_index(tmp_path, f"CPU_INDEX={index}", "TORCH_INDEX=https://mine", gpu=True) == "https://mine"
+    assert extra_index(tmp_path, f"CPU_INDEX={index}", "TORCH_INDEX=") is None
