@@ -2,9 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Where torch comes from, for machines without a GPU; README, "What your machine needs".
-TORCH_INDEX ?=
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
+# Where torch comes from. On Linux without an NVIDIA GPU: the index of its builds for CPUs, if that answers within seconds; it is
+# asked once, and only before something is installed. TORCH_INDEX=… says otherwise, also with nothing behind it.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+ANSWERS := timeout 4 $(PYTHON) -c 'from urllib.request import Request, urlopen; urlopen(Request("$(CPU_INDEX)/", method="HEAD"), timeout=3)'
+ifeq ($(origin TORCH_INDEX),undefined)
+TORCH_INDEX = $(eval TORCH_INDEX := $$(shell test "$$$$(uname)" = Linux && ! command -v nvidia-smi > /dev/null && $(ANSWERS) 2> /dev/null && echo $(CPU_INDEX)))$(TORCH_INDEX)
+endif
+PIP = PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
 
 # vLLM for CPUs wants torch's build for CPUs. It asks for packages that only come for CUDA and keep it from starting.
 FOR_CPUS := $(BIN)/python -c 'import sys, torch; sys.exit("+cpu" not in torch.__version__)'
@@ -15,10 +20,14 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart test test-rest test-all durations logprobs-alone check proofs bits bench published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-rest test-all durations logprobs-alone check proofs bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_arithmetic
+
+# The same on two ranks of the learner and two samplers, as actors of a Ray cluster that starts and ends with the run.
+quickstart-ray: $(VENV)/.ray
+	$(BIN)/lockstep train ppo_arithmetic cluster=ray learner.parallel.dp=2 sampler.replicas=2
 
 # One representative of everything; then what is marked `full`; and both. All of it runs without a GPU.
 PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
@@ -79,6 +88,10 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
 	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.ray: $(VENV)/.run
+	$(PIP) -e '.[ray]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run

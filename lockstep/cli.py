@@ -8,12 +8,25 @@ import traceback
 from collections.abc import Sequence
 
 from lockstep import __version__, exit_codes, process_defaults
-from lockstep.commands import check, config, doctor, export, generate, judge_eval, plan, report, train, watch
+from lockstep.commands import (
+    check,
+    completion,
+    config,
+    doctor,
+    export,
+    generate,
+    judge_eval,
+    plan,
+    report,
+    schema,
+    train,
+    watch,
+)
 from lockstep.commands import eval as evaluate
 from lockstep.errors import LockstepError
 from lockstep.run.stop import Stopped, hear_interrupts
 
-COMMANDS = (train, plan, config, evaluate, generate, judge_eval, check, export, report, watch, doctor)
+COMMANDS = (train, plan, config, evaluate, generate, judge_eval, check, export, report, watch, doctor, schema, completion)
 """The commands in the order of --help; each has `add`, which declares its arguments, and `run`."""
 
 
@@ -65,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    parser.set_defaults(parser=parser)  # for completion, which reads all of it
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(parsers)

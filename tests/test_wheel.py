@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,9 @@ Lockstep = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Lockstep:
-    """Runs the `lockstep` of the wheel in an empty folder; returns what it prints."""
-    made, empty = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("empty")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which the wheel is installed."""
+    made = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     source = made / "source"
     for folder in ("lockstep", "lockstep_logprobs"):
@@ -33,7 +34,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Lockstep:
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(made), str(source)], check=True)
     [wheel] = made.glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(made / "site"), str(wheel)], check=True)
-    environment = os.environ | {"PYTHONPATH": str(made / "site")}
+    return made / "site"
+
+
+@pytest.fixture(scope="module")
+def installed(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Lockstep:
+    """Runs the `lockstep` of the wheel in an empty folder; returns what it prints."""
+    empty = tmp_path_factory.mktemp("empty")
+    environment = os.environ | {"PYTHONPATH": str(site)}
 
     def run(*arguments: str) -> str:
         command = [sys.executable, "-P", *arguments]
@@ -42,7 +50,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Lockstep:
         return done.stdout
 
     where = run("-c", "import lockstep; print(lockstep.__file__)").strip()
-    assert Path(where).is_relative_to(made / "site")
+    assert Path(where).is_relative_to(site)
     return lambda *arguments: run("-m", "lockstep", *arguments)
 
 
@@ -56,3 +64,17 @@ def test_the_wheel_starts_trains_and_reports(installed: Lockstep) -> None:
     assert "final" in installed("train", *RUN)
     assert "report.html" in installed("report", "run")
     assert "prompts" in installed("config", "doctor")
+
+
+def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
+    assert all((site / package / "py.typed").is_file() for package in ("lockstep", "lockstep_logprobs"))
+    [found] = distributions(path=[str(site)])
+    about = found.metadata
+    assert about["Name"] == "lockstep-rl"
+    assert all(about[name] for name in ("Summary", "Author", "Keywords", "License-Expression", "Requires-Python"))
+    assert "Typing :: Typed" in (about.get_all("Classifier") or [])
+    assert "lockstep train" in (about["Description"] or ""), "README.md is its description"
+
+
+def test_recipes_complete_from_the_wheel(installed: Lockstep) -> None:
+    assert installed("complete", "--", "train", "ppo_ar").split() == ["ppo_arithmetic"]

@@ -33,6 +33,7 @@ def add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe: 
     parser.add_argument("data", metavar="DATA", type=path_argument, help=f"{rows}: JSONL, Parquet or a data set folder")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}")
     parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
+    parser.set_defaults(shipped=recipe)  # for completion
     parser.add_argument(
         "--out", metavar="FOLDER", type=path_argument, help=f"where the results go; without it a folder in {folder}"
     )

@@ -247,9 +247,14 @@ def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
     return kind
 
 
+def read_tree(recipe: str) -> dict[str, Any]:
+    """Returns what a recipe says, its bases included, before anything is validated."""
+    return _join(_layers(_find(recipe, Path(), ""), ()))
+
+
 def algorithm_of(recipe: str) -> Any:
     """Returns a recipe's `algorithm` as it is written, before anything is validated."""
-    return _join(_layers(_find(recipe, Path(), ""), ())).get("algorithm")
+    return read_tree(recipe).get("algorithm")
 
 
 def usage(kind: type[Recipe], recipe: str) -> str:
@@ -411,8 +416,7 @@ def _quoting(key: str, value: str) -> str:
 
 def _expand(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
     """Expands scalars that stand for a section."""
-    backends = {name for name, field in kind.model_fields.items() if _has_backend(section_of(field.annotation))}
-    meant = dict.fromkeys(backends, "backend") | {"run": "folder"}
+    meant = find_short_forms(kind)
     return [
         Layer(
             layer.source,
@@ -423,6 +427,12 @@ def _expand(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
         )
         for layer in layers
     ]
+
+
+def find_short_forms(kind: type[Recipe]) -> dict[str, str]:
+    """The sections for which a scalar can stand, with the option that it then is."""
+    backends = {name for name, field in kind.model_fields.items() if _has_backend(section_of(field.annotation))}
+    return dict.fromkeys(backends, "backend") | {"run": "folder"}
 
 
 def _has_backend(section: type[Section] | None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -83,6 +83,14 @@ def find(said: object) -> type[Task]:
     hint = f"did you mean {close[0]}? " if close else ""
     problem = "is missing" if name is None else f"is {json.dumps(name)}, and no task"
     raise InputError(f"name {problem}; {hint}there are: {', '.join(names)}; one of yours is file.py:Class")
+
+
+def every() -> Iterator[tuple[str, type[Task]]]:
+    """Yields all named tasks with their classes."""
+    for name in _TASKS.names():
+        found = _TASKS.find(name)
+        assert found is not None, "a name stands for a class"
+        yield name, found
 
 
 def validate_as_named(said: Any, validate: ValidatorFunctionWrapHandler) -> Task:

@@ -16,7 +16,8 @@ from typing import Literal, assert_never
 from lockstep.config.loading import load
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in AT_THE_TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 
 Fate = Literal["run", "gpus", "check", "elsewhere"]
 """run: here; gpus: its dry run, where torch says there are some; check: all it names is there; elsewhere: cannot be."""

@@ -1,0 +1,172 @@
+"""Draws a run's curve and its agreement as one SVG, for the README: plain text, readable on light and dark pages.
+
+python -m benchmarks.picture RUN --out docs/pictures/first_run.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from lockstep.report.agreement import AgreementSummary, summarize_agreement
+from lockstep.report.log import read_metrics
+
+WIDTH, HEIGHT = 760, 420
+LEFT, RIGHT = 64, 640
+STYLE = """
+  text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+  .small { font-size: 11.5px; fill: #59636e }
+  .title { font-size: 14px; font-weight: 600 }
+  .grid { stroke: #d1d9e0; stroke-width: 1 }
+  .held { stroke: #0969da; fill: none; stroke-width: 2.2 }
+  .heldfill { fill: #0969da }
+  .sampled { stroke: #bc4c00; fill: none; stroke-width: 1.6 }
+  .sampledfill { fill: #bc4c00 }
+  .gap { stroke: #1a7f37; fill: none; stroke-width: 1.8 }
+  .gapfill { fill: #1a7f37 }
+  .bound { stroke: #cf222e; stroke-width: 1.5; stroke-dasharray: 6 4 }
+  .boundfill { fill: #cf222e }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f0f6fc } .small { fill: #9198a1 } .grid { stroke: #3d444d }
+    .held { stroke: #4493f8 } .heldfill { fill: #4493f8 } .sampled { stroke: #f0883e } .sampledfill { fill: #f0883e }
+    .gap { stroke: #3fb950 } .gapfill { fill: #3fb950 } .bound { stroke: #f85149 } .boundfill { fill: #f85149 }
+  }
+"""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A step and a value at it."""
+
+    step: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A plot: what stands at its upper and its lower edge, and where these are on the page."""
+
+    top: int
+    bottom: int
+    low: float
+    high: float
+    last_step: int
+    logarithmic: bool = False
+
+    def x(self, step: float) -> float:
+        """The place of a step."""
+        return LEFT + (RIGHT - LEFT) * step / self.last_step
+
+    def y(self, value: float) -> float:
+        """The place of a value; values beyond the edges are drawn at them."""
+        scale: Callable[[float], float] = math.log10 if self.logarithmic else float
+        inside = min(max(value, self.low), self.high)
+        share = (scale(inside) - scale(self.low)) / (scale(self.high) - scale(self.low))
+        return self.bottom - (self.bottom - self.top) * share
+
+    def draw_line(self, points: Sequence[Point], name: str) -> str:
+        """Draws a line through points."""
+        path = " ".join(f"{self.x(point.step):.1f},{self.y(point.value):.1f}" for point in points)
+        return f'<polyline class="{name}" points="{path}"/>'
+
+    def draw_level(self, value: float, label: str, name: str = "grid", beside: str = "") -> str:
+        """Draws a horizontal line with a label on its left, and one on its right."""
+        y = self.y(value)
+        right = f'<text x="{RIGHT + 8}" y="{y + 4:.1f}" class="{name}fill">{escape(beside)}</text>' if beside else ""
+        return (
+            f'<line class="{name}" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text class="small" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>{right}'
+        )
+
+
+def draw(rows: Sequence[dict[str, float]], name: str) -> str:
+    """Draws the metrics of a run.
+
+    Raises:
+        ValueError: The run was not validated, or nothing was sampled in it.
+    """
+    summary = summarize_agreement(rows)
+    held = [Point(row["step"], row["validation/accuracy"]) for row in rows if "validation/accuracy" in row]
+    if not held or not summary.tokens:
+        raise ValueError("this picture is of a run that samples and validates by accuracy, such as ppo_arithmetic")
+    last = int(max(row["step"] for row in rows))
+    parts = [
+        *_draw_learning(rows, held, last),
+        *_draw_agreement(rows, summary, last),
+        *(_write_step(step, last) for step in range(0, last + 1, max(last // 6, 1))),
+    ]
+    verdict = (
+        f"{summary.word}: {summary.tokens:,} tokens compared, largest |Δ| {summary.largest:.1e}, "
+        f"mean e^|Δ| at most {summary.highest:.6f} (bound {summary.bound:g})"
+    )
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(f"{name}: held-out accuracy {held[0].value:.3f} to {held[-1].value:.3f}; {verdict}")}">\n'
+        f"<style>{STYLE}</style>\n{body}\n"
+        f'<text x="{LEFT}" y="{HEIGHT - 8}">{escape(verdict)}</text>\n</svg>\n'
+    )
+
+
+def _draw_learning(rows: Sequence[dict[str, float]], held: Sequence[Point], last: int) -> list[str]:
+    """Returns the panel of rewards: of samples at each step, and of held-out questions with their intervals."""
+    panel = Panel(36, 200, 0.0, 1.0, last)
+    sampled = [Point(row["step"], row["train/reward"]) for row in rows if "train/reward" in row]
+    bars = [
+        f'<line class="held" x1="{panel.x(row["step"]):.1f}" x2="{panel.x(row["step"]):.1f}" '
+        f'y1="{panel.y(row["validation/accuracy_low"]):.1f}" y2="{panel.y(row["validation/accuracy_high"]):.1f}"/>'
+        for row in rows
+        if "validation/accuracy_low" in row
+    ]
+    dots = [
+        f'<circle class="heldfill" cx="{panel.x(point.step):.1f}" cy="{panel.y(point.value):.1f}" r="3.2"/>'
+        for point in held
+    ]
+    middle = panel.y(held[-1].value)
+    return [
+        f'<text class="title" x="{LEFT}" y="20">what is learned</text>',
+        *(panel.draw_level(value, f"{value:.2f}") for value in (0.0, 0.25, 0.5, 0.75, 1.0)),
+        panel.draw_line(sampled, "sampled"),
+        panel.draw_line(held, "held"),
+        *bars,
+        *dots,
+        f'<text class="heldfill" x="{RIGHT + 8}" y="{middle:.1f}">held out {held[-1].value:.3f}</text>',
+        f'<text class="sampledfill" x="{RIGHT + 8}" y="{middle + 18:.1f}">reward {sampled[-1].value:.3f}</text>',
+    ]
+
+
+def _draw_agreement(rows: Sequence[dict[str, float]], summary: AgreementSummary, last: int) -> list[str]:
+    """Returns the panel of the gap between sampler and learner, and the gap that the bound allows on average."""
+    panel = Panel(252, 366, 1e-7, 1e-1, last, logarithmic=True)
+    gaps = [Point(row["step"], row["agreement/max_abs_logprob_diff"]) for row in rows if row.get("agreement/tokens")]
+    allowed = math.log(summary.bound)
+    return [
+        f'<text class="title" x="{LEFT}" y="236">sampler and learner: largest |Δ log-probability| of a step</text>',
+        *(panel.draw_level(10.0**power, f"1e{power}") for power in (-7, -5, -3, -1)),
+        panel.draw_level(allowed, "", "bound", "bound, mean"),
+        panel.draw_line(gaps, "gap"),
+        f'<text class="gapfill" x="{RIGHT + 8}" y="{panel.y(gaps[-1].value) + 4:.1f}">{gaps[-1].value:.1e}</text>',
+    ]
+
+
+def _write_step(step: int, last: int) -> str:
+    """Returns a label below both panels."""
+    place, label = Panel(0, 1, 0.0, 1.0, last).x(step), str(step) if step else "step 0"
+    return f'<text class="small" x="{place:.1f}" y="384" text-anchor="middle">{label}</text>'
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description="Draws a run's curve and its agreement as an SVG.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    options = parser.parse_args()
+    options.out.write_text(draw(read_metrics(options.run), options.run.name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""JSON schemas of recipe files, with which an editor completes and checks them. Imports no torch.
+
+A file may leave out what its `base` says, so a schema requires nothing within a section; `lockstep config` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
+from pydantic_core import core_schema
+
+from lockstep.config import Recipe, registry, task
+from lockstep.config.loading import RecipeError, algorithm_of, find_shipped, find_short_forms
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_BASE: JsonSchemaValue = {"type": "string", "description": "a recipe that ships or a file; this one says what differs"}
+_OWN_TASK: JsonSchemaValue = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": ":", "description": "a task of yours, file.py:Class"}},
+    "required": ["name"],
+}
+
+
+def make_schema(algorithm: str) -> JsonSchemaValue:
+    """Makes the schema of the recipes of one algorithm or command.
+
+    Args:
+        algorithm: A name in the registry, or the place of one of your own, `file.py:Class`.
+
+    Raises:
+        RecipeError: There is none of that name.
+    """
+    kind = registry.find(algorithm)
+    if kind is None:
+        raise RecipeError(
+            f"no algorithm {algorithm!r}; there are: {', '.join(registry.names())}; one of yours is file.py:Class"
+        )
+    places, definitions = _define({algorithm: kind})
+    whole = definitions.pop(places[algorithm])
+    return {"$schema": DIALECT, "title": f"Lockstep recipe: {algorithm}", **whole, "$defs": definitions}
+
+
+def make_common_schema() -> JsonSchemaValue:
+    """Makes the schema of every recipe: `algorithm`, or else a `base` that ships, decides which options there are."""
+    kinds = dict(registry.every())
+    places, definitions = _define(kinds)
+    by_base = {name: algorithm_of(name) for name in find_shipped()}
+    choices: list[JsonSchemaValue] = []
+    for name in kinds:
+        bases = [recipe for recipe, algorithm in by_base.items() if algorithm == name]
+        given: JsonSchemaValue = {"required": ["algorithm"], "properties": {"algorithm": {"const": name}}}
+        built_on: JsonSchemaValue = {
+            "required": ["base"],
+            "properties": {"base": {"enum": bases}, "algorithm": False},
+        }
+        choices.append(
+            {"if": {"anyOf": [given, built_on]}, "then": {"$ref": f"#/$defs/{places[name]}"}},
+        )
+    named: JsonSchemaValue = {
+        "anyOf": [{"enum": list(kinds)}, {"type": "string", "pattern": ":"}],
+        "description": "what is run; one of your own is file.py:Class",
+    }
+    base: JsonSchemaValue = {**_BASE, "anyOf": [{"enum": list(by_base)}, {"type": "string"}]}
+    return {
+        "$schema": DIALECT,
+        "title": "Lockstep recipe",
+        "type": "object",
+        "properties": {"base": base, "algorithm": named},
+        "anyOf": [{"required": ["base"]}, {"required": ["algorithm"]}],
+        "allOf": choices,
+        "$defs": definitions,
+    }
+
+
+class _Partial(GenerateJsonSchema):
+    """Schemas of sections that another file may complete: without required options, and without made-up titles."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        """Makes a section's schema."""
+        made = super().model_schema(schema)
+        return {key: value for key, value in made.items() if key not in ("title", "required")}
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        """Leaves fields without titles, which only repeat their names."""
+        return False
+
+
+def _define(kinds: Mapping[str, type[Recipe]]) -> tuple[dict[str, str], dict[str, JsonSchemaValue]]:
+    """Returns the definition's name of each algorithm, and all definitions, those of the tasks among them."""
+    tasks = dict(task.every())
+    classes = [*kinds.values(), *tasks.values(), task.Task]
+    references, made = models_json_schema([(one, "validation") for one in classes], schema_generator=_Partial)
+    definitions: dict[str, JsonSchemaValue] = made["$defs"]
+    places = {one: references[one, "validation"]["$ref"].rpartition("/")[2] for one in classes}
+    for name, one in tasks.items():
+        definitions[places[one]]["properties"]["name"]["const"] = name
+    built_in: list[JsonSchemaValue] = [{"$ref": f"#/$defs/{places[one]}"} for one in tasks.values()]
+    definitions[places[task.Task]] = {"anyOf": [*built_in, _OWN_TASK]}
+    for name, kind in kinds.items():
+        options = definitions[places[kind]]["properties"]
+        _allow_short_forms(options, find_short_forms(kind))
+        options |= {"base": _BASE, "algorithm": {**options["algorithm"], "const": name}}
+    return {name: places[kind] for name, kind in kinds.items()}, definitions
+
+
+def _allow_short_forms(options: dict[str, JsonSchemaValue], short: Iterable[str]) -> None:
+    """Lets one word stand for a section, as in `sampler: vllm`."""
+    for name in short:
+        section = options[name]
+        description = {"description": section["description"]} if "description" in section else {}
+        options[name] = {**description, "anyOf": [section, {"type": "string"}]}

@@ -1,0 +1,112 @@
+"""The JSON schema of recipes takes what the loader takes, and knows each option."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+
+from lockstep import yaml12
+from lockstep.cli import main
+from lockstep.config import registry
+from lockstep.config.errors import Shape
+from lockstep.config.loading import RecipeError, algorithm_of, find_shipped, load, read_tree
+from lockstep.config.schema import make_common_schema, make_schema
+
+ROOT = Path(__file__).parents[2]
+COMMON = Draft202012Validator(make_common_schema())
+SHIPPED = find_shipped()
+
+
+def options(shape: Shape, above: str = "") -> dict[str, str]:
+    """What is said of each option and section, by its keys."""
+    found: dict[str, str] = {}
+    for name, field in shape.fields.items():
+        inner = shape.within(name)
+        found[above + name] = field.description or ("" if inner is None else inner.kind.__doc__ or "")
+        found |= {} if inner is None else options(inner, f"{above}{name}.")
+    return found
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_validates_as_it_is_written_and_as_it_is_resolved(name: str) -> None:
+    written = yaml12.parse(SHIPPED[name].read_text())
+    COMMON.validate(written)
+    whole = read_tree(name)
+    own = Draft202012Validator(make_schema(algorithm_of(name)))
+    own.validate(whole)
+    try:
+        resolved = load(name).dump()
+    except RecipeError:  # it waits for a model or a file, which only its user has
+        return
+    own.validate(resolved)
+    COMMON.validate(resolved)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        ({"algorithm": "ppo", "pppo": {}}, []),
+        ({"algorithm": "ppo", "ppo": {"clipp": 0.1}}, ["ppo"]),
+        ({"algorithm": "ppo", "ppo": {"clip": "wide"}}, ["ppo", "clip"]),
+        ({"algorithm": "ppo", "grpo": {}}, []),
+        ({"base": "ppo_gsm8k", "ppo": {"clipp": 0.1}}, ["ppo"]),
+        ({"base": "ppo_arithmetic", "data": {"task": {"train_question": 3}}}, ["data", "task"]),
+        ({"algorithm": "pppo"}, ["algorithm"]),
+        ({"seed": 1}, []),
+    ],
+)
+def test_a_typo_is_refused(wrong: dict[str, Any], where: list[str]) -> None:
+    found: list[ValidationError] = list(COMMON.iter_errors(wrong))
+    assert found
+    deepest = max(found, key=lambda error: len(error.absolute_path))
+    assert list(deepest.absolute_path) == where
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        {"base": "ppo_gsm8k", "ppo": {"clip": 0.1}, "sampler": "vllm", "run": "runs/mine"},
+        {"base": "mine.yaml", "anything": 1},
+        {"base": "ppo_arithmetic", "data": {"task": {"name": "rows.py:Rows", "count": 3}}},
+        {"algorithm": "reinforce.py:Reinforce", "anything": 1},
+    ],
+)
+def test_a_short_form_and_code_of_the_user_are_taken(right: dict[str, Any]) -> None:
+    COMMON.validate(right)
+
+
+@pytest.mark.parametrize(("name", "kind"), list(registry.every()))
+def test_each_option_is_described(name: str, kind: type) -> None:
+    described = json.dumps(make_schema(name), ensure_ascii=False)
+    for keys, meaning in options(Shape(kind)).items():
+        assert f'"{keys.rpartition(".")[2]}"' in described
+        assert json.dumps(meaning.splitlines()[0] if meaning else "", ensure_ascii=False)[1:-1] in described, keys
+
+
+def test_an_algorithm_of_the_user_has_a_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    place = f"{ROOT}/examples/custom_algorithm/reinforce.py:Reinforce"
+    assert main(["schema", place]) == 0
+    made = json.loads(capsys.readouterr().out)
+    recipe = yaml12.parse((ROOT / "examples/custom_algorithm/recipe.yaml").read_text())
+    Draft202012Validator(made).validate({**recipe, "algorithm": place})
+    assert not Draft202012Validator(made).is_valid({**recipe, "algorithm": place, "critik": {}})
+
+
+def test_an_unknown_algorithm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "pppo"]) == 2
+    assert "no algorithm 'pppo'; there are: sft, ppo" in capsys.readouterr().err
+
+
+def test_neither_schema_nor_completion_imports_torch() -> None:
+    code = (
+        "import sys; from lockstep.cli import main; main(['schema']); main(['schema', 'ppo']); "
+        "main(['complete', '--', 'train', 'ppo_arithmetic', 'ppo.']); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

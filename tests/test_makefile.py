@@ -1,0 +1,51 @@
+"""Where `make` takes torch from: its builds for CPUs where there is no NVIDIA GPU and their index answers, or PyPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has one build of torch")
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    """An index that answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def extra_index(folder: Path, *words: str, gpu: bool = False) -> str | None:
+    """The index that `make` would add, in a shell that finds `nvidia-smi` or not."""
+    (folder / "nvidia-smi").write_text("#!/bin/sh\n")
+    (folder / "nvidia-smi").chmod(0o755 if gpu else 0o644)
+    here = {name: value for name, value in os.environ.items() if name != "TORCH_INDEX"}
+    command = ["make", "-n", "quickstart", f"VENV={folder}/none", f"PYTHON={sys.executable}", *words]
+    environment = here | {"PATH": f"{folder}:/usr/bin:/bin"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    assert "-e ." in run.stdout
+    found = re.search(r"--extra-index-url (\S+)", run.stdout)
+    return None if found is None else found[1]
+
+
+def test_the_build_for_cpus_is_taken_where_its_index_answers(index: str, tmp_path: Path) -> None:
+    assert extra_index(tmp_path, f"CPU_INDEX={index}") == index
+    assert extra_index(tmp_path, f"CPU_INDEX={index}", gpu=True) is None
+    assert extra_index(tmp_path, "CPU_INDEX=http://127.0.0.1:9") is None
+
+
+def test_the_user_decides(index: str, tmp_path: Path) -> None:
+    assert extra_index(tmp_path, f"CPU_INDEX={index}", "TORCH_INDEX=https://mine") == "https://mine"
+    assert extra_index(tmp_path, f"CPU_INDEX={index}", "TORCH_INDEX=https://mine", gpu=True) == "https://mine"
+    assert extra_index(tmp_path, f"CPU_INDEX={index}", "TORCH_INDEX=") is None
