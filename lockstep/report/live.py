@@ -28,7 +28,9 @@ _HOST = "127.0.0.1"
 _NEWEST = 5
 """Runs that are shown where none is named."""
 
-_NAME = re.compile(r"/data/(?:(?P<report>report)|samples-(?P<run>\d{1,6})|tokens-(?P<of>\d{1,6})-(?P<block>\d{1,9}))")
+_NAME = re.compile(
+    r"/data/(?:(?P<report>report)|samples-(?P<run>\d{1,6})|tokens-(?P<of>\d{1,6})-(?P<block>\d{1,9}))", re.ASCII
+)
 
 Stamp = tuple[int, int]
 """Size of a file and when it was changed."""
@@ -148,7 +150,6 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
     live: LiveRuns
-    protocol_version = "HTTP/1.1"
     timeout = 30
 
     def do_GET(self) -> None:
