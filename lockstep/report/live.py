@@ -70,7 +70,7 @@ class LiveRuns:
         if self._named:
             return list(self._named)
         found = [path.parent for path in self._home.glob("*/recipe.yaml")]
-        newest = sorted(found, key=_changed, reverse=True)[:_NEWEST]
+        newest = sorted(found, key=_last_work_ns, reverse=True)[:_NEWEST]
         self._known = [folder for folder in self._known if folder in found]
         self._known += [folder for folder in newest if folder not in self._known]
         return list(self._known)
@@ -82,7 +82,7 @@ class LiveRuns:
             tag = _tag(folders)
             if tag != self._report[0]:
                 about = describe_runs(folders)
-                newest = folders if self._named else sorted(folders, key=_changed)[-1:]
+                newest = folders if self._named else sorted(folders, key=_last_work_ns)[-1:]
                 for run, folder in zip(about["runs"], folders, strict=True):
                     run["aside"] = folder not in newest
                 self._report = tag, json.dumps(plain(about), allow_nan=False).encode()
@@ -222,6 +222,6 @@ def _stamp(path: Path) -> Stamp:
     return (found.st_size, found.st_mtime_ns)
 
 
-def _changed(folder: Path) -> int:
+def _last_work_ns(folder: Path) -> int:
     """The time at which a run was worked on last."""
     return max(_stamp(folder / METRICS)[1], _stamp(folder / "recipe.yaml")[1])
